@@ -1,0 +1,77 @@
+# make setup | build | demo | test | lint | format | bench | fuzz | clean
+# Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
+# The install is editable: Python and list files are used from this tree, only C++ is built again.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+JOBS ?= 2
+FUZZ_SECONDS ?= 60
+
+CPP_FILES = $(shell find src tests/cpp -name '*.cpp' -o -name '*.h')
+SETUP := .venv/.setup-done
+BUILT := build/.built
+
+.PHONY: help setup build demo test lint format bench fuzz clean
+
+help:
+	@sed -n '1,3s/^# *//p' Makefile
+
+setup: $(SETUP)
+build: $(BUILT)
+
+# torch comes first, by its own pin: nothing that is installed later may choose another one.
+$(SETUP): requirements.txt requirements-dev.txt tools/system_packages.sh
+	@echo "==> system packages"
+	@tools/system_packages.sh $(PYTHON)
+	@echo "==> .venv ($$($(PYTHON) --version))"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@torch=$$(grep '^torch==' requirements.txt); echo "==> $$torch (some 200 MB the first time)"; \
+	    $(PIP) install --quiet --constraint requirements.txt "$$torch"
+	@echo "==> the other requirements"
+	@$(PIP) install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+$(BUILT): $(SETUP) CMakeLists.txt pyproject.toml $(shell find src -name '*.cpp' -o -name '*.h')
+	@echo "==> building habana_mp (a minute the first time)"
+	@mkdir -p build
+	@PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	    $(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: $(BUILT)
+	@$(BIN)/python examples/digits.py
+
+test: $(BUILT)
+	@echo "==> C++ tests"
+	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHABANA_MP_CORE_ONLY=ON -S . -B build/core >build/core.log 2>&1 \
+	    && $(BIN)/cmake --build build/core --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
+	@$(BIN)/ctest --test-dir build/core --parallel $(JOBS) --output-on-failure --no-tests=error
+	@echo "==> Python tests"
+	@$(BIN)/pytest -q -n $(JOBS)
+
+lint: $(BUILT)
+	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check
+	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> clang-format" && $(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(SETUP)
+	@$(BIN)/ruff check --fix --exit-zero && $(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CPP_FILES)
+
+bench: $(BUILT)
+	@$(BIN)/python benchmarks/overhead.py --markdown docs/benchmarks.md
+
+fuzz: $(SETUP)
+	@tools/system_packages.sh $(PYTHON) fuzz
+	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=clang++ -DHABANA_MP_FUZZ=ON \
+	    -S . -B build/fuzz >/dev/null && $(BIN)/cmake --build build/fuzz --parallel $(JOBS)
+	@mkdir -p build/fuzz/corpus
+	@build/fuzz/fuzz_op_list -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*
+
+clean:
+	@rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

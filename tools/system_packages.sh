@@ -1,0 +1,40 @@
+#!/bin/sh
+# Makes sure of what comes from the system and not from pip: a C++20 compiler, Python's headers and venv, spdlog, fmt,
+# doctest. As root on a Debian or Ubuntu it installs what is missing; elsewhere it names it in one line and fails.
+# Usage: tools/system_packages.sh PYTHON [fuzz]     ("fuzz" asks for clang and its libFuzzer as well)
+set -eu
+
+python=$1
+missing=
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
+    echo "Python 3.10 or newer is needed; '$python' is $("$python" --version 2>&1 || true). Say make PYTHON=/path/to/python3" >&2
+    exit 1
+}
+"$python" -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
+"$python" -c 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h")).close()' 2>/dev/null ||
+    missing="$missing python3-dev"
+
+compiler=${CXX:-c++}
+version=$("$compiler" -dumpfullversion -dumpversion 2>/dev/null | cut -d. -f1 || true)
+[ "${version:-0}" -ge 12 ] || missing="$missing g++"
+
+has_header() {
+    echo "#include <$1>" | "$compiler" -E -x c++ - >/dev/null 2>&1
+}
+has_header spdlog/spdlog.h || missing="$missing libspdlog-dev"
+has_header fmt/format.h || missing="$missing libfmt-dev"
+has_header doctest/doctest.h || missing="$missing doctest-dev"
+if [ "${2:-}" = fuzz ]; then
+    command -v clang++ >/dev/null || missing="$missing clang"
+fi
+
+[ -n "$missing" ] || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "These system packages are missing:$missing (g++ of version 12 or newer). On Debian or Ubuntu: sudo apt-get install$missing" >&2
+    exit 1
+fi
+echo "    installing system packages:$missing"
+apt-get update -qq
+# shellcheck disable=SC2086 # a list of names
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null

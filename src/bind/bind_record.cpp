@@ -1,0 +1,66 @@
+// The cast log in Python: opening it, asking for its level, and writing a text of
+// habana_mp/_log.py.
+#include <Python.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "record/cast_log.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+// A repr or a path may hold what UTF-8 cannot: the line is written all the same.
+py::str to_str(std::string_view text) {
+  PyObject* decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+void open_log(int level, const std::string& path, py::object writer) {
+  try {
+    record::open(static_cast<record::Level>(level), path,
+                 [writer = std::move(writer)](std::string_view text) { writer(to_str(text)); });
+  } catch (const std::system_error& error) {
+    // As Python's own open(): the subclass of OSError that fits errno, with the path.
+    errno = error.code().value();
+    PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+    throw py::error_already_set();
+  }
+}
+
+// An event without the op that makes it, for the tests of the log.
+void write_event(const std::string& op, int to, int cause,
+                 const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
+                 const std::string& module, const std::string& source) {
+  std::vector<record::Cast> items;
+  for (const auto& [argument, from] : casts) items.push_back({argument, static_cast<DType>(from)});
+  record::write(
+      {op, static_cast<DType>(to), static_cast<Cause>(cause), items, rule, module, source});
+}
+
+}  // namespace
+
+void bind_record(py::module_& module) {
+  module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"));
+  module.def("close_log", &record::close);
+  module.def("log_level", [] { return static_cast<int>(record::level()); });
+  module.def("write_log_text", &record::write_text, py::arg("text"));
+
+  py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
+  testing.def("write_event", &write_event, py::arg("op"), py::arg("to"), py::arg("cause"),
+              py::arg("casts") = py::tuple(), py::arg("rule") = "", py::arg("module") = "",
+              py::arg("source") = "");
+}
+
+}  // namespace habana_mp

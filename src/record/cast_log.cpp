@@ -1,0 +1,147 @@
+// The sinks and the format of the cast log. The only file that knows spdlog.
+#include "record/cast_log.h"
+
+#include <fcntl.h>
+#include <spdlog/details/null_mutex.h>
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/logger.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iterator>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+namespace habana_mp::record {
+namespace {
+
+using Sink = spdlog::sinks::base_sink<spdlog::details::null_mutex>;
+
+// One write(2) per event to a file opened with O_APPEND. spdlog's own file sink goes through stdio,
+// which splits text over its buffer's size into several writes (lines of forked workers would mix),
+// keeps what it could not write, and makes missing folders.
+class FileSink final : public Sink {
+ public:
+  explicit FileSink(const std::string& path)
+      : path_(path), file_(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) {
+    if (file_ < 0) throw std::system_error(errno, std::generic_category(), path);
+  }
+  ~FileSink() override { ::close(file_); }
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    const char* next = line.data();
+    for (std::size_t left = line.size(); left > 0;) {
+      const ssize_t written = ::write(file_, next, left);
+      if (written < 0) {
+        if (errno == EINTR) continue;
+        throw std::system_error(errno, std::generic_category(), "cast log " + path_);
+      }
+      next += written;
+      left -= static_cast<std::size_t>(written);
+    }
+  }
+  void flush_() override {}
+
+  const std::string path_;
+  const int file_;
+};
+
+class WriterSink final : public Sink {
+ public:
+  explicit WriterSink(Writer writer) : writer_(std::move(writer)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    writer_({line.data(), line.size()});
+  }
+  void flush_() override {}
+
+  const Writer writer_;
+};
+
+using Logger = std::shared_ptr<spdlog::logger>;
+
+// Never destroyed: at exit a writer may belong to an interpreter that is gone.
+Logger& logger() {
+  static Logger& open_logger = *new Logger;
+  return open_logger;
+}
+
+void put(std::string_view text) {
+  // A writer that itself runs logged ops (a sys.stdout of the user's) would never end. Per thread,
+  // so that a fork finds no trace of the others.
+  thread_local bool writing = false;
+  if (writing) return;
+  // A share of it: a writer may let other threads run, and they may close the log.
+  const Logger to = logger();
+  if (!to) return;
+  struct Writing {
+    Writing() { writing = true; }
+    ~Writing() { writing = false; }
+  } const guard;
+  to->log(spdlog::level::info, spdlog::string_view_t(text.data(), text.size()));
+}
+
+void append_detail(const Event& event, spdlog::memory_buf_t& text) {
+  const auto out = std::back_inserter(text);
+  std::string_view separator = "\n    ";
+  for (const Cast& cast : event.casts) {
+    fmt::format_to(out, "{}{}: {} -> {}", separator, cast.argument, dtype_name(cast.from),
+                   dtype_name(event.to));
+    separator = ", ";
+  }
+  if (event.casts.empty()) fmt::format_to(out, "{}nothing to cast", separator);
+  for (const std::string_view part : {event.rule, event.module, event.source}) {
+    if (!part.empty()) fmt::format_to(out, " | {}", part);
+  }
+}
+
+}  // namespace
+
+void open(Level level, const std::string& path, Writer writer) {
+  if (level == Level::Off) return close();
+  spdlog::sink_ptr sink;
+  if (path.empty()) {
+    sink = std::make_shared<WriterSink>(std::move(writer));
+  } else {
+    sink = std::make_shared<FileSink>(path);
+  }
+  auto opened = std::make_shared<spdlog::logger>("habana_mp", std::move(sink));
+  opened->set_pattern("%v");
+  // spdlog calls this while it handles what a sink threw, which it would only print to stderr: hand
+  // it on to the caller of the op.
+  opened->set_error_handler([](const std::string&) { throw; });
+  logger() = std::move(opened);
+  current_level.store(static_cast<int>(level), std::memory_order_relaxed);
+}
+
+void close() {
+  current_level.store(static_cast<int>(Level::Off), std::memory_order_relaxed);
+  logger().reset();
+}
+
+void write(const Event& event) {
+  const Level now = level();
+  if (now == Level::Off) return;
+  const bool listed =
+      event.cause == Cause::Lower || event.cause == Cause::Fp32 || event.cause == Cause::RestFp32;
+  spdlog::memory_buf_t text;
+  fmt::format_to(std::back_inserter(text), "casting  {}{}{}", event.op, listed ? " " : "  to  ",
+                 cast_name(event.to));
+  if (now == Level::Detail) append_detail(event, text);
+  put({text.data(), text.size()});
+}
+
+void write_text(std::string_view text) {
+  if (level() != Level::Off) put(text);
+}
+
+}  // namespace habana_mp::record

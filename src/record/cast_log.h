@@ -1,0 +1,88 @@
+// The cast log: which op was cast to which precision, line by line, as the guides print it (F105 to
+// F112). It formats and writes what a front end tells it; it must not know Python, torch or how a
+// decision is made.
+//
+// At Level::Casts an event is one line. Where a list decides (F108), and where the inputs or the
+// target do, that is promote, in place and first input (F109, F110):
+//     casting  <built-in function linear> to_bf16
+//     casting  <method '__iadd__' of 'torch._C.TensorBase' objects>  to  to_bf16
+// At Level::Detail the same line comes first and an indented one follows (D26), empty parts left
+// out:
+//         0: float32 -> bfloat16, 1: float32 -> bfloat16 | lower: my.txt:12 | Net: fc1 |
+//         train.py:31
+//
+// Whoever opens, closes or writes holds the GIL, so the log needs no lock, and no fork copies a
+// held one.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "policy/decide.h"
+#include "policy/dtype.h"
+
+namespace habana_mp::record {
+
+// habana_mp/_log.py counts its levels by this order.
+enum class Level : int { Off, Casts, Detail };
+
+inline std::atomic<int> current_level{static_cast<int>(Level::Off)};
+
+// What a front end asks before it gathers anything for an event.
+inline Level level() { return static_cast<Level>(current_level.load(std::memory_order_relaxed)); }
+
+// D25: ops that a list (or the rest of O2) decides have a line at every call, the others only where
+// a tensor was cast.
+constexpr bool worth_a_line(Cause cause, bool something_cast) {
+  switch (cause) {
+    case Cause::Lower:
+    case Cause::Fp32:
+    case Cause::RestFp32:
+    case Cause::Promote:
+      return true;
+    case Cause::InPlace:
+    case Cause::FirstInput:
+      return something_cast;
+    case Cause::None:
+      return false;
+  }
+  return false;
+}
+
+struct Cast {
+  std::string argument;  // position or name: "0", "weight", "tensors[1]"
+  DType from;
+};
+
+struct Event {
+  std::string_view op;  // repr of the original op
+  DType to;
+  Cause cause;
+  // What follows is read at Level::Detail only.
+  std::span<const Cast> casts;
+  std::string_view rule;    // "lower: lists/hmp/lower.txt:12"
+  std::string_view module;  // "Net: encoder.layers.0"
+  std::string_view source;  // "train.py:31"
+};
+
+// Takes one event's text, ended by a line feed. It may throw: the exception reaches the caller of
+// write().
+using Writer = std::function<void(std::string_view)>;
+
+// Sends the log to the file `path` (appended to), or to `writer` where the path is empty. Replaces
+// what was open before; where the file cannot be opened, that stays open and std::system_error is
+// thrown, with errno.
+void open(Level level, const std::string& path, Writer writer);
+
+// Releases the file or the writer; the level is Off afterwards.
+void close();
+
+// Each event and each text leaves in one piece and at once: nothing is held back that a fork could
+// write twice or a crash lose. A file that cannot take it: std::system_error.
+void write(const Event& event);
+void write_text(std::string_view text);
+
+}  // namespace habana_mp::record

@@ -1,0 +1,276 @@
+// The cast log: the text of its lines (F108 to F111, D25, D26), its file, its writer.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "record/cast_log.h"
+
+using habana_mp::Cause;
+using habana_mp::DType;
+namespace record = habana_mp::record;
+
+namespace {
+
+constexpr auto LAYER_NORM = "<function layer_norm at 0x7feaab2a4320>";
+constexpr auto MUL = "<method '__mul__' of 'torch._C._TensorBase' objects>";
+
+record::Event event(std::string_view op, DType to, Cause cause) {
+  return {op, to, cause, {}, {}, {}, {}};
+}
+
+// What the writer got while it lives; the log is off afterwards.
+struct Written {
+  explicit Written(record::Level level) {
+    record::open(level, "", [this](std::string_view text) { texts.emplace_back(text); });
+  }
+  ~Written() { record::close(); }
+  std::vector<std::string> texts;
+};
+
+struct LogFile {
+  LogFile()
+      : path(std::filesystem::temp_directory_path() / ("cast_log_" + std::to_string(getpid()))) {
+    std::filesystem::remove(path);
+  }
+  ~LogFile() {
+    record::close();
+    std::filesystem::remove(path);
+  }
+  std::string text() const {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<std::string> lines() const {
+    std::ifstream file(path);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(file, line);) all.push_back(line);
+    return all;
+  }
+  const std::string path;
+};
+
+}  // namespace
+
+TEST_CASE("one line for each cause, as the guides print it") {
+  struct Case {
+    Cause cause;
+    std::string_view op;
+    DType to;
+    const char* line;
+  };
+  const auto cases = std::to_array<Case>({
+      {Cause::Lower, LAYER_NORM, DType::BFloat16,
+       "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n"},
+      {Cause::Lower, LAYER_NORM, DType::Float16,
+       "casting  <function layer_norm at 0x7feaab2a4320> to_fp16\n"},
+      {Cause::Fp32, LAYER_NORM, DType::Float32,
+       "casting  <function layer_norm at 0x7feaab2a4320> to_fp32\n"},
+      {Cause::RestFp32, LAYER_NORM, DType::Float32,
+       "casting  <function layer_norm at 0x7feaab2a4320> to_fp32\n"},
+      {Cause::Promote, MUL, DType::Float32,
+       "casting  <method '__mul__' of 'torch._C._TensorBase' objects>  to  to_fp32\n"},
+      {Cause::InPlace, MUL, DType::BFloat16,
+       "casting  <method '__mul__' of 'torch._C._TensorBase' objects>  to  to_bf16\n"},
+      {Cause::FirstInput, MUL, DType::Float16,
+       "casting  <method '__mul__' of 'torch._C._TensorBase' objects>  to  to_fp16\n"},
+  });
+  for (const Case& c : cases) {
+    CAPTURE(c.line);
+    const Written written(record::Level::Casts);
+    record::write(event(c.op, c.to, c.cause));
+    CHECK(written.texts == std::vector<std::string>{c.line});
+  }
+}
+
+TEST_CASE("D25: which calls have a line") {
+  for (const Cause cause : {Cause::Lower, Cause::Fp32, Cause::RestFp32, Cause::Promote}) {
+    CHECK(record::worth_a_line(cause, true));
+    CHECK(record::worth_a_line(cause, false));
+  }
+  for (const Cause cause : {Cause::InPlace, Cause::FirstInput}) {
+    CHECK(record::worth_a_line(cause, true));
+    CHECK_FALSE(record::worth_a_line(cause, false));
+  }
+  CHECK_FALSE(record::worth_a_line(Cause::None, false));
+}
+
+TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
+  const std::vector<record::Cast> casts{{"0", DType::Float32}, {"tensors[1]", DType::Float16}};
+  const std::string first = "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n";
+  struct Case {
+    std::vector<record::Cast> casts;
+    std::string_view rule, module, source;
+    const char* detail;
+  };
+  const auto cases = std::to_array<Case>({
+      {casts, "lower: my.txt:12", "Net: enc.fc1", "train.py:31",
+       "    0: float32 -> bfloat16, tensors[1]: float16 -> bfloat16"
+       " | lower: my.txt:12 | Net: enc.fc1 | train.py:31\n"},
+      {casts, "lower: my.txt:12", "", "",
+       "    0: float32 -> bfloat16, tensors[1]: float16 -> bfloat16 | lower: my.txt:12\n"},
+      {{}, "default", "", "train.py:31", "    nothing to cast | default | train.py:31\n"},
+      {{}, "", "", "", "    nothing to cast\n"},
+  });
+  for (const Case& c : cases) {
+    CAPTURE(c.detail);
+    const Written written(record::Level::Detail);
+    record::write({LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source});
+    CHECK(written.texts == std::vector<std::string>{first + c.detail});
+  }
+}
+
+TEST_CASE("braces and percent signs of an op are no format") {
+  const Written written(record::Level::Casts);
+  record::write(event("<{} %v {0:d} %%>", DType::Float32, Cause::Fp32));
+  CHECK(written.texts == std::vector<std::string>{"casting  <{} %v {0:d} %%> to_fp32\n"});
+}
+
+TEST_CASE("off: the level says so and nothing is written") {
+  Written written(record::Level::Casts);
+  CHECK(record::level() == record::Level::Casts);
+  SUBCASE("closed") { record::close(); }
+  SUBCASE("opened as off") { record::open(record::Level::Off, "", nullptr); }
+  CHECK(record::level() == record::Level::Off);
+  record::write(event(MUL, DType::Float32, Cause::Promote));
+  record::write_text("text");
+  record::close();
+  CHECK(written.texts.empty());
+}
+
+TEST_CASE("a file is appended to, and each line is there as soon as it is written") {
+  const LogFile file;
+  std::ofstream(file.path) << "before\n";
+  record::open(record::Level::Casts, file.path, nullptr);
+  record::write_text("hmp:opt_level O1");
+  CHECK(file.text() == "before\nhmp:opt_level O1\n");
+  record::write(event(MUL, DType::Float32, Cause::Promote));
+  CHECK(file.lines().size() == 3);
+  record::open(record::Level::Casts, file.path, nullptr);
+  record::write_text("again");
+  CHECK(file.lines().size() == 4);
+}
+
+TEST_CASE("close releases the file") {
+  const LogFile file;
+  const auto open_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = open_files();
+  record::open(record::Level::Casts, file.path, nullptr);
+  record::open(record::Level::Detail, file.path, nullptr);
+  CHECK(open_files() == before + 1);
+  record::close();
+  CHECK(open_files() == before);
+}
+
+TEST_CASE("a file that cannot be opened leaves the former log open") {
+  const Written written(record::Level::Casts);
+  struct Case {
+    const char* path;
+    int error;
+  };
+  for (const Case& c : {Case{"/nowhere/casts.log", ENOENT}, Case{"/tmp", EISDIR}}) {
+    int error = 0;
+    try {
+      record::open(record::Level::Detail, c.path, nullptr);
+    } catch (const std::system_error& e) {
+      error = e.code().value();
+    }
+    CHECK(error == c.error);
+    CHECK(record::level() == record::Level::Casts);
+  }
+  record::write_text("still there");
+  CHECK(written.texts == std::vector<std::string>{"still there\n"});
+}
+
+TEST_CASE("a full disk is told to the caller of the op") {
+  record::open(record::Level::Casts, "/dev/full", nullptr);
+  CHECK_THROWS_WITH_AS(record::write_text("text"), "cast log /dev/full: No space left on device",
+                       std::system_error);
+  record::close();
+}
+
+TEST_CASE("what a writer throws reaches the caller, and the log goes on") {
+  int calls = 0;
+  record::open(record::Level::Casts, "", [&](std::string_view) {
+    if (++calls == 1) throw std::runtime_error("closed pipe");
+    if (calls == 2) throw 7;
+  });
+  CHECK_THROWS_WITH_AS(record::write_text("a"), "closed pipe", std::runtime_error);
+  CHECK_THROWS_AS(record::write_text("b"), int);
+  record::write_text("c");
+  CHECK(calls == 3);
+  record::close();
+}
+
+TEST_CASE("a writer that runs logged ops does not call itself") {
+  int calls = 0;
+  record::open(record::Level::Casts, "", [&](std::string_view) {
+    ++calls;
+    record::write_text("of the writer");
+  });
+  record::write_text("a");
+  record::write_text("b");
+  CHECK(calls == 2);
+  record::close();
+}
+
+TEST_CASE("a writer may close or replace the log that calls it") {
+  std::vector<std::string> second;
+  record::open(record::Level::Casts, "", [&](std::string_view) {
+    record::open(record::Level::Casts, "",
+                 [&](std::string_view text) { second.emplace_back(text); });
+  });
+  record::write_text("a");
+  record::write_text("b");
+  CHECK(second == std::vector<std::string>{"b\n"});
+  record::close();
+}
+
+TEST_CASE("forked workers write whole lines, each once") {
+  const LogFile file;
+  record::open(record::Level::Casts, file.path, nullptr);
+  record::write_text("parent");
+  constexpr int WORKERS = 4;
+  constexpr int LINES = 200;
+  // Longer than the buffer of stdio and than a page.
+  const std::string tail(5000, 'x');
+  std::vector<pid_t> workers;
+  for (int worker = 0; worker < WORKERS; ++worker) {
+    const pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      for (int line = 0; line < LINES; ++line) {
+        record::write_text(std::to_string(worker) + " " + std::to_string(line) + " " + tail);
+      }
+      _exit(0);
+    }
+    workers.push_back(pid);
+  }
+  for (const pid_t pid : workers) {
+    int status = 1;
+    waitpid(pid, &status, 0);
+    CHECK(status == 0);
+  }
+  std::set<std::string> expected{"parent"};
+  for (int worker = 0; worker < WORKERS; ++worker) {
+    for (int line = 0; line < LINES; ++line) {
+      expected.insert(std::to_string(worker) + " " + std::to_string(line) + " " + tail);
+    }
+  }
+  const std::vector<std::string> lines = file.lines();
+  CHECK(lines.size() == expected.size());
+  CHECK(std::set<std::string>(lines.begin(), lines.end()) == expected);
+}

@@ -1,0 +1,87 @@
+"""Where a cast happens, for the detail level of the log: the module whose forward runs and the user's line.
+
+Called by the patched ops right under the Python frame that calls the op. It only looks at frames, and knows nothing of
+casts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_CALL = torch.nn.Module.__call__.__code__
+_MODULE_FILE = _CALL.co_filename
+# Not the user's code; the last is what torch.fx generates.
+_NOT_OF_USER = (
+    os.path.dirname(torch.__file__) + os.sep,  # noqa: PTH120
+    os.path.dirname(__file__) + os.sep,  # noqa: PTH120
+    "<eval_with_key>",
+)
+
+
+def where() -> tuple[str, str]:
+    """(module, source) of the caller, such as ("Net: encoder.layers.0.linear1", "/home/me/train.py:31").
+
+    The module is the class of the outermost one in flight in this thread and the dotted path from there to the
+    innermost, as named_modules() has it; the class alone where they are the same, "" where none is in flight. A module
+    that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
+    The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread).
+    """
+    source = ""
+    modules: list[torch.nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not source and not code.co_filename.startswith(_NOT_OF_USER):
+            source = f"{code.co_filename}:{frame.f_lineno}"
+        module = _module_of(frame)
+        if module is not None and not (modules and modules[-1] is module):
+            modules.append(module)
+        frame = frame.f_back
+    return _path(modules[::-1]), source
+
+
+def _module_of(frame: FrameType) -> torch.nn.Module | None:
+    """The module that this frame is the call of."""
+    code = frame.f_code
+    if code is not _CALL:
+        # A forward that was called without its module. Any other has the module's frame above it, and reading the
+        # locals of a user's frame would keep its dead tensors alive until the frame ends.
+        if code.co_name != "forward" or code.co_argcount == 0:
+            return None
+        if frame.f_back is not None and frame.f_back.f_code.co_filename == _MODULE_FILE:
+            return None
+    module = frame.f_locals.get(code.co_varnames[0])
+    return module if isinstance(module, torch.nn.Module) else None
+
+
+def _path(modules: list[torch.nn.Module]) -> str:
+    """The path from the first to the last; each is called within the one before."""
+    if not modules:
+        return ""
+    paths = [""]
+    for depth, module in enumerate(modules[1:], start=1):
+        # Innermost first: a block may be given a module that only an outer one has registered.
+        for outer in range(depth - 1, -1, -1):
+            name = _name_in(modules[outer], module)
+            if name:
+                paths.append(_join(paths[outer], name))
+                break
+        else:
+            paths.append(_join(paths[-1], f"({type(module).__name__})"))
+    root = type(modules[0]).__name__
+    return f"{root}: {paths[-1]}" if paths[-1] else root
+
+
+def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
+    return next((name for name, inner in outer.named_modules() if inner is module), "")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -29,8 +29,8 @@ def where() -> tuple[str, str]:
     """(module, source) of the caller, such as ("Net: encoder.layers.0.linear1", "/home/me/train.py:31").
 
     The module is the class of the outermost one in flight in this thread and the dotted path from there to the
-    innermost, as named_modules() has it; the class alone where they are the same, "" where none is in flight. A module
-    that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
+    innermost, the shortest one where it has several names; the class alone where they are the same, "" where none is
+    in flight. A module that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
     The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread).
     """
     source = ""
@@ -80,7 +80,20 @@ def _path(modules: list[torch.nn.Module]) -> str:
 
 
 def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
-    return next((name for name, inner in outer.named_modules() if inner is module), "")
+    """Level by level, since what a forward calls is mostly a child, or in a list that is one."""
+    seen: set[torch.nn.Module] = set()
+    level = [("", outer)]
+    while level:
+        below = []
+        for path, parent in level:
+            for name, child in parent.named_children():
+                if child is module:
+                    return _join(path, name)
+                if child not in seen:
+                    seen.add(child)
+                    below.append((_join(path, name), child))
+        level = below
+    return ""
 
 
 def _join(path: str, name: str) -> str:

@@ -1,0 +1,160 @@
+// habana_mp._core.Policy, parse_op_list, candidates and decide. Enums cross the border as numbers;
+// the tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that Python repeats no order.
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/bind.h"
+#include "policy/decide.h"
+#include "policy/dtype.h"
+#include "policy/names.h"
+#include "policy/op_list.h"
+#include "policy/policy.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+constexpr DType kDTypes[] = {DType::Other, DType::Float16, DType::BFloat16, DType::Float32,
+                             DType::Float64};
+constexpr const char* kActions[] = {"lower", "fp32", "promote", "first_input", "inputs", "error"};
+constexpr const char* kRoles[] = {"input", "affine", "statistic", "target"};
+constexpr const char* kCauses[] = {"none",     "lower",       "fp32",     "promote",
+                                   "in_place", "first_input", "rest_fp32"};
+
+template <std::size_t N>
+py::tuple names_of(const char* const (&names)[N]) {
+  py::tuple out(N);
+  for (std::size_t i = 0; i < N; ++i) out[i] = names[i];
+  return out;
+}
+
+// A number from Python as an enum that has `count` values.
+template <typename Enum>
+Enum checked(int value, std::size_t count) {
+  if (value < 0 || static_cast<std::size_t>(value) >= count) {
+    throw std::invalid_argument(std::to_string(value) + " is out of range: 0 to " +
+                                std::to_string(count - 1) + " are accepted");
+  }
+  return static_cast<Enum>(value);
+}
+
+DType dtype_named(std::string_view name) {
+  for (const DType dtype : kDTypes) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  throw std::invalid_argument("'" + std::string(name) +
+                              "' is no dtype of a policy: bfloat16 or float16 is accepted");
+}
+
+Action action_named(std::string_view name) {
+  for (std::size_t i = 0; i < std::size(kActions); ++i) {
+    if (name == kActions[i]) return static_cast<Action>(i);
+  }
+  throw std::invalid_argument("'" + std::string(name) +
+                              "' is no rest of a policy: first_input, fp32 or inputs is accepted");
+}
+
+using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // name, file, line
+
+std::vector<ListedName> from_python(const PyNames& names) {
+  std::vector<ListedName> out;
+  out.reserve(names.size());
+  for (const auto& [name, file, line] : names) out.push_back({name, {file, line}});
+  return out;
+}
+
+PyNames to_python(const std::vector<ListedName>& names) {
+  PyNames out;
+  out.reserve(names.size());
+  for (const ListedName& listed : names)
+    out.emplace_back(listed.name, listed.origin.file, listed.origin.line);
+  return out;
+}
+
+py::tuple decide_python(int action, int low, bool listed,
+                        const std::vector<std::tuple<int, bool, int>>& args, bool explicit_dtype) {
+  std::vector<Arg> described;
+  described.reserve(args.size());
+  for (const auto& [dtype, zero_dim, role] : args) {
+    described.push_back({checked<DType>(dtype, std::size(kDTypes)), zero_dim,
+                         checked<Role>(role, std::size(kRoles))});
+  }
+  const Rule rule{checked<Action>(action, std::size(kActions)),
+                  checked<DType>(low, std::size(kDTypes)), listed};
+  const Decision decision = decide(rule, described, explicit_dtype);
+  return py::make_tuple(static_cast<int>(decision.to), static_cast<int>(decision.cause),
+                        static_cast<int>(decision.roles));
+}
+
+}  // namespace
+
+void bind_policy(py::module_& m) {
+  py::tuple dtypes(std::size(kDTypes));
+  for (std::size_t i = 0; i < std::size(kDTypes); ++i) dtypes[i] = dtype_name(kDTypes[i]);
+  m.attr("DTYPES") = dtypes;
+  m.attr("ACTIONS") = names_of(kActions);
+  m.attr("ROLES") = names_of(kRoles);
+  m.attr("CAUSES") = names_of(kCauses);
+  m.attr("MAX_LIST_BYTES") = kMaxListBytes;
+
+  py::class_<Policy, std::shared_ptr<Policy>>(m, "Policy")
+      .def(py::init([](std::string name, const std::string& low, const std::string& rest,
+                       const PyNames& lower, const PyNames& fp32, const PyNames& promote,
+                       const PyNames& error) {
+             return Policy(
+                 std::move(name), dtype_named(low), action_named(rest),
+                 {from_python(lower), from_python(fp32), from_python(promote), from_python(error)});
+           }),
+           py::arg("name"), py::arg("low"), py::arg("rest"), py::arg("lower"), py::arg("fp32"),
+           py::arg("promote"), py::arg("error"))
+      .def_static("parse", [](const std::string& text) { return Policy::parse(text); })
+      .def_property_readonly("name", &Policy::name)
+      .def_property_readonly("low", [](const Policy& policy) { return dtype_name(policy.low()); })
+      .def_property_readonly(
+          "rest", [](const Policy& policy) { return kActions[static_cast<int>(policy.rest())]; })
+      .def_property_readonly("lower",
+                             [](const Policy& policy) { return to_python(policy.lists().lower); })
+      .def_property_readonly("fp32",
+                             [](const Policy& policy) { return to_python(policy.lists().fp32); })
+      .def_property_readonly("promote",
+                             [](const Policy& policy) { return to_python(policy.lists().promote); })
+      .def_property_readonly("error",
+                             [](const Policy& policy) { return to_python(policy.lists().error); })
+      .def("text", &Policy::text)
+      .def("__hash__", &Policy::hash)
+      .def(
+          "__eq__", [](const Policy& a, const Policy& b) { return a == b; }, py::is_operator())
+      .def(
+          "resolve",
+          [](const Policy& policy, const std::string& home_name) {
+            const Resolution found = policy.resolve(home_name);
+            return py::make_tuple(static_cast<int>(found.rule.action),
+                                  static_cast<int>(found.rule.low), found.rule.listed,
+                                  found.listed_as, found.origin.file, found.origin.line);
+          },
+          "(action, low, listed, listed_as, file, line); listed_as and file are empty where the "
+          "rest decides");
+
+  m.def(
+      "parse_op_list",
+      [](const std::string& text, const std::string& path) {
+        const OpList list = parse_op_list(text, path);
+        std::vector<std::tuple<std::string, int, bool>> ops;
+        ops.reserve(list.ops.size());
+        for (const ListedOp& op : list.ops) ops.emplace_back(op.name, op.line, op.removed);
+        return py::make_tuple(list.edits, ops);
+      },
+      py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
+  m.def("candidates", &candidates, py::arg("home_name"));
+  m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
+        py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,18 @@
+// Which names of a list speak of an op. Knows torch's spellings of one operation (operators,
+// aliases, names that only C++ code uses) as data; it must not know Python, torch or policies.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace habana_mp {
+
+// Levels of names that may carry the rule of a home of an op, most specific first (D16, D17).
+// home_name is the attribute under which the home is found: "mm", "__matmul__", "__rsub__",
+// "relu_", "linear", "nll_loss_nd", "linalg_solve", "fft_fft", "special_softmax", "lstm". The names
+// of one level are as good as each other. A name of a list stands for every overload of it, so none
+// has a dot here.
+std::vector<std::vector<std::string>> candidates(std::string_view home_name);
+
+}  // namespace habana_mp

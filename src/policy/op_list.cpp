@@ -1,0 +1,153 @@
+// The reader of list files. See op_list.h.
+#include "policy/op_list.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+namespace habana_mp {
+namespace {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+constexpr std::string_view kBlanks = " \t\v\f";
+
+std::string_view trim(std::string_view text) {
+  const std::size_t from = text.find_first_not_of(kBlanks);
+  if (from == std::string_view::npos) return {};
+  return text.substr(from, text.find_last_not_of(kBlanks) - from + 1);
+}
+
+bool is_name_character(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// UTF-8 characters: its continuation bytes do not count.
+std::size_t count_characters(std::string_view line) {
+  return static_cast<std::size_t>(std::count_if(line.begin(), line.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;
+  }));
+}
+
+// For a message: a list may hold any bytes, the message must be text that one can read.
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kShown = 60;
+  std::string out = "'";
+  for (const char c : text.substr(0, kShown)) {
+    if (c >= ' ' && c <= '~') {
+      out += c;
+    } else {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\x%02x",
+                    static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += escape;
+    }
+  }
+  if (text.size() > kShown) out += "...";
+  return out + "'";
+}
+
+// Reads lines, and raises what is wrong with the one at hand.
+class Reader {
+ public:
+  Reader(std::string_view text, const std::string& path) : rest_(text), path_(path) {}
+
+  // The next line without its end: LF, CR LF or CR.
+  bool next(std::string_view& line) {
+    if (rest_.empty()) return false;
+    ++line_;
+    const std::size_t end = rest_.find_first_of("\r\n");
+    line = rest_.substr(0, end);
+    if (end == std::string_view::npos) {
+      rest_ = {};
+    } else {
+      const bool two = rest_[end] == '\r' && end + 1 < rest_.size() && rest_[end + 1] == '\n';
+      rest_.remove_prefix(end + (two ? 2 : 1));
+    }
+    return true;
+  }
+
+  int line() const { return line_; }
+
+  [[noreturn]] void fail(const std::string& reason) const {
+    throw ListError(path_ + ":" + std::to_string(line_) + ": " + reason);
+  }
+
+ private:
+  std::string_view rest_;
+  const std::string& path_;
+  int line_ = 0;
+};
+
+[[noreturn]] void fail_name(const Reader& reader, std::string_view name) {
+  std::string reason =
+      quoted(name) + " is no op name; one name a line is accepted: letters, digits, _ and one dot";
+  const std::size_t colons = name.rfind("::");
+  const std::size_t dot = name.rfind('.');
+  if (colons != std::string_view::npos && is_op_name(name.substr(colons + 2))) {
+    reason += " (write " + quoted(name.substr(colons + 2)) + ")";
+  } else if (dot != std::string_view::npos && is_op_name(name.substr(dot + 1))) {
+    reason += " (write " + quoted(name.substr(dot + 1)) + ")";
+  }
+  reader.fail(reason);
+}
+
+}  // namespace
+
+bool is_op_name(std::string_view text) {
+  const std::size_t dot = text.find('.');
+  const auto plain = [](std::string_view part) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), is_name_character);
+  };
+  if (dot == std::string_view::npos) return plain(text);
+  return plain(text.substr(0, dot)) && plain(text.substr(dot + 1));
+}
+
+std::string_view base_name(std::string_view name) { return name.substr(0, name.find('.')); }
+
+OpList parse_op_list(std::string_view text, const std::string& path) {
+  if (text.size() > kMaxListBytes) {
+    throw ListError(path + ":1: the file is over 1 MiB; a list holds one op name a line");
+  }
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+
+  OpList list{path, {}, false};
+  std::map<std::string, ListedOp, std::less<>>
+      edits;  // of a list of edits: what was said first of a name
+  Reader reader(text, path);
+  std::string_view line;
+  while (reader.next(line)) {
+    if (count_characters(line) > kMaxLineCharacters) {
+      reader.fail("the line has over " + std::to_string(kMaxLineCharacters) +
+                  " characters; one op name a line is accepted");
+    }
+    std::string_view name = trim(line.substr(0, line.find('#')));
+    if (name.empty()) continue;
+
+    const bool edit = name.front() == '+' || name.front() == '-';
+    const bool removed = name.front() == '-';
+    if (edit) name = trim(name.substr(1));
+    if (!is_op_name(name)) fail_name(reader, name);
+    if (list.ops.empty()) {
+      list.edits = edit;
+    } else if (edit != list.edits) {
+      reader.fail(quoted(name) +
+                  (edit ? " begins with + or -, the names above do not"
+                        : " lacks the + or - of the names above") +
+                  "; either every name begins with + or -, and the list edits the default one, or "
+                  "none does");
+    }
+    if (edit) {
+      const auto [earlier, is_new] =
+          edits.try_emplace(std::string(name), ListedOp{std::string(name), reader.line(), removed});
+      if (!is_new && earlier->second.removed != removed) {
+        reader.fail(quoted(name) + " is " + (removed ? "taken out" : "added") + " here and " +
+                    (removed ? "added" : "taken out") + " in line " +
+                    std::to_string(earlier->second.line));
+      }
+    }
+    list.ops.push_back({std::string(name), reader.line(), removed});
+  }
+  return list;
+}
+
+}  // namespace habana_mp

@@ -44,6 +44,7 @@ $(BUILT): $(SETUP) CMakeLists.txt pyproject.toml $(shell find src -name '*.cpp' 
 
 demo: $(BUILT)
 	@$(BIN)/python examples/digits.py
+	@echo && $(BIN)/python examples/linear.py
 
 test: $(BUILT)
 	@echo "==> C++ tests"

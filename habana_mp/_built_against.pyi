@@ -1,0 +1,3 @@
+"""Written by the build into the installed package: see CMakeLists.txt."""
+
+TORCH_VERSION: str

@@ -8,11 +8,11 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import torch
 from habana_mp._where import where
-from torch import nn
 
 
 class Probe(nn.Module):

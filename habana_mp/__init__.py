@@ -1,0 +1,35 @@
+"""Mixed precision for PyTorch, decided, shown and undone from plain text lists of op names.
+
+>>> from habana_mp import hmp
+>>> hmp.convert()
+>>> ...
+>>> with hmp.disable_casts():
+...     optimizer.step()
+"""
+
+import torch as _torch
+
+from habana_mp._built_against import TORCH_VERSION as _TORCH_VERSION
+
+if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
+    raise ImportError(
+        f"habana_mp was built against torch {_TORCH_VERSION} and torch {_torch.__version__} is installed. "
+        "Build it again (pip install --no-build-isolation .) or install that torch."
+    )
+
+from habana_mp._convert import convert, is_converted, revert
+from habana_mp._disable import disable_casts
+from habana_mp._policy import Policy, presets
+
+__all__ = [
+    "Policy",
+    "convert",
+    "disable_casts",
+    "is_converted",
+    "presets",
+    "revert",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "hmp"]

@@ -1,0 +1,139 @@
+"""``convert``, ``revert``, ``is_converted``: a policy put in force in this process (F1 to F18, D1 to D9)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from habana_mp import _core, _dynamo, _guests, _log
+from habana_mp._homes import Home, call_form, computes_on, homes
+from habana_mp._patched import Rule, patched_op
+from habana_mp._policy import Policy, policy_for_convert
+
+_lock = threading.RLock()
+
+# The policy in force; one of the assignments that convert makes, so it changes with them.
+_policy: Policy | None = None
+
+
+def convert(
+    opt_level: str = "O1",
+    bf16_file_path: str | os.PathLike[str] | None = "",
+    fp32_file_path: str | os.PathLike[str] | None = "",
+    isVerbose: bool = False,  # noqa: N803 - the guides' spelling (F3)
+    *,
+    fp16_file_path: str | os.PathLike[str] | None = "",
+    low_precision_type: torch.dtype = torch.bfloat16,
+    policy: Policy | str | None = None,
+    strict: bool = False,
+) -> Policy:
+    """Run the ops of torch in mixed precision, in this process, from now on.
+
+    Every home of every op that the policy concerns (``torch.mm``, ``Tensor.mm``, ``a @ b``, ``F.linear``, ...) is patched with one
+    that casts its float32, bfloat16 and float16 tensors first. Modules, models and optimizers made before or after follow alike;
+    weights stay as they are and get gradients in their own dtype. A second call replaces the first (D7); ``revert`` undoes it.
+
+    Args:
+        opt_level: "O1" runs ops by lists; "O2" runs GEMM and convolution ops in the lower precision and all others in float32 (D4).
+        bf16_file_path: a list of ops for the lower precision, one a line. ``None`` or "" is the built-in list (D2). A file whose
+            names all begin with + or - edits the built-in list (D21).
+        fp32_file_path: the same for float32.
+        isVerbose: write one line per call of a listed op to ``sys.stdout`` (F105 to F112). ``HABANA_MP_LOG`` wins over it.
+        fp16_file_path: the lower list where ``low_precision_type`` is ``torch.float16`` (D9).
+        low_precision_type: ``torch.bfloat16`` or ``torch.float16``.
+        policy: a ``Policy``, or the name or path of one, in place of opt_level and the lists.
+        strict: raise for names that torch does not have, which otherwise are told in a warning (D22).
+
+    Returns:
+        The policy now in force.
+
+    Raises:
+        ValueError: an opt_level, dtype, list line or combination that is not accepted; the message says where and what is (D1, D9,
+            D20 to D23).
+        OSError: a list that cannot be read (D24), or a log file that cannot be written.
+        After any error what was in force before still is.
+
+    See Also:
+        disable_casts, revert, explain, Policy
+    """
+    new = policy_for_convert(
+        opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
+    )
+    with _lock:
+        _dynamo.prepare()
+        rows = [*_patches(new), *_guests.patches(), *_dynamo.patches(new), (_this_module(), "_policy", new)]
+        _log.open_log(isVerbose)
+        try:
+            _core.install(rows)
+        except BaseException:
+            if _policy is None:
+                _log.close_log()
+            raise
+        _dynamo.drop_stale_graphs()
+        if isVerbose:
+            _log.banner(opt_level.upper())
+    return new
+
+
+def revert() -> None:
+    """Undo ``convert``: every patched name is the very object that it was before (D7). Without a conversion it does nothing."""
+    with _lock:
+        if _core.is_installed():
+            _core.uninstall()
+            _log.close_log()
+            _dynamo.drop_stale_graphs()
+
+
+def is_converted() -> bool:
+    """Whether a conversion is in force in this process."""
+    return _policy is not None
+
+
+def policy_in_force() -> Policy | None:
+    return _policy
+
+
+def _this_module() -> Any:
+    import habana_mp._convert
+
+    return habana_mp._convert
+
+
+def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, patched op) for every home that the policy concerns, and (patched op, "rule", rule) once for each op."""
+    for original, places in ops():
+        rule = rule_of(policy, places, original)
+        if rule is None:
+            continue
+        op = patched_op(original, call_form(places[0], original), places[0].path)
+        yield op, "rule", tuple(rule)
+        for home in places:
+            yield home.owner, home.attribute, op
+
+
+def ops() -> list[tuple[Any, list[Home]]]:
+    """Each op that torch has now: the original object and its homes."""
+    found: dict[int, tuple[Any, list[Home]]] = {}
+    for home in homes():
+        original = home.function()
+        found.setdefault(id(original), (original, []))[1].append(home)
+    return list(found.values())
+
+
+def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
+    """What a policy says for an op, None where it never casts anything there."""
+    for name in dict.fromkeys(home.name for home in places):
+        action, low, listed, listed_as, file, line = policy._core.resolve(name)
+        if listed:
+            where = f"{file}:{line}" if file else policy.name
+            return Rule(action, low, True, f"{_core.ACTIONS[action]}: {listed_as}, {where}")
+    if policy.rest == "inputs":
+        return None
+    computes = max(computes_on(home, original) for home in places)
+    if computes < (2 if policy.rest == "first_input" else 1):
+        return None
+    return Rule(action, low, False, f"rest: {policy.rest}")

@@ -1,0 +1,45 @@
+"""``disable_casts``: no casts on this thread for a while (F96 to F104, D27)."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._contextlib import _NoParamDecoratorContextManager
+
+from habana_mp import _core
+
+# The autocast switch of this device type, which nobody casts on, says that casts are off: src/torch/casts_off.h tells why.
+CASTS_OFF = "ipu"
+
+
+def casts_off() -> bool:
+    """Whether casts are off on this thread; what traced code reads (torch.compile guards on it)."""
+    return torch.is_autocast_enabled(CASTS_OFF)
+
+
+class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is
+    """Switch casts off: a context manager and a decorator, as ``torch.no_grad`` is.
+
+    Ops inside run in the dtypes that their arguments have; nothing is cast on entry, so a tensor that must be float32 inside is
+    to be cast by hand (``x.float()``, F99). It holds for the calling thread (and the backward pass started there), for
+    ``hmp.convert`` and ``hmp.autocast`` alike, nests, also in itself, and any exit brings back what was before. On a decorated
+    generator it holds while the generator's body runs. Without a conversion it does nothing.
+
+    >>> with hmp.disable_casts():
+    ...     optimizer.step()
+    """
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []  # used by traced code only: eager code counts per thread in C++
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            self._before.append(torch.is_autocast_enabled(CASTS_OFF))
+            torch.set_autocast_enabled(CASTS_OFF, True)
+        else:
+            _core.enter_disabled()
+
+    def __exit__(self, *exc: object) -> None:
+        if torch.compiler.is_compiling():
+            torch.set_autocast_enabled(CASTS_OFF, self._before.pop())
+        else:
+            _core.exit_disabled()

@@ -1,0 +1,106 @@
+"""Places of torch that a conversion must reach besides the ops: each a patch that is undone with the others."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from habana_mp import _core
+from habana_mp._disable import casts_off
+from habana_mp._patched import _ops
+
+
+def patches() -> Iterator[tuple[Any, ...]]:
+    """(owner, attribute, value) of each."""
+    # The fused encoder layer of inference would run past linear, layer_norm and softmax, as it would past torch.autocast, which
+    # switches it off too.
+    yield torch.backends.mha, "_is_fastpath_enabled", False
+    yield torch.nn.RNNBase, "check_input", _check_rnn_input
+    yield torch.nn.Module, "__getstate__", _module_state
+    yield (
+        torch.utils.checkpoint,
+        "_checkpoint_without_reentrant_generator",
+        _carrying_state(_checkpoint_generator, 0),
+    )
+    yield (
+        torch.utils.checkpoint.CheckpointFunction,
+        "forward",
+        staticmethod(_carrying_state(_checkpoint_forward, 1)),
+    )
+
+
+_checkpoint_generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
+_rnn_check_input = torch.nn.RNNBase.check_input
+
+
+def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
+    """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
+    weight = self._flat_weights[0]
+    if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
+        input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
+    _rnn_check_input(self, input, batch_sizes)
+
+
+class _ByName:
+    """A captured original, inside a module's state that is about to be pickled: pickled by the name of its home."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import pkgutil
+
+        return pkgutil.resolve_name, (self.home,)
+
+
+def _module_state(self: torch.nn.Module) -> dict[str, Any]:
+    """The state of a module for pickle, with originals that it captured before convert (TransformerEncoderLayer keeps F.relu).
+
+    Pickle finds functions by name, and finds the patched op there, which is not the same object (D36). A copy in this process keeps
+    the original.
+    """
+    state = self.__dict__
+    if sys._getframe(1).f_globals.get("__name__") == copy.__name__:
+        return state
+    captured = {name: _ops[id(value)].home for name, value in state.items() if id(value) in _ops}
+    if not captured:
+        return state
+    return {**state, **{name: _ByName(home) for name, home in captured.items()}}
+
+
+def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """An entry of activation checkpointing whose function, the argument at ``position``, is recomputed as it was computed."""
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        function = _as_now(args[position])
+        return original(*args[:position], function, *args[position + 1 :], **kwargs)
+
+    return entry
+
+
+def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    from habana_mp._convert import policy_in_force
+
+    policy, off = policy_in_force(), casts_off()
+
+    def as_then(*args: Any, **kwargs: Any) -> Any:
+        if policy_in_force() != policy:
+            raise RuntimeError(
+                f"a checkpointed part of the model ran under {policy or 'no conversion'} and is recomputed for backward under "
+                f"{policy_in_force() or 'no conversion'}: finish backward before hmp.convert or hmp.revert"
+            )
+        if casts_off() == off:
+            return function(*args, **kwargs)
+        _core.set_casts_off(off)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _core.set_casts_off(not off)
+
+    return as_then

@@ -1,0 +1,213 @@
+#include "torch/arguments.h"
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+#include <vector>
+
+#include "torch/tensor_cast.h"
+
+namespace habana_mp {
+namespace {
+
+// Keywords that CallForm does not name because every op spells them alike.
+struct Keywords {
+  PyObject* out = PyUnicode_InternFromString("out");
+  PyObject* input = PyUnicode_InternFromString("input");
+  PyObject* self = PyUnicode_InternFromString("self");
+  PyObject* running_mean = PyUnicode_InternFromString("running_mean");
+  PyObject* running_var = PyUnicode_InternFromString("running_var");
+};
+
+const Keywords& keywords() {
+  static const Keywords names;
+  return names;
+}
+
+// Keywords given as literals are interned; those that come out of a **dict need not be.
+bool same_name(PyObject* keyword, PyObject* name) {
+  return keyword == name || (name != nullptr && PyUnicode_Compare(keyword, name) == 0);
+}
+
+bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
+
+bool is_subclass_tensor(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
+}
+
+// The role that the position or the keyword of an argument gives it; `name` is null for positions.
+Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* name) {
+  const auto& kw = keywords();
+  const bool first =
+      name == nullptr ? index == 0 : same_name(name, kw.input) || same_name(name, kw.self);
+  if (form.in_place && first) return Role::Target;
+  if (flagged) {
+    if (name == nullptr ? index == form.flag_target : same_name(name, form.flag_target_name)) {
+      return Role::Target;
+    }
+  }
+  if (form.norm && !first) {
+    const bool statistic =
+        name == nullptr ? index < 32 && ((form.statistics >> index) & 1U) != 0
+                        : same_name(name, kw.running_mean) || same_name(name, kw.running_var);
+    return statistic ? Role::Statistic : Role::Affine;
+  }
+  return Role::Input;
+}
+
+// Whether this call is in place because a parameter says so: F.relu(x, True), F.embedding(i,
+// weight, max_norm=1.0) (D12).
+bool is_flagged(const CallForm& form, PyObject* const* args, Py_ssize_t positional,
+                PyObject* kwnames) {
+  if (form.flag_name == nullptr) return false;
+  if (form.flag < positional) return args[form.flag] != Py_None && args[form.flag] != Py_False;
+  const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
+  for (Py_ssize_t i = 0; i < named; ++i) {
+    if (same_name(PyTuple_GET_ITEM(kwnames, i), form.flag_name)) {
+      return args[positional + i] != Py_None && args[positional + i] != Py_False;
+    }
+  }
+  return false;
+}
+
+// A container of the same type with other items; a new reference or null.
+PyObject* rebuild_container(PyObject* container, PyObject* items) {
+  PyTypeObject* type = Py_TYPE(container);
+  if (type == &PyList_Type) return Py_NewRef(items);
+  if (PyList_Check(
+          container)) {  // a subclass keeps its attributes: copied as copy.copy does, then filled
+    static PyObject* copy = PyObject_GetAttrString(PyImport_ImportModule("copy"), "copy");
+    PyObject* same = PyObject_CallOneArg(copy, container);
+    if (same == nullptr || PyList_SetSlice(same, 0, PyList_GET_SIZE(same), items) == 0) return same;
+    Py_DECREF(same);
+    return nullptr;
+  }
+  PyObject* tuple = PyList_AsTuple(items);
+  if (tuple == nullptr || type == &PyTuple_Type) return tuple;
+  PyObject* result = nullptr;
+  if (PyObject_HasAttrString(container, "_make")) {  // named tuple
+    result = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "_make", "(O)", tuple);
+  } else {  // torch.return_types and other tuples built from one sequence
+    result = PyObject_CallOneArg(reinterpret_cast<PyObject*>(type), tuple);
+  }
+  Py_DECREF(tuple);
+  return result;
+}
+
+}  // namespace
+
+void Arguments::add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item, Role role) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (!tensor.defined()) return;
+  args_.push_back(Arg{dtype_of(tensor), tensor.dim() == 0, role});
+  found_.push_back(FoundTensor{object, argument, item});
+}
+
+void Arguments::add_items(PyObject* container, Py_ssize_t argument, Role role) {
+  const bool is_list = PyList_Check(container);
+  const Py_ssize_t size = is_list ? PyList_GET_SIZE(container) : PyTuple_GET_SIZE(container);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* item = is_list ? PyList_GET_ITEM(container, i) : PyTuple_GET_ITEM(container, i);
+    if (is_exact_tensor(item)) {
+      add_tensor(item, argument, i, role);
+    } else if (is_subclass_tensor(item)) {
+      has_subclass_ = true;
+      add_tensor(item, argument, i, role);
+    }
+  }
+}
+
+void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t positional,
+                     PyObject* kwnames) {
+  const auto& kw = keywords();
+  const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
+  const bool flagged = is_flagged(form, args, positional, kwnames);
+  const bool plain = !form.in_place && !form.norm && !flagged;
+  for (Py_ssize_t i = 0; i < positional + named; ++i) {
+    PyObject* value = args[i];
+    PyObject* name = i < positional ? nullptr : PyTuple_GET_ITEM(kwnames, i - positional);
+    if (is_exact_tensor(value)) {
+      add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
+    } else if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) ||
+               PyUnicode_Check(value)) {
+      continue;
+    } else if (PyList_Check(value) || PyTuple_Check(value)) {
+      add_items(value, i, plain ? Role::Input : role_of(form, flagged, i, name));
+    } else if (THPDtype_Check(value) ||
+               PyType_Check(value)) {  // softmax(x, 0, float) names a dtype by its Python type
+      explicit_dtype_ = true;
+    } else if (is_subclass_tensor(value)) {
+      has_subclass_ = true;
+      add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
+    }
+    if (value != Py_None && (name == nullptr ? i == form.out : same_name(name, kw.out)))
+      explicit_dtype_ = true;
+  }
+}
+
+std::string Arguments::label(std::size_t i, Py_ssize_t positional, PyObject* kwnames) const {
+  const FoundTensor& tensor = found_[i];
+  std::string label =
+      tensor.argument < positional
+          ? std::to_string(tensor.argument)
+          : PyUnicode_AsUTF8(PyTuple_GET_ITEM(kwnames, tensor.argument - positional));
+  if (tensor.item >= 0) label += "[" + std::to_string(tensor.item) + "]";
+  return label;
+}
+
+CastArguments::CastArguments(PyObject* const* args, Py_ssize_t count) {
+  slots_.push_back(nullptr);
+  slots_.append(args, args + count);
+}
+
+CastArguments::~CastArguments() {
+  for (PyObject* object : owned_) Py_DECREF(object);
+}
+
+PyObject* CastArguments::own(PyObject* object) {
+  if (object != nullptr) owned_.push_back(object);
+  return object;
+}
+
+bool CastArguments::apply(const Arguments& arguments, const Decision& decision) {
+  const auto described = arguments.described();
+  std::vector<PyObject*> casts(arguments.size(), nullptr);
+  PyObject* items =
+      nullptr;  // a list of what the container at argument `open` holds, while its tensors are cast
+  Py_ssize_t open = -1;
+  const auto close_container = [&] {
+    if (items == nullptr) return true;
+    PyObject*& slot = slots_[static_cast<std::size_t>(open) + 1];
+    PyObject* rebuilt = own(rebuild_container(slot, items));
+    if (rebuilt != nullptr) slot = rebuilt;
+    items = nullptr;
+    return rebuilt != nullptr;
+  };
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (!decision.casts(described[i])) continue;
+    const FoundTensor& tensor = arguments.tensor(i);
+    // A tensor that stands twice in a call is cast once: what compares its inputs by identity
+    // (self-attention) still can.
+    for (std::size_t j = 0; j < i && casts[i] == nullptr; ++j) {
+      if (arguments.tensor(j).object == tensor.object) casts[i] = casts[j];
+    }
+    if (casts[i] == nullptr) casts[i] = own(cast_tensor(tensor.object, decision.to));
+    if (casts[i] == nullptr) return false;
+    if (tensor.argument != open && !close_container()) return false;
+    PyObject*& slot = slots_[static_cast<std::size_t>(tensor.argument) + 1];
+    if (tensor.item < 0) {
+      slot = casts[i];
+      continue;
+    }
+    if (items == nullptr) {
+      items = own(PySequence_List(slot));
+      open = tensor.argument;
+      if (items == nullptr) return false;
+    }
+    if (PyList_SetItem(items, tensor.item, Py_NewRef(casts[i])) < 0) return false;
+  }
+  return close_container();
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,40 @@
+// Whether casts are off on this thread: inside disable_casts, and inside an atomic op (D19, D27).
+//
+// The state is the autocast switch of a device type that nobody casts on (IPU): off by default, per
+// thread, carried by torch to the threads of a backward pass, and guarded by torch.compile, which
+// so recompiles when it changes and can trace the code that sets it. habana_mp/_disable.py names
+// the same device type for traced code.
+#pragma once
+
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace habana_mp {
+
+inline constexpr c10::DispatchKey kCastsOffKey = c10::DispatchKey::AutocastIPU;
+
+inline bool casts_off() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(kCastsOffKey);
+}
+
+inline void set_casts_off(bool off) {
+  c10::impl::tls_set_dispatch_key_excluded(kCastsOffKey, !off);
+}
+
+// Switches casts off for a scope; `enter` false makes it do nothing.
+class CastsOffGuard {
+ public:
+  explicit CastsOffGuard(bool enter) : restore_(enter && !casts_off()) {
+    if (restore_) set_casts_off(true);
+  }
+  ~CastsOffGuard() {
+    if (restore_) set_casts_off(false);
+  }
+  CastsOffGuard(const CastsOffGuard&) = delete;
+  CastsOffGuard& operator=(const CastsOffGuard&) = delete;
+
+ private:
+  bool restore_;
+};
+
+}  // namespace habana_mp

@@ -1,0 +1,309 @@
+#include "torch/patched_op.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <structmember.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <exception>
+
+#include "record/cast_log.h"
+#include "torch/cast_record.h"
+#include "torch/casts_off.h"
+#include "torch/tensor_cast.h"
+
+namespace habana_mp {
+namespace {
+
+// An attribute of a module that is imported once and kept: these calls are rare, their target never
+// changes.
+PyObject* imported(const char* module, const char* name) {
+  PyObject* owner = PyImport_ImportModule(module);
+  if (owner == nullptr) return nullptr;
+  PyObject* attribute = PyObject_GetAttrString(owner, name);
+  Py_DECREF(owner);
+  return attribute;
+}
+
+// The tensors of a call as it will be made, for __torch_function__.
+PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(arguments.size()));
+  if (tuple == nullptr) return nullptr;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const FoundTensor& tensor = arguments.tensor(i);
+    PyObject* value = args[tensor.argument];
+    if (tensor.item >= 0) {
+      value = PyList_Check(value) ? PyList_GET_ITEM(value, tensor.item)
+                                  : PyTuple_GET_ITEM(value, tensor.item);
+    }
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(value));
+  }
+  return tuple;
+}
+
+// 1 if a mode or a subclass among the tensors overrides the op, 0 if none does, -1 with a Python
+// error set.
+int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* tensors) {
+  if (!form.overridable) return 0;
+  if (at::impl::torch_function_mode_enabled()) return 1;
+  if (!arguments.has_subclass()) return 0;
+  static PyObject* has_torch_function = imported("torch._C", "_has_torch_function");
+  PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
+  if (answer == nullptr) return -1;
+  const int truth = PyObject_IsTrue(answer);
+  Py_DECREF(answer);
+  return truth;
+}
+
+// Calls the original. Where __torch_function__ overrides the op it is told of the original,
+// whatever home the call came by: torch would look the function up by name and hand out the patched
+// op.
+PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
+                        std::size_t nargsf, PyObject* kwnames) {
+  const bool maybe_overridden = arguments.has_subclass() || at::impl::torch_function_mode_enabled();
+  const bool atomic =
+      op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
+  const CastsOffGuard guard(atomic && (op.form.python || maybe_overridden));
+  if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+
+  PyObject* tensors = tensor_tuple(arguments, args);
+  if (tensors == nullptr) return nullptr;
+  const int overridden = has_overrides(op.form, arguments, tensors);
+  PyObject* result = nullptr;
+  if (overridden == 0) {
+    result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  } else if (overridden > 0) {
+    static PyObject* handle = imported("torch.overrides", "handle_torch_function");
+    const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+    const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
+    c10::SmallVector<PyObject*, 12> stack{op.original, tensors};
+    stack.append(args, args + positional + named);
+    result = PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2),
+                                 kwnames);
+  }
+  Py_DECREF(tensors);
+  return result;
+}
+
+// Whether the frame that called is torch's own code that says what an op means while torch traces
+// it: decompositions, references, meta functions, compiler patterns. They describe the original op;
+// a cast among them would change its meaning.
+bool called_by_decomposition() {
+  PyFrameObject* frame = PyEval_GetFrame();
+  if (frame == nullptr) return false;
+  PyCodeObject* code = PyFrame_GetCode(frame);
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  const std::string_view path = file == nullptr ? "" : file;
+  Py_DECREF(code);
+  for (const std::string_view part :
+       {"/torch/_decomp/", "/torch/_refs/", "/torch/_prims/", "/torch/_prims_common/",
+        "/torch/_meta_registrations.py", "/torch/_subclasses/", "/torch/_inductor/"}) {
+    if (path.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+PyObject* raise_unsafe(const PatchedOp& op) {  // D31, F184-F186, F190
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
+      "The policy in force (%s) refuses %R because its backward can leave the range of the lower "
+      "precision. Use "
+      "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the call in "
+      "hmp.disable_casts().",
+      op.rule_text->c_str(), op.original);
+  return nullptr;
+}
+
+PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
+                       PyObject* kwnames) {
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  Arguments arguments;
+  arguments.find(op.form, args, positional, kwnames);
+  if (op.rule.action == Action::Error) return raise_unsafe(op);
+
+  const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
+  bool casting = false;
+  bool traced = false;
+  for (std::size_t i = 0; i < arguments.size() && decision.cause != Cause::None; ++i) {
+    if (!decision.casts(arguments.described()[i])) continue;
+    casting = true;
+    traced = traced || is_traced(arguments.tensor(i).object);
+  }
+  if (traced && called_by_decomposition())
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  if (record::level() != record::Level::Off && !traced) {
+    log_call(op, arguments, decision, casting, positional, kwnames);
+  }
+  if (!casting) return call_original(op, arguments, args, nargsf, kwnames);
+
+  CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
+  if (!cast.apply(arguments, decision)) return nullptr;
+  return call_original(op, arguments, cast.data(),
+                       static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                       kwnames);
+}
+
+PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf,
+                     PyObject* kwnames) {
+  const auto& op = *reinterpret_cast<PatchedOp*>(callable);
+  if (!op.active || casts_off()) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  try {
+    return call_patched(op, args, nargsf, kwnames);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* names[] = {
+      "original", "in_place",  "norm",        "python",           "overridable", "out",
+      "flag",     "flag_name", "flag_target", "flag_target_name", "statistics",  nullptr};
+  PyObject *original = nullptr, *flag_name = Py_None, *flag_target_name = Py_None;
+  int in_place = 0, norm = 0, python = 0, overridable = 0, out = -1, flag = -1, flag_target = 0;
+  unsigned statistics = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ppppiiOiOI", const_cast<char**>(names),
+                                   &original, &in_place, &norm, &python, &overridable, &out, &flag,
+                                   &flag_name, &flag_target, &flag_target_name, &statistics)) {
+    return nullptr;
+  }
+  auto* op = reinterpret_cast<PatchedOp*>(type->tp_alloc(type, 0));
+  if (op == nullptr) return nullptr;
+  op->vectorcall = vectorcall;
+  op->original = Py_NewRef(original);
+  op->form = CallForm{in_place != 0,
+                      norm != 0,
+                      python != 0,
+                      overridable != 0,
+                      static_cast<std::int8_t>(out),
+                      static_cast<std::int8_t>(flag),
+                      static_cast<std::int8_t>(flag_target),
+                      statistics,
+                      flag_name == Py_None ? nullptr : Py_NewRef(flag_name),
+                      flag_target_name == Py_None ? nullptr : Py_NewRef(flag_target_name)};
+  op->rule = Rule{};
+  op->active = false;
+  op->rule_text = new std::string;
+  op->repr = new std::string;
+  return reinterpret_cast<PyObject*>(op);
+}
+
+int init_op(PyObject*, PyObject*, PyObject*) { return 0; }
+
+int traverse_op(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(reinterpret_cast<PatchedOp*>(self)->original);
+  return 0;
+}
+
+int clear_op(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<PatchedOp*>(self)->original);
+  return 0;
+}
+
+void dealloc_op(PyObject* self) {
+  auto* op = reinterpret_cast<PatchedOp*>(self);
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear_op(self);
+  Py_CLEAR(op->form.flag_name);
+  Py_CLEAR(op->form.flag_target_name);
+  delete op->rule_text;
+  delete op->repr;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// `rule` is None, or (action, low, listed, text). It is kept in the instance's __dict__ too, where
+// traced code reads it.
+int set_rule(PatchedOp* op, PyObject* value) {
+  if (value == nullptr || value == Py_None) {
+    op->active = false;
+    return 0;
+  }
+  int action = 0, low = 0, listed = 0;
+  const char* text = nullptr;
+  if (!PyTuple_Check(value)) {
+    PyErr_SetString(PyExc_TypeError, "rule must be None or a tuple (action, low, listed, text)");
+    return -1;
+  }
+  if (!PyArg_ParseTuple(value, "iips", &action, &low, &listed, &text)) return -1;
+  op->rule = Rule{static_cast<Action>(action), static_cast<DType>(low), listed != 0};
+  *op->rule_text = text;
+  op->active = true;
+  return 0;
+}
+
+int setattr_op(PyObject* self, PyObject* name, PyObject* value) {
+  if (PyUnicode_CompareWithASCIIString(name, "rule") == 0 &&
+      set_rule(reinterpret_cast<PatchedOp*>(self), value) < 0) {
+    return -1;
+  }
+  return PyObject_GenericSetAttr(self, name, value);
+}
+
+PyObject* bind_method(PyObject* self, PyObject* instance, PyObject*) {
+  return instance == nullptr || instance == Py_None ? Py_NewRef(self)
+                                                    : PyMethod_New(self, instance);
+}
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(PatchedOp, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyObject* make_type(const char* name, const char* doc, bool binds) {
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(new_op)},
+      {Py_tp_init, reinterpret_cast<void*>(init_op)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_op)},
+      {Py_tp_traverse, reinterpret_cast<void*>(traverse_op)},
+      {Py_tp_clear, reinterpret_cast<void*>(clear_op)},
+      {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+      {Py_tp_setattro, reinterpret_cast<void*>(setattr_op)},
+      {Py_tp_members, members},
+      {Py_tp_doc, const_cast<char*>(doc)},
+      {binds ? Py_tp_descr_get : 0, binds ? reinterpret_cast<void*>(bind_method) : nullptr},
+      {0, nullptr},
+  };
+  PyType_Spec spec = {
+      name, sizeof(PatchedOp), 0,
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+      slots};
+  return PyType_FromSpec(&spec);
+}
+
+}  // namespace
+
+PyObject* patched_function_type() {
+  static PyObject* type =
+      make_type("habana_mp._core.PatchedFunctionBase", "A patched op that does not bind.", false);
+  return type;
+}
+
+PyObject* patched_method_type() {
+  static PyObject* type =
+      make_type("habana_mp._core.PatchedMethodBase", "A patched op that binds.", true);
+  return type;
+}
+
+bool enable_vectorcall(PyObject* object) {
+  auto* type = reinterpret_cast<PyTypeObject*>(object);
+  const auto is_subtype = [&](PyObject* base) {
+    return PyType_Check(object) &&
+           PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base)) != 0;
+  };
+  const bool binds = is_subtype(patched_method_type());
+  if (!binds && !is_subtype(patched_function_type())) {
+    PyErr_SetString(PyExc_TypeError, "enable_vectorcall takes a subclass of a patched op");
+    return false;
+  }
+  type->tp_vectorcall_offset = offsetof(PatchedOp, vectorcall);
+  type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL | (binds ? Py_TPFLAGS_METHOD_DESCRIPTOR : 0UL);
+  PyType_Modified(type);
+  return true;
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,37 @@
+// PatchedOp: the callable that stands in the homes of an op while a conversion is in force.
+//
+// A C type with a vectorcall slot. The interpreter calls the slot; a subclass in Python
+// (habana_mp/_patched.py) defines `__call__` as the readable reference of the same rule, which is
+// what torch.compile traces, because it does not know the slot.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <string>
+
+#include "policy/decide.h"
+#include "torch/arguments.h"
+
+namespace habana_mp {
+
+struct PatchedOp {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* original;  // what the homes held
+  CallForm form;
+  Rule rule;    // of the conversion in force
+  bool active;  // false: behave as the original (before a conversion, after revert, not concerned
+                // by this one)
+  std::string* rule_text;  // which list line decided, for the detailed log
+  std::string* repr;       // of the original, made at the first log line
+};
+
+// The two base types: the second binds to an instance as methods and Python functions do (D16). New
+// references.
+PyObject* patched_function_type();
+PyObject* patched_method_type();
+
+// Lets the interpreter call instances of a Python subclass through the C slot although it defines
+// `__call__`. Raises TypeError (and returns false) for a type that is no subclass of a patched op.
+bool enable_vectorcall(PyObject* type);
+
+}  // namespace habana_mp

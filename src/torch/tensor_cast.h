@@ -1,0 +1,26 @@
+// The one place where a tensor changes dtype.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include "policy/dtype.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace habana_mp {
+
+DType dtype_of(const at::Tensor& tensor);
+
+// The cast of a Python tensor: a new reference, or null with a Python error set. Differentiable. A
+// tensor subclass is cast by its own
+// `.to`, so that its __torch_function__ sees the cast and its type is kept. Holds the GIL, but for
+// large tensors.
+PyObject* cast_tensor(PyObject* tensor, DType to);
+
+// Whether the tensor is what a decomposition or a meta function sees while torch traces: a subclass
+// that holds other tensors (fake, functional), or a tensor without data.
+bool is_traced(PyObject* tensor);
+
+}  // namespace habana_mp

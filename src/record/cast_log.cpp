@@ -99,7 +99,9 @@ void append_detail(const Event& event, spdlog::memory_buf_t& text) {
     separator = ", ";
   }
   if (event.casts.empty()) fmt::format_to(out, "{}nothing to cast", separator);
-  for (const std::string_view part : {event.rule, event.module, event.source}) {
+  // The target of an in-place call decides, whatever list the op is in (D11).
+  const std::string_view rule = event.cause == Cause::InPlace ? "in place" : event.rule;
+  for (const std::string_view part : {rule, event.module, event.source}) {
     if (!part.empty()) fmt::format_to(out, " | {}", part);
   }
 }

@@ -2,8 +2,8 @@
 // F112). It formats and writes what a front end tells it; it must not know Python, torch or how a
 // decision is made.
 //
-// At Level::Casts an event is one line. Where a list decides (F108), and where the inputs or the
-// target do, that is promote, in place and first input (F109, F110):
+// At Level::Casts an event is one line. Where a list or the rest of O2 decides (F108), and where
+// the inputs or the target do, that is promote, in place and first input (F109, F110):
 //     casting  <built-in function linear> to_bf16
 //     casting  <method '__iadd__' of 'torch._C.TensorBase' objects>  to  to_bf16
 // At Level::Detail the same line comes first and an indented one follows (D26), empty parts left
@@ -34,17 +34,17 @@ inline std::atomic<int> current_level{static_cast<int>(Level::Off)};
 // What a front end asks before it gathers anything for an event.
 inline Level level() { return static_cast<Level>(current_level.load(std::memory_order_relaxed)); }
 
-// D25: ops that a list (or the rest of O2) decides have a line at every call, the others only where
-// a tensor was cast.
+// D25: ops that a list decides have a line at every call, the others only where a tensor was cast.
+// So has the rest of O2: its ops run inside one another (D19), and each cast is then told once.
 constexpr bool worth_a_line(Cause cause, bool something_cast) {
   switch (cause) {
     case Cause::Lower:
     case Cause::Fp32:
-    case Cause::RestFp32:
     case Cause::Promote:
       return true;
     case Cause::InPlace:
     case Cause::FirstInput:
+    case Cause::RestFp32:
       return something_cast;
     case Cause::None:
       return false;

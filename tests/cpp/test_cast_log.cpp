@@ -95,11 +95,11 @@ TEST_CASE("one line for each cause, as the guides print it") {
 }
 
 TEST_CASE("D25: which calls have a line") {
-  for (const Cause cause : {Cause::Lower, Cause::Fp32, Cause::RestFp32, Cause::Promote}) {
+  for (const Cause cause : {Cause::Lower, Cause::Fp32, Cause::Promote}) {
     CHECK(record::worth_a_line(cause, true));
     CHECK(record::worth_a_line(cause, false));
   }
-  for (const Cause cause : {Cause::InPlace, Cause::FirstInput}) {
+  for (const Cause cause : {Cause::InPlace, Cause::FirstInput, Cause::RestFp32}) {
     CHECK(record::worth_a_line(cause, true));
     CHECK_FALSE(record::worth_a_line(cause, false));
   }
@@ -129,6 +129,17 @@ TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
     record::write({LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source});
     CHECK(written.texts == std::vector<std::string>{first + c.detail});
   }
+}
+
+TEST_CASE("D26: the detail of an in-place call names no list") {
+  const Written written(record::Level::Detail);
+  const std::vector<record::Cast> casts{{"1", DType::Float32}};
+  record::write(
+      {MUL, DType::BFloat16, Cause::InPlace, casts, "promote: my.txt:12", "", "train.py:31"});
+  CHECK(written.texts ==
+        std::vector<std::string>{
+            "casting  <method '__mul__' of 'torch._C._TensorBase' objects>  to  to_bf16\n"
+            "    1: float32 -> bfloat16 | in place | train.py:31\n"});
 }
 
 TEST_CASE("braces and percent signs of an op are no format") {

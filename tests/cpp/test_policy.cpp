@@ -136,8 +136,10 @@ TEST_CASE("equality and hash: low dtype, rest and lists, not name, places, order
   CHECK_FALSE(policy == Policy{"test", DType::BFloat16, Action::Inputs, policy.lists()});
 }
 
-TEST_CASE("hash is the same on every machine") { // FNV-1a of "low_dtype=bfloat16 rest=first_input lower=mm fp32= promote= error=".
-  CHECK(make({"mm"}).hash() == 9128119425848757344u); }
+TEST_CASE("hash is the same on every machine") {
+  // FNV-1a of "low_dtype=bfloat16 rest=first_input lower=mm fp32= promote= error=".
+  CHECK(make({"mm"}).hash() == 9128119425848757344u);
+}
 
 TEST_CASE("a double keeps its first place") {
   const Policy policy{"test",

@@ -75,10 +75,9 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.tensor(data.target)
 
 
-def train(name: str) -> Run:
+def train(name: str, images: torch.Tensor, labels: torch.Tensor) -> Run:
     """The training loop of a float32 script; all that hmp adds to it is the disable_casts block."""
     torch.manual_seed(0)
-    images, labels = digits()
     model = SmallCNN()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     run = Run()
@@ -110,7 +109,7 @@ def train(name: str) -> Run:
     return run
 
 
-def train_converted() -> tuple[Run, list[str]]:
+def train_converted(images: torch.Tensor, labels: torch.Tensor) -> tuple[Run, list[str]]:
     """The same training under hmp.convert, and the lines of its cast log."""
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
@@ -121,7 +120,7 @@ def train_converted() -> tuple[Run, list[str]]:
             isVerbose=True,
         )
         try:
-            run = train("converted")
+            run = train("converted", images, labels)
         finally:
             hmp.revert()
     return run, log.getvalue().splitlines()
@@ -142,7 +141,9 @@ def show(float32: Run, converted: Run) -> None:
     console.print(table)
 
 
-def smooth(values: list[float], width: int = 12) -> list[float]:
+def smooth(values: list[float]) -> list[float]:
+    """The mean of the last epoch at each step."""
+    width = len(values) // EPOCHS
     return [statistics.fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
 
 
@@ -162,7 +163,8 @@ def draw(float32: Run, converted: Run, path: Path) -> None:
         axes.semilogy(smooth(run.losses), color=color, linewidth=width, label=label, solid_capstyle="round")
     axes.set_title("Small CNN on 1,797 handwritten digits", loc="left", fontweight="bold")
     axes.set_xlabel("training step")
-    axes.set_ylabel("cross entropy, mean of 12 steps")
+    axes.set_ylabel("cross entropy, mean of one epoch")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlim(0, len(float32.losses) - 1)
     axes.grid(visible=True, which="major", color="#e0e0e0", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -173,8 +175,9 @@ def draw(float32: Run, converted: Run, path: Path) -> None:
 
 def main() -> None:
     OUT.mkdir(exist_ok=True)
-    float32 = train("float32")
-    converted, lines = train_converted()
+    images, labels = digits()
+    float32 = train("float32", images, labels)
+    converted, lines = train_converted(images, labels)
     (OUT / "casts.log").write_text("\n".join(lines) + "\n")
     draw(float32, converted, OUT / "digits.png")
     console.print()

@@ -110,7 +110,7 @@ def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
         if rule is None:
             continue
         op = patched_op(original, call_form(places[0], original), places[0].path)
-        yield op, "rule", tuple(rule)
+        yield op, "rule", rule
         for home in places:
             yield home.owner, home.attribute, op
 

@@ -54,9 +54,9 @@ struct Decision {
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
 
-namespace decide_detail {
-
 constexpr unsigned dtype_bit(DType dtype) { return 1u << static_cast<unsigned>(dtype); }
+
+namespace decide_detail {
 
 inline constexpr unsigned kEligible =
     dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) | dtype_bit(DType::Float32);
@@ -72,7 +72,6 @@ constexpr DType widest(unsigned seen) {
 
 // explicit_dtype: the call names its result's dtype or gives out= (D11).
 constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dtype) {
-  using decide_detail::dtype_bit;
   using decide_detail::kEligible;
   constexpr std::uint8_t kInputs = role_bit(Role::Input);
   constexpr std::uint8_t kAll = kInputs | role_bit(Role::Affine);
@@ -132,6 +131,21 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
       break;
   }
   return kLeftAlone;
+}
+
+// Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):
+// no eligible tensor, or all of one dtype that the rule does not change. False means: ask decide().
+constexpr bool settled(Rule rule, unsigned seen) {
+  const unsigned eligible_seen = seen & decide_detail::kEligible;
+  if (eligible_seen == 0) return true;
+  switch (rule.action) {
+    case Action::Lower:
+      return eligible_seen == dtype_bit(rule.low);
+    case Action::Fp32:
+      return eligible_seen == dtype_bit(DType::Float32);
+    default:
+      return (eligible_seen & (eligible_seen - 1)) == 0;
+  }
 }
 
 }  // namespace habana_mp

@@ -32,6 +32,13 @@ bool same_name(PyObject* keyword, PyObject* name) {
 
 bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
 
+// What most arguments are that are no tensors, known without a walk over base classes. bool is an
+// int.
+bool is_plain(PyObject* object) {
+  return object == Py_None || PyLong_Check(object) || PyFloat_CheckExact(object) ||
+         PyUnicode_Check(object);
+}
+
 bool is_subclass_tensor(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
@@ -97,11 +104,50 @@ PyObject* rebuild_container(PyObject* container, PyObject* items) {
 
 }  // namespace
 
-void Arguments::add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item, Role role) {
+bool DTypes::add(PyObject* const* objects, Py_ssize_t count, bool nested) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* object = objects[i];
+    if (is_exact_tensor(object)) {
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      if (tensor.defined()) mask_ |= dtype_bit(dtype_of(tensor));
+    } else if (is_plain(object)) {
+      continue;
+    } else if (!nested && PyList_Check(object)) {
+      if (!add(reinterpret_cast<PyListObject*>(object)->ob_item, PyList_GET_SIZE(object), true))
+        return false;
+    } else if (!nested && PyTuple_Check(object)) {
+      if (!add(reinterpret_cast<PyTupleObject*>(object)->ob_item, PyTuple_GET_SIZE(object), true))
+        return false;
+    } else if (is_subclass_tensor(object)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+inline void Arguments::add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item,
+                                  Role role) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!tensor.defined()) return;
-  args_.push_back(Arg{dtype_of(tensor), tensor.dim() == 0, role});
-  found_.push_back(FoundTensor{object, argument, item});
+  if (size_ == capacity_) grow();
+  args_[size_].dtype = dtype_of(tensor);
+  args_[size_].zero_dim = tensor.dim() == 0;
+  args_[size_].role = role;
+  found_[size_].object = object;
+  found_[size_].argument = argument;
+  found_[size_].item = item;
+  ++size_;
+}
+
+void Arguments::grow() {
+  if (heap_args_.empty()) {
+    heap_args_.assign(inline_args_, inline_args_ + size_);
+    heap_found_.assign(inline_found_, inline_found_ + size_);
+  }
+  capacity_ *= 4;
+  heap_args_.resize(capacity_);
+  heap_found_.resize(capacity_);
+  args_ = heap_args_.data();
+  found_ = heap_found_.data();
 }
 
 void Arguments::add_items(PyObject* container, Py_ssize_t argument, Role role) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "policy/decide.h"
 
@@ -39,13 +40,29 @@ struct FoundTensor {
   Py_ssize_t item;  // index inside a list or tuple, -1 if it is the argument itself
 };
 
+// The dtypes among the tensors of a call, and nothing else of it.
+class DTypes {
+ public:
+  // False where a tensor subclass is among them: what it does is not to be guessed.
+  // `nested`: the objects are items of a list or tuple, whose own containers are not looked into.
+  bool add(PyObject* const* objects, Py_ssize_t count, bool nested = false);
+  unsigned mask() const { return mask_; }  // dtype_bit()s
+
+ private:
+  unsigned mask_ = 0;
+};
+
 class Arguments {
  public:
+  Arguments() = default;
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
   void find(const CallForm& form, PyObject* const* args, Py_ssize_t positional, PyObject* kwnames);
 
-  std::span<const Arg> described() const { return {args_.data(), args_.size()}; }
+  std::span<const Arg> described() const { return {args_, size_}; }
   const FoundTensor& tensor(std::size_t i) const { return found_[i]; }
-  std::size_t size() const { return found_.size(); }
+  std::size_t size() const { return size_; }
   bool explicit_dtype() const { return explicit_dtype_; }
   bool has_subclass() const { return has_subclass_; }
 
@@ -53,11 +70,23 @@ class Arguments {
   std::string label(std::size_t i, Py_ssize_t positional, PyObject* kwnames) const;
 
  private:
+  static constexpr std::size_t kInline = 8;
+
   void add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item, Role role);
   void add_items(PyObject* container, Py_ssize_t argument, Role role);
+  void grow();
 
-  c10::SmallVector<Arg, 8> args_;
-  c10::SmallVector<FoundTensor, 8> found_;
+  // Two arrays that move to the heap together. Fields are stored one by one where they stay: a
+  // vector of structs copied whole stalls on store forwarding, which costs more than all the rest
+  // of a call.
+  Arg inline_args_[kInline];
+  FoundTensor inline_found_[kInline];
+  Arg* args_ = inline_args_;
+  FoundTensor* found_ = inline_found_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = kInline;
+  std::vector<Arg> heap_args_;
+  std::vector<FoundTensor> heap_found_;
   bool explicit_dtype_ = false;
   bool has_subclass_ = false;
 };

@@ -54,6 +54,11 @@ int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* te
   return truth;
 }
 
+// D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.
+bool is_atomic(const PatchedOp& op) {
+  return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
+}
+
 // Calls the original. Where __torch_function__ overrides the op it is told of the original,
 // whatever home the call came by: torch would look the function up by name and hand out the patched
 // op.
@@ -143,10 +148,29 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
                        kwnames);
 }
 
+// What is left of a call where nothing can be cast: most calls of a converted model, so it is kept
+// short. The log off, no override by a mode, no tensor subclass, and every eligible tensor in one
+// dtype that the rule accepts as it is.
+bool is_settled(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
+  if (record::level() != record::Level::Off || op.rule.action == Action::Error ||
+      at::impl::torch_function_mode_enabled()) {
+    return false;
+  }
+  DTypes seen;
+  return seen.add(args, count) && settled(op.rule, seen.mask());
+}
+
 PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf,
                      PyObject* kwnames) {
   const auto& op = *reinterpret_cast<PatchedOp*>(callable);
   if (!op.active || casts_off()) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  const Py_ssize_t count =
+      PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
+  if (is_settled(op, args, count)) {
+    if (!op.form.python) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+    const CastsOffGuard guard(is_atomic(op));
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  }
   try {
     return call_patched(op, args, nargsf, kwnames);
   } catch (py::error_already_set& error) {

@@ -33,21 +33,6 @@ PyObject* original_to() {
 
 }  // namespace
 
-DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::Float32;
-    case at::kBFloat16:
-      return DType::BFloat16;
-    case at::kHalf:
-      return DType::Float16;
-    case at::kDouble:
-      return DType::Float64;
-    default:
-      return DType::Other;
-  }
-}
-
 PyObject* cast_tensor(PyObject* tensor, DType to) {
   const at::ScalarType dtype = scalar_type(to);
   if (!THPVariable_CheckExact(tensor)) {

@@ -1,17 +1,27 @@
 // The one place where a tensor changes dtype.
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <torch/csrc/python_headers.h>
 
 #include "policy/dtype.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace habana_mp {
 
-DType dtype_of(const at::Tensor& tensor);
+inline DType dtype_of(const at::TensorBase& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return DType::Float32;
+    case at::kBFloat16:
+      return DType::BFloat16;
+    case at::kHalf:
+      return DType::Float16;
+    case at::kDouble:
+      return DType::Float64;
+    default:
+      return DType::Other;
+  }
+}
 
 // The cast of a Python tensor: a new reference, or null with a Python error set. Differentiable. A
 // tensor subclass is cast by its own

@@ -52,7 +52,7 @@ test: $(BUILT)
 	    && $(BIN)/cmake --build build/core --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
 	@$(BIN)/ctest --test-dir build/core --parallel $(JOBS) --output-on-failure --no-tests=error
 	@echo "==> Python tests"
-	@$(BIN)/pytest -q -n $(JOBS)
+	@$(BIN)/pytest -n $(JOBS)
 
 lint: $(BUILT)
 	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check
@@ -71,7 +71,7 @@ fuzz: $(SETUP)
 	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=clang++ -DHABANA_MP_FUZZ=ON \
 	    -S . -B build/fuzz >/dev/null && $(BIN)/cmake --build build/fuzz --parallel $(JOBS)
 	@mkdir -p build/fuzz/corpus
-	@build/fuzz/fuzz_op_list -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*
+	@build/fuzz/fuzz_op_list -verbosity=0 -print_final_stats=1 -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*
 
 clean:
 	@rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ python=$1
 missing=
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
-    echo "Python 3.10 or newer is needed; '$python' is $("$python" --version 2>&1 || true). Say make PYTHON=/path/to/python3" >&2
+    echo "Python 3.10 or newer is needed; '$python' is $("$python" --version 2>/dev/null || echo not there). Say make PYTHON=/path/to/python3" >&2
     exit 1
 }
 "$python" -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"

@@ -15,12 +15,9 @@ import torch
 
 from habana_mp import _core as core
 from habana_mp._list_file import Entry, ListFile, ListPath, check_known, merged, read_list, warn, whole_op
+from habana_mp._preset import LISTS, SHIPPED, read_folder
 
-_LISTS = ("lower", "fp32", "promote")
-_SHIPPED = Path(__file__).parent / "lists"
 _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
-_DESCRIPTION = "policy.toml"
-_KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,13 @@ class Policy:
                 return cls(core.Policy.parse(text))
             name = _ALIASES.get(text, text)
             if name in presets():
-                return cls(_read_folder(_SHIPPED / name, shipped=True))
-            if not Path(text).is_dir():
+                return cls(read_folder(SHIPPED / name, shipped=True))
+            if not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
                 raise ValueError(
-                    f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with {_DESCRIPTION}, "
+                    f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                     "and the text of a policy"
                 )
-        return cls(_read_folder(Path(text), shipped=False))
+        return cls(read_folder(Path(text), shipped=False))
 
     @classmethod
     def from_files(
@@ -111,7 +108,7 @@ class Policy:
             ValueError: ``path:line`` of a line that is no op name, or of an op that both files name.
             OSError: a file that cannot be read.
         """
-        given = {name: read_list(path) for name, path in zip(_LISTS, (lower, fp32, promote), strict=True) if path}
+        given = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
         start = base if isinstance(base, Policy) else cls.load(base)
         return cls(_with_files(start, given, low_dtype, strict=strict))
 
@@ -133,12 +130,12 @@ class Policy:
         "fp32" runs them in float32. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
         """
         given: list[list[Entry]] = []
-        for title, ops in zip(_LISTS, (lower, fp32, promote), strict=True):
+        for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
             given.append([(op, "", 0) for op in ops])
         made = core.Policy(name, _low_name(low_dtype, "low_dtype"), rest, *given, [])
-        for title, entries in zip(_LISTS, given, strict=True):
+        for title, entries in zip(LISTS, given, strict=True):
             check_known(entries, f"the {title} list", strict=strict)
         return cls(made)
 
@@ -160,7 +157,7 @@ class Policy:
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
         """The names in "lower", "fp32", "promote" and "error", each sorted."""
-        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*_LISTS, "error")}
+        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
 
     def rule(self, op: str) -> OpRule:
         """What this policy says of an op, asked by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
@@ -193,7 +190,7 @@ class Policy:
 
 def presets() -> tuple[str, ...]:
     """The names of the policies that this package ships, for ``Policy.load`` and ``convert(policy=...)``."""
-    return tuple(sorted(entry.name for entry in os.scandir(_SHIPPED) if entry.is_dir()))
+    return tuple(sorted(entry.name for entry in os.scandir(SHIPPED) if entry.is_dir()))
 
 
 def policy_for_convert(  # noqa: PLR0917 - in the order of convert
@@ -289,50 +286,3 @@ def _with_files(
     for file in given.values():
         check_known([*file.named, *file.removed], file.path, strict=strict)
     return made
-
-
-def _read_folder(folder: Path, *, shipped: bool) -> core.Policy:
-    described = _read_description(folder / _DESCRIPTION)
-    lists = [read_list(folder / f"{name}.txt") for name in _LISTS]
-    for file in lists:
-        if file.edits:
-            raise ValueError(
-                f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
-            )
-    error = [(op, str(folder / _DESCRIPTION), 0) for op in described.get("error", [])]
-    made = core.Policy(
-        described.get("name", folder.name),
-        described["low_dtype"],
-        described["rest"],
-        *(file.named for file in lists),
-        error,
-    )
-    if not shipped:
-        for file in lists:
-            check_known(file.named, file.path, strict=False)
-    return made
-
-
-def _read_description(path: Path) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-
-    try:
-        described = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ones
-        raise ValueError(f"{path}: {error}") from None
-    if unknown := described.keys() - _KEYS:
-        raise ValueError(f"{path}: {min(unknown)!r} is no key of a policy; accepted are {', '.join(sorted(_KEYS))}")
-    for key in ("low_dtype", "rest"):
-        if not isinstance(described.get(key), str):
-            raise ValueError(f"{path}: {key} must be given, as a string")  # noqa: TRY004 - of the file, not of a call
-    error_ops = described.get("error", [])
-    if (
-        not isinstance(described.get("name", ""), str)
-        or not isinstance(error_ops, list)
-        or not all(isinstance(op, str) for op in error_ops)
-    ):
-        raise ValueError(f"{path}: name is a string and error a list of op names")
-    return described

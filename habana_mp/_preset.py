@@ -1,0 +1,64 @@
+"""Policies on disk: a folder with policy.toml, lower.txt, fp32.txt and promote.txt, as the presets under lists/ are.
+
+Knows the form of the folder; what its values mean is checked by src/policy/policy.cpp.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from habana_mp import _core as core
+from habana_mp._list_file import check_known, read_list
+
+LISTS = ("lower", "fp32", "promote")
+SHIPPED = Path(__file__).parent / "lists"
+_DESCRIPTION = "policy.toml"
+_KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
+
+
+def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
+    described = _read_description(folder / _DESCRIPTION)
+    lists = [read_list(folder / f"{name}.txt") for name in LISTS]
+    for file in lists:
+        if file.edits:
+            raise ValueError(
+                f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
+            )
+    error = [(op, str(folder / _DESCRIPTION), 0) for op in described.get("error", [])]
+    made = core.Policy(
+        described.get("name", folder.name),
+        described["low_dtype"],
+        described["rest"],
+        *(file.named for file in lists),
+        error,
+    )
+    if not shipped:
+        for file in lists:
+            check_known(file.named, file.path, strict=False)
+    return made
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib
+
+    try:
+        described = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ones
+        raise ValueError(f"{path}: {error}") from None
+    if unknown := described.keys() - _KEYS:
+        raise ValueError(f"{path}: {min(unknown)!r} is no key of a policy; accepted are {', '.join(sorted(_KEYS))}")
+    for key in ("low_dtype", "rest"):
+        if not isinstance(described.get(key), str):
+            raise ValueError(f"{path}: {key} must be given, as a string")  # noqa: TRY004 - of the file, not of a call
+    error_ops = described.get("error", [])
+    if (
+        not isinstance(described.get("name", ""), str)
+        or not isinstance(error_ops, list)
+        or not all(isinstance(op, str) for op in error_ops)
+    ):
+        raise ValueError(f"{path}: name is a string and error a list of op names")
+    return described

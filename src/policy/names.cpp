@@ -105,55 +105,43 @@ constexpr Names<4> kFamilies[] = {
 
 // Names that only C++ code calls, by the Python call that reaches them (D17).
 struct Reached {
-  std::string_view home;
+  Names<3> homes;
   Names<6> names;
 };
 constexpr Reached kReached[] = {
-    {"conv1d",
+    {{"conv1d", "conv2d", "conv3d"},
      {"convolution", "_convolution", "_convolution_mode", "mkldnn_convolution", "cudnn_convolution",
       "convolution_overrideable"}},
-    {"conv2d",
-     {"convolution", "_convolution", "_convolution_mode", "mkldnn_convolution", "cudnn_convolution",
-      "convolution_overrideable"}},
-    {"conv3d",
-     {"convolution", "_convolution", "_convolution_mode", "mkldnn_convolution", "cudnn_convolution",
-      "convolution_overrideable"}},
-    {"conv_transpose1d",
+    {{"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"},
      {"convolution", "_convolution", "cudnn_convolution_transpose", "convolution_overrideable"}},
-    {"conv_transpose2d",
-     {"convolution", "_convolution", "cudnn_convolution_transpose", "convolution_overrideable"}},
-    {"conv_transpose3d",
-     {"convolution", "_convolution", "cudnn_convolution_transpose", "convolution_overrideable"}},
-    {"convolution",
+    {{"convolution"},
      {"_convolution", "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose",
       "convolution_overrideable"}},
-    {"lstm", {"mkldnn_rnn_layer"}},
-    {"gru_cell", {"_thnn_fused_gru_cell"}},
-    {"lstm_cell", {"_thnn_fused_lstm_cell"}},
-    {"batch_norm", {"native_batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm"}},
-    {"layer_norm", {"native_layer_norm"}},
-    {"group_norm", {"native_group_norm"}},
-    {"rms_norm", {"_fused_rms_norm"}},
-    {"dropout", {"native_dropout"}},
-    {"dropout1d", {"feature_dropout"}},
-    {"dropout2d", {"feature_dropout"}},
-    {"dropout3d", {"feature_dropout"}},
-    {"softmax", {"_softmax"}},
-    {"log_softmax", {"_log_softmax"}},
-    {"nll_loss", {"nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"}},
-    {"nll_loss_nd", {"nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"}},
-    {"nll_loss2d", {"nll_loss2d_forward"}},
-    {"multilabel_margin_loss", {"multilabel_margin_loss_forward"}},
-    {"ctc_loss", {"_ctc_loss"}},
-    {"cdist", {"_cdist_forward"}},
-    {"pdist", {"_pdist_forward"}},
-    {"log_sigmoid", {"log_sigmoid_forward"}},
-    {"embedding_bag", {"_embedding_bag", "_embedding_bag_forward_only"}},
-    {"grid_sampler", {"grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback"}},
-    {"grid_sampler_2d", {"_grid_sampler_2d_cpu_fallback"}},
-    {"prelu", {"_prelu_kernel"}},
-    {"bilinear", {"_trilinear"}},
-    {"scaled_dot_product_attention",
+    {{"lstm"}, {"mkldnn_rnn_layer"}},
+    {{"gru_cell"}, {"_thnn_fused_gru_cell"}},
+    {{"lstm_cell"}, {"_thnn_fused_lstm_cell"}},
+    {{"batch_norm"}, {"native_batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm"}},
+    {{"layer_norm"}, {"native_layer_norm"}},
+    {{"group_norm"}, {"native_group_norm"}},
+    {{"rms_norm"}, {"_fused_rms_norm"}},
+    {{"dropout"}, {"native_dropout"}},
+    {{"dropout1d", "dropout2d", "dropout3d"}, {"feature_dropout"}},
+    {{"softmax"}, {"_softmax"}},
+    {{"log_softmax"}, {"_log_softmax"}},
+    {{"nll_loss"}, {"nll_loss_nd", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"}},
+    {{"nll_loss_nd"}, {"nll_loss", "nll_loss2d", "nll_loss_forward", "nll_loss2d_forward"}},
+    {{"nll_loss2d"}, {"nll_loss2d_forward"}},
+    {{"multilabel_margin_loss"}, {"multilabel_margin_loss_forward"}},
+    {{"ctc_loss"}, {"_ctc_loss"}},
+    {{"cdist"}, {"_cdist_forward"}},
+    {{"pdist"}, {"_pdist_forward"}},
+    {{"log_sigmoid"}, {"log_sigmoid_forward"}},
+    {{"embedding_bag"}, {"_embedding_bag", "_embedding_bag_forward_only"}},
+    {{"grid_sampler"}, {"grid_sampler_2d", "grid_sampler_3d", "_grid_sampler_2d_cpu_fallback"}},
+    {{"grid_sampler_2d"}, {"_grid_sampler_2d_cpu_fallback"}},
+    {{"prelu"}, {"_prelu_kernel"}},
+    {{"bilinear"}, {"_trilinear"}},
+    {{"scaled_dot_product_attention"},
      {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
       "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
       "_scaled_dot_product_attention_math"}},
@@ -301,7 +289,11 @@ std::vector<Level> candidates(std::string_view home_name) {
   Level reached;
   const std::vector<std::string>& spellings = levels.seen();
   for (const Reached& row : kReached) {
-    if (std::find(spellings.begin(), spellings.end(), row.home) == spellings.end()) continue;
+    const bool reaches =
+        std::any_of(row.homes.begin(), row.homes.end(), [&](std::string_view home) {
+          return std::find(spellings.begin(), spellings.end(), home) != spellings.end();
+        });
+    if (!reaches) continue;
     for (const std::string_view name : row.names) {
       if (!name.empty()) reached.emplace_back(name);
     }

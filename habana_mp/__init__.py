@@ -19,12 +19,14 @@ if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
 
 from habana_mp._convert import convert, is_converted, revert
 from habana_mp._disable import disable_casts
+from habana_mp._explain import explain
 from habana_mp._policy import Policy, presets
 
 __all__ = [
     "Policy",
     "convert",
     "disable_casts",
+    "explain",
     "is_converted",
     "presets",
     "revert",

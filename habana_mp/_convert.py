@@ -65,7 +65,7 @@ def convert(
     )
     with _lock:
         _dynamo.prepare()
-        rows = [*_patches(new), *_guests.patches(), *_dynamo.patches(new), (_this_module(), "_policy", new)]
+        rows = [*_patches(new), *_guests.patches(new), *_dynamo.patches(new), (_this_module(), "_policy", new)]
         _log.open_log(isVerbose)
         try:
             _core.install(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,16 +11,21 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from habana_mp import _core
+from habana_mp import _core, _script
 from habana_mp._disable import casts_off
 from habana_mp._patched import _ops
+from habana_mp._policy import Policy
 
 
-def patches() -> Iterator[tuple[Any, ...]]:
+def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     """(owner, attribute, value) of each."""
+    if any(policy.rule(name).listed_as for name in _PADS) and not policy.rule("pad").listed_as:
+        yield torch.nn.functional, "pad", _pad
+        yield torch._C._nn, "pad", _pad
     # The fused encoder layer of inference would run past linear, layer_norm and softmax, as it would past torch.autocast, which
     # switches it off too.
     yield torch.backends.mha, "_is_fastpath_enabled", False
+    yield torch.jit, "script", _script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", _module_state
     yield (
@@ -34,9 +40,22 @@ def patches() -> Iterator[tuple[Any, ...]]:
     )
 
 
+_PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
+
+_torch_pad = torch._C._nn.pad
 _checkpoint_generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
 _checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
 _rnn_check_input = torch.nn.RNNBase.check_input
+
+
+@functools.wraps(_torch_pad)
+def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:  # noqa: A002
+    """F.pad by the names that a policy knows: which op it is hangs on the mode and the number of padded dimensions (D17)."""
+    kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
+    padded = len(pad) // 2
+    if kind is None or f"{kind}_pad{padded}d" not in _PADS or input.dim() not in (padded + 1, padded + 2):
+        return _torch_pad(input, pad, mode, value)
+    return getattr(torch._C._nn, f"{kind}_pad{padded}d")(input, pad)  # type: ignore[no-any-return]
 
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002

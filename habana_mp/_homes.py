@@ -43,6 +43,12 @@ class Home(NamedTuple):
         own = self.attribute
         return own if own.startswith(self.prefix) else self.prefix + own
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the name says that argument 0 is written to: relu_, __iadd__ (D12)."""
+        name = self.attribute
+        return name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
     def function(self) -> Callable[..., Any]:
         """What torch itself has there, also while converted."""
         value = getattr(self.owner, self.attribute)
@@ -65,7 +71,7 @@ _F_HELPERS = frozenset(
     " assert_int_or_pair".split()
 )
 
-_NORMS = frozenset(["batch_norm", "instance_norm", "layer_norm", "group_norm"])  # D14
+NORMS = frozenset(["batch_norm", "instance_norm", "layer_norm", "group_norm"])  # D14
 
 # Positions of running_mean and running_var; the two spellings of a norm differ (F132).
 _STATISTICS = {
@@ -124,11 +130,11 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     """How calls of an op are written, read off its name and, of Python functions, its parameters."""
     plain = home.attribute
     form: dict[str, Any] = {
-        "in_place": plain in _IN_PLACE_OPERATORS or (plain.endswith("_") and not plain.endswith("__")),
-        "norm": plain in _NORMS,
+        "in_place": home.in_place,
+        "norm": plain in NORMS,
         "overridable": id(original) in _overridable(),
     }
-    if plain in _NORMS:
+    if plain in NORMS:
         form["statistics"] = sum(1 << place for place in _STATISTICS.get(home.path, ()))
     if isinstance(original, types.FunctionType):
         form["python"] = True

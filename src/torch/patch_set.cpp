@@ -43,24 +43,30 @@ void make(std::vector<Assignment>& assignments) {
 }  // namespace
 
 void PatchSet::install(std::vector<Assignment> assignments) {
-  undo(assignments_, assignments_.size());
-  try {
-    make(assignments);
-  } catch (py::error_already_set&) {
-    make(assignments_);
-    throw;
+  if (suspended_ == 0) {
+    undo(assignments_, assignments_.size());
+    try {
+      make(assignments);
+    } catch (py::error_already_set&) {
+      make(assignments_);
+      throw;
+    }
   }
   assignments_ = std::move(assignments);
 }
 
 void PatchSet::uninstall() {
-  undo(assignments_, assignments_.size());
+  if (suspended_ == 0) undo(assignments_, assignments_.size());
   assignments_.clear();
 }
 
-void PatchSet::suspend() { undo(assignments_, assignments_.size()); }
+void PatchSet::suspend() {
+  if (suspended_++ == 0) undo(assignments_, assignments_.size());
+}
 
-void PatchSet::resume() { make(assignments_); }
+void PatchSet::resume() {
+  if (--suspended_ == 0) make(assignments_);
+}
 
 PatchSet& patch_set() {
   static auto* set =

@@ -28,13 +28,14 @@ class PatchSet {
   // before the call, and the Python error of the failure is thrown.
   void install(std::vector<Assignment> assignments);
   void uninstall();
-  // Undone for a while and made again, around code that must find the originals.
+  // Out of the way around code that must find the originals, until as many resumes. What is installed meanwhile is made at the last.
   void suspend();
   void resume();
   bool installed() const { return !assignments_.empty(); }
 
  private:
   std::vector<Assignment> assignments_;
+  int suspended_ = 0;
 };
 
 // The one set in force (D7: a second conversion replaces the first).

@@ -1,0 +1,158 @@
+"""``explain``: which rule an op has here and now, who said so, which homes it covers and what happens to its arguments."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+import torch
+
+from habana_mp import _core
+from habana_mp._convert import ops, policy_in_force, rule_of
+from habana_mp._disable import casts_off
+from habana_mp._homes import NORMS, Home, known_names
+from habana_mp._patched import Rule
+from habana_mp._policy import OpRule, Policy
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` answers; ``str`` of it is for people.
+
+    ``homes`` maps each name through which Python reaches the op to what happens to calls by it: an alias that a list names has a rule
+    of its own. ``in_force`` is false where this is only what the policy would do: nothing is converted, or ``disable_casts`` is on.
+    """
+
+    op: str
+    rule: OpRule
+    policy: Policy
+    in_force: bool
+    state: str
+    homes: dict[str, str]
+    arguments: tuple[str, ...]
+
+    def __str__(self) -> str:
+        homes = [f"{label}  ->  {what}" for label, what in self.homes.items()] or ["none: no Python call reaches it"]
+        rows = [
+            ("rule", (str(self.rule).partition(": ")[2],)),
+            ("policy", (f"{self.policy.name}, {self.state}",)),
+            ("arguments", self.arguments),
+            ("homes", tuple(homes)),
+        ]
+        lines = [self.op]
+        for title, texts in rows:
+            lines += [f"  {title if i == 0 else '':<10} {text}" for i, text in enumerate(texts)]
+        return "\n".join(lines)
+
+
+def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
+    """Tell which rule applies to an op, and why.
+
+    Args:
+        op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
+        policy: ask this policy; by default the one in force, and without a conversion the one of a plain ``convert()``.
+
+    Raises:
+        ValueError: no op of the installed torch has that name; the message has the nearest ones.
+
+    >>> print(hmp.explain("layer_norm"))
+    """
+    name = _plain_name(op)
+    current = policy_in_force()
+    if isinstance(policy, str):
+        policy = Policy.load(policy)
+    asked = policy or current or Policy.load("hmp")
+    if policy is not None and policy != current:
+        state = "not in force"
+    elif current is None:
+        state = "not in force: nothing is converted"
+    elif casts_off():
+        state = "switched off here by disable_casts"
+    else:
+        state = "in force"
+    return Explanation(
+        op=name,
+        rule=asked.rule(name),
+        policy=asked,
+        in_force=state == "in force",
+        state=state,
+        homes=_homes_of(name, asked),
+        arguments=_arguments(name, asked),
+    )
+
+
+def _plain_name(op: str) -> str:
+    """The name of an op, out of one that says where it lives; overload names keep their dot."""
+    if op in known_names():
+        return op
+    for prefix, own in (("torch.linalg.", "linalg_"), ("torch.fft.", "fft_"), ("torch.special.", "special_")):
+        if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
+            return own + op.removeprefix(prefix)
+    last = op.rpartition(".")[2]
+    if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
+        return last
+    near = difflib.get_close_matches(op, known_names(), n=3)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
+
+
+def _homes_of(name: str, policy: Policy) -> dict[str, str]:
+    base = name.partition(".")[0]
+    found: dict[str, str] = {}
+    for original, places in ops():
+        if any(base in level for home in places for level in _core.candidates(home.name)):
+            what = _effect(rule_of(policy, places, original), places[0], policy)
+            found.update((home.label, what) for home in places)
+    return dict(sorted(found.items(), key=lambda item: (item[0].startswith("torch._"), item[0])))
+
+
+def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
+    if rule is None:
+        return "left alone"
+    if home.in_place:
+        return "in place: the other tensors take the dtype of the one written to"
+    action = _core.ACTIONS[rule.action]
+    low = str(policy.low_dtype).removeprefix("torch.")
+    said = {
+        "lower": low,
+        "fp32": "float32",
+        "promote": "widest",
+        "first_input": "first input's dtype",
+        "error": "error",
+    }
+    return said[action] + ("" if rule.listed else " (rest)")
+
+
+def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
+    rule = policy.rule(name)
+    norm = name in NORMS
+    low = str(policy.low_dtype).removeprefix("torch.")
+    eligible = "float32, bfloat16 and float16 tensors, also in lists and given by keyword,"
+    if rule.action == "lower":
+        to = (
+            f"the input goes to {low}; weight, bias and running statistics stay as they are"
+            if norm
+            else f"{eligible} go to {low}"
+        )
+    elif rule.action == "fp32":
+        to = (
+            "the input, weight and bias go to float32; running statistics stay" if norm else f"{eligible} go to float32"
+        )
+    elif rule.action == "promote":
+        to = f"{eligible} go to the widest dtype among them"
+    elif rule.action == "error":
+        return ("the call raises RuntimeError: it is unsafe in lower precision",)
+    elif policy.rest == "inputs":
+        return ("left alone: no list names it and the policy leaves the rest to its inputs",)
+    elif policy.rest == "fp32":
+        to = f"{eligible} go to float32, if the op computes on them"
+    else:
+        to = (
+            "nothing but the first argument counts"
+            if norm
+            else f"{eligible} take the dtype of the first, if the op computes on two or more"
+        )
+    return (
+        to,
+        "left alone: calls with a float64 tensor, with dtype= or with out=; in place the target keeps its dtype",
+    )

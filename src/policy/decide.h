@@ -54,78 +54,84 @@ struct Decision {
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
 
-constexpr unsigned dtype_bit(DType dtype) { return 1u << static_cast<unsigned>(dtype); }
+constexpr std::uint32_t dtype_bit(DType dtype) { return 1u << static_cast<unsigned>(dtype); }
 
 namespace decide_detail {
 
-inline constexpr unsigned kEligible =
+inline constexpr std::uint32_t kEligible =
     dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) | dtype_bit(DType::Float32);
 
+// A set of dtypes for each role: a byte a role, a bit a dtype. Filled without a branch.
+struct DTypesByRole {
+  std::uint32_t bits = 0;
+
+  constexpr void add(const Arg& arg) {
+    bits |= dtype_bit(arg.dtype) << (8 * static_cast<unsigned>(arg.role));
+  }
+  constexpr std::uint32_t of(Role role) const {
+    return (bits >> (8 * static_cast<unsigned>(role))) & 0xFFu;
+  }
+  constexpr bool any(DType dtype) const { return (bits & (dtype_bit(dtype) * 0x01010101u)) != 0; }
+};
+
 // The widest of a set of eligible dtypes; float16 with bfloat16 makes float32 (D13).
-constexpr DType widest(unsigned seen) {
+constexpr DType widest(std::uint32_t seen) {
   if (seen == dtype_bit(DType::BFloat16)) return DType::BFloat16;
   if (seen == dtype_bit(DType::Float16)) return DType::Float16;
   return DType::Float32;
+}
+
+// The dtype of the first target, or of the first eligible input: there is one.
+constexpr DType first_dtype(std::span<const Arg> args, Role role) {
+  for (const Arg& arg : args) {
+    if (arg.role == role && (role == Role::Target || eligible(arg.dtype))) return arg.dtype;
+  }
+  return DType::Other;
 }
 
 }  // namespace decide_detail
 
 // explicit_dtype: the call names its result's dtype or gives out= (D11).
 constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dtype) {
-  using decide_detail::kEligible;
+  using namespace decide_detail;
   constexpr std::uint8_t kInputs = role_bit(Role::Input);
   constexpr std::uint8_t kAll = kInputs | role_bit(Role::Affine);
 
   if (explicit_dtype) return kLeftAlone;
 
-  unsigned inputs = 0;       // dtypes among Role::Input
-  unsigned all = 0;          // dtypes among Role::Input and Role::Affine
-  unsigned dimensioned = 0;  // those of them that are no 0-dim tensors
-  DType first = DType::Other;
-  DType target = DType::Other;
-  bool in_place = false;
-  bool has_float64 = false;
+  DTypesByRole seen;
+  DTypesByRole dimensioned;
   for (const Arg& arg : args) {
-    has_float64 |= arg.dtype == DType::Float64;
-    const unsigned bit = dtype_bit(arg.dtype) & kEligible;
-    switch (arg.role) {
-      case Role::Input:
-        inputs |= bit;
-        if (first == DType::Other && bit != 0) first = arg.dtype;
-        [[fallthrough]];
-      case Role::Affine:
-        all |= bit;
-        if (!arg.zero_dim) dimensioned |= bit;
-        break;
-      case Role::Statistic:
-        break;
-      case Role::Target:
-        if (!in_place) target = arg.dtype;
-        in_place = true;
-        break;
-    }
+    seen.add(arg);
+    if (!arg.zero_dim) dimensioned.add(arg);
   }
-  if (has_float64) return kLeftAlone;  // D10
+  if (seen.any(DType::Float64)) return kLeftAlone;  // D10
 
-  if (in_place) {  // D11: wins over the lists; D12
+  if (seen.of(Role::Target) != 0) {  // D11: in place wins over the lists; D12
     const bool untouched =
         rule.action == Action::Error || (rule.action == Action::Inputs && !rule.listed);
+    const DType target = first_dtype(args, Role::Target);
     if (untouched || !eligible(target)) return kLeftAlone;
     return {target, Cause::InPlace, kAll};
   }
 
+  const std::uint32_t inputs = seen.of(Role::Input) & kEligible;
+  const std::uint32_t all = inputs | (seen.of(Role::Affine) & kEligible);
   switch (rule.action) {
-    case Action::Lower:  // D14: of a norm only the input; an op without affine arguments has inputs
-                         // alone
+    case Action::Lower:  // D14: of a norm the input alone
       return inputs == 0 ? kLeftAlone : Decision{rule.low, Cause::Lower, kInputs};
     case Action::Fp32:
       if (all == 0) return kLeftAlone;
       return {DType::Float32, rule.listed ? Cause::Fp32 : Cause::RestFp32, kAll};
-    case Action::Promote:
+    case Action::Promote: {
       if (all == 0) return kLeftAlone;
-      return {decide_detail::widest(dimensioned != 0 ? dimensioned : all), Cause::Promote, kAll};
+      const std::uint32_t count =
+          (dimensioned.of(Role::Input) | dimensioned.of(Role::Affine)) & kEligible;
+      return {widest(count != 0 ? count : all), Cause::Promote, kAll};
+    }
     case Action::FirstInput:
-      return first == DType::Other ? kLeftAlone : Decision{first, Cause::FirstInput, kInputs};
+      if (inputs == 0) return kLeftAlone;
+      return {first_dtype(args, Role::Input), Cause::FirstInput, kInputs};
     case Action::Inputs:
     case Action::Error:  // the front end raises
       break;

@@ -29,8 +29,10 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
     """
 
     def __init__(self) -> None:
-        self._before: list[bool] = []  # used by traced code only: eager code counts per thread in C++
+        self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
 
+    # A with statement runs C in place of these two (run_disable_casts_in_c): the interpreter looks for signals inside a Python function,
+    # and Ctrl-C would leave it halfway. torch.compile reads them, and Python 3.11 runs them where they are called by name.
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             self._before.append(torch.is_autocast_enabled(CASTS_OFF))
@@ -43,3 +45,6 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
             torch.set_autocast_enabled(CASTS_OFF, self._before.pop())
         else:
             _core.exit_disabled()
+
+
+_core.run_disable_casts_in_c(disable_casts.__enter__, disable_casts.__exit__)

@@ -129,13 +129,14 @@ class Policy:
         ``rest`` says what happens to all others: "inputs" leaves them alone, "first_input" gives them the dtype of their first input,
         "fp32" runs them in float32. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
         """
-        given: list[list[Entry]] = []
+        given: dict[str, list[Entry]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
-            given.append([(op, "", 0) for op in ops])
-        made = core.Policy(name, _low_name(low_dtype, "low_dtype"), rest, *given, [])
-        for title, entries in zip(LISTS, given, strict=True):
+            given[title] = [(op, "", 0) for op in ops]
+        low = _low_name(low_dtype, "low_dtype")
+        made = core.Policy(name, low, rest, given["lower"], given["fp32"], given["promote"], [])
+        for title, entries in given.items():
             check_known(entries, f"the {title} list", strict=strict)
         return cls(made)
 

@@ -19,7 +19,7 @@ _KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest"
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = _read_description(folder / _DESCRIPTION)
-    lists = [read_list(folder / f"{name}.txt") for name in LISTS]
+    lower, fp32, promote = lists = [read_list(folder / f"{name}.txt") for name in LISTS]
     for file in lists:
         if file.edits:
             raise ValueError(
@@ -30,7 +30,9 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
         described.get("name", folder.name),
         described["low_dtype"],
         described["rest"],
-        *(file.named for file in lists),
+        lower.named,
+        fp32.named,
+        promote.named,
         error,
     )
     if not shipped:
@@ -46,7 +48,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         import tomli as tomllib
 
     try:
-        described = tomllib.loads(path.read_text(encoding="utf-8"))
+        described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ones
         raise ValueError(f"{path}: {error}") from None
     if unknown := described.keys() - _KEYS:

@@ -1,10 +1,13 @@
-"""Every test leaves torch as it found it."""
+"""Every test leaves torch as it found it: each home holds its original again, and casts are on."""
 
 from __future__ import annotations
 
 import pytest
 
-from habana_mp import hmp
+from habana_mp import _core, hmp
+from habana_mp._homes import homes
+
+_ORIGINALS = [(home, home.function()) for home in homes()]
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +15,7 @@ def _converted_by_none(monkeypatch):
     monkeypatch.delenv("HABANA_MP_LOG", raising=False)
     yield
     hmp.revert()
+    off = _core.casts_off()
+    _core.set_casts_off(False)
+    assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]
+    assert not off

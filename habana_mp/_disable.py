@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch.utils._contextlib import _NoParamDecoratorContextManager
+from torch.utils._contextlib import _NoParamDecoratorContextManager, context_decorator
 
 from habana_mp import _core
 
@@ -31,6 +37,13 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
     def __init__(self) -> None:
         self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
 
+    def __call__(self, orig_func: Any) -> Any:
+        if inspect.iscoroutinefunction(orig_func):
+            return _in_steps(self.clone, orig_func)
+        if inspect.isasyncgenfunction(orig_func):
+            raise TypeError("disable_casts cannot decorate an async generator: use it as a context manager inside")
+        return super().__call__(orig_func)
+
     # A with statement runs C in place of these two (run_disable_casts_in_c): the interpreter looks for signals inside a Python function,
     # and Ctrl-C would leave it halfway. torch.compile reads them, and Python 3.11 runs them where they are called by name.
     def __enter__(self) -> None:
@@ -45,6 +58,22 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
             torch.set_autocast_enabled(CASTS_OFF, self._before.pop())
         else:
             _core.exit_disabled()
+
+
+def _in_steps(make: Callable[[], disable_casts], function: Any) -> Any:
+    """A coroutine function that is inside ``make()`` while it runs and outside while it waits: other tasks share its thread."""
+
+    @types.coroutine
+    def steps(coroutine: Any) -> Any:
+        return (yield from coroutine.__await__())
+
+    drive = types.coroutine(context_decorator(make, steps))  # type: ignore[no-untyped-call]
+
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await drive(function(*args, **kwargs))
+
+    return wrapper
 
 
 _core.run_disable_casts_in_c(disable_casts.__enter__, disable_casts.__exit__)

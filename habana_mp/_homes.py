@@ -7,6 +7,7 @@ told by `candidates` in src/policy/names.h.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class Home(NamedTuple):
     def function(self) -> Callable[..., Any]:
         """What torch itself has there, also while converted."""
         value = getattr(self.owner, self.attribute)
-        return value.original if isinstance(value, PatchedOp) else value  # type: ignore[no-any-return]
+        return value.original if isinstance(value, PatchedOp) else value
 
 
 _ARITHMETIC = "add sub mul matmul truediv div floordiv mod pow"
@@ -105,16 +106,18 @@ def _find_homes() -> Iterator[Home]:
         if _is_function(getattr(torch, name, None)) and name not in torch.functional.__all__:
             yield Home(torch, name, "")
         yield Home(torch._VF, name, "")
-    for public, private, prefix in (
-        (torch.linalg, torch._C._linalg, "linalg_"),
-        (torch.fft, torch._C._fft, "fft_"),
-        (torch.special, torch._C._special, "special_"),
-        (None, torch._C._nn, ""),
+    for owner, prefix in (
+        (torch.linalg, "linalg_"),
+        (sys.modules["torch._C._linalg"], "linalg_"),
+        (torch.fft, "fft_"),
+        (sys.modules["torch._C._fft"], "fft_"),
+        (torch.special, "special_"),
+        (sys.modules["torch._C._special"], "special_"),
+        (torch._C._nn, ""),
     ):
-        for owner in filter(None, (public, private)):
-            for name, value in vars(owner).items():
-                if _is_function(value) and not name.startswith("__"):
-                    yield Home(owner, name, prefix)
+        for name, value in vars(owner).items():
+            if _is_function(value) and not name.startswith("__"):
+                yield Home(owner, name, prefix)
     for name in dir(torch.Tensor):
         if name in _OPERATORS or (not name.startswith("__") and callable(getattr(torch.Tensor, name))):
             if not isinstance(getattr(torch.Tensor, name), type):
@@ -163,7 +166,7 @@ NOT_COMPUTING = {
     "conversion": _names(
         "to type type_as to_dense to_sparse to_sparse_coo to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc to_mkldnn"
         " to_padded_tensor dequantize int_repr float double half bfloat16 int long short char byte bool cfloat cdouble chalf"
-        " cpu cuda xpu ipu mtia result_type can_cast promote_types complex_copy"
+        " cpu cuda xpu ipu mtia result_type can_cast promote_types"
     ),
     "view or shape": _names(
         "view view_as view_as_real view_as_complex view_copy reshape reshape_as expand expand_as expand_copy permute"
@@ -171,15 +174,16 @@ NOT_COMPUTING = {
         " flatten unflatten ravel narrow narrow_copy select select_copy slice_copy slice_inverse split split_copy"
         " split_with_sizes split_with_sizes_copy chunk tensor_split hsplit vsplit dsplit unsafe_chunk unsafe_split"
         " unsafe_split_with_sizes unbind unbind_copy unfold unfold_copy diagonal diagonal_copy movedim moveaxis as_strided"
-        " as_strided_copy detach detach_copy real imag adjoint mT mH H T conj conj_physical resolve_conj resolve_neg"
-        " positive __pos__ broadcast_to broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid contiguous align_as"
-        " align_to align_tensors refine_names rename values values_copy indices indices_copy crow_indices col_indices"
-        " ccol_indices row_indices alias_copy lift lift_fresh lift_fresh_copy __getitem__ pixel_shuffle pixel_unshuffle"
+        " as_strided_copy detach detach_copy real imag adjoint conj conj_physical resolve_conj resolve_neg"
+        " positive __pos__ broadcast_to broadcast_tensors atleast_1d atleast_2d atleast_3d meshgrid contiguous"
+        " values values_copy indices indices_copy crow_indices crow_indices_copy col_indices col_indices_copy"
+        " ccol_indices ccol_indices_copy row_indices row_indices_copy view_as_real_copy view_as_complex_copy alias_copy"
+        " __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift"
         " channel_shuffle native_channel_shuffle pad constant_pad_nd roll flip fliplr flipud rot90 repeat repeat_interleave"
         " tile gather index index_select masked_select take take_along_dim tril triu diag diag_embed diagflat one_hot im2col"
         " unique unique_consecutive unique_dim tril_indices triu_indices unravel_index pad_sequence flatten_dense_tensors"
         " unflatten_dense_tensors block_diag combinations cartesian_prod sparse_mask coalesce resize resize_as"
-        " resize_as_sparse sparse_resize sparse_resize_and_clear set swap"
+        " resize_as_sparse sparse_resize sparse_resize_and_clear set"
     ),
     "constructor": _names(
         "arange range linspace logspace eye empty empty_like empty_permuted empty_strided empty_quantized ones ones_like zeros"
@@ -202,9 +206,9 @@ NOT_COMPUTING = {
         " __ixor__ __ilshift__ __irshift__ __invert__ gcd lcm bincount"
     ),
     "copy or query": _names(
-        "copy clone numel item size stride dim data is_leaf output_nr retain_grad requires_grad pin_memory record_stream"
+        "copy clone numel item size stride storage_offset dim is_contiguous retain_grad requires_grad pin_memory record_stream"
         " get_device element_size q_scale q_zero_point q_per_channel_scales q_per_channel_zero_points q_per_channel_axis"
-        " qscheme sparse_dim dense_dim backward apply map map2 hash_tensor rename share_memory dropout_state"
+        " qscheme sparse_dim dense_dim backward apply map map2 hash_tensor share_memory"
     ),
 }
 
@@ -241,7 +245,7 @@ def _not_computing() -> frozenset[str]:
 
 def computes_on(home: Home, original: Callable[..., Any]) -> int:
     """How many tensors the op computes on, at most: 0 for what D15 leaves out of the rest, 2 for "two or more"."""
-    name, own = home.name, home.attribute
+    name, own = home.name, home.attribute.removeprefix(home.prefix)
     base = own[:-1] if own.endswith("_") and not own.endswith("__") else own
     if base in _not_computing() or "quantize" in name:
         return 0

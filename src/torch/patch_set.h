@@ -28,7 +28,8 @@ class PatchSet {
   // before the call, and the Python error of the failure is thrown.
   void install(std::vector<Assignment> assignments);
   void uninstall();
-  // Out of the way around code that must find the originals, until as many resumes. What is installed meanwhile is made at the last.
+  // Out of the way around code that must find the originals, until as many resumes. What is
+  // installed meanwhile is made at the last.
   void suspend();
   void resume();
   bool installed() const { return !assignments_.empty(); }

@@ -4,11 +4,10 @@
 #include <structmember.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <exception>
-
 #include "record/cast_log.h"
 #include "torch/cast_record.h"
 #include "torch/casts_off.h"
+#include "torch/python_error.h"
 #include "torch/tensor_cast.h"
 
 namespace habana_mp {
@@ -173,10 +172,8 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   }
   try {
     return call_patched(op, args, nargsf, kwnames);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    set_python_error();
   }
   return nullptr;
 }

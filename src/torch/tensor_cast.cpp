@@ -1,6 +1,7 @@
 #include "torch/tensor_cast.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -31,6 +32,49 @@ PyObject* original_to() {
   return to;
 }
 
+// Up to this size a cast costs what its dispatch costs, and a plain loop here is faster than
+// torch's way to its kernel.
+constexpr int64_t kSmall = 2048;
+
+// Whether the cast is arithmetic and nothing else: a CPU tensor whose every key is of torch itself,
+// no gradient to record, no mode, tracer or transform that must see the op (D35).
+bool is_plain(const at::Tensor& tensor) {
+  static constexpr c10::DispatchKeySet kOwn(
+      {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
+       c10::DispatchKey::AutocastCPU});
+  // Compared as bits: the difference of two key sets keeps the bits of their backends.
+  return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
+         c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
+         !(at::GradMode::is_enabled() && tensor.requires_grad());
+}
+
+template <typename From, typename To>
+void convert(const void* from, void* to, int64_t count) {
+  const From* source = static_cast<const From*>(from);
+  To* target = static_cast<To*>(to);
+  for (int64_t i = 0; i < count; ++i) target[i] = static_cast<To>(static_cast<float>(source[i]));
+}
+
+using Convert = void (*)(const void*, void*, int64_t);
+
+// By source and target, in the order float16, bfloat16, float32.
+constexpr Convert kConvert[3][3] = {
+    {nullptr, convert<c10::Half, c10::BFloat16>, convert<c10::Half, float>},
+    {convert<c10::BFloat16, c10::Half>, nullptr, convert<c10::BFloat16, float>},
+    {convert<float, c10::Half>, convert<float, c10::BFloat16>, nullptr},
+};
+
+at::Tensor cast_small(const at::Tensor& source, DType from, DType to) {
+  const at::Tensor result =
+      at::detail::empty_cpu(source.sizes(), scalar_type(to), /*pin_memory=*/false, std::nullopt);
+  const auto index = [](DType dtype) {
+    return static_cast<std::size_t>(dtype) - static_cast<std::size_t>(DType::Float16);
+  };
+  kConvert[index(from)][index(to)](source.const_data_ptr(), result.mutable_data_ptr(),
+                                   source.numel());
+  return result;
+}
+
 }  // namespace
 
 PyObject* cast_tensor(PyObject* tensor, DType to) {
@@ -42,6 +86,10 @@ PyObject* cast_tensor(PyObject* tensor, DType to) {
   }
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
+  const DType from = dtype_of(source);
+  if (source.numel() <= kSmall && is_plain(source) && source.is_contiguous() && eligible(from)) {
+    return THPVariable_Wrap(cast_small(source, from, to));
+  }
   if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(source.to(dtype));
   at::Tensor result;
   {

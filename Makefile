@@ -52,7 +52,7 @@ test: $(BUILT)
 	    && $(BIN)/cmake --build build/core --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
 	@$(BIN)/ctest --test-dir build/core --parallel $(JOBS) --output-on-failure --no-tests=error
 	@echo "==> Python tests"
-	@$(BIN)/pytest -n $(JOBS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
 
 lint: $(BUILT)
 	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check

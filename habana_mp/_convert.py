@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +17,9 @@ from habana_mp._policy import Policy, policy_for_convert
 
 _lock = threading.RLock()
 
-# The policy in force; one of the assignments that convert makes, so it changes with them.
+# The policy in force, and whether it was asked to log; they are among the assignments that convert makes, so they change with them.
 _policy: Policy | None = None
+_verbose = False
 
 
 def convert(
@@ -65,13 +67,22 @@ def convert(
     )
     with _lock:
         _dynamo.prepare()
-        rows = [*_patches(new), *_guests.patches(new), *_dynamo.patches(new), (_this_module(), "_policy", new)]
-        _log.open_log(isVerbose)
+        here = sys.modules[__name__]
+        rows = [
+            *_patches(new),
+            *_guests.patches(new),
+            *_dynamo.patches(new),
+            (here, "_policy", new),
+            (here, "_verbose", isVerbose),
+        ]
         try:
+            _log.open_log(isVerbose)
             _core.install(rows)
         except BaseException:
             if _policy is None:
                 _log.close_log()
+            else:
+                _log.open_log(_verbose)
             raise
         _dynamo.drop_stale_graphs()
         if isVerbose:
@@ -95,12 +106,6 @@ def is_converted() -> bool:
 
 def policy_in_force() -> Policy | None:
     return _policy
-
-
-def _this_module() -> Any:
-    import habana_mp._convert
-
-    return habana_mp._convert
 
 
 def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:

@@ -38,6 +38,8 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
         self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
 
     def __call__(self, orig_func: Any) -> Any:
+        if not callable(orig_func):
+            raise TypeError(f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing")
         if inspect.iscoroutinefunction(orig_func):
             return _in_steps(self.clone, orig_func)
         if inspect.isasyncgenfunction(orig_func):

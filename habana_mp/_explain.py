@@ -53,10 +53,13 @@ def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
         policy: ask this policy; by default the one in force, and without a conversion the one of a plain ``convert()``.
 
     Raises:
+        TypeError: ``op`` is no name.
         ValueError: no op of the installed torch has that name; the message has the nearest ones.
 
     >>> print(hmp.explain("layer_norm"))
     """
+    if not isinstance(op, str):
+        raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
     name = _plain_name(op)
     current = policy_in_force()
     if isinstance(policy, str):

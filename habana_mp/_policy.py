@@ -209,6 +209,12 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         raise ValueError(
             f'opt_level is "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
         )
+    named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
+    for name, path in named.items():
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{name} is the path of a list file, not {path!r}")
+    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
+        raise TypeError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
     low = _low_name(low_precision_type, "low_precision_type")
     if fp16_file_path and low == "bfloat16":
         raise ValueError(
@@ -218,7 +224,6 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         raise ValueError(
             "both fp16_file_path and bf16_file_path are given: with low_precision_type=torch.float16 one of them is the lower list"
         )
-    named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
     files = {name: os.fspath(path) for name, path in named.items() if path}
     told = ", ".join(f"{name}={path!r}" for name, path in files.items())
 

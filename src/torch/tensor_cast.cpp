@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -45,7 +46,7 @@ bool is_plain(const at::Tensor& tensor) {
   // Compared as bits: the difference of two key sets keeps the bits of their backends.
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
          c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
-         !(at::GradMode::is_enabled() && tensor.requires_grad());
+         !(c10::GradMode::is_enabled() && tensor.requires_grad());
 }
 
 template <typename From, typename To>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from habana_mp import _core
 from habana_mp._convert import ops, policy_in_force, rule_of
 from habana_mp._disable import casts_off
 from habana_mp._homes import NORMS, Home, known_names
+from habana_mp._list_file import nearest
 from habana_mp._patched import Rule
 from habana_mp._policy import OpRule, Policy
 
@@ -94,8 +94,8 @@ def _plain_name(op: str) -> str:
     last = op.rpartition(".")[2]
     if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
         return last
-    near = difflib.get_close_matches(op, known_names(), n=3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    near = nearest(last, known_names())
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
 
 

@@ -71,7 +71,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     lines = []
     for number, (name, file, line) in enumerate(unknown):
         place = f"{file}:{line}: " if file else ""
-        near = _nearest(name, known) if number < _MOST_SUGGESTIONS else []
+        near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")
     text = "\n".join(lines)
@@ -80,7 +80,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     warn(f"{where} has names that decide nothing:\n{text}")
 
 
-def _nearest(name: str, known: frozenset[str]) -> list[str]:
+def nearest(name: str, known: frozenset[str]) -> list[str]:
     from difflib import get_close_matches
 
     # Names of C++ helpers and overloads are near only to what looks like one.

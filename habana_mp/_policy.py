@@ -211,7 +211,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         )
     named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
     for name, path in named.items():
-        if path is not None and not isinstance(path, (str, os.PathLike)):
+        if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"{name} is the path of a list file, not {path!r}")
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
         raise TypeError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")

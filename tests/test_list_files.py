@@ -249,6 +249,17 @@ def test_a_path_that_is_no_text_is_told_in_text(tmp_path):
         for_convert(bf16=path)
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+def test_what_is_no_path_is_told_by_name(name):
+    with pytest.raises(TypeError, match=f"{name}_file_path is the path of a list file, not 3"):
+        for_convert(**{name: 3})
+
+
+def test_what_is_no_policy_is_told():
+    with pytest.raises(TypeError, match="policy is a Policy, the name of a preset or the path of a folder, not 3"):
+        for_convert(policy=3)
+
+
 # --- D22: names that torch does not have
 
 

@@ -1,0 +1,134 @@
+"""explain: the rule of an op here and now, who said so, the homes it covers and what happens to its arguments."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from habana_mp import hmp
+
+ROOT = Path(hmp.explain.__code__.co_filename).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("layer_norm", "layer_norm"),
+        ("torch.nn.functional.layer_norm", "layer_norm"),
+        ("F.layer_norm", "layer_norm"),
+        ("Tensor.__matmul__", "__matmul__"),
+        ("torch.linalg.solve", "linalg_solve"),
+        ("torch.fft.fft", "fft_fft"),
+        ("pow.Tensor_Scalar", "pow.Tensor_Scalar"),
+    ],
+)
+def test_an_op_is_known_by_any_of_its_names(name: str, plain: str) -> None:
+    assert hmp.explain(name).op == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("lienar", "linear"), ("torch.nn.functional.rellu", "relu"), ("", ""), ("os.path.join", "")]
+)
+def test_an_unknown_name_is_told_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"is no op of torch {torch.__version__.split('+')[0]}.*{near}"):
+        hmp.explain(name)
+
+
+def test_a_wrong_type_is_told() -> None:
+    with pytest.raises(TypeError, match="explain takes the name of an op, as 'layer_norm', not 3"):
+        hmp.explain(3)  # type: ignore[arg-type]
+
+
+def test_states() -> None:
+    assert (hmp.explain("mm").in_force, hmp.explain("mm").state) == (False, "not in force: nothing is converted")
+    hmp.convert()
+    assert (hmp.explain("mm").in_force, hmp.explain("mm").state) == (True, "in force")
+    with hmp.disable_casts():
+        assert (hmp.explain("mm").in_force, hmp.explain("mm").state) == (False, "switched off here by disable_casts")
+    other = hmp.explain("mm", policy="torch-cpu")
+    assert (other.policy.name, other.in_force, other.state) == ("torch-cpu", False, "not in force")
+    assert hmp.explain("mm", policy="hmp").in_force
+
+
+def test_who_said_so(tmp_path: Path) -> None:
+    file = tmp_path / "lower.txt"
+    file.write_text("# mine\nlinear\n\n  gelu  # for speed\n")
+    hmp.convert(bf16_file_path=file)
+    rule = hmp.explain("gelu").rule
+    assert (rule.action, rule.listed_as, rule.file, rule.line) == ("lower", "gelu", str(file), 4)
+    rule = hmp.explain("mm").rule
+    assert (rule.action, rule.listed_as, rule.file, rule.line) == ("rest", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("op", "homes"),
+    [
+        ("mm", {"torch.Tensor.mm": "bfloat16", "torch.mm": "bfloat16", "torch._VF.mm": "bfloat16"}),
+        (
+            "iadd",
+            {"torch.Tensor.__iadd__": "in place: the other tensors take the dtype of the one written to"},
+        ),
+        (
+            "cross_entropy",
+            {"torch.nn.functional.cross_entropy": "float32"},
+        ),
+        (  # D17: known only in C++, so the Python calls that reach it
+            "cross_entropy_loss",
+            {"torch.nn.functional.cross_entropy": "float32", "torch._C._nn.cross_entropy_loss": "float32"},
+        ),
+        ("exp", dict.fromkeys(["torch.Tensor.exp", "torch.Tensor.exp_", "torch.exp", "torch.exp_"], "left alone")),
+        (
+            "linalg_solve",
+            {"torch.linalg.solve": "first input's dtype (rest)"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_homes(op: str, homes: dict[str, str]) -> None:
+    assert homes.items() <= hmp.explain(op, policy="hmp").homes.items()
+
+
+def test_homes_say_what_calls_do() -> None:
+    """Every home that explain tells a dtype for gives that dtype when it is called."""
+    hmp.convert()
+    x = torch.randn(4, 4)
+    for label, what in hmp.explain("mm").homes.items():
+        if label.startswith("torch.Tensor."):
+            result = getattr(x, label.rpartition(".")[2])(x)
+        else:
+            result = torch.mm(x, x) if label == "torch.mm" else torch._VF.mm(x, x)
+        assert str(result.dtype) == f"torch.{what}"
+
+
+@pytest.mark.parametrize(
+    ("op", "policy", "part"),
+    [
+        ("mm", "hmp", "go to bfloat16"),
+        ("layer_norm", "hmp", "the input goes to bfloat16; weight, bias and running statistics stay"),
+        ("batch_norm", "hmp-o1", "the input, weight and bias go to float32; running statistics stay"),
+        ("batch_norm", "hmp-resnet50", "nothing but the first argument counts"),
+        ("softmax", "hmp", "go to float32"),
+        ("add", "hmp", "go to the widest dtype among them"),
+        ("mse_loss", "hmp", "take the dtype of the first"),
+        ("relu", "hmp-o2", "go to float32, if the op computes on them"),
+        ("relu", "torch-cpu", "left alone: no list names it"),
+        ("binary_cross_entropy", "torch-cuda", "raises RuntimeError"),
+        ("mm", "torch-cuda", "go to float16"),
+    ],
+)
+def test_arguments(op: str, policy: str, part: str) -> None:
+    assert part in hmp.explain(op, policy=policy).arguments[0]
+
+
+def test_text() -> None:
+    text = str(hmp.explain("dot", policy="hmp"))
+    assert text.splitlines() == [
+        "dot",
+        f"  rule       lower (bfloat16), listed as dot in {hmp.explain('dot').rule.file}:{hmp.explain('dot').rule.line}",
+        "  policy     hmp, not in force",
+        "  arguments  float32, bfloat16 and float16 tensors, also in lists and given by keyword, go to bfloat16",
+        "             left alone: calls with a float64 tensor, with dtype= or with out=; in place the target keeps its dtype",
+        "  homes      torch.Tensor.dot  ->  bfloat16",
+        "             torch.dot  ->  bfloat16",
+        "             torch._VF.dot  ->  bfloat16",
+    ]

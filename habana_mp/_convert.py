@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from habana_mp import _core, _dynamo, _guests, _log
+from habana_mp import _core, _dynamo, _guests, _log, _state
 from habana_mp._homes import Home, call_form, computes_on, homes
 from habana_mp._patched import Rule, patched_op
 from habana_mp._policy import Policy, policy_for_convert
 
 _lock = threading.RLock()
-
-# The policy in force, and whether it was asked to log; they are among the assignments that convert makes, so they change with them.
-_policy: Policy | None = None
-_verbose = False
 
 
 def convert(
@@ -67,22 +62,21 @@ def convert(
     )
     with _lock:
         _dynamo.prepare()
-        here = sys.modules[__name__]
         rows = [
             *_patches(new),
             *_guests.patches(new),
             *_dynamo.patches(new),
-            (here, "_policy", new),
-            (here, "_verbose", isVerbose),
+            (_state, "policy", new),
+            (_state, "verbose", isVerbose),
         ]
         try:
             _log.open_log(isVerbose)
             _core.install(rows)
         except BaseException:
-            if _policy is None:
+            if _state.policy is None:
                 _log.close_log()
             else:
-                _log.open_log(_verbose)
+                _log.open_log(_state.verbose)
             raise
         _dynamo.drop_stale_graphs()
         if isVerbose:
@@ -101,11 +95,7 @@ def revert() -> None:
 
 def is_converted() -> bool:
     """Whether a conversion is in force in this process."""
-    return _policy is not None
-
-
-def policy_in_force() -> Policy | None:
-    return _policy
+    return _state.policy is not None
 
 
 def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:

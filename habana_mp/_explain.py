@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from habana_mp import _core
-from habana_mp._convert import ops, policy_in_force, rule_of
+from habana_mp import _core, _state
+from habana_mp._convert import ops, rule_of
 from habana_mp._disable import casts_off
 from habana_mp._homes import NORMS, Home, known_names
 from habana_mp._list_file import nearest
@@ -61,7 +61,7 @@ def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
     name = _plain_name(op)
-    current = policy_in_force()
+    current = _state.policy
     if isinstance(policy, str):
         policy = Policy.load(policy)
     asked = policy or current or Policy.load("hmp")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from habana_mp import _core, _script
+from habana_mp import _core, _script, _state
 from habana_mp._disable import casts_off
 from habana_mp._patched import _ops
 from habana_mp._policy import Policy
@@ -104,15 +104,13 @@ def _carrying_state(original: Callable[..., Any], position: int) -> Callable[...
 
 
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    from habana_mp._convert import policy_in_force
-
-    policy, off = policy_in_force(), casts_off()
+    policy, off = _state.policy, casts_off()
 
     def as_then(*args: Any, **kwargs: Any) -> Any:
-        if policy_in_force() != policy:
+        if _state.policy != policy:
             raise RuntimeError(
-                f"a checkpointed part of the model ran under {policy or 'no conversion'} and is recomputed for backward under "
-                f"{policy_in_force() or 'no conversion'}: finish backward before hmp.convert or hmp.revert"
+                f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {_state.policy!r}: "
+                "finish backward before hmp.convert or hmp.revert"
             )
         if casts_off() == off:
             return function(*args, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core
+from habana_mp import _core, _state
 from habana_mp._disable import casts_off
 
 _script = torch.jit.script
@@ -32,9 +32,7 @@ def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse_listed_ops(obj: Any, scripted: Any) -> None:
-    from habana_mp._convert import policy_in_force
-
-    policy = policy_in_force()
+    policy = _state.policy
     if policy is None:
         return
     listed = {}

@@ -39,7 +39,9 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
 
     def __call__(self, orig_func: Any) -> Any:
         if not callable(orig_func):
-            raise TypeError(f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing")
+            raise TypeError(
+                f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing"
+            )
         if inspect.iscoroutinefunction(orig_func):
             return _in_steps(self.clone, orig_func)
         if inspect.isasyncgenfunction(orig_func):

@@ -77,7 +77,7 @@ def prepare() -> None:
 
 def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
     """Calls of Tensor methods stand in a graph by name, casts and all unseen: the caches on disk must be told of the policy."""
-    import torch.compiler.config as config
+    from torch.compiler import config
 
     tag = config.cache_key_tag
     before = tag.partition("habana_mp:")[0]

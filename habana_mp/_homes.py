@@ -119,9 +119,9 @@ def _find_homes() -> Iterator[Home]:
             if _is_function(value) and not name.startswith("__"):
                 yield Home(owner, name, prefix)
     for name in dir(torch.Tensor):
-        if name in _OPERATORS or (not name.startswith("__") and callable(getattr(torch.Tensor, name))):
-            if not isinstance(getattr(torch.Tensor, name), type):
-                yield Home(torch.Tensor, name, "")
+        value = getattr(torch.Tensor, name)
+        if name in _OPERATORS or (not name.startswith("__") and callable(value) and not isinstance(value, type)):
+            yield Home(torch.Tensor, name, "")
 
 
 @functools.cache

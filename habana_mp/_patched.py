@@ -184,12 +184,12 @@ def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | s
 
 def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
     flagged = _in_place(form, args, kwargs)
-    found = []
-    for place, value in _places(args, kwargs):
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, torch.Tensor):
-                found.append((_role(form, flagged, place), item))
-    return found
+    return [
+        (_role(form, flagged, place), item)
+        for place, value in _places(args, kwargs)
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, torch.Tensor)
+    ]
 
 
 def _cast_arguments(

@@ -38,7 +38,8 @@ PyObject* original_to() {
 constexpr int64_t kSmall = 2048;
 
 // Whether the cast is arithmetic and nothing else: a CPU tensor whose every key is of torch itself,
-// no gradient to record, no mode, tracer or transform that must see the op (D35).
+// no gradient to record or to carry forward, no mode, tracer or transform that must see the op
+// (D35).
 bool is_plain(const at::Tensor& tensor) {
   static constexpr c10::DispatchKeySet kOwn(
       {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
@@ -46,7 +47,8 @@ bool is_plain(const at::Tensor& tensor) {
   // Compared as bits: the difference of two key sets keeps the bits of their backends.
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
          c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
-         !(c10::GradMode::is_enabled() && tensor.requires_grad());
+         !(c10::GradMode::is_enabled() && tensor.requires_grad()) &&
+         !tensor._fw_grad(/*level=*/0).defined();
 }
 
 template <typename From, typename To>

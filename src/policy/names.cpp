@@ -245,8 +245,10 @@ void add_in_place(Levels& levels, std::string_view op) {
 void add_reflected(Levels& levels, const Operator& op) {
   const std::string symbol = "r" + std::string(op.symbol);
   levels.add(op.spelled ? Level{dunder(symbol), symbol} : Level{dunder(symbol)});
-  if (op.op == "div")
-    levels.add({"__rtruediv__", "rtruediv", "__rdiv__", "rdiv"});  // one Python function
+  if (op.op == "div") {  // one Python function, which Python 3 calls for 1 / x
+    levels.add({"__rtruediv__", "rtruediv", "__rdiv__", "rdiv"});
+    levels.add({"__truediv__", "truediv"});
+  }
   levels.add({dunder(op.symbol), std::string(op.symbol)});
   add_op(levels, op.op);
 }

@@ -124,7 +124,7 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
     for name in dict.fromkeys(home.name for home in places):
         action, low, listed, listed_as, file, line = policy._core.resolve(name)
         if listed:
-            where = f"{file}:{line}" if file else policy.name
+            where = (f"{file}:{line}" if line else file) or policy.name
             return Rule(action, low, True, f"{_core.ACTIONS[action]}: {listed_as}, {where}")
     if policy.rest == "inputs":
         return None

@@ -130,7 +130,7 @@ def patched_op(original: Callable[..., Any], form: CallForm, home: str) -> Patch
         op.rule = None
         op.home = home
         module, _, path = home.partition(":")
-        op.__module__ = module
+        op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
         op.__name__ = path.rpartition(".")[2]
         op.__doc__ = original.__doc__

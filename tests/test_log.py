@@ -132,7 +132,7 @@ def test_opening_again_replaces_the_former_sink(monkeypatch, capsys, tmp_path):
 def test_a_full_disk_is_told(monkeypatch):
     monkeypatch.setenv("HABANA_MP_LOG", "casts:/dev/full")
     _log.open_log(is_verbose=False)
-    with pytest.raises(RuntimeError, match="cast log /dev/full: No space left on device"):
+    with pytest.raises(OSError, match="cast log /dev/full: No space left on device"):
         write()
 
 

@@ -2,12 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
+
+#include <type_traits>
 
 namespace habana_mp {
 namespace {
@@ -37,9 +42,9 @@ PyObject* original_to() {
 // torch's way to its kernel.
 constexpr int64_t kSmall = 2048;
 
-// Whether the cast is arithmetic and nothing else: a CPU tensor whose every key is of torch itself,
-// no gradient to record or to carry forward, no mode, tracer or transform that must see the op
-// (D35).
+// Whether the cast is arithmetic and at most a node for backward: a CPU tensor whose every key is
+// of torch itself, no tangent to carry forward, no mode, tracer, transform or profiler that must
+// see the op (D35).
 bool is_plain(const at::Tensor& tensor) {
   static constexpr c10::DispatchKeySet kOwn(
       {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
@@ -47,8 +52,7 @@ bool is_plain(const at::Tensor& tensor) {
   // Compared as bits: the difference of two key sets keeps the bits of their backends.
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
          c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
-         !(c10::GradMode::is_enabled() && tensor.requires_grad()) &&
-         !tensor._fw_grad(/*level=*/0).defined();
+         !tensor._fw_grad(/*level=*/0).defined() && !at::hasCallbacks();
 }
 
 template <typename From, typename To>
@@ -67,14 +71,38 @@ constexpr Convert kConvert[3][3] = {
     {convert<float, c10::Half>, convert<float, c10::BFloat16>, nullptr},
 };
 
+// A node as an edge holds it: shared_ptr before torch 2.12, intrusive_ptr since.
+template <typename Pointer>
+Pointer as_pointer(torch::autograd::generated::ToCopyBackward0* node) {
+  if constexpr (std::is_constructible_v<Pointer, torch::autograd::Node*,
+                                        void (*)(torch::autograd::Node*)>) {
+    return Pointer(node, torch::autograd::deleteNode);
+  } else {
+    return Pointer::unsafe_steal_from_new(node);
+  }
+}
+
+// What torch's own autograd kernel of the cast does: the same node, so that all that knows it goes
+// on.
+void record_backward(const at::Tensor& source, at::Tensor& result) {
+  using Pointer = decltype(torch::autograd::Edge::function);
+  auto* node = new torch::autograd::generated::ToCopyBackward0;
+  const Pointer pointer = as_pointer<Pointer>(node);
+  node->set_next_edges(torch::autograd::collect_next_edges(source));
+  node->self_options = source.options();
+  torch::autograd::set_history(result, pointer);
+}
+
 at::Tensor cast_small(const at::Tensor& source, DType from, DType to) {
-  const at::Tensor result =
-      at::detail::empty_cpu(source.sizes(), scalar_type(to), /*pin_memory=*/false, std::nullopt);
+  // The strides of the source: those of dimensions of size 1 say whether it is channels-last.
+  const at::Tensor result = at::detail::empty_strided_cpu(source.sizes(), source.strides(),
+                                                          scalar_type(to), /*is_pinned=*/false);
   const auto index = [](DType dtype) {
     return static_cast<std::size_t>(dtype) - static_cast<std::size_t>(DType::Float16);
   };
   kConvert[index(from)][index(to)](source.const_data_ptr(), result.mutable_data_ptr(),
                                    source.numel());
+  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
   return result;
 }
 

@@ -71,14 +71,13 @@ constexpr Convert kConvert[3][3] = {
     {convert<float, c10::Half>, convert<float, c10::BFloat16>, nullptr},
 };
 
-// A node as an edge holds it: shared_ptr before torch 2.12, intrusive_ptr since.
-template <typename Pointer>
-Pointer as_pointer(torch::autograd::generated::ToCopyBackward0* node) {
-  if constexpr (std::is_constructible_v<Pointer, torch::autograd::Node*,
-                                        void (*)(torch::autograd::Node*)>) {
-    return Pointer(node, torch::autograd::deleteNode);
-  } else {
+// A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
+template <typename Pointer, typename Node>
+Pointer as_pointer(Node* node) {
+  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
     return Pointer::unsafe_steal_from_new(node);
+  } else {
+    return Pointer(node, [](auto* last) { deleteNode(last); });
   }
 }
 
@@ -95,8 +94,8 @@ void record_backward(const at::Tensor& source, at::Tensor& result) {
 
 at::Tensor cast_small(const at::Tensor& source, DType from, DType to) {
   // The strides of the source: those of dimensions of size 1 say whether it is channels-last.
-  const at::Tensor result = at::detail::empty_strided_cpu(source.sizes(), source.strides(),
-                                                          scalar_type(to), /*is_pinned=*/false);
+  at::Tensor result = at::detail::empty_strided_cpu(source.sizes(), source.strides(),
+                                                    scalar_type(to), /*is_pinned=*/false);
   const auto index = [](DType dtype) {
     return static_cast<std::size_t>(dtype) - static_cast<std::size_t>(DType::Float16);
   };

@@ -73,6 +73,8 @@ def convert(
         ]
         try:
             _log.open_log(isVerbose)
+            if isVerbose:
+                _log.banner(opt_level.upper())
             _core.install(rows)
         except BaseException:
             if _state.policy is None:
@@ -81,8 +83,6 @@ def convert(
                 _log.open_log(_state.verbose)
             raise
         _dynamo.drop_stale_graphs()
-        if isVerbose:
-            _log.banner(opt_level.upper())
     return new
 
 

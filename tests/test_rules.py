@@ -194,6 +194,30 @@ def test_the_callers_arguments_are_never_changed(broken):
     assert [tensor.dtype for tensor in tensors] == [BF16, F32, F32]
 
 
+def test_a_list_that_shrinks_while_its_tensors_are_cast():
+    """A tensor subclass may do anything in its ``to``: the call fails, or runs, and nothing is read that is gone."""
+
+    class Clearing(torch.Tensor):
+        given = ()
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if cls.given:
+                cls.given.clear()
+                del cls.given
+            return super().__torch_function__(func, types, args, kwargs)
+
+    policy(lower=["mm", "cat"])
+    for _ in range(100):
+        first = x().as_subclass(Clearing)
+        Clearing.given = given = [x() for _ in range(20)]
+        with pytest.raises((IndexError, TypeError)):
+            torch.mm(first, given)
+        Clearing.given = given = [x().as_subclass(Clearing), *(x() for _ in range(20))]
+        with pytest.raises(IndexError):
+            torch.cat(given)
+
+
 def test_hidden_state_in_a_tuple():
     hmp.convert()
     cell = nn.LSTMCell(2, 2)

@@ -219,6 +219,10 @@ PyObject* CastArguments::own(PyObject* object) {
 bool CastArguments::apply(const Arguments& arguments, const Decision& decision) {
   const auto described = arguments.described();
   std::vector<PyObject*> casts(arguments.size(), nullptr);
+  // A cast may run Python code, or let other threads run, that changes the caller's list.
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments.tensor(i).item >= 0) own(Py_NewRef(arguments.tensor(i).object));
+  }
   PyObject* items =
       nullptr;  // a list of what the container at argument `open` holds, while its tensors are cast
   Py_ssize_t open = -1;

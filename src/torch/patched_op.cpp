@@ -31,8 +31,13 @@ PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
     const FoundTensor& tensor = arguments.tensor(i);
     PyObject* value = args[tensor.argument];
     if (tensor.item >= 0) {
-      value = PyList_Check(value) ? PyList_GET_ITEM(value, tensor.item)
-                                  : PyTuple_GET_ITEM(value, tensor.item);
+      // Checked: a cast of another argument may have run code that shortened the list.
+      value = PyList_Check(value) ? PyList_GetItem(value, tensor.item)
+                                  : PyTuple_GetItem(value, tensor.item);
+    }
+    if (value == nullptr) {
+      Py_DECREF(tuple);
+      return nullptr;
     }
     PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(value));
   }

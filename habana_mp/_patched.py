@@ -6,6 +6,8 @@ slot, sees ``__call__`` and traces it. The tests hold the two against each other
 
 from __future__ import annotations
 
+import copy
+import operator
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -192,6 +194,20 @@ def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     ]
 
 
+def _rebuilt(container: Any, items: list[Any]) -> Any:
+    """A container of the same type with other items (rebuild_container in src/torch/arguments.cpp)."""
+    kind = type(container)
+    if kind is list:
+        return items
+    if isinstance(container, list):
+        same = copy.copy(container)
+        same[:] = items
+        return same
+    if kind is tuple:
+        return tuple(items)
+    return kind._make(items) if hasattr(kind, "_make") else kind(items)
+
+
 def _cast_arguments(
     form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any], to: int, roles: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -213,9 +229,7 @@ def _cast_arguments(
             return value
         if isinstance(value, (list, tuple)):
             items = [cast(item) for item in value]
-            if isinstance(value, list):
-                return items
-            return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+            return _rebuilt(value, items) if any(map(operator.is_not, items, value)) else value
         return cast(value)
 
     places = [replace(place, value) for place, value in _places(args, kwargs)]

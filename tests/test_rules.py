@@ -147,12 +147,15 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("container", CONTAINERS.values(), ids=CONTAINERS.keys())
-def test_containers_keep_their_type_and_are_not_changed(container):
+@pytest.mark.parametrize(
+    "call", [lambda given: torch.cat(given), lambda given: torch.cat.__call__(given)], ids=["slot", "__call__"]
+)
+def test_containers_keep_their_type_and_are_not_changed(container, call):
     """D13."""
     hmp.convert()
     given = container()
     before = list(given)
-    (reached, *_), _ = arrived(lambda: torch.cat(given))
+    (reached, *_), _ = arrived(lambda: call(given))
     assert type(reached) is type(given)
     assert [tensor.dtype for tensor in reached] == [F32] * len(given)
     assert getattr(reached, "note", None) == getattr(given, "note", None)

@@ -213,6 +213,16 @@ def test_what_a_user_put_there_before_comes_back(monkeypatch):
     monkeypatch.undo()
 
 
+def test_revert_copes_with_names_that_others_removed_or_replaced(pristine):
+    """D7, whatever the order."""
+    hmp.convert()
+    del torch.Tensor.mm
+    torch.softmax = lambda *args: "mine"
+    hmp.revert()
+    assert changed(pristine, snapshot()) == []
+    assert not hmp.is_converted()
+
+
 def test_a_kept_patched_op_behaves_as_the_original_after_revert():
     """D7."""
     native = {

@@ -23,7 +23,8 @@ py::object held(const py::object& owner, const py::object& name) {
 void undo(const std::vector<Assignment>& assignments, std::size_t made) {
   while (made > 0) {
     const Assignment& last = assignments[--made];
-    assign(last.owner, last.name, last.before);
+    // Somebody else may have deleted the name in the meantime.
+    if (last.before || held(last.owner, last.name)) assign(last.owner, last.name, last.before);
   }
 }
 

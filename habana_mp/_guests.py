@@ -28,11 +28,9 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.jit, "script", _script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", _module_state
-    yield (
-        torch.utils.checkpoint,
-        "_checkpoint_without_reentrant_generator",
-        _carrying_state(_checkpoint_generator, 0),
-    )
+    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
+        if holder is not None:
+            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
     yield (
         torch.utils.checkpoint.CheckpointFunction,
         "forward",

@@ -85,10 +85,19 @@ def _module_state(self: torch.nn.Module) -> dict[str, Any]:
     state = self.__dict__
     if sys._getframe(1).f_globals.get("__name__") == copy.__name__:
         return state
-    captured = {name: _ops[id(value)].home for name, value in state.items() if id(value) in _ops}
-    if not captured:
-        return state
-    return {**state, **{name: _ByName(home) for name, home in captured.items()}}
+    named = {name: _by_name(value) for name, value in state.items()}
+    return named if any(named[name] is not value for name, value in state.items()) else state
+
+
+def _by_name(value: Any) -> Any:
+    """A value of a module's state with the captured originals in it by name; the value itself where there are none."""
+    if id(value) in _ops:
+        return _ByName(_ops[id(value)].home)
+    if type(value) in (list, tuple) and any(id(item) in _ops for item in value):
+        return type(value)(map(_by_name, value))
+    if type(value) is dict and any(id(item) in _ops for item in value.values()):
+        return {key: _by_name(item) for key, item in value.items()}
+    return value
 
 
 def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:

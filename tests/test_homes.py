@@ -542,6 +542,39 @@ def test_errors_of_the_original_come_through():
         torch.mm()
 
 
+class Stand:
+    """No tensor, but torch's functions ask it what to do: proxies of torch.fx, containers of tensors."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return func
+
+
+STAND_INS = {
+    "torch.mm": lambda s: torch.mm(s, a()),
+    "torch.stack": lambda s: torch.stack([a(), s]),
+    "torch.einsum": lambda s: torch.einsum("ij,jk->ik", a(), s),
+    "torch.norm": lambda s: torch.norm(s),
+    "torch.special.softmax": lambda s: torch.special.softmax(s, 0),
+    "torch.linalg.inv": lambda s: torch.linalg.inv(s),
+    "F.linear": lambda s: F.linear(a(), weight=s),
+    "F.relu": lambda s: F.relu(s),
+    "F.layer_norm": lambda s: F.layer_norm(s, (2,)),
+    "F.max_pool2d": lambda s: F.max_pool2d(s, 2),
+    "F.gelu": lambda s: F.gelu(s),
+    "Tensor.mm": lambda s: a().mm(s),
+    "Tensor.add_": lambda s: a().add_(s),
+}
+
+
+@pytest.mark.parametrize("call", STAND_INS.values(), ids=STAND_INS.keys())
+def test_what_stands_in_for_a_tensor_is_told_of_the_original(call):
+    """Its __torch_function__ looks functions up in tables that know torch's own."""
+    expected = call(Stand())
+    hmp.convert(policy="hmp-o2")
+    assert call(Stand()) is expected
+
+
 # ---- what the rest is, against torch's own schemas
 
 

@@ -43,6 +43,13 @@ bool is_subclass_tensor(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
+// Whether an object has a say in what an op does: tensor subclasses, and what is no tensor but
+// stands in for one (proxies of a tracer, containers of tensors).
+bool overrides(PyObject* object) {
+  static PyObject* name = PyUnicode_InternFromString("__torch_function__");
+  return _PyType_Lookup(Py_TYPE(object), name) != nullptr;
+}
+
 // The role that the position or the keyword of an argument gives it; `name` is null for positions.
 Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* name) {
   const auto& kw = keywords();
@@ -118,7 +125,7 @@ bool DTypes::add(PyObject* const* objects, Py_ssize_t count, bool nested) {
     } else if (!nested && PyTuple_Check(object)) {
       if (!add(reinterpret_cast<PyTupleObject*>(object)->ob_item, PyTuple_GET_SIZE(object), true))
         return false;
-    } else if (is_subclass_tensor(object)) {
+    } else if (overrides(object)) {
       return false;
     }
   }
@@ -158,8 +165,10 @@ void Arguments::add_items(PyObject* container, Py_ssize_t argument, Role role) {
     if (is_exact_tensor(item)) {
       add_tensor(item, argument, i, role);
     } else if (is_subclass_tensor(item)) {
-      has_subclass_ = true;
+      overridden_ = true;
       add_tensor(item, argument, i, role);
+    } else if (overrides(item)) {
+      overriders_.push_back(item);
     }
   }
 }
@@ -184,8 +193,10 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
                PyType_Check(value)) {  // softmax(x, 0, float) names a dtype by its Python type
       explicit_dtype_ = true;
     } else if (is_subclass_tensor(value)) {
-      has_subclass_ = true;
+      overridden_ = true;
       add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
+    } else if (overrides(value)) {
+      overriders_.push_back(value);
     }
     if (value != Py_None && (name == nullptr ? i == form.out : same_name(name, kw.out)))
       explicit_dtype_ = true;

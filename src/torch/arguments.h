@@ -43,7 +43,7 @@ struct FoundTensor {
 // The dtypes among the tensors of a call, and nothing else of it.
 class DTypes {
  public:
-  // False where a tensor subclass is among them: what it does is not to be guessed.
+  // False where something among them may override ops: what it does is not to be guessed.
   // `nested`: the objects are items of a list or tuple, whose own containers are not looked into.
   bool add(PyObject* const* objects, Py_ssize_t count, bool nested = false);
   unsigned mask() const { return mask_; }  // dtype_bit()s
@@ -64,7 +64,10 @@ class Arguments {
   const FoundTensor& tensor(std::size_t i) const { return found_[i]; }
   std::size_t size() const { return size_; }
   bool explicit_dtype() const { return explicit_dtype_; }
-  bool has_subclass() const { return has_subclass_; }
+  // Whether an argument may override the op by __torch_function__.
+  bool overridden() const { return overridden_ || !overriders_.empty(); }
+  // Those of them that are no tensors; borrowed.
+  std::span<PyObject* const> overriders() const { return {overriders_.data(), overriders_.size()}; }
 
   // The name of a tensor's argument, as the detailed log shows it: "0", "weight", "tensors[1]".
   std::string label(std::size_t i, Py_ssize_t positional, PyObject* kwnames) const;
@@ -88,7 +91,8 @@ class Arguments {
   std::vector<Arg> heap_args_;
   std::vector<FoundTensor> heap_found_;
   bool explicit_dtype_ = false;
-  bool has_subclass_ = false;
+  bool overridden_ = false;
+  c10::SmallVector<PyObject*, 2> overriders_;
 };
 
 // The arguments of a call with casts in them: owns the casts and the containers rebuilt for them,

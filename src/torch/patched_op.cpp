@@ -23,9 +23,10 @@ PyObject* imported(const char* module, const char* name) {
   return attribute;
 }
 
-// The tensors of a call as it will be made, for __torch_function__.
+// The tensors of a call as it will be made, and what stands in for tensors, for __torch_function__.
 PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(arguments.size()));
+  const std::span<PyObject* const> others = arguments.overriders();
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(arguments.size() + others.size()));
   if (tuple == nullptr) return nullptr;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const FoundTensor& tensor = arguments.tensor(i);
@@ -41,6 +42,9 @@ PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
     }
     PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(value));
   }
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(arguments.size() + i), Py_NewRef(others[i]));
+  }
   return tuple;
 }
 
@@ -49,7 +53,7 @@ PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
 int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* tensors) {
   if (!form.overridable) return 0;
   if (at::impl::torch_function_mode_enabled()) return 1;
-  if (!arguments.has_subclass()) return 0;
+  if (!arguments.overridden()) return 0;
   static PyObject* has_torch_function = imported("torch._C", "_has_torch_function");
   PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
   if (answer == nullptr) return -1;
@@ -68,7 +72,7 @@ bool is_atomic(const PatchedOp& op) {
 // op.
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
-  const bool maybe_overridden = arguments.has_subclass() || at::impl::torch_function_mode_enabled();
+  const bool maybe_overridden = arguments.overridden() || at::impl::torch_function_mode_enabled();
   const bool atomic =
       op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
   const CastsOffGuard guard(atomic && (op.form.python || maybe_overridden));

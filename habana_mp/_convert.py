@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core, _dynamo, _guests, _log, _state
-from habana_mp._homes import Home, call_form, computes_on, homes
+from habana_mp._homes import Home, call_form, computes_on, homes, told_of
 from habana_mp._patched import Rule, patched_op
 from habana_mp._policy import Policy, policy_for_convert
 
@@ -118,7 +118,7 @@ def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
         rule = rule_of(policy, places, original)
         if rule is None:
             continue
-        op = patched_op(original, call_form(places[0], original), places[0].path)
+        op = patched_op(original, told_of(places[0], original), call_form(places[0], original), places[0].path)
         yield op, "rule", rule
         for home in places:
             yield home.owner, home.attribute, op

@@ -70,6 +70,7 @@ class PatchedFunctionBase:
     def __new__(
         cls,
         original: Callable[..., Any],
+        told: Callable[..., Any],
         *,
         in_place: bool = ...,
         norm: bool = ...,

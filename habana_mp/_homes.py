@@ -124,6 +124,22 @@ def _find_homes() -> Iterator[Home]:
             yield Home(torch.Tensor, name, "")
 
 
+# The operators of which torch tells __torch_function__ by the name of a method.
+_TOLD_AS = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_", "__mul__": "mul", "__rmul__": "mul",
+    "__imul__": "mul_", "__truediv__": "div", "__itruediv__": "div_", "__div__": "div", "__idiv__": "div_", "__mod__": "remainder",
+    "__imod__": "remainder_", "__ifloordiv__": "floor_divide_", "__matmul__": "matmul", "__ne__": "ne", "__lt__": "lt", "__le__": "le",
+    "__gt__": "gt", "__ge__": "ge", "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
+}  # fmt: skip
+
+
+def told_of(home: Home, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch tells ``__torch_function__`` of when the op is called."""
+    if home.owner is not torch.Tensor or isinstance(original, types.FunctionType) or home.attribute not in _TOLD_AS:
+        return original
+    return Home(torch.Tensor, _TOLD_AS[home.attribute], "").function()
+
+
 @functools.cache
 def _overridable() -> frozenset[int]:
     return frozenset(map(id, torch.overrides.get_testing_overrides()))

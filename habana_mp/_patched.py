@@ -118,15 +118,16 @@ _core.enable_vectorcall(PatchedMethod)
 _ops: dict[int, PatchedOp] = {}
 
 
-def patched_op(original: Callable[..., Any], form: CallForm, home: str) -> PatchedOp:
+def patched_op(original: Callable[..., Any], told: Callable[..., Any], form: CallForm, home: str) -> PatchedOp:
     """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7).
 
-    ``home`` says where the original is found, as ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
+    ``told`` is what ``__torch_function__`` is told of in its place. ``home`` says where the original is found, as
+    ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
     """
     op = _ops.get(id(original))
     if op is None:
         binds = not isinstance(original, types.BuiltinFunctionType)
-        op = (PatchedMethod if binds else PatchedFunction)(original, **form._asdict())
+        op = (PatchedMethod if binds else PatchedFunction)(original, told, **form._asdict())
         op.original = op.__wrapped__ = original
         op.form = form
         op.rule = None

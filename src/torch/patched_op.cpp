@@ -67,15 +67,52 @@ bool is_atomic(const PatchedOp& op) {
   return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
 }
 
-// Calls the original. Where __torch_function__ overrides the op it is told of the original,
-// whatever home the call came by: torch would look the function up by name and hand out the patched
-// op.
+// Whether torch.overrides failed to say that nobody implements the op: it names the op by its
+// __module__, which methods lack.
+bool is_unnamed_refusal(const PatchedOp& op) {
+  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+  PyObject *type, *error, *traceback;
+  PyErr_Fetch(&type, &error, &traceback);
+  PyErr_NormalizeException(&type, &error, &traceback);
+  PyObject* object = PyObject_GetAttrString(error, "obj");
+  const bool is_told = object == op.told;
+  if (object == nullptr) PyErr_Clear();
+  Py_XDECREF(object);
+  PyErr_Restore(type, error, traceback);
+  return is_told;
+}
+
+// Has __torch_function__ of a mode or of the `relevant` arguments do the call. It is told of
+// torch's own function, whatever home the call came by: torch would look it up by name and hand out
+// the patched op.
+PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* const* args,
+                         std::size_t nargsf, PyObject* kwnames) {
+  static PyObject* handle = imported("torch.overrides", "handle_torch_function");
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
+  c10::SmallVector<PyObject*, 12> stack{op.told, relevant};
+  stack.append(args, args + positional + named);
+  PyObject* result =
+      PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2), kwnames);
+  if (result != nullptr) return result;
+  if (is_unnamed_refusal(op)) {
+    PyErr_Format(PyExc_TypeError,
+                 "no implementation found for %R on types that implement __torch_function__",
+                 op.told);
+  }
+  // As in torch's operators: Python then asks the other operand.
+  if (op.told != op.original && PyErr_ExceptionMatches(PyExc_TypeError)) {
+    PyErr_Clear();
+    return Py_NewRef(Py_NotImplemented);
+  }
+  return nullptr;
+}
+
+// Calls the original, or what overrides it.
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
   const bool maybe_overridden = arguments.overridden() || at::impl::torch_function_mode_enabled();
-  const bool atomic =
-      op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
-  const CastsOffGuard guard(atomic && (op.form.python || maybe_overridden));
+  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 
   PyObject* tensors = tensor_tuple(arguments, args);
@@ -85,13 +122,7 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   if (overridden == 0) {
     result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   } else if (overridden > 0) {
-    static PyObject* handle = imported("torch.overrides", "handle_torch_function");
-    const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
-    const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-    c10::SmallVector<PyObject*, 12> stack{op.original, tensors};
-    stack.append(args, args + positional + named);
-    result = PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2),
-                                 kwnames);
+    result = call_overrider(op, tensors, args, nargsf, kwnames);
   }
   Py_DECREF(tensors);
   return result;
@@ -168,19 +199,33 @@ bool is_settled(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
   return seen.add(args, count) && settled(op.rule, seen.mask());
 }
 
+// A call while casts are off: nothing is cast, but what overrides the op is told of torch's own
+// function all the same.
+PyObject* call_uncast(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
+                      PyObject* kwnames) {
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  Arguments arguments;
+  arguments.find(op.form, args, positional, kwnames);
+  return call_original(op, arguments, args, nargsf, kwnames);
+}
+
 PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf,
                      PyObject* kwnames) {
   const auto& op = *reinterpret_cast<PatchedOp*>(callable);
-  if (!op.active || casts_off()) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  if (!op.active) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
-  if (is_settled(op, args, count)) {
+  const bool off = casts_off();
+  if (off) {
+    if (!at::impl::torch_function_mode_enabled() && DTypes().add(args, count))
+      return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  } else if (is_settled(op, args, count)) {
     if (!op.form.python) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
     const CastsOffGuard guard(is_atomic(op));
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   try {
-    return call_patched(op, args, nargsf, kwnames);
+    return off ? call_uncast(op, args, nargsf, kwnames) : call_patched(op, args, nargsf, kwnames);
   } catch (...) {
     set_python_error();
   }
@@ -189,20 +234,23 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
 
 PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {
-      "original", "in_place",  "norm",        "python",           "overridable", "out",
-      "flag",     "flag_name", "flag_target", "flag_target_name", "statistics",  nullptr};
-  PyObject *original = nullptr, *flag_name = Py_None, *flag_target_name = Py_None;
+      "original",         "told",       "in_place", "norm",      "python",
+      "overridable",      "out",        "flag",     "flag_name", "flag_target",
+      "flag_target_name", "statistics", nullptr};
+  PyObject *original = nullptr, *told = nullptr, *flag_name = Py_None, *flag_target_name = Py_None;
   int in_place = 0, norm = 0, python = 0, overridable = 0, out = -1, flag = -1, flag_target = 0;
   unsigned statistics = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$ppppiiOiOI", const_cast<char**>(names),
-                                   &original, &in_place, &norm, &python, &overridable, &out, &flag,
-                                   &flag_name, &flag_target, &flag_target_name, &statistics)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ppppiiOiOI", const_cast<char**>(names),
+                                   &original, &told, &in_place, &norm, &python, &overridable, &out,
+                                   &flag, &flag_name, &flag_target, &flag_target_name,
+                                   &statistics)) {
     return nullptr;
   }
   auto* op = reinterpret_cast<PatchedOp*>(type->tp_alloc(type, 0));
   if (op == nullptr) return nullptr;
   op->vectorcall = vectorcall;
   op->original = Py_NewRef(original);
+  op->told = Py_NewRef(told);
   op->form = CallForm{in_place != 0,
                       norm != 0,
                       python != 0,
@@ -225,11 +273,13 @@ int init_op(PyObject*, PyObject*, PyObject*) { return 0; }
 int traverse_op(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(reinterpret_cast<PatchedOp*>(self)->original);
+  Py_VISIT(reinterpret_cast<PatchedOp*>(self)->told);
   return 0;
 }
 
 int clear_op(PyObject* self) {
   Py_CLEAR(reinterpret_cast<PatchedOp*>(self)->original);
+  Py_CLEAR(reinterpret_cast<PatchedOp*>(self)->told);
   return 0;
 }
 

@@ -17,6 +17,7 @@ namespace habana_mp {
 struct PatchedOp {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* original;  // what the homes held
+  PyObject* told;      // what __torch_function__ is told of: for operators the method of that name
   CallForm form;
   Rule rule;    // of the conversion in force
   bool active;  // false: behave as the original (before a conversion, after revert, not concerned

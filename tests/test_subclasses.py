@@ -1,0 +1,522 @@
+"""Tensor subclasses, modes and tensors of other layouts under convert.
+
+A subclass keeps its type and sees torch's own functions, never a patched one; tensors that no cast is for stay as they are.
+"""
+
+import contextlib
+import functools
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from habana_mp import hmp
+from habana_mp._patched import PatchedOp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+A = torch.linspace(-1, 1, 16).view(4, 4)
+
+
+class Plain(torch.Tensor):
+    """A subclass without handlers of its own."""
+
+
+class Logging(torch.Tensor):
+    """Records what __torch_function__ is told."""
+
+    calls = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Wrapper(torch.Tensor):
+    """A __torch_dispatch__ wrapper round a tensor; records the aten ops."""
+
+    calls = []  # noqa: RUF012
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func)
+        unwrap = functools.partial(torch.utils._pytree.tree_map_only, cls, lambda t: t.inner)
+        out = func(*unwrap(args), **unwrap(kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, cls, out)
+
+
+# What NumPy-like libraries do: a table of implementations by torch's functions, filled when they are imported.
+HANDLED_FUNCTIONS = {}
+
+
+class Scaled:
+    """No tensor at all: a duck type with __torch_function__."""
+
+    def __init__(self, value):
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func not in HANDLED_FUNCTIONS:
+            return NotImplemented
+        return HANDLED_FUNCTIONS[func](*args, **(kwargs or {}))
+
+
+def implements(*functions):
+    def decorate(function):
+        HANDLED_FUNCTIONS.update(dict.fromkeys(functions, function))
+        return function
+
+    return decorate
+
+
+@implements(torch.mm, torch.matmul)
+def _mm(a, b):
+    return "mm", getattr(a, "value", a), getattr(b, "value", b)
+
+
+@implements(F.softmax, torch.softmax)
+def _softmax(x, *args, **kwargs):
+    return "softmax", x.value
+
+
+@implements(F.layer_norm)
+def _layer_norm(x, *args, **kwargs):
+    return "layer_norm", x.value
+
+
+@implements(torch.cat, torch.stack)
+def _cat(tensors, *args, **kwargs):
+    return "cat", [getattr(t, "value", t) for t in tensors]
+
+
+@implements(F.relu)
+def _relu(x, inplace=False):
+    return "relu", x.value, inplace
+
+
+@implements(torch.add)
+def _add(a, b):
+    return "add", getattr(a, "value", a), getattr(b, "value", b)
+
+
+# One call of each kind of home: what may override it is the second argument. Ops are looked up when called.
+# ruff: noqa: PLW0108
+CALLS = {
+    "torch.mm": lambda a, s: torch.mm(s, a),
+    "Tensor.mm": lambda a, s: torch.Tensor.mm(a, s),
+    "a @ s": lambda a, s: a @ s,
+    "a + s": lambda a, s: a + s,
+    "a += s": lambda a, s: operator.iadd(a, s),
+    "a - s": lambda a, s: a - s,
+    "a -= s": lambda a, s: operator.isub(a, s),
+    "a * s": lambda a, s: a * s,
+    "a *= s": lambda a, s: operator.imul(a, s),
+    "a / s": lambda a, s: a / s,
+    "a /= s": lambda a, s: operator.itruediv(a, s),
+    "a % s": lambda a, s: a % s,
+    "a // s": lambda a, s: a // s,
+    "a ** s": lambda a, s: a**s,
+    "Tensor.__radd__": lambda a, s: torch.Tensor.__radd__(a, s),
+    "Tensor.__rsub__": lambda a, s: torch.Tensor.__rsub__(a, s),
+    "Tensor.__rmul__": lambda a, s: torch.Tensor.__rmul__(a, s),
+    "Tensor.add_": lambda a, s: a.add_(s),
+    "F.linear": lambda a, s: F.linear(a, s),
+    "F.softmax": lambda a, s: F.softmax(s, -1),
+    "F.layer_norm": lambda a, s: F.layer_norm(s, [4]),
+    "F.gelu": lambda a, s: F.gelu(s, approximate="tanh"),
+    "F.cross_entropy": lambda a, s: F.cross_entropy(a, s),
+    "F.relu": lambda a, s: F.relu(s, inplace=True),
+    "torch.einsum": lambda a, s: torch.einsum("ij,jk", a, s),
+    "torch.cat": lambda a, s: torch.cat([a, s]),
+    "torch.linalg.norm": lambda a, s: torch.linalg.norm(s, ord=2),
+    "torch.special.softmax": lambda a, s: torch.special.softmax(s, 0),
+    "torch.fft.fft": lambda a, s: torch.fft.fft(s, n=4),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    Logging.calls.clear()
+    Wrapper.calls.clear()
+
+
+class TestTorchFunction:
+    @pytest.mark.parametrize("converted_first", [True, False], ids=["made-under-convert", "made-before"])
+    @pytest.mark.parametrize("cls", [Plain, Logging])
+    def test_the_type_is_kept(self, cls, converted_first):
+        if converted_first:
+            hmp.convert()
+        t = A.as_subclass(cls)
+        hmp.convert()
+        results = [
+            torch.mm(t, A), t @ A, A @ t, t.mm(A), F.linear(A, t), F.softmax(t.bfloat16(), -1), F.layer_norm(t, [4]), torch.cat([A, t]),
+            t + A.bfloat16(), t.clone().mul_(A), F.mse_loss(t.bfloat16(), A), F.dropout(t, 0.0), 1 / t.abs().add(1),
+        ]  # fmt: skip
+        assert {type(result) for result in results} == {cls}
+        assert [r.dtype for r in results[:8]] == [BF16, BF16, BF16, BF16, BF16, FP32, BF16, FP32]
+
+    def test_results_are_those_of_plain_tensors(self):
+        hmp.convert()
+        t = A.as_subclass(Logging)
+        for function in (
+            lambda x: x @ x,
+            lambda x: F.softmax(x @ x, -1),
+            lambda x: F.layer_norm(x, [4]),
+            lambda x: x * x + x,
+        ):
+            assert torch.equal(function(t).as_subclass(torch.Tensor), function(A))
+
+    @pytest.mark.parametrize(
+        ("call", "function"),
+        [
+            (lambda t: torch.mm(t, A), "torch.mm"),
+            (lambda t: t.mm(A), "torch.Tensor.mm"),
+            (lambda t: F.linear(A, t), "F.linear"),
+            (lambda t: F.softmax(t.bfloat16(), -1), "F.softmax"),
+            (lambda t: F.layer_norm(t, [4]), "F.layer_norm"),
+            (lambda t: torch.cat([A, t]), "torch.cat"),
+            (torch.relu, "torch.relu"),
+            (lambda t: torch.Tensor.add_(t, A.bfloat16()), "torch.Tensor.add_"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_the_handler_is_told_of_the_original(self, call, function):
+        original = functools.reduce(getattr, function.split(".")[1:], {"torch": torch, "F": F}[function.split(".")[0]])
+        hmp.convert()
+        call(A.clone().as_subclass(Logging))
+        assert original in Logging.calls
+        assert not [f for f in Logging.calls if isinstance(f, PatchedOp)]
+
+    def test_handlers_registered_before_convert_by_function(self):
+        s = Scaled(A)
+
+        def calls():
+            return [
+                torch.mm(s, A), torch.matmul(A, s), F.softmax(s, -1), F.layer_norm(s, [4]), torch.cat([s, A]), torch.stack((A, s)),
+                F.relu(s, inplace=True), torch.add(s, s), torch.softmax(s, 0),
+            ]  # fmt: skip
+
+        expected = [call[0] for call in calls()]
+        hmp.convert()
+        assert [call[0] for call in calls()] == expected
+        with pytest.raises(TypeError, match="bmm"):
+            torch.bmm(s, s)
+
+    @pytest.mark.parametrize("call", CALLS)
+    @pytest.mark.parametrize("kind", ["no-tensor", "subclass", "mode"])
+    @pytest.mark.parametrize("casts", ["on", "off"])
+    def test_who_overrides_is_told_the_same_as_without_a_conversion(self, call, kind, casts):
+        told = []
+
+        def record(cls, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.to:  # the cast of a subclass, which it may do in its own way
+                return torch.Tensor._make_subclass(type(args[0]), args[0].as_subclass(torch.Tensor).to(args[1]))
+            told.append(func)
+            return "handled"
+
+        duck = type("Duck", (), {"__torch_function__": classmethod(record)})
+        subclass = type("Subclass", (torch.Tensor,), {"__torch_function__": classmethod(record)})
+        mode = type("Mode", (TorchFunctionMode,), {"__torch_function__": record})
+        value = {"no-tensor": duck, "subclass": lambda: A.as_subclass(subclass), "mode": A.clone}[kind]()
+
+        def run():
+            a = A.clone()
+            with mode() if kind == "mode" else contextlib.nullcontext():
+                return CALLS[call](a, value)
+
+        assert run() == "handled"
+        hmp.convert(opt_level="O2")
+        with hmp.disable_casts() if casts == "off" else contextlib.nullcontext():
+            assert run() == "handled"
+        assert told[0] == told[1]
+
+    def test_an_operand_that_refuses_leaves_it_to_the_other(self):
+        class Refuses:
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                return NotImplemented
+
+            # What Python asks then.
+            def __radd__(self, other):
+                return "radd"
+
+            __rmatmul__ = __rsub__ = __radd__
+
+        expected = [A + Refuses(), A @ Refuses(), A - Refuses()]
+        hmp.convert(opt_level="O2")
+        assert [A + Refuses(), A @ Refuses(), A - Refuses()] == expected == ["radd"] * 3
+        with pytest.raises(TypeError, match=r"no implementation found for .*mm"):
+            A.mm(Refuses())
+
+    def test_nn_modules_on_a_subclass(self):
+        hmp.convert()
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2))
+        out = model(A.as_subclass(Plain))
+        assert (type(out), out.dtype) == (Plain, BF16)
+        out.float().sum().backward()
+        assert {parameter.grad.dtype for parameter in model.parameters()} == {FP32}
+
+    def test_a_subclass_as_parameter(self):
+        class Weight(nn.Parameter):
+            pass
+
+        layer = nn.Linear(4, 4)
+        layer.weight = Weight(layer.weight.detach())
+        hmp.convert()
+        out = layer(A)
+        out.float().sum().backward()
+        assert (type(out), out.dtype, type(layer.weight.grad), layer.weight.grad.dtype) == (
+            torch.Tensor,
+            BF16,
+            torch.Tensor,
+            FP32,
+        )
+
+    def test_disable_torch_function_subclass(self):
+        hmp.convert()
+        t = A.as_subclass(Logging)
+        with torch._C.DisableTorchFunctionSubclass():
+            out = torch.mm(t, t)
+        assert (type(out), out.dtype, Logging.calls) == (torch.Tensor, BF16, [])
+
+    def test_casts_off_inside_a_handler_stay_off(self):
+        class Off(torch.Tensor):
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                with hmp.disable_casts():
+                    return super().__torch_function__(func, types, args, kwargs or {})
+
+        hmp.convert()
+        assert torch.add(A.as_subclass(Off), A).dtype == FP32
+        assert torch.mm(A, A).dtype == BF16
+
+
+class TestTorchDispatch:
+    @pytest.mark.parametrize(
+        ("call", "dtype", "aten"),
+        [
+            (lambda t: torch.mm(t, t), BF16, "mm"),
+            (lambda t: t @ t, BF16, "mm"),
+            (lambda t: F.linear(t, t), BF16, "mm"),
+            (lambda t: F.softmax(t @ t, -1), FP32, "_softmax"),
+            (lambda t: torch.cat([t, t @ t]), FP32, "cat"),
+            (lambda t: F.layer_norm(t, [4]), BF16, "native_layer_norm"),
+        ],
+        ids=["mm", "matmul", "linear", "softmax", "cat", "layer_norm"],
+    )
+    def test_the_type_is_kept_and_the_cast_is_seen(self, call, dtype, aten):
+        hmp.convert()
+        out = call(Wrapper(A))
+        names = [func._schema.name.removeprefix("aten::") for func in Wrapper.calls]
+        assert (type(out), out.dtype, out.inner.dtype) == (Wrapper, dtype, dtype)
+        assert aten in names
+        assert "_to_copy" in names
+        expected = call(A)
+        hmp.revert()
+        assert torch.equal(out.inner, expected)
+
+    def test_gradients(self):
+        hmp.convert()
+        t = Wrapper(A.clone()).requires_grad_()
+        (t @ t).sum().backward()
+        assert (type(t.grad), t.grad.dtype) == (Wrapper, FP32)
+
+
+class TestModes:
+    def test_function_mode_sees_the_originals(self):
+        seen = []
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        mm, linear, softmax = torch.mm, F.linear, F.softmax
+        hmp.convert()
+        with Mode():
+            results = [torch.mm(A, A), F.linear(A, A), F.softmax(A.bfloat16(), -1)]
+        assert [t.dtype for t in results] == [BF16, BF16, FP32]
+        assert [function in seen for function in (mm, linear, softmax)] == [True, True, True]
+        assert not [f for f in seen if isinstance(f, PatchedOp)]
+
+    def test_function_mode_that_replaces_an_op(self):
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                return "replaced" if func is torch.mm.original else func(*args, **(kwargs or {}))
+
+        hmp.convert()
+        with Mode():
+            assert torch.mm(A, A) == "replaced"
+            assert torch.bmm(A[None], A[None]).dtype == BF16
+
+    def test_dispatch_mode_sees_the_casts(self):
+        seen = []
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                seen.append(func._schema.name.removeprefix("aten::"))
+                return func(*args, **(kwargs or {}))
+
+        hmp.convert()
+        with Mode():
+            out = torch.mm(A, A.t())
+        assert (out.dtype, seen) == (BF16, ["_to_copy", "t", "_to_copy", "mm"])  # t is in the lower list too
+
+    def test_default_device(self):
+        hmp.convert()
+        try:
+            torch.set_default_device("meta")
+            layer = nn.Linear(4, 4)
+            out = layer(torch.ones(2, 4))
+        finally:
+            torch.set_default_device(None)
+        assert (layer.weight.device.type, out.device.type, out.dtype) == ("meta", "meta", BF16)
+
+    def test_device_context(self):
+        with torch.device("meta"):
+            hmp.convert()
+            assert torch.ones(2, 2).device.type == "meta"
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+            hmp.revert()
+            assert torch.ones(2, 2).device.type == "meta"
+
+    def test_flop_counter(self):
+        from torch.utils.flop_counter import FlopCounterMode
+
+        hmp.convert()
+        with FlopCounterMode(display=False) as counter:
+            torch.mm(A, A)
+        assert counter.get_total_flops() == 2 * 4**3
+
+    def test_profiler(self):
+        hmp.convert()
+        with torch.profiler.profile() as profile:
+            torch.mm(A, A)
+        assert "aten::mm" in {event.key for event in profile.key_averages()}
+
+    def test_anomaly_mode(self):
+        hmp.convert()
+        x = A.clone().requires_grad_()
+        with torch.autograd.set_detect_anomaly(True):
+            (x @ x).sum().backward()
+        assert x.grad.dtype == FP32
+
+    def test_deterministic_algorithms(self):
+        hmp.convert()
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert (A @ A).dtype == BF16
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+class TestOtherLayouts:
+    def test_sparse(self):
+        sparse = torch.eye(4).to_sparse()
+        expected = torch.sparse.sum(sparse), sparse.coalesce().values(), sparse.to_dense()
+        hmp.convert()
+        assert sparse.is_sparse
+        assert all(
+            map(torch.equal, (torch.sparse.sum(sparse), sparse.coalesce().values(), sparse.to_dense()), expected)
+        )
+        with hmp.disable_casts():
+            assert torch.equal(sparse @ A, torch.sparse.mm(sparse, A))
+
+    def test_sparse_matmul(self):
+        """Cast like any other tensor; torch has kernels for COO in bfloat16."""
+        sparse = torch.eye(4).to_sparse()
+        hmp.convert()
+        for call in (lambda: sparse @ A, lambda: torch.mm(sparse, A), lambda: torch.sparse.mm(sparse, A)):
+            out = call()
+            assert torch.allclose(out.float(), A, atol=0.01)
+
+    def test_sparse_training(self):
+        table = nn.Embedding(8, 4, sparse=True)
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        hmp.convert()
+        (table(torch.tensor([1, 2])) @ A).float().sum().backward()
+        assert table.weight.grad.is_sparse
+        with hmp.disable_casts():
+            optimizer.step()
+
+    @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    def test_nested(self, layout):
+        parts = [A[:2].clone(), A[:3].clone()]
+        hmp.convert()
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        out = F.linear(nested, A)
+        assert (out.is_nested, out.dtype) == (True, BF16)
+        for part, expected in zip(out.unbind(), parts, strict=True):
+            assert torch.equal(part, F.linear(expected, A))
+        assert F.softmax(out, -1).dtype == FP32
+        assert (nested + nested).is_nested
+        assert torch.nested.to_padded_tensor(out, 0.0).shape == (2, 3, 4)
+
+    def test_nested_gradients(self):
+        hmp.convert()
+        weight = A.clone().requires_grad_()
+        nested = torch.nested.nested_tensor([A[:2], A[:3]], layout=torch.jagged)
+        torch.cat([part.float() for part in F.linear(nested, weight).unbind()]).sum().backward()
+        assert weight.grad.dtype == FP32
+
+    @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+    @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*")
+    @pytest.mark.filterwarnings("ignore:.*[Qq]uantized.*deprecat.*")
+    def test_quantized(self):
+        hmp.convert()
+        quantized = torch.quantize_per_tensor(A, 0.1, 0, torch.qint8)
+        same = torch.quantize_per_tensor(A, 0.1, 0, torch.qint8)
+        assert quantized.is_quantized
+        assert torch.relu(quantized).is_quantized
+        assert torch.cat([quantized, same]).is_quantized
+        assert quantized.dequantize().dtype == FP32
+
+    def test_complex_and_integer_and_bool_d10(self):
+        hmp.convert()
+        for dtype in (torch.complex64, torch.int64, torch.float64):
+            t = torch.ones(2, 2).to(dtype)
+            assert [torch.mm(t, t).dtype, (t * t).dtype, torch.cat([t, t]).dtype] == [dtype] * 3
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float32)).dtype == BF16
+        assert (torch.ones(2, dtype=torch.bool) & torch.ones(2, dtype=torch.bool)).dtype == torch.bool
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+    def test_masked_tensor(self):
+        """MaskedTensor has no bfloat16 of its own; ops that cast nothing work."""
+        from torch.masked import masked_tensor
+
+        t = masked_tensor(A, A > 0)
+        hmp.convert()
+        assert type(t + t) is type(t)
+        with hmp.disable_casts():
+            assert type(t * t) is type(t)
+
+    def test_mkldnn(self):
+        hmp.convert()
+        t = A.to_mkldnn()
+        assert torch.relu(t).to_dense().shape == (4, 4)
+
+    def test_conjugate_and_negative_views(self):
+        c = torch.tensor([[1 + 2j, 3 - 1j], [2j, 1.0]])
+        expected = c.conj().imag.clone() @ c.real
+        hmp.convert()
+        view = c.conj().imag
+        assert view.is_neg()
+        assert torch.equal(view @ c.real, (view.clone().bfloat16() @ c.real.bfloat16()))
+        assert torch.allclose((view @ c.real).float(), expected)

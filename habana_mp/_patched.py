@@ -78,8 +78,7 @@ class PatchedOp:
         form = self.form
         described = []
         for role, tensor in _tensors(form, args, kwargs):
-            dtype = DTYPES.index(tensor.dtype) if tensor.dtype in DTYPES else 0
-            described.append((dtype, tensor.dim() == 0, role))
+            described.append((_number(tensor), tensor.dim() == 0, role))
         to, cause, roles = _decide(rule.action, rule.low, rule.listed, tuple(described), _explicit(form, args, kwargs))
         if cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
@@ -166,6 +165,11 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return any(isinstance(value, (torch.dtype, type)) for value in (*args, *kwargs.values()))
 
 
+def _number(tensor: torch.Tensor) -> int:
+    """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/torch/tensor_cast.h."""
+    return 0 if tensor.dtype not in DTYPES or tensor.is_mkldnn else DTYPES.index(tensor.dtype)
+
+
 def _role(form: CallForm, flagged: bool, place: int | str) -> int:
     first = place in (0, "input", "self")
     if form.in_place and first:
@@ -217,7 +221,7 @@ def _cast_arguments(
     done: list[tuple[Any, Any]] = []
 
     def cast(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype not in DTYPES[1:4] or value.dtype == DTYPES[to]:
+        if not isinstance(value, torch.Tensor) or _number(value) not in (1, 2, 3) or value.dtype == DTYPES[to]:
             return value
         for source, result in done:
             if source is value:

@@ -9,6 +9,7 @@
 namespace habana_mp {
 
 inline DType dtype_of(const at::TensorBase& tensor) {
+  if (tensor.is_mkldnn()) return DType::Other;  // opaque: torch itself cannot cast it
   switch (tensor.scalar_type()) {
     case at::kFloat:
       return DType::Float32;

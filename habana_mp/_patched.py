@@ -155,7 +155,7 @@ def _in_place(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if form.flag_name is None:
         return False
     value = args[form.flag] if form.flag < len(args) else kwargs.get(form.flag_name)
-    return value is not None and value is not False
+    return bool(value) if isinstance(value, int) else value is not None
 
 
 def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -449,6 +449,15 @@ def test_rest_inputs_leaves_unlisted_ops_alone():
         torch.bmm(x(BF16, 1, 2, 2), x(F32, 1, 2, 2))
 
 
+@pytest.mark.parametrize("flag", [False, 0, None], ids=repr)
+def test_a_flag_that_is_false_makes_no_call_in_place(flag):
+    """D12: what counts is whether inplace is true."""
+    hmp.convert()
+    if flag is not None:
+        assert F.relu(x(F32), flag).dtype == F.relu(x(F32), inplace=flag).dtype == BF16
+    assert F.embedding(ids(), x(BF16), max_norm=None).dtype == F32
+
+
 # ---- in place
 
 IN_PLACE = {

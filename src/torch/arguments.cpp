@@ -70,16 +70,22 @@ Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* nam
   return Role::Input;
 }
 
+// Whether a flag is given: inplace by its truth, max_norm by being a number.
+bool is_set(PyObject* value) {
+  if (value == Py_None || value == Py_False) return false;
+  return PyLong_Check(value) ? PyObject_IsTrue(value) == 1 : true;
+}
+
 // Whether this call is in place because a parameter says so: F.relu(x, True), F.embedding(i,
 // weight, max_norm=1.0) (D12).
 bool is_flagged(const CallForm& form, PyObject* const* args, Py_ssize_t positional,
                 PyObject* kwnames) {
   if (form.flag_name == nullptr) return false;
-  if (form.flag < positional) return args[form.flag] != Py_None && args[form.flag] != Py_False;
+  if (form.flag < positional) return is_set(args[form.flag]);
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   for (Py_ssize_t i = 0; i < named; ++i) {
     if (same_name(PyTuple_GET_ITEM(kwnames, i), form.flag_name)) {
-      return args[positional + i] != Py_None && args[positional + i] != Py_False;
+      return is_set(args[positional + i]);
     }
   }
   return false;
@@ -184,8 +190,7 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
     PyObject* name = i < positional ? nullptr : PyTuple_GET_ITEM(kwnames, i - positional);
     if (is_exact_tensor(value)) {
       add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
-    } else if (value == Py_None || PyLong_Check(value) || PyFloat_Check(value) ||
-               PyUnicode_Check(value)) {
+    } else if (is_plain(value)) {
       continue;
     } else if (PyList_Check(value) || PyTuple_Check(value)) {
       add_items(value, i, plain ? Role::Input : role_of(form, flagged, i, name));

@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import operator
+import re
 import weakref
 from typing import ClassVar
 
@@ -277,13 +278,17 @@ ALIASES = [
     pytest.param({"lower": ["__rpow__"]}, lambda: 2 ** a(), BF16, id="__rpow__ names scalar **"),
     pytest.param({"lower": ["pow.Tensor_Scalar"]}, lambda: torch.pow(a(), 2), BF16, id="an overload is the whole op (D17)"),
     pytest.param({"lower": ["linalg_matmul"]}, lambda: torch.linalg.matmul(a(), b()), BF16, id="linalg_matmul"),
-    pytest.param({"lower": ["linalg_matmul"]}, lambda: torch.matmul(a(), b()), F32, id="and not matmul"),
+    pytest.param({"lower": ["linalg_matmul"]}, lambda: torch.matmul(a(), b()), BF16, id="linalg_matmul reaches matmul"),
+    pytest.param({"lower": ["linalg_matmul"]}, lambda: a() @ b(), BF16, id="linalg_matmul reaches @"),
+    pytest.param({"lower": ["linalg_matmul"], "fp32": ["matmul"]}, lambda: torch.matmul(a(), b()), F32, id="matmul itself"),
+    pytest.param({"lower": ["linalg_norm"]}, lambda: torch.norm(a()), F32, id="linalg.norm is no alias of norm"),
+    pytest.param({"lower": ["linalg_cross"]}, lambda: torch.cross(*torch.ones(2, 3, 3), dim=1), F32, id="nor linalg.cross of cross (F271)"),
     pytest.param({"lower": ["absolute"]}, lambda: a().abs(), BF16, id="absolute reaches abs"),
     pytest.param({"lower": ["abs"]}, lambda: abs(a()), BF16, id="abs reaches abs()"),
     pytest.param({"lower": ["neg"]}, lambda: -a(), BF16, id="neg reaches -x"),
     pytest.param({"lower": ["clip"]}, lambda: a().clamp(0, 1), BF16, id="clip reaches clamp"),
     pytest.param({"lower": ["special_softmax"]}, lambda: torch.special.softmax(a(), 0), BF16, id="special_softmax"),
-    pytest.param({"lower": ["special_softmax"]}, lambda: torch.softmax(a(), 0), F32, id="and not softmax"),
+    pytest.param({"lower": ["special_softmax"]}, lambda: torch.softmax(a(), 0), BF16, id="special_softmax reaches softmax"),
     pytest.param({"lower": ["arccos"]}, lambda: (a() / 9).acos(), BF16, id="arccos reaches acos"),
     pytest.param({"lower": ["remainder"]}, lambda: a() % 2, BF16, id="% is remainder"),
     pytest.param({"lower": ["floor_divide"]}, lambda: a() // 2, BF16, id="// is floor_divide"),
@@ -295,6 +300,46 @@ def test_aliases_share_a_rule_unless_one_is_named(lists, call, expected):
     """D16."""
     hmp.convert(policy=hmp.Policy.from_ops(**lists))
     assert call().dtype == expected
+
+
+# Names of torch.linalg and torch.special, and the op of torch that its documentation calls the same.
+MODULE_ALIASES = {
+    "linalg": {
+        "det": "det", "slogdet": "slogdet", "matmul": "matmul", "matrix_exp": "matrix_exp", "matrix_power": "matrix_power",
+        "inv": "inverse", "pinv": "pinverse", "householder_product": "orgqr",
+    },
+    "special": {
+        "digamma": "digamma", "psi": "digamma", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "exp2": "exp2",
+        "expit": "sigmoid", "expm1": "expm1", "gammainc": "igamma", "gammaincc": "igammac", "gammaln": "lgamma", "i0": "i0",
+        "log1p": "log1p", "log_softmax": "log_softmax", "logit": "logit", "logsumexp": "logsumexp", "multigammaln": "mvlgamma",
+        "polygamma": "polygamma", "round": "round", "sinc": "sinc", "softmax": "softmax", "xlogy": "xlogy",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "plain"),
+    [(module, name, plain) for module, names in MODULE_ALIASES.items() for name, plain in names.items()],
+)
+def test_names_of_modules_and_torchs_own_share_a_rule_both_ways(module, name, plain):
+    """D16."""
+
+    def rules():
+        return [getattr(torch, plain).rule, getattr(getattr(torch, module), name).rule]
+
+    for listed in (plain, name, f"{module}_{name}"):
+        fp32(listed)
+        assert all(rule is not None and rule.listed for rule in rules()), listed
+        hmp.revert()
+
+
+def test_every_alias_that_torch_documents_is_known():
+    """D16: a table that shows new aliases of another torch version."""
+    documented = {name: text for name in dir(torch) if isinstance(text := getattr(torch, name).__doc__, str)}
+    pattern = re.compile(r"Alias for :func:`torch\.(linalg|special)\.(\w+)`")
+    told = {(found[1], found[2], name) for name, text in documented.items() if (found := pattern.search(text))}
+    assert len(told) > 20
+    assert told <= {(module, name, plain) for module, names in MODULE_ALIASES.items() for name, plain in names.items()}
 
 
 def nll(*shape):

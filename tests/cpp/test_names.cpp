@@ -29,9 +29,9 @@ struct Case {
 
 const std::vector<Case> kCases = {
     {"mm", "mm"},
-    {"matmul", "matmul | __matmul__"},
-    {"__matmul__", "__matmul__ | matmul"},
-    {"__rmatmul__", "__rmatmul__ | rmatmul | __matmul__ matmul"},
+    {"matmul", "matmul | __matmul__ | linalg_matmul"},
+    {"__matmul__", "__matmul__ | matmul | linalg_matmul"},
+    {"__rmatmul__", "__rmatmul__ | rmatmul | __matmul__ matmul | linalg_matmul"},
     // torch's own aliases
     {"mul", "mul | __mul__ | multiply"},
     {"multiply", "multiply | mul __mul__"},
@@ -60,7 +60,15 @@ const std::vector<Case> kCases = {
     {"linalg_solve", "linalg_solve | solve"},
     {"fft_fft", "fft_fft | fft"},
     {"special_softmax", "special_softmax | softmax | _softmax"},
-    {"linalg_inv", "linalg_inv | inverse | inv"},
+    {"linalg_inv", "linalg_inv | inverse inv"},
+    {"inverse", "inverse | inv linalg_inv"},
+    {"linalg_matmul", "linalg_matmul | matmul __matmul__"},
+    {"det", "det | linalg_det"},
+    {"linalg_det", "linalg_det | det"},
+    {"exp2_", "exp2_ | special_exp2_ | exp2 | special_exp2"},
+    {"special_psi", "special_psi | digamma psi special_digamma"},
+    {"softmax", "softmax | special_softmax | _softmax"},
+    {"cross", "cross"},  // linalg.cross takes another dimension (F271)
     {"linalg_multi_dot", "linalg_multi_dot | multi_dot"},
     // names that lists take from modules
     {"gru_cell", "gru_cell | GRUCell | _thnn_fused_gru_cell"},
@@ -76,7 +84,7 @@ const std::vector<Case> kCases = {
     {"dropout2d", "dropout2d | feature_dropout"},
     // no operators: names of torch that look like one
     {"rand", "rand"},
-    {"round", "round"},
+    {"round", "round | special_round"},
     {"index_add_", "index_add_ | index_add"},
     {"", ""},
 };

@@ -167,7 +167,11 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _number(tensor: torch.Tensor) -> int:
     """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/torch/tensor_cast.h."""
-    return 0 if tensor.dtype not in DTYPES or tensor.is_mkldnn else DTYPES.index(tensor.dtype)
+    if tensor.is_mkldnn:
+        return 0
+    # D10: what computes in complex numbers is left alone, as what does in float64.
+    dtype = torch.float64 if tensor.dtype.is_complex else tensor.dtype
+    return DTYPES.index(dtype) if dtype in DTYPES else 0
 
 
 def _role(form: CallForm, flagged: bool, place: int | str) -> int:

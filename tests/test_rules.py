@@ -295,7 +295,27 @@ def test_other_tensors_beside_eligible_ones_are_left_alone():
     hmp.convert()
     assert dtypes_arrived(lambda: F.embedding(ids(), x(BF16))) == [torch.int64, F32]
     assert dtypes_arrived(lambda: torch.where(x() > 1, x(BF16), x())) == [torch.bool, BF16, BF16]
-    assert dtypes_arrived(lambda: torch.mm(x(), x(torch.complex64))) == [BF16, torch.complex64]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kind", [torch.complex32, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("rule", ["lower", "promote", "fp32", "rest"])
+def test_a_complex_tensor_leaves_the_call_alone_as_float64_does(rule, kind):
+    """D10: torch computes in a wider kind of number, for which the real operand is not rounded."""
+    policy(rest="first_input", **({rule: ["mul"]} if rule != "rest" else {}))
+    for real in (F32, BF16):
+        assert dtypes_arrived(lambda real=real: x(real) * x(kind)) == [real, kind]
+        assert dtypes_arrived(lambda real=real: torch.mul(x(kind), other=x(real))) == [kind, real]
+        assert dtypes_arrived(lambda real=real: torch.mul.__call__(x(real), x(kind))) == [real, kind]
+
+
+def test_a_real_operand_beside_a_complex_one_keeps_its_digits():
+    """D10."""
+    real, given = torch.tensor([1.00415]), torch.tensor([1 + 2j], dtype=torch.complex128)
+    expected = real * given
+    hmp.convert()
+    assert torch.equal(real * given, expected)
+    assert torch.equal(torch.mul.__call__(real, given), expected)
 
 
 @pytest.mark.parametrize("scalar", [2, 2.5, True], ids=["int", "float", "bool"])

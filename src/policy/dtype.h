@@ -5,7 +5,9 @@
 
 namespace habana_mp {
 
-// Other: integer, bool, complex, quantised, none. habana_mp._core.DTYPES names these in this order.
+// Other: integer, bool, quantised, none. Float64 stands for complex too: a call with either
+// computes in a wider kind of number and is left alone (D10). habana_mp._core.DTYPES names these in
+// this order.
 enum class DType : std::uint8_t { Other, Float16, BFloat16, Float32, Float64 };
 
 // "float16" "bfloat16" "float32" "float64" "other"

@@ -18,6 +18,9 @@ inline DType dtype_of(const at::TensorBase& tensor) {
     case at::kHalf:
       return DType::Float16;
     case at::kDouble:
+    case at::kComplexHalf:  // D10: what computes in complex numbers is left alone as well
+    case at::kComplexFloat:
+    case at::kComplexDouble:
       return DType::Float64;
     default:
       return DType::Other;

@@ -72,15 +72,22 @@ _F_HELPERS = frozenset(
     " assert_int_or_pair".split()
 )
 
-NORMS = frozenset(["batch_norm", "instance_norm", "layer_norm", "group_norm"])  # D14
-
-# Positions of running_mean and running_var; the two spellings of a norm differ (F132).
-_STATISTICS = {
-    "torch.nn.functional:batch_norm": (1, 2),
-    "torch.nn.functional:instance_norm": (1, 2),
-    "torch:batch_norm": (3, 4),
-    "torch:instance_norm": (3, 4),
+# D14: the norms, by the positions of running_mean and running_var below torch.nn.functional, which has its own order (F132).
+NORMS = {
+    "layer_norm": (),
+    "group_norm": (),
+    "native_layer_norm": (),
+    "native_group_norm": (),
+    "batch_norm": (3, 4),
+    "instance_norm": (3, 4),
+    "native_batch_norm": (3, 4),
+    "cudnn_batch_norm": (3, 4),
+    "miopen_batch_norm": (3, 4),
+    "_batch_norm_impl_index": (3, 4),
+    "_native_batch_norm_legit": (3, 4),
+    "_native_batch_norm_legit_no_training": (3, 4),
 }
+_STATISTICS_OF_F = (1, 2)
 
 
 @functools.cache
@@ -140,21 +147,17 @@ def told_of(home: Home, original: Callable[..., Any]) -> Callable[..., Any]:
     return Home(torch.Tensor, _TOLD_AS[home.attribute], "").function()
 
 
-@functools.cache
-def _overridable() -> frozenset[int]:
-    return frozenset(map(id, torch.overrides.get_testing_overrides()))
-
-
 def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     """How calls of an op are written, read off its name and, of Python functions, its parameters."""
     plain = home.attribute
     form: dict[str, Any] = {
         "in_place": home.in_place,
         "norm": plain in NORMS,
-        "overridable": id(original) in _overridable(),
+        "overridable": original in torch.overrides.get_testing_overrides(),
     }
     if plain in NORMS:
-        form["statistics"] = sum(1 << place for place in _STATISTICS.get(home.path, ()))
+        places = _STATISTICS_OF_F if home.owner is F and NORMS[plain] else NORMS[plain]
+        form["statistics"] = sum(1 << place for place in places)
     if isinstance(original, types.FunctionType):
         form["python"] = True
         code = original.__code__

@@ -727,6 +727,34 @@ NORMS = {
     "torch.instance_norm": (
         lambda t: torch.instance_norm(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5, False), "input weight bias mean var",
     ),
+    "torch.native_batch_norm": (
+        lambda t: torch.native_batch_norm(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5), "input weight bias mean var",
+    ),
+    "torch._native_batch_norm_legit": (
+        lambda t: torch._native_batch_norm_legit(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5),
+        "input weight bias mean var",
+    ),
+    "torch._native_batch_norm_legit without statistics": (
+        lambda t: torch._native_batch_norm_legit(t.input, t.weight, t.bias, True, 0.1, 1e-5), "input weight bias",
+    ),
+    "torch._native_batch_norm_legit_no_training": (
+        lambda t: torch._native_batch_norm_legit_no_training(t.input, t.weight, t.bias, t.mean, t.var, 0.1, 1e-5),
+        "input weight bias mean var",
+    ),
+    "torch._batch_norm_impl_index": (
+        lambda t: torch._batch_norm_impl_index(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5, False),
+        "input weight bias mean var",
+    ),
+    "torch.cudnn_batch_norm": (
+        lambda t: torch.cudnn_batch_norm(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5), "input weight bias mean var",
+    ),
+    "torch.miopen_batch_norm": (
+        lambda t: torch.miopen_batch_norm(t.input, t.weight, t.bias, t.mean, t.var, True, 0.1, 1e-5), "input weight bias mean var",
+    ),
+    "torch.native_layer_norm": (lambda t: torch.native_layer_norm(t.input, (4,), t.wide, t.wide, 1e-5), "input wide wide"),
+    "torch.native_group_norm": (
+        lambda t: torch.native_group_norm(t.input, t.weight, t.bias, 1, 2, 16, 1, 1e-5), "input weight bias",
+    ),
     "F.layer_norm": (lambda t: F.layer_norm(t.input, (4,), t.wide, t.wide), "input wide wide"),
     "F.layer_norm, keywords": (lambda t: F.layer_norm(t.input, (4,), bias=t.wide, weight=t.wide), "input wide wide"),
     "torch.layer_norm": (lambda t: torch.layer_norm(t.input, (4,), t.wide, t.wide), "input wide wide"),
@@ -756,7 +784,11 @@ class NormTensors:
 )
 def test_arguments_of_norms(call, order, action, given, others, input_to, affine_to):
     """D14, F61, F62, F132: statistics are never cast, weight and bias in fp32 only."""
-    names = ["batch_norm", "instance_norm", "layer_norm", "group_norm"]
+    names = [
+        "batch_norm", "instance_norm", "layer_norm", "group_norm", "native_batch_norm", "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training", "_batch_norm_impl_index", "cudnn_batch_norm", "miopen_batch_norm",
+        "native_layer_norm", "native_group_norm",
+    ]  # fmt: skip
     policy(rest="first_input", **({action: names} if action != "rest" else {}))
     tensors = NormTensors(given, others)
     kinds = {
@@ -796,6 +828,15 @@ def test_running_statistics_are_kept(make, level):
     assert torch.equal(module.running_var, twin.running_var)
     assert mean.abs().min() > 0.3
     assert torch.equal(result, by_hand)
+
+
+def test_running_statistics_are_kept_of_the_op_below():
+    """D14: a name that is reached by its own home too."""
+    policy(lower=["native_batch_norm"])
+    mean, var = torch.zeros(2), torch.ones(2)
+    result, *_ = torch.native_batch_norm(image() + 3, torch.ones(2), torch.zeros(2), mean, var, True, 0.1, 1e-5)
+    assert result.dtype == BF16
+    assert mean.abs().min() > 0.3
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -783,7 +783,9 @@ class NormTensors:
     ],
 )
 def test_arguments_of_norms(call, order, action, given, others, input_to, affine_to):
-    """D14, F61, F62, F132: statistics are never cast, weight and bias in fp32 only."""
+    """D14, F61, F62, F132: statistics are never cast, weight and bias in fp32 only, nothing there beside statistics of a low dtype."""
+    if action == "fp32" and others != F32 and "mean" in order:
+        input_to, affine_to = given, others
     names = [
         "batch_norm", "instance_norm", "layer_norm", "group_norm", "native_batch_norm", "_native_batch_norm_legit",
         "_native_batch_norm_legit_no_training", "_batch_norm_impl_index", "cudnn_batch_norm", "miopen_batch_norm",
@@ -837,6 +839,24 @@ def test_running_statistics_are_kept_of_the_op_below():
     result, *_ = torch.native_batch_norm(image() + 3, torch.ones(2), torch.zeros(2), mean, var, True, 0.1, 1e-5)
     assert result.dtype == BF16
     assert mean.abs().min() > 0.3
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("lists", [{"fp32": ["batch_norm", "instance_norm"]}, {"rest": "fp32"}], ids=["listed", "rest"])
+@pytest.mark.parametrize(
+    "make", [nn.BatchNorm2d, functools.partial(nn.InstanceNorm2d, track_running_stats=True)], ids=["batch", "instance"]
+)
+def test_low_statistics_leave_a_norm_in_its_dtype(make, lists, training):
+    """D14: torch takes no float32 input beside bfloat16 statistics, and they are not cast."""
+    module, twin = make(2).bfloat16().train(training), make(2).bfloat16().train(training)
+    given = image(BF16) + 3
+    expected = twin(given)
+    policy(**lists)
+    assert dtypes_arrived(lambda: F.batch_norm(given, module.running_mean, module.running_var)) == [BF16] * 3
+    result = module(given)
+    assert result.dtype == BF16
+    assert torch.equal(result, expected)
+    assert torch.equal(module.running_mean, twin.running_mean)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

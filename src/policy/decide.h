@@ -117,11 +117,13 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
 
   const std::uint32_t inputs = seen.of(Role::Input) & kEligible;
   const std::uint32_t all = inputs | (seen.of(Role::Affine) & kEligible);
+  const std::uint32_t statistics = seen.of(Role::Statistic) & kEligible;
   switch (rule.action) {
     case Action::Lower:  // D14: of a norm the input alone
       return inputs == 0 ? kLeftAlone : Decision{rule.low, Cause::Lower, kInputs};
     case Action::Fp32:
-      if (all == 0) return kLeftAlone;
+      // D14: statistics stay as they are, and beside a float32 input torch takes no lower ones.
+      if (all == 0 || (statistics & ~dtype_bit(DType::Float32)) != 0) return kLeftAlone;
       return {DType::Float32, rule.listed ? Cause::Fp32 : Cause::RestFp32, kAll};
     case Action::Promote: {
       if (all == 0) return kLeftAlone;

@@ -82,7 +82,9 @@ def convert(
             else:
                 _log.open_log(_state.verbose)
             raise
-        _dynamo.drop_stale_graphs()
+        finally:
+            if _state.policy is new:
+                _dynamo.drop_stale_graphs()
     return new
 
 
@@ -102,9 +104,14 @@ def revert() -> None:
     """Undo ``convert``: every patched name is the very object that it was before (D7). Without a conversion it does nothing."""
     with _lock:
         if _core.is_installed():
-            _core.uninstall()
-            _log.close_log()
-            _dynamo.drop_stale_graphs()
+            try:
+                _core.uninstall()
+            finally:
+                if not _core.is_installed():
+                    try:
+                        _log.close_log()
+                    finally:
+                        _dynamo.drop_stale_graphs()
 
 
 def is_converted() -> bool:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from habana_mp import _homes, hmp
+from habana_mp import _convert, _homes, hmp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -491,6 +491,106 @@ def test_an_interrupt_leaves_all_or_nothing():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout.split()[1]) > 50
+
+
+class Interrupting:
+    """Stands for a ``__setattr__`` in Python, which the interpreter interrupts at its start or its end at the nth of its calls."""
+
+    def __init__(self, monkeypatch, nth, late):
+        self.kind, self.nth, self.late, self.calls = type(torch.compiler.config), nth, late, 0
+        native = self.kind.__setattr__
+
+        def setattr_(module, name, value):
+            self.calls += 1
+            if late:
+                native(module, name, value)
+            if self.calls == nth:
+                raise KeyboardInterrupt
+            if not late:
+                native(module, name, value)
+
+        monkeypatch.setattr(self.kind, "__setattr__", setattr_)
+
+
+late = pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+
+
+@late
+def test_an_interrupt_inside_the_first_convert_converts_nothing(late, monkeypatch, pristine):
+    """D7: one assignment runs Python code, where a signal handler can raise."""
+    tag = torch.compiler.config.cache_key_tag
+    with monkeypatch.context() as patch:
+        Interrupting(patch, 1, late)
+        with pytest.raises(KeyboardInterrupt):
+            hmp.convert()
+    assert changed(pristine, snapshot()) == []
+    assert not hmp.is_converted()
+    assert torch.mm(a(), a()).dtype == F32
+    assert torch.compiler.config.cache_key_tag == tag
+
+
+@late
+@pytest.mark.parametrize("nth", [1, 2])
+def test_an_interrupt_inside_a_second_convert_leaves_the_first_in_force(nth, late, monkeypatch, pristine):
+    """D7: while the first is undone, and while the second is made."""
+    untagged = torch.compiler.config.cache_key_tag
+    hmp.convert(low_precision_type=F16)
+    first, tag = snapshot(), torch.compiler.config.cache_key_tag
+    with monkeypatch.context() as patch:
+        Interrupting(patch, nth, late)
+        with pytest.raises(KeyboardInterrupt):
+            hmp.convert("O2")
+    assert changed(first, snapshot()) == []
+    assert hmp.is_converted()
+    assert torch.mm(a(), a()).dtype == F16
+    assert torch.compiler.config.cache_key_tag == tag
+    hmp.revert()
+    assert changed(pristine, snapshot()) == []
+    assert torch.compiler.config.cache_key_tag == untagged
+
+
+@late
+def test_an_interrupt_inside_revert_undoes_all(late, monkeypatch, pristine, tmp_path):
+    """D7: and what belongs to the conversion besides its patches goes with it."""
+    tag, ended = torch.compiler.config.cache_key_tag, []
+    monkeypatch.setenv("HABANA_MP_LOG", f"casts:{tmp_path / 'log'}")
+    hmp.convert()
+    with monkeypatch.context() as patch:
+        Interrupting(patch, 1, late)
+        patch.setattr(_convert._log, "close_log", lambda: ended.append("log"))
+        patch.setattr(_convert._dynamo, "drop_stale_graphs", lambda: ended.append("graphs"))
+        with pytest.raises(KeyboardInterrupt):
+            hmp.revert()
+    _convert._log.close_log()
+    assert ended == ["log", "graphs"]
+    assert changed(pristine, snapshot()) == []
+    assert not hmp.is_converted()
+    assert torch.mm(a(), a()).dtype == F32
+    assert torch.compiler.config.cache_key_tag == tag
+
+
+def test_a_revert_undoes_all_but_what_refuses(pristine):
+    """A home that cannot be undone keeps no other from it."""
+    mm = torch.mm
+    hmp.convert()
+    with refusing(torch, "mm"), pytest.raises(AttributeError, match="mm is frozen"):
+        hmp.revert()
+    assert changed(pristine, snapshot()) == ["torch.mm"]
+    assert not hmp.is_converted()
+    assert torch.mm(a(), a()).dtype == F32
+    torch.mm = mm
+
+
+def test_a_second_convert_that_cannot_undo_the_first_leaves_it_in_force(pristine):
+    """D7."""
+    hmp.convert(low_precision_type=F16)
+    first = snapshot()
+    with refusing(torch, "mm"), pytest.raises(AttributeError, match="mm is frozen"):
+        hmp.convert("O2")
+    assert changed(first, snapshot()) == []
+    assert torch.mm(a(), a()).dtype == F16
+    hmp.revert()
+    assert changed(pristine, snapshot()) == []
 
 
 def test_threads_that_compute_while_another_converts():

@@ -1,5 +1,6 @@
 #include "torch/patch_set.h"
 
+#include <exception>
 #include <utility>
 
 namespace habana_mp {
@@ -19,25 +20,61 @@ py::object held(const py::object& owner, const py::object& name) {
   return py::reinterpret_steal<py::object>(value);
 }
 
-// Last made, first undone, so that a name assigned twice ends as it began.
-void undo(const std::vector<Assignment>& assignments, std::size_t made) {
-  while (made > 0) {
-    const Assignment& last = assignments[--made];
-    // Somebody else may have deleted the name in the meantime.
-    if (last.before || held(last.owner, last.name)) assign(last.owner, last.name, last.before);
+// Runs a step, and once more if it fails: an interrupt comes once. Keeps the first error.
+template <typename Step>
+void insist(std::exception_ptr& first, const Step& step) {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      return step();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
   }
 }
 
+void undo_one(const Assignment& made) {
+  if (made.undo == Undo::Found) {
+    // Never made, or somebody else has deleted or restored the name in the meantime.
+    const py::object now = held(made.owner, made.name);
+    if (now.is(made.before)) return;
+  }
+  assign(made.owner, made.name, made.before);
+}
+
+// Last made, first undone, so that a name assigned twice ends as it began. Returns the first error.
+std::exception_ptr undo(const std::vector<Assignment>& assignments, std::size_t made) {
+  std::exception_ptr error;
+  while (made > 0) {
+    --made;
+    insist(error, [&] { undo_one(assignments[made]); });
+  }
+  return error;
+}
+
+std::exception_ptr undo(const std::vector<Assignment>& assignments) {
+  return undo(assignments, assignments.size());
+}
+
 void make(std::vector<Assignment>& assignments) {
-  for (std::size_t i = 0; i < assignments.size(); ++i) {
-    try {
-      if (assignments[i].undo == Undo::Found)
-        assignments[i].before = held(assignments[i].owner, assignments[i].name);
-      assign(assignments[i].owner, assignments[i].name, assignments[i].value);
-    } catch (py::error_already_set&) {
-      undo(assignments, i);
-      throw;
+  std::size_t begun = 0;
+  try {
+    for (Assignment& next : assignments) {
+      if (next.undo == Undo::Found) next.before = held(next.owner, next.name);
+      ++begun;  // an assignment that fails may have been made all the same
+      assign(next.owner, next.name, next.value);
     }
+  } catch (...) {
+    undo(assignments, begun);
+    throw;
+  }
+}
+
+// Makes again what was just undone, as far as it was. What was before is known: where undoing
+// failed, the owner no longer tells it.
+void make_again(const std::vector<Assignment>& assignments) {
+  std::exception_ptr error;  // of less interest than the one that led here
+  for (const Assignment& next : assignments) {
+    insist(error, [&] { assign(next.owner, next.name, next.value); });
   }
 }
 
@@ -45,11 +82,11 @@ void make(std::vector<Assignment>& assignments) {
 
 void PatchSet::install(std::vector<Assignment> assignments) {
   if (suspended_ == 0) {
-    undo(assignments_, assignments_.size());
     try {
+      if (const auto error = undo(assignments_)) std::rethrow_exception(error);
       make(assignments);
-    } catch (py::error_already_set&) {
-      make(assignments_);
+    } catch (...) {
+      make_again(assignments_);
       throw;
     }
   }
@@ -57,16 +94,34 @@ void PatchSet::install(std::vector<Assignment> assignments) {
 }
 
 void PatchSet::uninstall() {
-  if (suspended_ == 0) undo(assignments_, assignments_.size());
+  const auto error = suspended_ == 0 ? undo(assignments_) : nullptr;
   assignments_.clear();
+  if (error) std::rethrow_exception(error);
 }
 
 void PatchSet::suspend() {
-  if (suspended_++ == 0) undo(assignments_, assignments_.size());
+  if (suspended_ == 0) {
+    if (const auto error = undo(assignments_)) {
+      make_again(assignments_);
+      std::rethrow_exception(error);
+    }
+  }
+  ++suspended_;
 }
 
 void PatchSet::resume() {
-  if (--suspended_ == 0) make(assignments_);
+  if (--suspended_ > 0) return;
+  try {
+    make(assignments_);
+  } catch (...) {
+    const auto first = std::current_exception();
+    try {
+      make(assignments_);
+    } catch (...) {
+      assignments_.clear();  // none of it could be made
+    }
+    std::rethrow_exception(first);
+  }
 }
 
 PatchSet& patch_set() {

@@ -1,7 +1,9 @@
 // Attribute assignments that are made, and undone, all or none.
 //
-// One call into C runs without a signal handler or another Python thread in between, so an
-// interrupt leaves either all of the conversion in force or none of it.
+// All of them happen in one call into C, where no signal handler runs between two of them. It may
+// run inside one: an owner whose __setattr__ is Python code (torch.compiler.config) can raise
+// KeyboardInterrupt, or anything else, from an assignment. So an error never ends the work halfway:
+// it is thrown when all assignments are made or undone.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -24,12 +26,13 @@ struct Assignment {
 
 class PatchSet {
  public:
-  // Undoes what is installed, then makes `assignments`. If one of them fails, all is as it was
-  // before the call, and the Python error of the failure is thrown.
+  // Undoes what is installed, then makes `assignments`. If one of them fails, or undoing does, all
+  // is as it was before the call, and the Python error of the failure is thrown.
   void install(std::vector<Assignment> assignments);
+  // Nothing is installed afterwards, even if it throws the first error of the assignments undone.
   void uninstall();
   // Out of the way around code that must find the originals, until as many resumes. What is
-  // installed meanwhile is made at the last.
+  // installed meanwhile is made at the last. A suspend that throws needs no resume.
   void suspend();
   void resume();
   bool installed() const { return !assignments_.empty(); }

@@ -19,6 +19,15 @@ from habana_mp._policy import Policy, policy_for_convert
 _lock = threading.RLock()
 
 
+def _new_lock() -> None:
+    """In a forked child the thread that may hold the lock does not exist, and would never release it."""
+    global _lock  # noqa: PLW0603 - there is one lock in a process
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
 def convert(
     opt_level: str = "O1",
     bf16_file_path: str | os.PathLike[str] | None = "",

@@ -593,6 +593,44 @@ def test_a_second_convert_that_cannot_undo_the_first_leaves_it_in_force(pristine
     assert changed(pristine, snapshot()) == []
 
 
+FORKED = """
+    import os, signal, sys, threading, warnings
+    import torch
+    from habana_mp import _convert, hmp
+
+    warnings.simplefilter("ignore")
+    hmp.convert()
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with _convert._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        hmp.revert()
+        hmp.convert("O2")
+        os._exit(0 if hmp.is_converted() else 1)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    hmp.revert()
+    sys.exit(status != 0)
+"""
+
+
+def test_a_child_forked_while_another_thread_converts():
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKED)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_threads_that_compute_while_another_converts():
     stop = threading.Event()
     wrong: list[object] = []

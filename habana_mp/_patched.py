@@ -195,9 +195,12 @@ def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | s
 
 def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
     flagged = _in_place(form, args, kwargs)
+    # The first input by keyword, wherever it stands, then the others: the order of keywords must not change a result (D15).
+    first = [name for name in kwargs if name in ("input", "self")]
+    ordered = {name: kwargs[name] for name in (*first, *kwargs)}
     return [
         (_role(form, flagged, place), item)
-        for place, value in _places(args, kwargs)
+        for place, value in _places(args, ordered)
         for item in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
@@ -214,7 +217,12 @@ def _rebuilt(container: Any, items: list[Any]) -> Any:
         return same
     if kind is tuple:
         return tuple(items)
-    return kind._make(items) if hasattr(kind, "_make") else kind(items)
+    if hasattr(kind, "_make"):
+        return kind._make(items)
+    try:
+        return tuple.__new__(kind, items)
+    except TypeError:  # torch.return_types and their like may be made by their own constructor alone
+        return kind(items)
 
 
 def _cast_arguments(

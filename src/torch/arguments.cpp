@@ -30,6 +30,10 @@ bool same_name(PyObject* keyword, PyObject* name) {
   return keyword == name || (name != nullptr && PyUnicode_Compare(keyword, name) == 0);
 }
 
+bool names_first(PyObject* keyword) {
+  return same_name(keyword, keywords().input) || same_name(keyword, keywords().self);
+}
+
 bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
 
 // What most arguments are that are no tensors, known without a walk over base classes. bool is an
@@ -53,8 +57,7 @@ bool overrides(PyObject* object) {
 // The role that the position or the keyword of an argument gives it; `name` is null for positions.
 Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* name) {
   const auto& kw = keywords();
-  const bool first =
-      name == nullptr ? index == 0 : same_name(name, kw.input) || same_name(name, kw.self);
+  const bool first = name == nullptr ? index == 0 : names_first(name);
   if (form.in_place && first) return Role::Target;
   if (flagged) {
     if (name == nullptr ? index == form.flag_target : same_name(name, form.flag_target_name)) {
@@ -68,6 +71,15 @@ Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* nam
     return statistic ? Role::Statistic : Role::Affine;
   }
   return Role::Input;
+}
+
+// Where the keyword stands that names the first input (D15), counted as vectorcall lays arguments
+// out; `positional` where none does. The order of keywords must not change a result.
+Py_ssize_t first_keyword(Py_ssize_t positional, Py_ssize_t named, PyObject* kwnames) {
+  for (Py_ssize_t i = 1; i < named; ++i) {
+    if (names_first(PyTuple_GET_ITEM(kwnames, i))) return positional + i;
+  }
+  return positional;
 }
 
 // Whether a flag is given: inplace by its truth, max_norm by being a number.
@@ -108,8 +120,16 @@ PyObject* rebuild_container(PyObject* container, PyObject* items) {
   PyObject* result = nullptr;
   if (PyObject_HasAttrString(container, "_make")) {  // named tuple
     result = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "_make", "(O)", tuple);
-  } else {  // torch.return_types and other tuples built from one sequence
-    result = PyObject_CallOneArg(reinterpret_cast<PyObject*>(type), tuple);
+  } else {  // past a constructor that may take the items in its own way
+    static PyObject* tuple_new =
+        PyObject_GetAttrString(reinterpret_cast<PyObject*>(&PyTuple_Type), "__new__");
+    result =
+        PyObject_CallFunctionObjArgs(tuple_new, reinterpret_cast<PyObject*>(type), tuple, nullptr);
+    // torch.return_types and their like may be made by their own constructor alone.
+    if (result == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
+      PyErr_Clear();
+      result = PyObject_CallOneArg(reinterpret_cast<PyObject*>(type), tuple);
+    }
   }
   Py_DECREF(tuple);
   return result;
@@ -145,10 +165,20 @@ inline void Arguments::add_tensor(PyObject* object, Py_ssize_t argument, Py_ssiz
   args_[size_].dtype = dtype_of(tensor);
   args_[size_].zero_dim = tensor.dim() == 0;
   args_[size_].role = role;
-  found_[size_].object = object;
+  found_[size_].object = Py_NewRef(object);
   found_[size_].argument = argument;
   found_[size_].item = item;
   ++size_;
+}
+
+void Arguments::add_overrider(PyObject* object) {
+  overriders_.push_back(object);
+  Py_INCREF(object);
+}
+
+Arguments::~Arguments() {
+  for (std::size_t i = 0; i < size_; ++i) Py_DECREF(found_[i].object);
+  for (PyObject* object : overriders_) Py_DECREF(object);
 }
 
 void Arguments::grow() {
@@ -174,7 +204,7 @@ void Arguments::add_items(PyObject* container, Py_ssize_t argument, Role role) {
       overridden_ = true;
       add_tensor(item, argument, i, role);
     } else if (overrides(item)) {
-      overriders_.push_back(item);
+      add_overrider(item);
     }
   }
 }
@@ -185,7 +215,10 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   const bool flagged = is_flagged(form, args, positional, kwnames);
   const bool plain = !form.in_place && !form.norm && !flagged;
-  for (Py_ssize_t i = 0; i < positional + named; ++i) {
+  const Py_ssize_t first = first_keyword(positional, named, kwnames);
+  for (Py_ssize_t turn = 0; turn < positional + named; ++turn) {
+    Py_ssize_t i = turn;  // positions, then the first input by keyword, then the other keywords
+    if (turn >= positional && turn <= first) i = turn == positional ? first : turn - 1;
     PyObject* value = args[i];
     PyObject* name = i < positional ? nullptr : PyTuple_GET_ITEM(kwnames, i - positional);
     if (is_exact_tensor(value)) {
@@ -201,7 +234,7 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
       overridden_ = true;
       add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
     } else if (overrides(value)) {
-      overriders_.push_back(value);
+      add_overrider(value);
     }
     if (value != Py_None && (name == nullptr ? i == form.out : same_name(name, kw.out)))
       explicit_dtype_ = true;
@@ -235,10 +268,6 @@ PyObject* CastArguments::own(PyObject* object) {
 bool CastArguments::apply(const Arguments& arguments, const Decision& decision) {
   const auto described = arguments.described();
   std::vector<PyObject*> casts(arguments.size(), nullptr);
-  // A cast may run Python code, or let other threads run, that changes the caller's list.
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments.tensor(i).item >= 0) own(Py_NewRef(arguments.tensor(i).object));
-  }
   PyObject* items =
       nullptr;  // a list of what the container at argument `open` holds, while its tensors are cast
   Py_ssize_t open = -1;

@@ -35,7 +35,7 @@ struct CallForm {
 // A tensor among the arguments; `argument` counts positions first, then keywords, as vectorcall
 // lays them out.
 struct FoundTensor {
-  PyObject* object;  // borrowed
+  PyObject* object;  // owned by the Arguments
   Py_ssize_t argument;
   Py_ssize_t item;  // index inside a list or tuple, -1 if it is the argument itself
 };
@@ -52,9 +52,12 @@ class DTypes {
   unsigned mask_ = 0;
 };
 
+// Owns what it found: the log's stream and a cast of another argument may run Python code, or let
+// other threads run, that changes the caller's list.
 class Arguments {
  public:
   Arguments() = default;
+  ~Arguments();
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
@@ -66,7 +69,7 @@ class Arguments {
   bool explicit_dtype() const { return explicit_dtype_; }
   // Whether an argument may override the op by __torch_function__.
   bool overridden() const { return overridden_ || !overriders_.empty(); }
-  // Those of them that are no tensors; borrowed.
+  // Those of them that are no tensors.
   std::span<PyObject* const> overriders() const { return {overriders_.data(), overriders_.size()}; }
 
   // The name of a tensor's argument, as the detailed log shows it: "0", "weight", "tensors[1]".
@@ -76,6 +79,7 @@ class Arguments {
   static constexpr std::size_t kInline = 8;
 
   void add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item, Role role);
+  void add_overrider(PyObject* object);
   void add_items(PyObject* container, Py_ssize_t argument, Role role);
   void grow();
 

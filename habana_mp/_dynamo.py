@@ -1,12 +1,13 @@
-"""What torch.compile needs: its tables made over torch's own functions, its graphs and caches kept apart by policy.
+"""What torch.compile needs: patched ops traced, and graphs and caches kept apart by policy.
 
-Dynamo knows torch's functions by identity, in tables that it builds once, partly at import and partly at first use. Built while
-patches are in place they would take the patched op for torch's own and trace it as one opaque op. So Dynamo is imported, and its
-tables are built, over the originals; nothing here imports it.
+Dynamo knows torch's functions by equality, in tables that it builds once, at import and at first use. A patched op equals its
+original, so a table built while patches are in place serves the originals as well; but it would also take the patched op for
+torch's own and trace it as one opaque op. So the look-up is told that it knows no patched op. Nothing here imports Dynamo.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -16,22 +17,39 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core
+from habana_mp._patched import PatchedOp
 
 _NAME = "torch._dynamo"
 
 
-def _build_tables() -> None:
-    from torch._dynamo import trace_rules
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+class _Unknown:
+    """Looked up in Dynamo's tables in place of a patched op, which would be taken for its original."""
 
-    trace_rules.get_torch_obj_rule_map()
-    trace_rules.get_tensor_method()
-    TorchInGraphFunctionVariable._get_handlers()
+
+def _have_ops_traced() -> None:
+    from torch._dynamo import trace_rules
+
+    if getattr(trace_rules._lookup_inner, "habana_mp", False):
+        return
+    lookup, methods = trace_rules._lookup_inner, trace_rules.get_tensor_method
+
+    @functools.wraps(lookup)
+    def lookup_inner(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return lookup(_Unknown() if isinstance(obj, PatchedOp) else obj, *args, **kwargs)
+
+    @functools.cache
+    def get_tensor_method() -> frozenset[Any]:
+        # Torch's own looks for the types that methods of torch have.
+        patched = (value for value in vars(torch.Tensor).values() if isinstance(value, PatchedOp))
+        return methods() | {op.original for op in patched if not op.form.python}
+
+    lookup_inner.habana_mp = True  # type: ignore[attr-defined]
+    trace_rules._lookup_inner = lookup_inner
+    trace_rules.get_tensor_method = get_tensor_method
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads Dynamo with the patches out of the way."""
+    """Loads Dynamo, and then has it trace patched ops."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
@@ -40,12 +58,10 @@ class _Loader(importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        _core.suspend()
-        try:
-            self.loader.exec_module(module)
-            _build_tables()
-        finally:
-            _core.resume()
+        if _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+        self.loader.exec_module(module)
+        _have_ops_traced()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -56,7 +72,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != _NAME:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
@@ -67,10 +82,9 @@ _finder = _Finder()
 
 
 def prepare() -> None:
-    """Sees to it that Dynamo's tables are built over the originals, now or when it is imported."""
+    """Sees to it that Dynamo traces patched ops, now or when it is imported."""
     if _NAME in sys.modules:
-        if not _core.is_installed():
-            _build_tables()
+        _have_ops_traced()
     elif _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 

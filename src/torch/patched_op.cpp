@@ -2,6 +2,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "record/cast_log.h"
@@ -67,35 +68,55 @@ bool is_atomic(const PatchedOp& op) {
   return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
 }
 
+// What __torch_function__ is handed: what stands in torch under the op's name, as torch's own
+// look-up by name would find it, so that `func is F.linear` holds. It equals the original, which a
+// table made before the conversion has. A new reference.
+PyObject* handed(const PatchedOp& op) {
+  if (op.told == op.original)
+    return Py_NewRef(reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
+  PyObject* name = PyObject_GetAttrString(op.told, "__name__");
+  if (name == nullptr) return nullptr;
+  PyObject* function = PyObject_GetAttr(THPVariableClass, name);
+  Py_DECREF(name);
+  return function;
+}
+
+// The op that this thread has just handed to __torch_function__. Called from there it has its line
+// in the log already.
+thread_local const PyObject* relayed = nullptr;
+
 // Whether torch.overrides failed to say that nobody implements the op: it names the op by its
 // __module__, which methods lack.
-bool is_unnamed_refusal(const PatchedOp& op) {
+bool is_unnamed_refusal(PyObject* function) {
   if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
   PyObject *type, *error, *traceback;
   PyErr_Fetch(&type, &error, &traceback);
   PyErr_NormalizeException(&type, &error, &traceback);
   PyObject* object = PyObject_GetAttrString(error, "obj");
-  const bool is_told = object == op.told;
+  const bool is_told = object == function;
   if (object == nullptr) PyErr_Clear();
   Py_XDECREF(object);
   PyErr_Restore(type, error, traceback);
   return is_told;
 }
 
-// Has __torch_function__ of a mode or of the `relevant` arguments do the call. It is told of
-// torch's own function, whatever home the call came by: torch would look it up by name and hand out
-// the patched op.
+// Has __torch_function__ of a mode or of the `relevant` arguments do the call.
 PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* const* args,
                          std::size_t nargsf, PyObject* kwnames) {
   static PyObject* handle = imported("torch.overrides", "handle_torch_function");
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-  c10::SmallVector<PyObject*, 12> stack{op.told, relevant};
+  PyObject* function = handed(op);
+  if (function == nullptr) return nullptr;
+  const py::object keep = py::reinterpret_steal<py::object>(function);
+  c10::SmallVector<PyObject*, 12> stack{function, relevant};
   stack.append(args, args + positional + named);
+  relayed = function;
   PyObject* result =
       PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2), kwnames);
+  relayed = nullptr;
   if (result != nullptr) return result;
-  if (is_unnamed_refusal(op)) {
+  if (is_unnamed_refusal(function)) {
     PyErr_Format(PyExc_TypeError,
                  "no implementation found for %R on types that implement __torch_function__",
                  op.told);
@@ -168,14 +189,18 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
   bool casting = false;
   bool traced = false;
+  bool compiling = false;
   for (std::size_t i = 0; i < arguments.size() && decision.cause != Cause::None; ++i) {
     if (!decision.casts(arguments.described()[i])) continue;
     casting = true;
     traced = traced || is_traced(arguments.tensor(i).object);
+    compiling = compiling || is_fake(arguments.tensor(i).object);
   }
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  if (record::level() != record::Level::Off && !traced) {
+  const bool relay = relayed == reinterpret_cast<const PyObject*>(&op);
+  relayed = nullptr;
+  if (record::level() != record::Level::Off && !compiling && (casting || !relay)) {
     log_call(op, arguments, decision, casting, positional, kwnames);
   }
   if (!casting) return call_original(op, arguments, args, nargsf, kwnames);
@@ -324,6 +349,18 @@ int setattr_op(PyObject* self, PyObject* name, PyObject* value) {
   return PyObject_GenericSetAttr(self, name, value);
 }
 
+// Equal to its original, and found where that is a key: torch's code and other people's tables know
+// the functions of torch by identity.
+PyObject* compare_op(PyObject* self, PyObject* other, int operation) {
+  if (operation != Py_EQ && operation != Py_NE) Py_RETURN_NOTIMPLEMENTED;
+  const bool same = self == other || reinterpret_cast<PatchedOp*>(self)->original == other;
+  return PyBool_FromLong(same == (operation == Py_EQ));
+}
+
+Py_hash_t hash_op(PyObject* self) {
+  return PyObject_Hash(reinterpret_cast<PatchedOp*>(self)->original);
+}
+
 PyObject* bind_method(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr || instance == Py_None ? Py_NewRef(self)
                                                     : PyMethod_New(self, instance);
@@ -344,6 +381,8 @@ PyObject* make_type(const char* name, const char* doc, bool binds) {
       {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
       {Py_tp_setattro, reinterpret_cast<void*>(setattr_op)},
       {Py_tp_members, members},
+      {Py_tp_richcompare, reinterpret_cast<void*>(compare_op)},
+      {Py_tp_hash, reinterpret_cast<void*>(hash_op)},
       {Py_tp_doc, const_cast<char*>(doc)},
       {binds ? Py_tp_descr_get : 0, binds ? reinterpret_cast<void*>(bind_method) : nullptr},
       {0, nullptr},

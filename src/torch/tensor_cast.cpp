@@ -12,6 +12,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
 
+#include <string_view>
 #include <type_traits>
 
 namespace habana_mp {
@@ -128,6 +129,11 @@ PyObject* cast_tensor(PyObject* tensor, DType to) {
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS
+}
+
+bool is_fake(PyObject* tensor) {
+  const std::string_view type = Py_TYPE(tensor)->tp_name;
+  return type == "FakeTensor" || type == "FunctionalTensor";
 }
 
 bool is_traced(PyObject* tensor) {

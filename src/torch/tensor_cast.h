@@ -37,4 +37,8 @@ PyObject* cast_tensor(PyObject* tensor, DType to);
 // that holds other tensors (fake, functional), or a tensor without data.
 bool is_traced(PyObject* tensor);
 
+// Whether the call is one of the compiler's, which traces without computing: it is no call for the
+// log.
+bool is_fake(PyObject* tensor);
+
 }  // namespace habana_mp

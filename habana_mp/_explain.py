@@ -157,5 +157,5 @@ def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
         )
     return (
         to,
-        "left alone: calls with a float64 tensor, with dtype= or with out=; in place the target keeps its dtype",
+        "left alone: calls with a float64 or complex tensor, with dtype= or with out=; in place the target keeps its dtype",
     )

@@ -167,7 +167,7 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _number(tensor: torch.Tensor) -> int:
     """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/torch/tensor_cast.h."""
-    if tensor.is_mkldnn:
+    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
         return 0
     # D10: what computes in complex numbers is left alone, as what does in float64.
     dtype = torch.float64 if tensor.dtype.is_complex else tensor.dtype

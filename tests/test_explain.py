@@ -127,7 +127,7 @@ def test_text() -> None:
         f"  rule       lower (bfloat16), listed as dot in {hmp.explain('dot').rule.file}:{hmp.explain('dot').rule.line}",
         "  policy     hmp, not in force",
         "  arguments  float32, bfloat16 and float16 tensors, also in lists and given by keyword, go to bfloat16",
-        "             left alone: calls with a float64 tensor, with dtype= or with out=; in place the target keeps its dtype",
+        "             left alone: calls with a float64 or complex tensor, with dtype= or with out=; in place the target keeps its dtype",
         "  homes      torch.Tensor.dot  ->  bfloat16",
         "             torch.dot  ->  bfloat16",
         "             torch._VF.dot  ->  bfloat16",

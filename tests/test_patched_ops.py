@@ -192,6 +192,14 @@ NORMS = {  # D14: all but the input, and which of them are running statistics, b
     "torch.layer_norm": (),
     "torch.nn.functional.group_norm": (),
     "torch.group_norm": (),
+    "torch.native_layer_norm": (),
+    "torch.native_group_norm": (),
+    "torch.native_batch_norm": (3, 4),
+    "torch.cudnn_batch_norm": (3, 4),
+    "torch.miopen_batch_norm": (3, 4),
+    "torch._batch_norm_impl_index": (3, 4),
+    "torch._native_batch_norm_legit": (3, 4),
+    "torch._native_batch_norm_legit_no_training": (3, 4),
 }
 IN_PLACE_OPERATORS = words("add sub mul matmul truediv div floordiv mod pow and or xor lshift rshift")
 
@@ -242,7 +250,9 @@ def oracle(policy, call, args, kwargs):
 
     given = [*args, *kwargs.values()]
     named = bound(call)
-    if any(isinstance(value, (torch.dtype, type)) for value in given) or named.get("out") is not None or F64 in before:
+    if any(isinstance(value, (torch.dtype, type)) for value in given) or named.get("out") is not None:
+        return before, atomic
+    if F64 in before or any(dtype.is_complex for dtype in before):
         return before, atomic
     target = target_of(call, named)
 
@@ -269,7 +279,8 @@ def oracle(policy, call, args, kwargs):
     elif rule.action == "lower":
         to, chosen = policy.low_dtype, [is_input(place) for place in places]
     elif rule.action == "fp32" or (rule.action == "rest" and rule.rest == "fp32"):
-        to, chosen = F32, [True for _ in places]
+        low = any(is_statistic(p) and t.dtype in ELIGIBLE and t.dtype != F32 for p, t in zip(places, tensors))
+        to, chosen = F32, [not low for _ in places]
     elif rule.action == "promote":
         counted = [tensor for tensor, ok in zip(tensors, eligible) if ok]
         dtypes = {tensor.dtype for tensor in counted if tensor.dim() > 0} or {tensor.dtype for tensor in counted}

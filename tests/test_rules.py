@@ -394,7 +394,7 @@ def test_promote_with_one_tensor_keeps_its_dtype():
         "mse_loss bf16, f32 (F77)": (lambda: F.mse_loss(x(BF16), x()), [BF16, BF16]),
         "mse_loss f32, bf16": (lambda: F.mse_loss(x(), x(BF16)), [F32, F32]),
         "mse_loss by keyword": (lambda: F.mse_loss(input=x(BF16), target=x()), [BF16, BF16]),
-        "keywords in another order": (lambda: F.mse_loss(target=x(), input=x(BF16)), [F32, F32]),
+        "keywords in another order": (lambda: F.mse_loss(target=x(), input=x(BF16)), [BF16, BF16]),
         "l1_loss": (lambda: F.l1_loss(x(F16), x()), [F16, F16]),
         "where": (lambda: torch.where(x() > 1, x(BF16), x()), [torch.bool, BF16, BF16]),
         "Tensor.where": (lambda: x(BF16).where(x() > 1, x()), [BF16, torch.bool, BF16]),

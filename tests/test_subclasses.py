@@ -559,3 +559,27 @@ class TestOtherLayouts:
         assert view.is_neg()
         assert torch.equal(view @ c.real, (view.clone().bfloat16() @ c.real.bfloat16()))
         assert torch.allclose((view @ c.real).float(), expected)
+
+
+class Affine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("offset", torch.randn(4))
+
+    def forward(self, x):
+        return torch.relu(torch.matmul(x, self.weight) * self.offset)
+
+
+def test_symbolic_trace_keeps_parameters_and_buffers():
+    """A stand-in takes a call as it was written: nothing beside it is cast, or a parameter would become a constant."""
+    hmp.convert()
+    model = Affine()
+    traced = torch.fx.symbolic_trace(model)
+    assert set(traced.state_dict()) == {"weight", "offset"}
+    assert {node.op for node in traced.graph.nodes} == {"placeholder", "get_attr", "call_function", "output"}
+    assert torch.equal(traced(A), model(A))
+    assert traced(A).dtype == BF16
+    hmp.revert()
+    assert torch.equal(traced(A), model(A))
+    assert traced(A).dtype == FP32

@@ -185,6 +185,9 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   Arguments arguments;
   arguments.find(op.form, args, positional, kwnames);
   if (op.rule.action == Action::Error) return raise_unsafe(op);
+  // What stands in for a tensor (an fx proxy) takes the call as it was written: a cast beside it
+  // would turn the parameters of a traced module into constants.
+  if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 
   const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
   bool casting = false;

@@ -1,0 +1,95 @@
+// From lanes to kernels: walks arrays of any length in the blocks of an instruction set.
+//
+// `Lanes` holds Lanes::kBlock floats in registers and has load<From>(source), store<To>(target)
+// and, where Lanes::kStreams, stream<To>(target) with a target aligned to a cache line.
+//
+// Whoever includes this is compiled for a CPU of its own. So all here and in Lanes is local to the
+// file, and no function of the standard library is used that may be shared with files compiled for
+// every CPU: the linker keeps one copy of such a function, and it may be the wrong one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cast/kernel_table.h"
+
+namespace habana_mp::cast {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+template <class Lanes, DType From, DType To>
+void cast_block(const std::byte* source, std::byte* target) {
+  Lanes::template load<From>(source).template store<To>(target);
+}
+
+// Fewer elements than a block has, by way of whole blocks on the stack.
+template <class Lanes, DType From, DType To>
+void cast_short(const std::byte* source, std::byte* target, std::size_t count) {
+  constexpr std::size_t kFrom = element_size(From), kTo = element_size(To);
+  alignas(kCacheLine) std::byte whole_source[Lanes::kBlock * kFrom] = {};
+  alignas(kCacheLine) std::byte whole_target[Lanes::kBlock * kTo];
+  std::memcpy(whole_source, source, count * kFrom);
+  cast_block<Lanes, From, To>(whole_source, whole_target);
+  std::memcpy(target, whole_target, count * kTo);
+}
+
+template <class Lanes, DType From, DType To, Stores kStores>
+void cast_array(const void* from, void* to, std::size_t count) {
+  constexpr std::size_t kBlock = Lanes::kBlock, kFrom = element_size(From), kTo = element_size(To);
+  const auto* source = static_cast<const std::byte*>(from);
+  auto* target = static_cast<std::byte*>(to);
+  if (count < kBlock) {
+    if (count != 0) cast_short<Lanes, From, To>(source, target, count);
+    return;
+  }
+  std::size_t i = 0;
+  if constexpr (kStores == Stores::Streaming) {
+    // The first block, wherever it lies, covers what stands before the first whole cache line.
+    constexpr std::size_t kStep = kBlock > kCacheLine / kTo ? kBlock : kCacheLine / kTo;
+    const std::size_t beyond_line = reinterpret_cast<std::uintptr_t>(target) % kCacheLine;
+    const std::size_t head = (kCacheLine - beyond_line) % kCacheLine;
+    if (head % kTo == 0 && count >= 2 * kStep) {
+      for (; i * kTo < head; i += kBlock) {
+        cast_block<Lanes, From, To>(source + i * kFrom, target + i * kTo);
+      }
+      for (i = head / kTo; i + kBlock <= count; i += kBlock) {
+        Lanes::template load<From>(source + i * kFrom).template stream<To>(target + i * kTo);
+      }
+      Lanes::fence();
+    }
+  }
+  for (; i + kBlock <= count; i += kBlock) {
+    cast_block<Lanes, From, To>(source + i * kFrom, target + i * kTo);
+  }
+  // The last block, again in part: source and target do not overlap, so writing twice is harmless.
+  if (i != count) {
+    i = count - kBlock;
+    cast_block<Lanes, From, To>(source + i * kFrom, target + i * kTo);
+  }
+}
+
+template <class Lanes, Stores kStores>
+constexpr void fill(Kernel (&kernels)[5][5]) {
+  const auto place = [&]<DType From, DType To>() {
+    kernels[static_cast<int>(From)][static_cast<int>(To)] = cast_array<Lanes, From, To, kStores>;
+  };
+  place.template operator()<DType::Float16, DType::BFloat16>();
+  place.template operator()<DType::Float16, DType::Float32>();
+  place.template operator()<DType::BFloat16, DType::Float16>();
+  place.template operator()<DType::BFloat16, DType::Float32>();
+  place.template operator()<DType::Float32, DType::Float16>();
+  place.template operator()<DType::Float32, DType::BFloat16>();
+}
+
+template <class Lanes>
+constexpr KernelTable table_of() {
+  KernelTable table{};
+  fill<Lanes, Stores::Cached>(table.cached);
+  fill<Lanes, Lanes::kStreams ? Stores::Streaming : Stores::Cached>(table.streaming);
+  return table;
+}
+
+}  // namespace
+}  // namespace habana_mp::cast

@@ -1,0 +1,58 @@
+// Casts between float32, bfloat16 and float16 on raw arrays: the widest instructions that the CPU
+// has, chosen once. It must not know Python, torch, threads or why something is cast.
+//
+// Every variant gives the same bits. Finite values are rounded to nearest, ties to even;
+// infinities, subnormals and signed zeros are kept, whatever the thread says of flushing or (on
+// x86) rounding. A NaN becomes quiet and keeps its sign and the upper bits of its payload.
+//
+// Pointers may be aligned anyhow; source and target may not overlap; nothing outside is read or
+// written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "policy/dtype.h"
+
+namespace habana_mp::cast {
+
+// From the plainest to the fastest.
+enum class Variant : std::uint8_t { Scalar, Avx2, Avx512, Avx512Bf16, Neon };
+
+// "scalar" "avx2" "avx512" "avx512_bf16" "neon"
+const char* variant_name(Variant variant);
+
+// What this CPU can run; the last one is the fastest.
+std::span<const Variant> available();
+
+// The fastest, or the one that the environment variable HABANA_MP_CAST_VARIANT names. Where it
+// names none that this CPU has: std::invalid_argument, here and from kernel().
+Variant active();
+
+// For tests: this variant from now on, in every thread; reset() goes back and reads the environment
+// again. std::invalid_argument where the CPU lacks it.
+void force(Variant variant);
+void reset();
+
+// Of float16, bfloat16 and float32.
+constexpr std::size_t element_size(DType dtype) { return dtype == DType::Float32 ? 4 : 2; }
+
+// Streaming stores go past the caches. They win where the caches would not hold the target until it
+// is read, in memory that is mapped already: new pages have just been cleared in the cache.
+enum class Stores : std::uint8_t { Cached, Streaming };
+
+// Measured: from here on streaming is faster, even where the target is read right afterwards. The
+// count is that of the whole cast, not of one thread's share.
+constexpr Stores stores_for(DType from, DType to, std::size_t count) {
+  constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;  // read and written
+  return count * (element_size(from) + element_size(to)) >= kStreamedBytes ? Stores::Streaming
+                                                                           : Stores::Cached;
+}
+
+using Kernel = void (*)(const void* source, void* target, std::size_t count);
+
+// Both types are eligible and they differ, else std::invalid_argument.
+Kernel kernel(DType from, DType to, Stores stores = Stores::Cached);
+
+}  // namespace habana_mp::cast

@@ -1,0 +1,21 @@
+// What the source file of an instruction set offers to the dispatch: one table of kernels. Only
+// declarations stand here, as each of those files is compiled for another CPU.
+#pragma once
+
+#include "cast/cast_kernels.h"
+
+namespace habana_mp::cast {
+
+// By the DType of the source and of the target; null where there is nothing to cast.
+struct KernelTable {
+  Kernel cached[5][5];
+  Kernel streaming[5][5];  // the cached ones where the instruction set has no such stores
+};
+
+extern const KernelTable kScalarKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512Bf16Kernels;
+extern const KernelTable kNeonKernels;
+
+}  // namespace habana_mp::cast

@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
 
-CPP_FILES = $(shell find src tests/cpp -name '*.cpp' -o -name '*.h')
+CPP_FILES = $(shell find benchmarks src tests/cpp -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done
 BUILT := build/.built
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Dtype.h>
@@ -14,6 +15,8 @@
 
 #include <string_view>
 #include <type_traits>
+
+#include "cast/cast_kernels.h"
 
 namespace habana_mp {
 namespace {
@@ -39,10 +42,6 @@ PyObject* original_to() {
   return to;
 }
 
-// Up to this size a cast costs what its dispatch costs, and a plain loop here is faster than
-// torch's way to its kernel.
-constexpr int64_t kSmall = 2048;
-
 // Whether the cast is arithmetic and at most a node for backward: a CPU tensor whose every key is
 // of torch itself, no tangent to carry forward, no mode, tracer, transform or profiler that must
 // see the op (D35).
@@ -55,22 +54,6 @@ bool is_plain(const at::Tensor& tensor) {
          c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
          !tensor._fw_grad(/*level=*/0).defined() && !at::hasCallbacks();
 }
-
-template <typename From, typename To>
-void convert(const void* from, void* to, int64_t count) {
-  const From* source = static_cast<const From*>(from);
-  To* target = static_cast<To*>(to);
-  for (int64_t i = 0; i < count; ++i) target[i] = static_cast<To>(static_cast<float>(source[i]));
-}
-
-using Convert = void (*)(const void*, void*, int64_t);
-
-// By source and target, in the order float16, bfloat16, float32.
-constexpr Convert kConvert[3][3] = {
-    {nullptr, convert<c10::Half, c10::BFloat16>, convert<c10::Half, float>},
-    {convert<c10::BFloat16, c10::Half>, nullptr, convert<c10::BFloat16, float>},
-    {convert<float, c10::Half>, convert<float, c10::BFloat16>, nullptr},
-};
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
 template <typename Pointer, typename Node>
@@ -93,17 +76,36 @@ void record_backward(const at::Tensor& source, at::Tensor& result) {
   torch::autograd::set_history(result, pointer);
 }
 
-at::Tensor cast_small(const at::Tensor& source, DType from, DType to) {
-  // The strides of the source: those of dimensions of size 1 say whether it is channels-last.
+// A share of a cast that is worth a thread: torch's own grain.
+constexpr int64_t kGrain = 1 << 15;
+
+// Elements lie in memory without gaps, so their order does not matter: the result has the strides
+// of the source, those of dimensions of size 1 too, which say whether it is channels-last.
+at::Tensor cast_dense(const at::Tensor& source, DType from, DType to) {
   at::Tensor result = at::detail::empty_strided_cpu(source.sizes(), source.strides(),
                                                     scalar_type(to), /*is_pinned=*/false);
-  const auto index = [](DType dtype) {
-    return static_cast<std::size_t>(dtype) - static_cast<std::size_t>(DType::Float16);
+  const cast::Kernel kernel = cast::kernel(from, to);
+  const auto* read = static_cast<const char*>(source.const_data_ptr());
+  auto* write = static_cast<char*>(result.mutable_data_ptr());
+  const auto share = [=](int64_t begin, int64_t end) {
+    kernel(read + begin * static_cast<int64_t>(cast::element_size(from)),
+           write + begin * static_cast<int64_t>(cast::element_size(to)),
+           static_cast<std::size_t>(end - begin));
   };
-  kConvert[index(from)][index(to)](source.const_data_ptr(), result.mutable_data_ptr(),
-                                   source.numel());
+  if (source.numel() <= kGrain) {
+    share(0, source.numel());
+  } else {
+    at::parallel_for(0, source.numel(), kGrain, share);
+  }
   if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
   return result;
+}
+
+at::Tensor cast_as_it_lies(const at::Tensor& source, DType from, DType to) {
+  if (eligible(from) && is_plain(source) && source.is_non_overlapping_and_dense()) {
+    return cast_dense(source, from, to);
+  }
+  return source.to(scalar_type(to));
 }
 
 }  // namespace
@@ -118,14 +120,11 @@ PyObject* cast_tensor(PyObject* tensor, DType to) {
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
   const DType from = dtype_of(source);
-  if (source.numel() <= kSmall && is_plain(source) && source.is_contiguous() && eligible(from)) {
-    return THPVariable_Wrap(cast_small(source, from, to));
-  }
-  if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(source.to(dtype));
+  if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(cast_as_it_lies(source, from, to));
   at::Tensor result;
   {
     pybind11::gil_scoped_release no_gil;
-    result = source.to(dtype);
+    result = cast_as_it_lies(source, from, to);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS

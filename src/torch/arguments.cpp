@@ -38,7 +38,7 @@ bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TY
 
 // What most arguments are that are no tensors, known without a walk over base classes. bool is an
 // int.
-bool is_plain(PyObject* object) {
+bool is_simple(PyObject* object) {
   return object == Py_None || PyLong_Check(object) || PyFloat_CheckExact(object) ||
          PyUnicode_Check(object);
 }
@@ -143,7 +143,7 @@ bool DTypes::add(PyObject* const* objects, Py_ssize_t count, bool nested) {
     if (is_exact_tensor(object)) {
       const at::Tensor& tensor = THPVariable_Unpack(object);
       if (tensor.defined()) mask_ |= dtype_bit(dtype_of(tensor));
-    } else if (is_plain(object)) {
+    } else if (is_simple(object)) {
       continue;
     } else if (!nested && PyList_Check(object)) {
       if (!add(reinterpret_cast<PyListObject*>(object)->ob_item, PyList_GET_SIZE(object), true))
@@ -223,7 +223,7 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
     PyObject* name = i < positional ? nullptr : PyTuple_GET_ITEM(kwnames, i - positional);
     if (is_exact_tensor(value)) {
       add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
-    } else if (is_plain(value)) {
+    } else if (is_simple(value)) {
       continue;
     } else if (PyList_Check(value) || PyTuple_Check(value)) {
       add_items(value, i, plain ? Role::Input : role_of(form, flagged, i, name));

@@ -2,152 +2,16 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "record/cast_log.h"
 #include "torch/cast_record.h"
 #include "torch/casts_off.h"
+#include "torch/overrides.h"
 #include "torch/python_error.h"
 #include "torch/tensor_cast.h"
 
 namespace habana_mp {
 namespace {
-
-// An attribute of a module that is imported once and kept: these calls are rare, their target never
-// changes.
-PyObject* imported(const char* module, const char* name) {
-  PyObject* owner = PyImport_ImportModule(module);
-  if (owner == nullptr) return nullptr;
-  PyObject* attribute = PyObject_GetAttrString(owner, name);
-  Py_DECREF(owner);
-  return attribute;
-}
-
-// The tensors of a call as it will be made, and what stands in for tensors, for __torch_function__.
-PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
-  const std::span<PyObject* const> others = arguments.overriders();
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(arguments.size() + others.size()));
-  if (tuple == nullptr) return nullptr;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const FoundTensor& tensor = arguments.tensor(i);
-    PyObject* value = args[tensor.argument];
-    if (tensor.item >= 0) {
-      // Checked: a cast of another argument may have run code that shortened the list.
-      value = PyList_Check(value) ? PyList_GetItem(value, tensor.item)
-                                  : PyTuple_GetItem(value, tensor.item);
-    }
-    if (value == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(value));
-  }
-  for (std::size_t i = 0; i < others.size(); ++i) {
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(arguments.size() + i), Py_NewRef(others[i]));
-  }
-  return tuple;
-}
-
-// 1 if a mode or a subclass among the tensors overrides the op, 0 if none does, -1 with a Python
-// error set.
-int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* tensors) {
-  if (!form.overridable) return 0;
-  if (at::impl::torch_function_mode_enabled()) return 1;
-  if (!arguments.overridden()) return 0;
-  static PyObject* has_torch_function = imported("torch._C", "_has_torch_function");
-  PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
-  if (answer == nullptr) return -1;
-  const int truth = PyObject_IsTrue(answer);
-  Py_DECREF(answer);
-  return truth;
-}
-
-// D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.
-bool is_atomic(const PatchedOp& op) {
-  return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
-}
-
-// What __torch_function__ is handed: what stands in torch under the op's name, as torch's own
-// look-up by name would find it, so that `func is F.linear` holds. It equals the original, which a
-// table made before the conversion has. A new reference.
-PyObject* handed(const PatchedOp& op) {
-  if (op.told == op.original)
-    return Py_NewRef(reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
-  PyObject* name = PyObject_GetAttrString(op.told, "__name__");
-  if (name == nullptr) return nullptr;
-  PyObject* function = PyObject_GetAttr(THPVariableClass, name);
-  Py_DECREF(name);
-  return function;
-}
-
-// The op that this thread has just handed to __torch_function__. Called from there it has its line
-// in the log already.
-thread_local const PyObject* relayed = nullptr;
-
-// Whether torch.overrides failed to say that nobody implements the op: it names the op by its
-// __module__, which methods lack.
-bool is_unnamed_refusal(PyObject* function) {
-  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
-  PyObject *type, *error, *traceback;
-  PyErr_Fetch(&type, &error, &traceback);
-  PyErr_NormalizeException(&type, &error, &traceback);
-  PyObject* object = PyObject_GetAttrString(error, "obj");
-  const bool is_told = object == function;
-  if (object == nullptr) PyErr_Clear();
-  Py_XDECREF(object);
-  PyErr_Restore(type, error, traceback);
-  return is_told;
-}
-
-// Has __torch_function__ of a mode or of the `relevant` arguments do the call.
-PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* const* args,
-                         std::size_t nargsf, PyObject* kwnames) {
-  static PyObject* handle = imported("torch.overrides", "handle_torch_function");
-  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
-  const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-  PyObject* function = handed(op);
-  if (function == nullptr) return nullptr;
-  const py::object keep = py::reinterpret_steal<py::object>(function);
-  c10::SmallVector<PyObject*, 12> stack{function, relevant};
-  stack.append(args, args + positional + named);
-  relayed = function;
-  PyObject* result =
-      PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2), kwnames);
-  relayed = nullptr;
-  if (result != nullptr) return result;
-  if (is_unnamed_refusal(function)) {
-    PyErr_Format(PyExc_TypeError,
-                 "no implementation found for %R on types that implement __torch_function__",
-                 op.told);
-  }
-  // As in torch's operators: Python then asks the other operand.
-  if (op.told != op.original && PyErr_ExceptionMatches(PyExc_TypeError)) {
-    PyErr_Clear();
-    return Py_NewRef(Py_NotImplemented);
-  }
-  return nullptr;
-}
-
-// Calls the original, or what overrides it.
-PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
-                        std::size_t nargsf, PyObject* kwnames) {
-  const bool maybe_overridden = arguments.overridden() || at::impl::torch_function_mode_enabled();
-  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
-  if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-
-  PyObject* tensors = tensor_tuple(arguments, args);
-  if (tensors == nullptr) return nullptr;
-  const int overridden = has_overrides(op.form, arguments, tensors);
-  PyObject* result = nullptr;
-  if (overridden == 0) {
-    result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  } else if (overridden > 0) {
-    result = call_overrider(op, tensors, args, nargsf, kwnames);
-  }
-  Py_DECREF(tensors);
-  return result;
-}
 
 // Whether the frame that called is torch's own code that says what an op means while torch traces
 // it: decompositions, references, meta functions, compiler patterns. They describe the original op;
@@ -201,8 +65,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   }
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  const bool relay = relayed == reinterpret_cast<const PyObject*>(&op);
-  relayed = nullptr;
+  const bool relay = take_relayed(op);
   if (record::level() != record::Level::Off && !compiling && (casting || !relay)) {
     log_call(op, arguments, decision, casting, positional, kwnames);
   }

@@ -26,6 +26,11 @@ struct PatchedOp {
   std::string* repr;       // of the original, made at the first log line
 };
 
+// D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.
+inline bool is_atomic(const PatchedOp& op) {
+  return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
+}
+
 // The two base types: the second binds to an instance as methods and Python functions do (D16). New
 // references.
 PyObject* patched_function_type();

@@ -28,9 +28,8 @@ inline DType dtype_of(const at::TensorBase& tensor) {
 }
 
 // The cast of a Python tensor: a new reference, or null with a Python error set. Differentiable. A
-// tensor subclass is cast by its own
-// `.to`, so that its __torch_function__ sees the cast and its type is kept. Holds the GIL, but for
-// large tensors.
+// tensor subclass is cast by its own `.to`, so that its __torch_function__ sees the cast and its
+// type is kept. Holds the GIL, but for large tensors.
 PyObject* cast_tensor(PyObject* tensor, DType to);
 
 // Whether the tensor is what a decomposition or a meta function sees while torch traces: a subclass

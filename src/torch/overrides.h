@@ -1,0 +1,23 @@
+// The call of the original of a patched op, or of what overrides it by __torch_function__: a mode,
+// a tensor subclass, a stand-in.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <cstddef>
+
+#include "torch/arguments.h"
+#include "torch/patched_op.h"
+
+namespace habana_mp {
+
+// `arguments` describes `args`, which may hold casts already. A new reference, or null with a
+// Python error set.
+PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
+                        std::size_t nargsf, PyObject* kwnames);
+
+// Whether this call comes from the __torch_function__ that call_original has just handed the op to:
+// it has its line in the log already. True once for each handing.
+bool take_relayed(const PatchedOp& op);
+
+}  // namespace habana_mp

@@ -137,25 +137,15 @@ PyObject* rebuild_container(PyObject* container, PyObject* items) {
 
 }  // namespace
 
-bool DTypes::add(PyObject* const* objects, Py_ssize_t count, bool nested) {
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* object = objects[i];
-    if (is_exact_tensor(object)) {
-      const at::Tensor& tensor = THPVariable_Unpack(object);
-      if (tensor.defined()) mask_ |= dtype_bit(dtype_of(tensor));
-    } else if (is_simple(object)) {
-      continue;
-    } else if (!nested && PyList_Check(object)) {
-      if (!add(reinterpret_cast<PyListObject*>(object)->ob_item, PyList_GET_SIZE(object), true))
-        return false;
-    } else if (!nested && PyTuple_Check(object)) {
-      if (!add(reinterpret_cast<PyTupleObject*>(object)->ob_item, PyTuple_GET_SIZE(object), true))
-        return false;
-    } else if (overrides(object)) {
-      return false;
-    }
+bool DTypes::add_other(PyObject* object, bool nested) {
+  if (is_simple(object)) return true;
+  if (!nested && PyList_Check(object)) {
+    return add(reinterpret_cast<PyListObject*>(object)->ob_item, PyList_GET_SIZE(object), true);
   }
-  return true;
+  if (!nested && PyTuple_Check(object)) {
+    return add(reinterpret_cast<PyTupleObject*>(object)->ob_item, PyTuple_GET_SIZE(object), true);
+  }
+  return !overrides(object);
 }
 
 inline void Arguments::add_tensor(PyObject* object, Py_ssize_t argument, Py_ssize_t item,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "policy/decide.h"
+#include "torch/tensor_cast.h"
 
 namespace habana_mp {
 
@@ -40,15 +42,26 @@ struct FoundTensor {
   Py_ssize_t item;  // index inside a list or tuple, -1 if it is the argument itself
 };
 
-// The dtypes among the tensors of a call, and nothing else of it.
+// The dtypes among the tensors of a call, eligible or not by their layout, and nothing else of it.
 class DTypes {
  public:
   // False where something among them may override ops: what it does is not to be guessed.
   // `nested`: the objects are items of a list or tuple, whose own containers are not looked into.
-  bool add(PyObject* const* objects, Py_ssize_t count, bool nested = false);
+  bool add(PyObject* const* objects, Py_ssize_t count, bool nested = false) {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!THPVariable_CheckTypeExact(Py_TYPE(objects[i]))) {
+        if (!add_other(objects[i], nested)) return false;
+      } else if (const at::Tensor& tensor = THPVariable_Unpack(objects[i]); tensor.defined()) {
+        mask_ |= dtype_bit(number_dtype(tensor));
+      }
+    }
+    return true;
+  }
   unsigned mask() const { return mask_; }  // dtype_bit()s
 
  private:
+  bool add_other(PyObject* object, bool nested);
+
   unsigned mask_ = 0;
 };
 

@@ -106,13 +106,12 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (!op.active) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
+  if (is_settled(op, args, count)) {  // casts on or off, so that is not asked
+    const CastsOffGuard guard(op.form.python && is_atomic(op));
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  }
   const bool off = casts_off();
-  if (off) {
-    if (!at::impl::torch_function_mode_enabled() && DTypes().add(args, count))
-      return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  } else if (is_settled(op, args, count)) {
-    if (!op.form.python) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-    const CastsOffGuard guard(is_atomic(op));
+  if (off && !at::impl::torch_function_mode_enabled() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   try {

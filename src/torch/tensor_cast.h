@@ -4,27 +4,37 @@
 #include <ATen/core/TensorBase.h>
 #include <torch/csrc/python_headers.h>
 
+#include <array>
+
 #include "policy/dtype.h"
 
 namespace habana_mp {
 
+// By scalar type: a table, because every patched call reads it for every tensor.
+inline constexpr auto kDTypeOf = [] {
+  std::array<DType, static_cast<std::size_t>(at::ScalarType::NumOptions)> table{};
+  const auto set = [&table](at::ScalarType type, DType dtype) {
+    table[static_cast<std::size_t>(type)] = dtype;
+  };
+  set(at::kHalf, DType::Float16);
+  set(at::kBFloat16, DType::BFloat16);
+  set(at::kFloat, DType::Float32);
+  set(at::kDouble, DType::Float64);
+  // D10: what computes in complex numbers is left alone as well.
+  set(at::kComplexHalf, DType::Float64);
+  set(at::kComplexFloat, DType::Float64);
+  set(at::kComplexDouble, DType::Float64);
+  return table;
+}();
+
+inline DType number_dtype(const at::TensorBase& tensor) {
+  return kDTypeOf[static_cast<std::size_t>(tensor.scalar_type())];
+}
+
+// As decide() is to see it: tensors in oneDNN's opaque layout are not eligible, torch itself cannot
+// cast them.
 inline DType dtype_of(const at::TensorBase& tensor) {
-  if (tensor.is_mkldnn()) return DType::Other;  // opaque: torch itself cannot cast it
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return DType::Float32;
-    case at::kBFloat16:
-      return DType::BFloat16;
-    case at::kHalf:
-      return DType::Float16;
-    case at::kDouble:
-    case at::kComplexHalf:  // D10: what computes in complex numbers is left alone as well
-    case at::kComplexFloat:
-    case at::kComplexDouble:
-      return DType::Float64;
-    default:
-      return DType::Other;
-  }
+  return tensor.is_mkldnn() ? DType::Other : number_dtype(tensor);
 }
 
 // The cast of a Python tensor: a new reference, or null with a Python error set. Differentiable. A

@@ -1,8 +1,10 @@
-// The speed of the cast kernels, beside memcpy of the same bytes, on one thread:
+// The speed of the cast kernels, beside memcpy of the same bytes, on one thread.
+// benchmarks/kernels.py builds it, runs it and makes tables of it. By hand:
 //   cmake -S . -B build/bench -DHABANA_MP_CORE_ONLY=ON -DHABANA_MP_BENCHMARKS=ON
-//   cmake --build build/bench && build/bench/kernels [seconds a figure, 0.3 by default]
-// A figure is GB/s of what is read and written together, the best of all runs in its time. Where
-// two things are compared their runs take turns, so that other load meets both.
+//   cmake --build build/bench && build/bench/kernels [seconds a figure, log2 of the most elements]
+// Each line is a figure, as JSON: GB/s of what is read and written together, the best of all runs
+// in its time. Where things are compared their runs take turns, so that other load meets all of
+// them.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -11,6 +13,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cast/cast_kernels.h"
@@ -25,7 +29,8 @@ constexpr struct Cast {
   DType from, to;
 } kCasts[] = {{F32, BF16}, {BF16, F32}, {F32, F16}, {F16, F32}, {BF16, F16}, {F16, BF16}};
 
-double seconds_a_figure = 0.3;
+double seconds_a_figure = 0.15;
+int log2_elements = 26;
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -39,9 +44,16 @@ Buffer buffer_of(std::size_t bytes) {
   return buffer;
 }
 
-// Best GB/s of each of `runs`, which take turns.
-std::vector<double> measure(std::size_t bytes, const std::vector<std::function<void()>>& runs) {
+struct Run {
+  std::string name;
+  std::function<void()> run;
+};
+
+// Times the runs, which take turns, and prints a line for each.
+void measure(const char* table, const Cast& one, std::size_t elements,
+             const std::vector<Run>& runs) {
   using Clock = std::chrono::steady_clock;
+  const std::size_t bytes = elements * (cast::element_size(one.from) + cast::element_size(one.to));
   const std::size_t repeats = std::max<std::size_t>(1, (std::size_t{8} << 20) / bytes);
   std::vector<double> best(runs.size(), 0);
   const auto end = Clock::now() + std::chrono::duration<double>(seconds_a_figure *
@@ -49,31 +61,38 @@ std::vector<double> measure(std::size_t bytes, const std::vector<std::function<v
   for (int round = 0; round < 3 || Clock::now() < end; ++round) {
     for (std::size_t i = 0; i < runs.size(); ++i) {
       const auto start = Clock::now();
-      for (std::size_t repeat = 0; repeat < repeats; ++repeat) runs[i]();
+      for (std::size_t repeat = 0; repeat < repeats; ++repeat) runs[i].run();
       const std::chrono::duration<double> time = Clock::now() - start;
       best[i] = std::max(best[i], static_cast<double>(bytes * repeats) / time.count() / 1e9);
     }
   }
-  return best;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::printf(R"({"table": "%s", "variant": "%s", "from": "%s", "to": "%s", "elements": %zu, )",
+                table, cast::variant_name(cast::active()), dtype_name(one.from), dtype_name(one.to),
+                elements);
+    std::printf("\"run\": \"%s\", \"gb_per_s\": %.2f}\n", runs[i].name.c_str(), best[i]);
+  }
 }
 
-void print_contiguous(std::size_t count, const char* title) {
-  std::printf("\n%s elements, GB/s\n%-12s %-20s %8s %8s %8s %8s\n", title, "variant", "cast",
-              "cached", "stream", "memcpy", "ratio");
+// Both kinds of stores of `run`.
+std::vector<Run> with_stores(const std::string& name, const std::function<void(Stores)>& run) {
+  return {{"cached" + name, [=] { run(Stores::Cached); }},
+          {"streaming" + name, [=] { run(Stores::Streaming); }}};
+}
+
+// Every variant, beside memcpy: an array that the cache holds and one that it does not.
+void measure_variants(std::size_t count) {
   const Buffer source = buffer_of(count * 4), target = buffer_of(count * 4);
   for (const cast::Variant variant : cast::available()) {
     cast::force(variant);
     for (const Cast& one : kCasts) {
-      const DType from = one.from, to = one.to;
-      const std::size_t bytes = count * (cast::element_size(from) + cast::element_size(to));
-      const auto best = measure(
-          bytes,
-          {[&] { cast::kernel(from, to)(source.get(), target.get(), count); },
-           [&] { cast::kernel(from, to, Stores::Streaming)(source.get(), target.get(), count); },
-           [&] { std::memcpy(target.get(), source.get(), bytes / 2); }});
-      std::printf("%-12s %-8s -> %-8s %8.1f %8.1f %8.1f %8.2f\n", cast::variant_name(variant),
-                  dtype_name(from), dtype_name(to), best[0], best[1], best[2],
-                  std::max(best[0], best[1]) / best[2]);
+      const std::size_t copied =
+          count * (cast::element_size(one.from) + cast::element_size(one.to)) / 2;
+      std::vector<Run> runs = with_stores("", [&](Stores stores) {
+        cast::kernel(one.from, one.to, stores)(source.get(), target.get(), count);
+      });
+      runs.push_back({"memcpy", [&] { std::memcpy(target.get(), source.get(), copied); }});
+      measure("variants", one, count, runs);
     }
   }
   cast::reset();
@@ -86,65 +105,52 @@ std::uint64_t sum_of(const void* memory, std::size_t bytes) {
   return sum;
 }
 
-void print_sizes() {
-  std::printf(
-      "\nThe fastest variant by size, cached and streamed, GB/s of the cast's bytes: the cast; the "
-      "cast\n"
-      "and one reading of its target; into new memory each time\n");
-  std::printf("%-20s %11s %15s %15s %15s\n", "cast", "target", "cast", "and read", "new memory");
+// The fastest variant by size: the cast; the cast and one reading of its target; into new memory.
+void measure_sizes() {
   for (const Cast& one : {kCasts[0], kCasts[1]}) {
-    const DType from = one.from, to = one.to;
-    for (std::size_t count = std::size_t{1} << 17; count <= std::size_t{1} << 26; count *= 2) {
-      const std::size_t target_bytes = count * cast::element_size(to);
-      const Buffer source = buffer_of(count * cast::element_size(from)),
+    for (int log2 = 17; log2 <= log2_elements; ++log2) {
+      const std::size_t count = std::size_t{1} << log2;
+      const std::size_t target_bytes = count * cast::element_size(one.to);
+      const Buffer source = buffer_of(count * cast::element_size(one.from)),
                    target = buffer_of(target_bytes);
       volatile std::uint64_t sum = 0;
-      const auto run = [&](Stores stores) {
-        return [&, stores] { cast::kernel(from, to, stores)(source.get(), target.get(), count); };
+      const auto run = [&](void* into, Stores stores) {
+        cast::kernel(one.from, one.to, stores)(source.get(), into, count);
       };
-      const auto run_and_read = [&](Stores stores) {
-        return [&, stores] {
-          cast::kernel(from, to, stores)(source.get(), target.get(), count);
-          sum = sum_of(target.get(), target_bytes);
-        };
-      };
-      const auto run_fresh = [&](Stores stores) {
-        return [&, stores] {
-          const Buffer fresh(std::aligned_alloc(64, target_bytes));
-          cast::kernel(from, to, stores)(source.get(), fresh.get(), count);
-        };
-      };
-      constexpr Stores kCached = Stores::Cached, kStreaming = Stores::Streaming;
-      const auto best =
-          measure(count * cast::element_size(from) + target_bytes,
-                  {run(kCached), run(kStreaming), run_and_read(kCached), run_and_read(kStreaming),
-                   run_fresh(kCached), run_fresh(kStreaming)});
-      std::printf("%-8s -> %-8s %7zu KiB %7.1f %7.1f %7.1f %7.1f %7.1f %7.1f\n", dtype_name(from),
-                  dtype_name(to), target_bytes >> 10, best[0], best[1], best[2], best[3], best[4],
-                  best[5]);
+      std::vector<Run> runs = with_stores("", [&](Stores stores) { run(target.get(), stores); });
+      for (Run& more : with_stores(" and read", [&](Stores stores) {
+             run(target.get(), stores);
+             sum = sum_of(target.get(), target_bytes);
+           })) {
+        runs.push_back(std::move(more));
+      }
+      for (Run& more : with_stores(", new memory", [&](Stores stores) {
+             const Buffer fresh(std::aligned_alloc(64, target_bytes));
+             run(fresh.get(), stores);
+           })) {
+        runs.push_back(std::move(more));
+      }
+      measure("sizes", one, count, runs);
     }
   }
 }
 
-void print_transposed() {
-  std::printf("\nTransposed squares, GB/s\n%-12s %-20s %6s %8s %8s %8s\n", "variant", "cast",
-              "side", "cached", "stream", "memcpy");
+// Squares whose rows are columns in the target.
+void measure_transposed() {
   for (const cast::Variant variant : {cast::Variant::Scalar, cast::available().back()}) {
     cast::force(variant);
     for (const Cast& one : kCasts) {
-      const DType from = one.from, to = one.to;
-      for (const std::size_t side : {64, 512, 2048, 8192}) {
+      for (int log2 = 6; 2 * log2 <= log2_elements; log2 += log2 == 6 ? 3 : 2) {
+        const std::size_t side = std::size_t{1} << log2;
         const Buffer source = buffer_of(side * side * 4), target = buffer_of(side * side * 4);
-        const auto run = [&](Stores stores) {
-          cast::cast_2d(from, to, source.get(), 1, static_cast<std::ptrdiff_t>(side), target.get(),
-                        side, side, stores);
-        };
-        const std::size_t bytes = side * side * (cast::element_size(from) + cast::element_size(to));
-        const auto best =
-            measure(bytes, {[&] { run(Stores::Cached); }, [&] { run(Stores::Streaming); },
-                            [&] { std::memcpy(target.get(), source.get(), bytes / 2); }});
-        std::printf("%-12s %-8s -> %-8s %6zu %8.1f %8.1f %8.1f\n", cast::variant_name(variant),
-                    dtype_name(from), dtype_name(to), side, best[0], best[1], best[2]);
+        const std::size_t copied =
+            side * side * (cast::element_size(one.from) + cast::element_size(one.to)) / 2;
+        std::vector<Run> runs = with_stores("", [&](Stores stores) {
+          cast::cast_2d(one.from, one.to, source.get(), 1, static_cast<std::ptrdiff_t>(side),
+                        target.get(), static_cast<std::ptrdiff_t>(side), side, side, stores);
+        });
+        runs.push_back({"memcpy", [&] { std::memcpy(target.get(), source.get(), copied); }});
+        measure("transposed", one, side * side, runs);
       }
     }
   }
@@ -155,8 +161,9 @@ void print_transposed() {
 
 int main(int argc, char** argv) {
   if (argc > 1) seconds_a_figure = std::atof(argv[1]);
-  print_contiguous(std::size_t{1} << 17, "128 Ki");
-  print_contiguous(std::size_t{1} << 26, "64 Mi");
-  print_sizes();
-  print_transposed();
+  if (argc > 2) log2_elements = std::atoi(argv[2]);
+  measure_variants(std::size_t{1} << 17);
+  measure_variants(std::size_t{1} << log2_elements);
+  measure_sizes();
+  measure_transposed();
 }

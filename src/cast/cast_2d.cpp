@@ -48,6 +48,7 @@ struct Matrix {
   const std::byte* source;
   std::ptrdiff_t row_stride, column_stride;  // in bytes
   std::byte* target;
+  std::ptrdiff_t target_row_stride;  // in bytes
   std::size_t rows, columns, source_size, target_size;
 
   const std::byte* at(std::size_t row, std::size_t column) const {
@@ -55,7 +56,8 @@ struct Matrix {
            static_cast<std::ptrdiff_t>(column) * column_stride;
   }
   std::byte* target_at(std::size_t row, std::size_t column) const {
-    return target + (row * columns + column) * target_size;
+    return target + static_cast<std::ptrdiff_t>(row) * target_row_stride +
+           static_cast<std::ptrdiff_t>(column * target_size);
   }
 };
 
@@ -135,7 +137,7 @@ void cast_transposed(const Matrix& matrix, Kernel cast) {
 // Lines written in part cost more than lines read and written.
 bool rows_are_whole_lines(const Matrix& matrix) {
   return reinterpret_cast<std::uintptr_t>(matrix.target) % 64 == 0 &&
-         matrix.columns * matrix.target_size % 64 == 0;
+         matrix.target_row_stride % 64 == 0;
 }
 
 // Neither rows nor columns are contiguous: elements are gathered one by one, a run at a time.
@@ -157,19 +159,22 @@ void cast_gathered(const Matrix& matrix, Kernel cast) {
 }  // namespace
 
 void cast_2d(DType from, DType to, const void* source, std::ptrdiff_t source_row_stride,
-             std::ptrdiff_t source_column_stride, void* target, std::size_t rows,
-             std::size_t columns, Stores stores) {
+             std::ptrdiff_t source_column_stride, void* target, std::ptrdiff_t target_row_stride,
+             std::size_t rows, std::size_t columns, Stores stores) {
   const Kernel cached = kernel(from, to), streaming = kernel(from, to, stores);
   if (rows == 0 || columns == 0) return;
   const Matrix matrix{static_cast<const std::byte*>(source),
                       source_row_stride * static_cast<std::ptrdiff_t>(element_size(from)),
                       source_column_stride * static_cast<std::ptrdiff_t>(element_size(from)),
                       static_cast<std::byte*>(target),
+                      target_row_stride * static_cast<std::ptrdiff_t>(element_size(to)),
                       rows,
                       columns,
                       element_size(from),
                       element_size(to)};
-  if (source_column_stride == 1 && source_row_stride == static_cast<std::ptrdiff_t>(columns)) {
+  const auto whole = static_cast<std::ptrdiff_t>(columns);
+  if (source_column_stride == 1 &&
+      (rows == 1 || (source_row_stride == whole && target_row_stride == whole))) {
     streaming(source, target, rows * columns);
   } else if (source_column_stride == 1) {
     const Kernel cast = columns < kStreamedRow ? cached : streaming;

@@ -55,10 +55,10 @@ using Kernel = void (*)(const void* source, void* target, std::size_t count);
 // Both types are eligible and they differ, else std::invalid_argument.
 Kernel kernel(DType from, DType to, Stores stores = Stores::Cached);
 
-// Casts a matrix of any strides (counted in elements, of any sign) into rows that lie one after the
-// other. A transposed source, whose row stride is 1, is read and written in tiles.
+// Casts a matrix of any strides (counted in elements, of any sign) into contiguous rows. A
+// transposed source, whose row stride is 1, is read and written in tiles.
 void cast_2d(DType from, DType to, const void* source, std::ptrdiff_t source_row_stride,
-             std::ptrdiff_t source_column_stride, void* target, std::size_t rows,
-             std::size_t columns, Stores stores = Stores::Cached);
+             std::ptrdiff_t source_column_stride, void* target, std::ptrdiff_t target_row_stride,
+             std::size_t rows, std::size_t columns, Stores stores = Stores::Cached);
 
 }  // namespace habana_mp::cast

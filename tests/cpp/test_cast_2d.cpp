@@ -48,13 +48,15 @@ std::vector<std::uint32_t> random_bits(std::size_t count) {
   return bits;
 }
 
-void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, Stores stores,
-                  std::size_t target_offset) {
+// The rows of the target lie `gap` elements apart.
+void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, std::size_t gap,
+                  Stores stores, std::size_t target_offset) {
   constexpr std::byte kCanary{0xa5};
-  const std::size_t to_size = cast::element_size(to), bytes = rows * columns * to_size;
+  const std::size_t to_size = cast::element_size(to), row_bytes = (columns + gap) * to_size;
+  const std::size_t bytes = rows * row_bytes;
   const std::size_t half = 2 * (rows + 8) * (columns + 8);
   const std::vector<std::uint32_t> source = random_bits(2 * half);
-  std::vector<std::byte> memory(bytes + 256), expected(bytes);
+  std::vector<std::byte> memory(bytes + 256), expected(bytes, kCanary);
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   std::byte* const target = memory.data() + (64 - address % 64) + target_offset;
   for (const Layout& layout : layouts_of(rows, columns)) {
@@ -65,7 +67,7 @@ void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, S
                                      static_cast<std::ptrdiff_t>(column) * layout.column_stride;
         const std::uint32_t result =
             reference_cast(from, to, element(from, source.data(), static_cast<std::size_t>(index)));
-        std::memcpy(expected.data() + (row * columns + column) * to_size, &result, to_size);
+        std::memcpy(expected.data() + row * row_bytes + column * to_size, &result, to_size);
       }
     }
     const auto* bytes_of_source = reinterpret_cast<const std::byte*>(source.data());
@@ -73,15 +75,16 @@ void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, S
       cast::force(variant);
       std::fill(memory.begin(), memory.end(), kCanary);
       cast::cast_2d(from, to, bytes_of_source + half * cast::element_size(from), layout.row_stride,
-                    layout.column_stride, target, rows, columns, stores);
+                    layout.column_stride, target, static_cast<std::ptrdiff_t>(columns + gap), rows,
+                    columns, stores);
       const auto is_canary = [](std::byte byte) { return byte == kCanary; };
       const bool inside = std::equal(expected.begin(), expected.end(), target);
       const bool outside = std::all_of(memory.data(), target, is_canary) &&
                            std::all_of(target + bytes, memory.data() + memory.size(), is_canary);
       CHECK_MESSAGE((inside && outside), cast::variant_name(variant)
                                              << ": " << dtype_name(from) << " -> " << dtype_name(to)
-                                             << ", " << rows << " x " << columns << ", "
-                                             << layout.id);
+                                             << ", " << rows << " x " << columns << " + " << gap
+                                             << ", " << layout.id);
     }
     cast::reset();
   }
@@ -96,7 +99,9 @@ TEST_CASE("matrices of any shape and strides") {
       if (from == to) continue;
       for (const std::size_t rows : kSides) {
         for (const std::size_t columns : kSides) {
-          check_matrix(from, to, rows, columns, Stores::Cached, rows % 3);
+          for (const std::size_t gap : {0, 3}) {
+            check_matrix(from, to, rows, columns, gap, Stores::Cached, rows % 3);
+          }
         }
       }
     }
@@ -111,12 +116,14 @@ TEST_CASE("streamed matrices") {
                                         {192, 100},
                                         {3, 4096},
                                         {2, 4103}}) {
-      check_matrix(from, to, rows, columns, Stores::Streaming, 0);
-      check_matrix(from, to, rows, columns, Stores::Streaming, 2);
+      for (const std::size_t gap : {0, 3, 64}) {
+        check_matrix(from, to, rows, columns, gap, Stores::Streaming, 0);
+        check_matrix(from, to, rows, columns, gap, Stores::Streaming, 2);
+      }
     }
   }
 }
 
 TEST_CASE("a matrix of what is no cast is refused, also an empty one") {
-  CHECK_THROWS_AS(cast::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 0, 0), std::invalid_argument);
+  CHECK_THROWS_AS(cast::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 1, 0, 0), std::invalid_argument);
 }

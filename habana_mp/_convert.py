@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core, _dynamo, _guests, _log, _state
+from habana_mp import _core, _dynamo, _guests, _log, _state, cache
 from habana_mp._homes import Home, call_form, computes_on, homes, told_of
 from habana_mp._patched import Rule, patched_op
 from habana_mp._policy import Policy, policy_for_convert
@@ -77,14 +77,17 @@ def convert(
             *_patches(new),
             *_guests.patches(new),
             *_dynamo.patches(new),
+            *cache._patches(),
             (_state, "policy", new),
             (_state, "verbose", isVerbose),
         ]
+        limit = cache._limit()
         try:
             _log.open_log(isVerbose)
             if isVerbose:
                 _log.banner(opt_level.upper())
             _core.install(rows)
+            cache._open(limit)
         except BaseException:
             if _state.policy is None:
                 _log.close_log()
@@ -120,6 +123,7 @@ def revert() -> None:
                     try:
                         _log.close_log()
                     finally:
+                        cache._close()
                         _dynamo.drop_stale_graphs()
 
 

@@ -154,6 +154,7 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
         "in_place": home.in_place,
         "norm": plain in NORMS,
         "overridable": original in torch.overrides.get_testing_overrides(),
+        "contiguous": plain in ("linear", "matmul", "__matmul__", "__rmatmul__"),
     }
     if plain in NORMS:
         places = _STATISTICS_OF_F if home.owner is F and NORMS[plain] else NORMS[plain]

@@ -36,6 +36,7 @@ class CallForm(NamedTuple):
     flag_target: int = 0
     flag_target_name: str | None = None
     statistics: int = 0
+    contiguous: bool = False
 
 
 class Rule(NamedTuple):

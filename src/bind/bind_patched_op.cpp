@@ -6,6 +6,7 @@
 #include "torch/patch_set.h"
 #include "torch/patched_op.h"
 #include "torch/torch_ops.h"
+#include "torch/weight_cache.h"
 
 namespace py = pybind11;
 
@@ -27,6 +28,8 @@ void exit_disabled() {
   }
   set_casts_off(before_disabled.back());
   before_disabled.pop_back();
+  // What a loop does with its weights in there, in C++ perhaps, need not have told anybody.
+  if (before_disabled.empty()) weight_cache().end_all(Ended::DisableCasts);
 }
 
 // disable_casts.__enter__ and __exit__ as C functions. The interpreter looks for signals where a

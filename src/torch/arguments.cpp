@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "torch/tensor_cast.h"
+#include "torch/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -255,8 +256,47 @@ PyObject* CastArguments::own(PyObject* object) {
   return object;
 }
 
-bool CastArguments::apply(const Arguments& arguments, const Decision& decision) {
+PyObject* CastArguments::cast(PyObject* tensor, DType to, How how) {
+  PyObject* result = own(cast_tensor(tensor, to, how));
+  if (result == nullptr || !is_exact_tensor(result)) return result;
+  // A cast of its own has its memory for itself.
+  const at::Tensor& cast = THPVariable_Unpack(result);
+  if (cast.has_storage() && cast.storage().use_count() > 1) {
+    copies_.push_back({THPVariable_Unpack(tensor).storage().unsafeGetStorageImpl(), result});
+  }
+  return result;
+}
+
+void CastArguments::surrender_tensor(PyObject* result) {
+  if (!is_exact_tensor(result)) return;
+  const at::Tensor& tensor = THPVariable_Unpack(result);
+  if (!tensor.has_storage()) return;
+  for (const Copy& copy : copies_) {
+    if (!tensor.storage().is_alias_of(THPVariable_Unpack(copy.tensor).storage())) continue;
+    weight_cache().surrender(tensor, copy.weight);
+    // A copy requires grad where grad mode is off, which is the cache's business.
+    if (result == copy.tensor && tensor.is_leaf()) tensor.set_requires_grad(false);
+  }
+}
+
+void CastArguments::surrender(PyObject* result) {
+  if (copies_.empty() || result == nullptr) return;
+  surrender_tensor(result);
+  if (PyTuple_Check(result)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result); ++i) {
+      surrender_tensor(PyTuple_GET_ITEM(result, i));
+    }
+  } else if (PyList_Check(result)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(result); ++i) {
+      surrender_tensor(PyList_GET_ITEM(result, i));
+    }
+  }
+}
+
+bool CastArguments::apply(const CallForm& form, const Arguments& arguments,
+                          const Decision& decision) {
   const auto described = arguments.described();
+  const How how{.cached = true, .contiguous = form.contiguous};
   std::vector<PyObject*> casts(arguments.size(), nullptr);
   PyObject* items =
       nullptr;  // a list of what the container at argument `open` holds, while its tensors are cast
@@ -277,7 +317,7 @@ bool CastArguments::apply(const Arguments& arguments, const Decision& decision) 
     for (std::size_t j = 0; j < i && casts[i] == nullptr; ++j) {
       if (arguments.tensor(j).object == tensor.object) casts[i] = casts[j];
     }
-    if (casts[i] == nullptr) casts[i] = own(cast_tensor(tensor.object, decision.to));
+    if (casts[i] == nullptr) casts[i] = cast(tensor.object, decision.to, how);
     if (casts[i] == nullptr) return false;
     if (tensor.argument != open && !close_container()) return false;
     PyObject*& slot = slots_[static_cast<std::size_t>(tensor.argument) + 1];

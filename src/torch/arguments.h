@@ -25,6 +25,7 @@ struct CallForm {
   bool python =
       false;  // the original is a Python function: other patched ops may run inside it (D19)
   bool overridable = false;  // torch lets __torch_function__ override it
+  bool contiguous = false;   // matrix products: they copy batches that lie otherwise
   std::int8_t out = -1;      // position of `out`, where it can be given by position (D11)
   std::int8_t flag =
       -1;  // position of the parameter that makes the call in place (D12): inplace, max_norm
@@ -122,14 +123,26 @@ class CastArguments {
   CastArguments& operator=(const CastArguments&) = delete;
 
   // False with a Python error set if a cast fails.
-  bool apply(const Arguments& arguments, const Decision& decision);
+  bool apply(const CallForm& form, const Arguments& arguments, const Decision& decision);
+
+  // Gives up the weights' copies among the casts whose memory `result`, an op's, shares: it is the
+  // caller's to write to.
+  void surrender(PyObject* result);
 
   // Laid out for a vectorcall that may use the slot before the first argument.
   PyObject* const* data() const { return slots_.data() + 1; }
 
  private:
-  PyObject* own(PyObject* object);
+  struct Copy {
+    const c10::StorageImpl* weight;
+    PyObject* tensor;
+  };
 
+  PyObject* own(PyObject* object);
+  PyObject* cast(PyObject* tensor, DType to, How how);
+  void surrender_tensor(PyObject* result);
+
+  c10::SmallVector<Copy, 2> copies_;  // those of the weight cache
   c10::SmallVector<PyObject*, 12> slots_;
   c10::SmallVector<PyObject*, 8> owned_;
 };

@@ -72,10 +72,12 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (!casting) return call_original(op, arguments, args, nargsf, kwnames);
 
   CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
-  if (!cast.apply(arguments, decision)) return nullptr;
-  return call_original(op, arguments, cast.data(),
-                       static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                       kwnames);
+  if (!cast.apply(op.form, arguments, decision)) return nullptr;
+  PyObject* result =
+      call_original(op, arguments, cast.data(),
+                    static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+  cast.surrender(result);
+  return result;
 }
 
 // What is left of a call where nothing can be cast: most calls of a converted model, so it is kept
@@ -124,16 +126,17 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
 
 PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {
-      "original",         "told",       "in_place", "norm",      "python",
-      "overridable",      "out",        "flag",     "flag_name", "flag_target",
-      "flag_target_name", "statistics", nullptr};
+      "original",         "told",       "in_place",   "norm",      "python",
+      "overridable",      "out",        "flag",       "flag_name", "flag_target",
+      "flag_target_name", "statistics", "contiguous", nullptr};
   PyObject *original = nullptr, *told = nullptr, *flag_name = Py_None, *flag_target_name = Py_None;
-  int in_place = 0, norm = 0, python = 0, overridable = 0, out = -1, flag = -1, flag_target = 0;
+  int in_place = 0, norm = 0, python = 0, overridable = 0, contiguous = 0, out = -1, flag = -1,
+      flag_target = 0;
   unsigned statistics = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ppppiiOiOI", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ppppiiOiOIp", const_cast<char**>(names),
                                    &original, &told, &in_place, &norm, &python, &overridable, &out,
-                                   &flag, &flag_name, &flag_target, &flag_target_name,
-                                   &statistics)) {
+                                   &flag, &flag_name, &flag_target, &flag_target_name, &statistics,
+                                   &contiguous)) {
     return nullptr;
   }
   auto* op = reinterpret_cast<PatchedOp*>(type->tp_alloc(type, 0));
@@ -145,6 +148,7 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                       norm != 0,
                       python != 0,
                       overridable != 0,
+                      contiguous != 0,
                       static_cast<std::int8_t>(out),
                       static_cast<std::int8_t>(flag),
                       static_cast<std::int8_t>(flag_target),

@@ -2,21 +2,28 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
 
+#include <algorithm>
+#include <span>
 #include <string_view>
-#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "cast/cast_kernels.h"
+#include "cast/cast_strided.h"
+#include "torch/copy_backwards.h"
+#include "torch/large_blocks.h"
+#include "torch/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -42,75 +49,144 @@ PyObject* original_to() {
   return to;
 }
 
-// Whether the cast is arithmetic and at most a node for backward: a CPU tensor whose every key is
-// of torch itself, no tangent to carry forward, no mode, tracer, transform or profiler that must
-// see the op (D35).
-bool is_plain(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kOwn(
-      {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
-       c10::DispatchKey::AutocastCPU});
-  // Compared as bits: the difference of two key sets keeps the bits of their backends.
-  return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
-         c10::impl::tls_local_dispatch_key_set().included_ == c10::default_included_set &&
-         !tensor._fw_grad(/*level=*/0).defined() && !at::hasCallbacks();
-}
-
-// A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
-template <typename Pointer, typename Node>
-Pointer as_pointer(Node* node) {
-  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
-    return Pointer::unsafe_steal_from_new(node);
-  } else {
-    return Pointer(node, [](auto* last) { deleteNode(last); });
-  }
-}
-
-// What torch's own autograd kernel of the cast does: the same node, so that all that knows it goes
-// on.
-void record_backward(const at::Tensor& source, at::Tensor& result) {
-  using Pointer = decltype(torch::autograd::Edge::function);
-  auto* node = new torch::autograd::generated::ToCopyBackward0;
-  const Pointer pointer = as_pointer<Pointer>(node);
-  node->set_next_edges(torch::autograd::collect_next_edges(source));
-  node->self_options = source.options();
-  torch::autograd::set_history(result, pointer);
-}
-
 // A share of a cast that is worth a thread: torch's own grain.
 constexpr int64_t kGrain = 1 << 15;
 
-// Elements lie in memory without gaps, so their order does not matter: the result has the strides
-// of the source, those of dimensions of size 1 too, which say whether it is channels-last.
-at::Tensor cast_dense(const at::Tensor& source, DType from, DType to) {
-  at::Tensor result = at::detail::empty_strided_cpu(source.sizes(), source.strides(),
-                                                    scalar_type(to), /*is_pinned=*/false);
-  const cast::Kernel kernel = cast::kernel(from, to);
-  const auto* read = static_cast<const char*>(source.const_data_ptr());
-  auto* write = static_cast<char*>(result.mutable_data_ptr());
+void cast_dense(const char* source, char* target, DType from, DType to, int64_t count,
+                cast::Stores stores) {
+  const cast::Kernel kernel = cast::kernel(from, to, stores);
   const auto share = [=](int64_t begin, int64_t end) {
-    kernel(read + begin * static_cast<int64_t>(cast::element_size(from)),
-           write + begin * static_cast<int64_t>(cast::element_size(to)),
+    kernel(source + begin * static_cast<int64_t>(cast::element_size(from)),
+           target + begin * static_cast<int64_t>(cast::element_size(to)),
            static_cast<std::size_t>(end - begin));
   };
-  if (source.numel() <= kGrain) {
-    share(0, source.numel());
+  if (count <= kGrain) {
+    share(0, count);
   } else {
-    at::parallel_for(0, source.numel(), kGrain, share);
+    at::parallel_for(0, count, kGrain, share);
   }
-  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
-  return result;
 }
 
-at::Tensor cast_as_it_lies(const at::Tensor& source, DType from, DType to) {
-  if (eligible(from) && is_plain(source) && source.is_non_overlapping_and_dense()) {
-    return cast_dense(source, from, to);
+void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DType to,
+              cast::Stores stores) {
+  const auto span = [](at::IntArrayRef values) {
+    return std::span<const std::int64_t>(values.data(), values.size());
+  };
+  const cast::StridedCast strided(from, to, span(source.sizes()), span(source.strides()),
+                                  span(target.strides()));
+  const void* read = source.const_data_ptr();
+  void* write = target.mutable_data_ptr();
+  at::parallel_for(0, static_cast<int64_t>(strided.pieces()), static_cast<int64_t>(strided.grain()),
+                   [&](int64_t begin, int64_t end) {
+                     strided.run(read, write, static_cast<std::size_t>(begin),
+                                 static_cast<std::size_t>(end), stores);
+                   });
+}
+
+void cast_on_cpu(const at::Tensor& source, const at::Tensor& target, cast::Stores stores) {
+  const DType from = number_dtype(source);
+  const DType to = number_dtype(target);
+  // Without gaps and in one order the elements are an array, of any number of dimensions.
+  if (source.strides() == target.strides() && source.is_non_overlapping_and_dense()) {
+    cast_dense(static_cast<const char*>(source.const_data_ptr()),
+               static_cast<char*>(target.mutable_data_ptr()), from, to, source.numel(), stores);
+  } else {
+    cast_any(source, target, from, to, stores);
   }
-  return source.to(scalar_type(to));
+}
+
+// ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
+bool by_aten(const at::Tensor& source) { return !source.is_cpu() || at::hasCallbacks(); }
+
+at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
+  const std::size_t bytes =
+      at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
+  if (bytes < kLargeBlock) {
+    return at::detail::empty_strided_cpu(sizes, strides, type, /*is_pinned=*/false);
+  }
+  return at::detail::empty_strided_generic(sizes, strides, large_blocks(),
+                                           c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+}
+
+// Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
+// would copy the tensor before it reads it (design: F.linear and matmul reshape their inputs).
+// Matrices that are transposed, each in its place, are read as they are.
+bool copied_by_matmul(const at::Tensor& tensor) {
+  const int64_t dims = tensor.dim();
+  if (dims < 3 || tensor.is_contiguous()) return false;
+  at::DimVector sizes(tensor.sizes());
+  at::DimVector strides(tensor.strides());
+  std::swap(sizes[dims - 1], sizes[dims - 2]);
+  std::swap(strides[dims - 1], strides[dims - 2]);
+  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
 }
 
 }  // namespace
 
-PyObject* cast_tensor(PyObject* tensor, DType to) {
+bool is_ordinary(const at::Tensor& tensor) {
+  static constexpr c10::DispatchKeySet kView(c10::DispatchKey::ADInplaceOrView);
+  static constexpr c10::DispatchKeySet kOwn =
+      c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::ADInplaceOrView}) |
+      c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask) |
+      c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
+  // Compared as bits: the difference of two key sets keeps the bits of their backends.
+  return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
+         // inference_mode takes one key out of what is included by default.
+         (c10::impl::tls_local_dispatch_key_set().included_ | kView) ==
+             (c10::default_included_set | kView) &&
+         !tensor._fw_grad(/*level=*/0).defined();
+}
+
+void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
+  if (!by_aten(source)) {
+    cast_on_cpu(source, target,
+                is_fresh(target.storage().data_ptr())
+                    ? cast::Stores::Cached
+                    : cast::stores_for(number_dtype(source), number_dtype(target),
+                                       static_cast<std::size_t>(source.numel())));
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  target.copy_(source);
+}
+
+at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides) {
+  const at::ScalarType type = scalar_type(to);
+  if (by_aten(source) && strides.empty()) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return source.to(type);
+  }
+  std::vector<int64_t> dense;
+  if (strides.empty() && source.is_non_overlapping_and_dense()) {
+    // Those of dimensions of size 1 too, which say whether the tensor is channels-last.
+    strides = source.strides();
+  } else if (strides.empty()) {
+    dense = at::infer_dense_strides(source.sizes(), source.strides());
+    strides = dense;
+  }
+  at::Tensor result = by_aten(source)
+                          ? at::empty_strided(source.sizes(), strides, source.options().dtype(type))
+                          : empty_on_cpu(source.sizes(), strides, type);
+  cast_numbers_into(source, result);
+  return result;
+}
+
+at::Tensor cast_to(const at::Tensor& source, DType to, at::IntArrayRef strides) {
+  if (!eligible(dtype_of(source)) || !is_ordinary(source)) return source.to(scalar_type(to));
+  at::Tensor result = cast_numbers(source, to, strides);
+  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
+  return result;
+}
+
+at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
+  if (how.cached && WeightCache::accepts(source, to)) return weight_cache().cast(source, to);
+  if (how.contiguous && copied_by_matmul(source)) {
+    return cast_to(source, to, c10::contiguous_strides(source.sizes()));
+  }
+  return cast_to(source, to, at::IntArrayRef());
+}
+
+PyObject* cast_tensor(PyObject* tensor, DType to, How how) {
   const at::ScalarType dtype = scalar_type(to);
   if (!THPVariable_CheckExact(tensor)) {
     PyObject* args[] = {nullptr, tensor, reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype))};
@@ -119,12 +195,11 @@ PyObject* cast_tensor(PyObject* tensor, DType to) {
   }
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
-  const DType from = dtype_of(source);
-  if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(cast_as_it_lies(source, from, to));
+  if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(cast_to(source, to, how));
   at::Tensor result;
   {
     pybind11::gil_scoped_release no_gil;
-    result = cast_as_it_lies(source, from, to);
+    result = cast_to(source, to, how);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS

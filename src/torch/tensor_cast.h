@@ -27,8 +27,10 @@ inline constexpr auto kDTypeOf = [] {
   return table;
 }();
 
+inline DType dtype_of_type(at::ScalarType type) { return kDTypeOf[static_cast<std::size_t>(type)]; }
+
 inline DType number_dtype(const at::TensorBase& tensor) {
-  return kDTypeOf[static_cast<std::size_t>(tensor.scalar_type())];
+  return dtype_of_type(tensor.scalar_type());
 }
 
 // As decide() is to see it: tensors in oneDNN's opaque layout are not eligible, torch itself cannot
@@ -37,10 +39,31 @@ inline DType dtype_of(const at::TensorBase& tensor) {
   return tensor.is_mkldnn() ? DType::Other : number_dtype(tensor);
 }
 
-// The cast of a Python tensor: a new reference, or null with a Python error set. Differentiable. A
-// tensor subclass is cast by its own `.to`, so that its __torch_function__ sees the cast and its
-// type is kept. Holds the GIL, but for large tensors.
-PyObject* cast_tensor(PyObject* tensor, DType to);
+// What the caller of a cast allows.
+struct How {
+  bool cached = false;      // a copy that the weight cache holds, where the tensor is a weight
+  bool contiguous = false;  // contiguous, where the tensor lies so that an op would copy it again
+};
+
+// The cast of a tensor: differentiable, laid out as the source unless `how` or `strides` (not
+// empty) say otherwise. On any thread, with or without the GIL.
+at::Tensor cast_to(const at::Tensor& source, DType to, How how = {});
+at::Tensor cast_to(const at::Tensor& source, DType to, at::IntArrayRef strides);
+
+// The cast of a Python tensor: a new reference, or null with a Python error set. A tensor subclass
+// is cast by its own `.to`, so that its __torch_function__ sees the cast and its type is kept.
+// Holds the GIL, but for large tensors.
+PyObject* cast_tensor(PyObject* tensor, DType to, How how = {});
+
+// For the weight cache. Whether nobody but torch itself has a say in what happens to the tensor: no
+// subclass, mode, tracer, transform, or tangent to carry forward (D35).
+bool is_ordinary(const at::Tensor& tensor);
+
+// The numbers alone, of an ordinary tensor: autograd sees nothing. `strides` empty: as it lies.
+at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides = {});
+
+// The same into a tensor of the same sizes and device, of dtype `to`.
+void cast_numbers_into(const at::Tensor& source, const at::Tensor& target);
 
 // Whether the tensor is what a decomposition or a meta function sees while torch traces: a subclass
 // that holds other tensors (fake, functional), or a tensor without data.

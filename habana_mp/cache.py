@@ -1,0 +1,95 @@
+"""``hmp.cache``: the weight cache, looked at and emptied.
+
+While a conversion is in force a float32 weight is cast once and its copy used until the weight changes: in training until the optimizer's
+step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth, src/torch/weight_cache.h how a change is
+noticed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from habana_mp import _core
+
+__all__ = ["CacheInfo", "clear", "info"]
+
+
+class CacheInfo(NamedTuple):
+    """What ``info`` tells. Counts go on from the last ``clear`` or ``revert``."""
+
+    entries: int
+    """Weights that have a copy."""
+    bytes: int
+    """What the copies take."""
+    limit: int
+    """What they may take: ``HABANA_MP_CACHE_BYTES``, else a quarter of the machine's memory."""
+    hits: int
+    """Uses of a copy without a cast."""
+    misses: int
+    """Casts into new memory."""
+    refreshed: int
+    """Casts into the memory of a copy that was no longer valid."""
+    invalidated: dict[str, int]
+    """Why copies were not used again, counted at the next use of their weight: version, storage, alias, optimizer, disable_casts,
+    samples, shared, foreign, written, handed_out; freed: the weight is gone."""
+
+
+def info() -> CacheInfo:
+    """The weight cache as it is now."""
+    return CacheInfo(**_core.cache_info())
+
+
+def clear() -> None:
+    """Forget every copy, set the counts to zero, and give back the memory that large casts keep for the next ones."""
+    _core.clear_cache()
+
+
+def _limit() -> int:
+    """Bytes. ValueError for a HABANA_MP_CACHE_BYTES that is no number."""
+    text = os.environ.get("HABANA_MP_CACHE_BYTES", "")
+    if not text:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ValueError(
+            f"HABANA_MP_CACHE_BYTES is {text!r}; it takes a whole number of bytes (0 switches the weight cache off)"
+        )
+    return int(text)
+
+
+# Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
+_WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy": True, "__dlpack__": True}
+
+
+def _patches() -> Iterator[tuple[Any, str, Any]]:
+    for name, exported in _WATCHED.items():
+        yield torch.Tensor, name, _core.alias_watch(inspect.getattr_static(torch.Tensor, name), exported)
+
+
+def _after_step(*_: Any) -> None:
+    # Fused optimizers do not move the version counters of what they change. Compiled steps do.
+    if not torch.compiler.is_compiling():
+        _core.end_cached_after_step()
+
+
+_hooks: list[Any] = []
+
+
+def _open(limit: int) -> None:
+    """Called by ``convert``."""
+    _core.set_cache_limit(limit)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _close() -> None:
+    """Called by ``revert``."""
+    _core.set_cache_limit(0)
+    while _hooks:
+        _hooks.pop().remove()
+    clear()

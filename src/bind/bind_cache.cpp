@@ -1,0 +1,45 @@
+// The weight cache, for Python.
+#include "bind/bind.h"
+#include "torch/alias_watch.h"
+#include "torch/copy_backwards.h"
+#include "torch/large_blocks.h"
+#include "torch/weight_cache.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+py::dict info() {
+  const WeightCache::Info info = weight_cache().info();
+  py::dict ended;
+  for (std::size_t i = 0; i < kEndedNames.size(); ++i) {
+    if (info.ended[i] > 0) ended[kEndedNames[i]] = info.ended[i];
+  }
+  return py::dict(py::arg("entries") = info.entries, py::arg("bytes") = info.bytes,
+                  py::arg("limit") = info.limit, py::arg("hits") = info.hits,
+                  py::arg("misses") = info.misses, py::arg("refreshed") = info.refreshed,
+                  py::arg("invalidated") = ended);
+}
+
+}  // namespace
+
+void bind_cache(py::module_& module) {
+  register_copy_backwards();
+  learn_slices(py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)]);
+
+  module.def("cache_info", &info);
+  module.def("clear_cache", [] {
+    weight_cache().clear();
+    release_large_blocks();
+  });
+  module.def("set_cache_limit", [](std::size_t bytes) { weight_cache().set_limit(bytes); });
+  module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
+  module.def("alias_watch", [](const py::object& original, bool exported) {
+    PyObject* watch = alias_watch(original.ptr(), exported);
+    if (watch == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(watch);
+  });
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,66 @@
+#include "torch/alias_watch.h"
+
+#include <structmember.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "torch/weight_cache.h"
+
+namespace habana_mp {
+namespace {
+
+struct AliasWatch {
+  PyObject_HEAD PyObject* original;
+  bool exported;
+};
+
+PyObject* get(PyObject* self, PyObject* instance, PyObject* type) {
+  const auto& watch = *reinterpret_cast<AliasWatch*>(self);
+  if (instance == nullptr || instance == Py_None) return Py_NewRef(watch.original);
+  if (THPVariable_Check(instance)) {
+    weight_cache().end_alias(THPVariable_Unpack(instance), watch.exported);
+  }
+  return Py_TYPE(watch.original)->tp_descr_get(watch.original, instance, type);
+}
+
+int set(PyObject* self, PyObject* instance, PyObject* value) {
+  const auto& watch = *reinterpret_cast<AliasWatch*>(self);
+  return Py_TYPE(watch.original)->tp_descr_set(watch.original, instance, value);
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_CLEAR(reinterpret_cast<AliasWatch*>(self)->original);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// Properties can be set; methods must leave room for an attribute of that name on the instance.
+PyTypeObject* make_type(const char* name, bool property) {
+  PyType_Slot slots[] = {
+      {Py_tp_descr_get, reinterpret_cast<void*>(get)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+      {property ? Py_tp_descr_set : 0, property ? reinterpret_cast<void*>(set) : nullptr},
+      {0, nullptr},
+  };
+  PyType_Spec spec = {name, sizeof(AliasWatch), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace
+
+PyObject* alias_watch(PyObject* original, bool exported) {
+  static PyTypeObject* property = make_type("habana_mp._core.WatchedProperty", true);
+  static PyTypeObject* method = make_type("habana_mp._core.WatchedMethod", false);
+  if (Py_TYPE(original)->tp_descr_get == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "alias_watch takes a descriptor");
+    return nullptr;
+  }
+  PyTypeObject* type = Py_TYPE(original)->tp_descr_set == nullptr ? method : property;
+  auto* watch = reinterpret_cast<AliasWatch*>(type->tp_alloc(type, 0));
+  if (watch == nullptr) return nullptr;
+  watch->original = Py_NewRef(original);
+  watch->exported = exported;
+  return reinterpret_cast<PyObject*>(watch);
+}
+
+}  // namespace habana_mp

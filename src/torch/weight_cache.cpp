@@ -1,0 +1,283 @@
+#include "torch/weight_cache.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "torch/copy_backwards.h"
+#include "torch/process_wide.h"
+#include "torch/tensor_cast.h"
+
+namespace habana_mp {
+namespace {
+
+// Measured: below, a cast costs no more than the look-up and the tensor over the copy.
+constexpr std::int64_t kSmallest = 4096;
+
+// How torch frees a part of a storage, which is what it makes of a file: told by learn_slices.
+c10::DeleterFnPtr slices_deleter = nullptr;
+
+bool is_parameter(const at::Tensor& tensor) {
+  const PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
+// Memory that torch allocated for itself, or a part of a file that torch has read or mapped:
+// whoever else writes to it is a tensor, which is seen (Shared, Alias). A tensor that was given
+// away as a NumPy array cannot be resized any more, one made of foreign memory never could.
+bool is_own_memory(const at::Tensor& weight) {
+  const c10::Storage& storage = weight.storage();
+  if (!weight.is_cpu()) return storage.resizable();
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  if (deleter == c10::GetCPUAllocator()->raw_deleter()) return storage.resizable();
+  return deleter == slices_deleter;
+}
+
+// A fingerprint of some numbers spread over the weight.
+std::uint64_t samples_of(const at::Tensor& weight) {
+  if (!weight.is_cpu()) return 0;
+  constexpr std::int64_t kSamples = 16;
+  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
+  const std::int64_t step = weight.numel() / kSamples;
+  std::uint64_t hash = numbers[weight.numel() - 1];
+  // Not one after the other in memory's time: the loads do not wait for each other.
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    hash = (hash ^ numbers[i * step]) * 0x9E3779B97F4A7C15U;
+  }
+  return hash;
+}
+
+std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
+  if (weight.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(weight.device().type()).getStream(weight.device());
+}
+
+// A graph that is being captured must cast its weights each time it is replayed.
+template <typename Stream>
+bool is_capturing(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) {
+    return stream.is_capturing();
+  } else {  // torch 2.11 and 2.12 tell Python only
+    if (stream.device_type() != c10::DeviceType::CUDA) return false;
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::module_::import("torch.cuda")
+        .attr("is_current_stream_capturing")()
+        .template cast<bool>();
+  }
+}
+
+bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
+  return number_dtype(copy) == to && copy.device() == weight.device() &&
+         copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
+}
+
+// A tensor that grad mode can use, wherever it is made, over `memory` if that is defined.
+at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memory) {
+  const c10::InferenceMode off(false);
+  if (!memory.defined()) return cast_numbers(weight, to);
+  cast_numbers_into(weight, memory);
+  return memory;
+}
+
+// A tensor of its own over the memory of a copy.
+at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
+  at::Tensor handed(copy.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      copy.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/false));
+  if (!c10::GradMode::is_enabled()) {
+    // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
+    // many times slower where it does not. Where grad mode is off that has no other effect.
+    handed.set_requires_grad(true);
+  } else if (weight.requires_grad()) {
+    record_backward(weight, handed);
+  }
+  return handed;
+}
+
+}  // namespace
+
+bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
+  return weight_cache().enabled_.load(std::memory_order_relaxed) && to != DType::Float32 &&
+         tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
+         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
+         is_ordinary(tensor) && tensor.is_non_overlapping_and_dense();
+}
+
+std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
+                                            const at::Tensor& weight, DType to) const {
+  if (entry.ended) return entry.ended;
+  const State& then = entry.state;
+  // A counter has no address that torch shows; it is one pointer.
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  if (std::memcmp(&then.counter, &now.counter, sizeof(void*)) != 0 || then.data != now.data ||
+      !fits(entry.copy, weight, to)) {
+    return Ended::Storage;
+  }
+  if (then.version != now.version) return Ended::Version;
+  if (then.epoch != now.epoch) return epoch_why_;
+  if (entry.copy_version != entry.copy._version()) return Ended::Written;
+  if (then.samples != now.samples) return Ended::Samples;
+  return std::nullopt;
+}
+
+// Takes the copy out of its entry. What comes back is memory to be written again: defined where it
+// fits the weight and nobody else holds it, such as a graph that waits for its backward pass.
+at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& weight, DType to) {
+  at::Tensor copy = std::exchange(entry.copy, at::Tensor());
+  bytes_ -= copy.nbytes();
+  if (fits(copy, weight, to) && entry.copy_version == copy._version() &&
+      copy.storage().use_count() == 1) {
+    return copy;
+  }
+  section.freed.push_back(std::move(copy));
+  return {};
+}
+
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
+  const auto* impl = weight.unsafeGetTensorImpl();
+  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
+  State now{impl->version_counter(),
+            impl->version_counter().current_version(),
+            weight.const_data_ptr(),
+            samples_of(weight),
+            0,
+            stream_of(weight)};
+  bool keep = !(now.stream && is_capturing(*now.stream));
+  at::Tensor copy;
+  at::Tensor memory;
+  if (keep) {
+    Section section(mutex);
+    now.epoch = epoch_;
+    const auto it = entries_.find(storage);
+    Entry* entry = it != entries_.end() && it->second.copy.defined() ? &it->second : nullptr;
+    std::optional<Ended> why;
+    if (weight.storage().use_count() != 1) {
+      why = Ended::Shared;
+    } else if (!is_own_memory(weight) || (it != entries_.end() && it->second.exported)) {
+      why = Ended::Foreign;
+    } else if (entry != nullptr) {
+      why = why_ended(*entry, now, weight, to);
+    }
+    if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
+    keep = why != Ended::Shared;
+    if (entry != nullptr && entry->state.stream != now.stream) {
+      keep = false;  // the copy may still be on its way on the other stream
+    } else if (entry != nullptr && why) {
+      memory = take(section, *entry, weight, to);
+    } else if (entry != nullptr) {
+      copy = entry->copy;
+      keep = false;
+    }
+    ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
+  }
+  if (!copy.defined()) {
+    copy = cast_for_keeping(weight, to, std::move(memory));
+    if (keep) store(weight, std::move(now), copy);
+  }
+  return hand_out(copy, weight);
+}
+
+void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy) {
+  Section section(mutex);
+  if (entries_.size() >= sweep_at_ || bytes_ + copy.nbytes() > limit_) sweep(section);
+  if (bytes_ + copy.nbytes() > limit_) return;
+  Entry& entry = entries_
+                     .try_emplace(weight.storage().unsafeGetStorageImpl(),
+                                  weight.storage().getWeakStorageImpl())
+                     .first->second;
+  if (entry.copy.defined()) {  // of another thread, made meanwhile
+    bytes_ -= entry.copy.nbytes();
+    section.freed.push_back(std::move(entry.copy));
+  }
+  bytes_ += copy.nbytes();
+  entry.state = std::move(state);
+  entry.copy = copy;
+  entry.copy_version = copy._version();
+  entry.ended.reset();
+}
+
+void WeightCache::sweep(Section& section) {
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (!it->second.weight.expired()) {
+      ++it;
+      continue;
+    }
+    ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
+    it = drop(section, it);
+  }
+  sweep_at_ = std::max<std::size_t>(64, 2 * entries_.size());
+}
+
+WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iterator it) {
+  if (it->second.copy.defined()) {
+    bytes_ -= it->second.copy.nbytes();
+    section.freed.push_back(std::move(it->second.copy));
+  }
+  return entries_.erase(it);
+}
+
+void WeightCache::end_all(Ended why) {
+  Section section(mutex);
+  ++epoch_;
+  epoch_why_ = why;
+}
+
+void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
+  if (!tensor.has_storage()) return;
+  Section section(mutex);
+  const auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
+  if (it == entries_.end()) return;
+  it->second.ended = Ended::Alias;
+  it->second.exported = it->second.exported || exported;
+}
+
+void WeightCache::surrender(const at::Tensor& result, const c10::StorageImpl* weight) {
+  Section section(mutex);
+  const auto it = entries_.find(weight);
+  if (it == entries_.end() || !it->second.copy.defined() ||
+      !it->second.copy.storage().is_alias_of(result.storage())) {
+    return;
+  }
+  ++counts_.ended[static_cast<std::size_t>(Ended::HandedOut)];
+  drop(section, it);
+}
+
+WeightCache::Info WeightCache::info() {
+  Section section(mutex);
+  sweep(section);
+  Info info = counts_;
+  info.entries = entries_.size();
+  info.bytes = bytes_;
+  info.limit = limit_;
+  return info;
+}
+
+void WeightCache::clear() {
+  Section section(mutex);
+  for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
+  counts_ = {};
+}
+
+void WeightCache::set_limit(std::size_t bytes) {
+  Section section(mutex);
+  limit_ = bytes;
+  enabled_ = bytes > 0;
+  if (bytes_ <= limit_) return;
+  for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
+}
+
+WeightCache& weight_cache() { return process_wide<WeightCache>(); }
+
+void learn_slices(const pybind11::handle& slice) {
+  const auto address = slice.attr("_cdata").cast<std::uintptr_t>();
+  slices_deleter = reinterpret_cast<const c10::StorageImpl*>(address)->data_ptr().get_deleter();
+}
+
+}  // namespace habana_mp

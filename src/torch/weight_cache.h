@@ -1,0 +1,145 @@
+// The weight cache: the low-precision copies of a model's weights, cast once and used until the
+// weight changes.
+//
+// What may be in it: float32 parameters, that is leaf tensors that require grad, and
+// torch.nn.Parameter that do not; not those for which a cast costs less than the look-up.
+//
+// A weight must never be stale, and torch does not tell of every change: `.data` and NumPy aliases
+// write past the version counter, fused optimizers do not move it. So a copy is used only while
+//   - the weight's memory, version counter and version, sizes and strides are what they were;
+//   - nobody else shares the memory, and nobody but torch owns it;
+//   - no optimizer has made a step, no disable_casts has ended, and nobody has read the weight's
+//     `.data` (or another alias of its memory) since the copy was made;
+//   - samples of the weight, on the CPU, are what they were.
+// It holds the numbers and no graph: each use gets a tensor of its own over the same memory, with
+// its own node where grad mode is on. So it keeps no weight alive, and serves grad mode, no_grad
+// and inference_mode alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Stream.h>
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "policy/dtype.h"
+
+namespace habana_mp {
+
+// Why a copy was not used any longer.
+enum class Ended : std::uint8_t {
+  Version,       // changed in place, as autograd knows it
+  Storage,       // other memory, sizes, strides or dtype
+  Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr)
+  Optimizer,     // an optimizer made a step
+  DisableCasts,  // a disable_casts ended
+  Samples,       // its numbers are others, though nobody told
+  Shared,        // another tensor shares its memory
+  Foreign,       // its memory is somebody else's: NumPy, another process, a buffer
+  Written,       // the copy was written to by who got it
+  HandedOut,     // an op returned the copy, or a view of it
+  Freed,         // the weight is gone
+  Full,          // the limit of bytes was lowered
+  Cleared,       // hmp.cache.clear(), or revert
+};
+inline constexpr std::array<const char*, 13> kEndedNames = {
+    "version", "storage", "alias",      "optimizer", "disable_casts", "samples", "shared",
+    "foreign", "written", "handed_out", "freed",     "full",          "cleared"};
+
+class WeightCache {
+ public:
+  struct Info {
+    std::size_t entries = 0;
+    std::size_t bytes = 0;  // of the copies
+    std::size_t limit = 0;
+    std::size_t hits = 0;       // copies used again
+    std::size_t misses = 0;     // casts into new memory
+    std::size_t refreshed = 0;  // casts into the memory of a copy that had ended
+    std::array<std::size_t, kEndedNames.size()> ended{};
+  };
+
+  // Whether a cast of the tensor may be cached: asked before cast().
+  static bool accepts(const at::Tensor& tensor, DType to);
+
+  // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
+  at::Tensor cast(const at::Tensor& weight, DType to);
+
+  // Every copy has ended.
+  void end_all(Ended why);
+
+  // An alias of the tensor's memory is handed to somebody who may write through it now, or, where
+  // it is `exported`, at any time.
+  void end_alias(const at::Tensor& tensor, bool exported);
+
+  // `result` came out of an op that got the copy of `weight`: where it shares the copy's memory,
+  // the copy is the caller's now.
+  void surrender(const at::Tensor& result, const c10::StorageImpl* weight);
+
+  Info info();
+  void clear();  // the counts too
+  // Bytes that the copies may take. 0 switches the cache off.
+  void set_limit(std::size_t bytes);
+
+  std::mutex mutex;
+
+ private:
+  // What a weight was like when its copy was made.
+  struct State {
+    c10::VariableVersion counter;  // held, so that no other counter can have its address
+    std::uint32_t version = 0;
+    const void* data = nullptr;
+    std::uint64_t samples = 0;
+    std::uint64_t epoch = 0;
+    std::optional<c10::Stream> stream;  // where casts are queued on one
+  };
+  struct Entry {
+    explicit Entry(c10::weak_intrusive_ptr<c10::StorageImpl> of) : weight(std::move(of)) {}
+    c10::weak_intrusive_ptr<c10::StorageImpl> weight;
+    State state;
+    at::Tensor copy;  // not defined while it is being made
+    std::uint32_t copy_version = 0;
+    bool exported = false;       // somebody may write to the weight at any time
+    std::optional<Ended> ended;  // told, not found
+  };
+  using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
+
+  // A stretch of code that has the cache for itself. Tensors are freed after it: on some devices
+  // that runs code that waits for other locks.
+  struct Section {
+    explicit Section(std::mutex& mutex) : lock(mutex) {}
+    std::vector<at::Tensor> freed;
+    std::lock_guard<std::mutex> lock;
+  };
+
+  std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
+                                 DType to) const;
+  at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
+  void store(const at::Tensor& weight, State state, const at::Tensor& copy);
+  Entries::iterator drop(Section& section, Entries::iterator it);
+  void sweep(Section& section);
+
+  Entries entries_;
+  std::size_t bytes_ = 0;
+  std::size_t limit_ = 0;
+  std::size_t sweep_at_ = 64;  // entries
+  std::uint64_t epoch_ = 0;
+  Ended epoch_why_ = Ended::Cleared;
+  Info counts_;
+  std::atomic<bool> enabled_ = false;  // limit_ > 0, to be read without the lock
+};
+
+WeightCache& weight_cache();
+
+// Shows the cache a part of a storage, so that it knows such memory for torch's own.
+void learn_slices(const pybind11::handle& slice);
+
+}  // namespace habana_mp

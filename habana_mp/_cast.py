@@ -1,0 +1,217 @@
+"""``cast``: float32, float16 and bfloat16 into each other, of torch tensors and of NumPy arrays.
+
+NumPy and ml_dtypes are imported only where an array is cast; neither has to be installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+
+from habana_mp import _core
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    _Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
+
+_TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+_NUMBERS = {name: _core.DTYPES.index(name) for name in _TORCH}
+_ACCEPTED = "float32, float16 or bfloat16"
+
+_copy = torch.Tensor.copy_  # torch's own, whatever is patched later
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
+
+
+@overload
+def cast(x: _Tensor, dtype: object, *, out: None = None) -> _Tensor: ...
+@overload
+def cast(x: torch.Tensor, dtype: object, *, out: _Tensor) -> _Tensor: ...
+@overload
+def cast(x: np.ndarray[Any, Any], dtype: object, *, out: None = None) -> np.ndarray[Any, Any]: ...
+@overload
+def cast(x: np.ndarray[Any, Any], dtype: object, *, out: _Array) -> _Array: ...
+def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
+    """``x`` in another of the dtypes float32, float16 and bfloat16: a torch tensor, or a NumPy array.
+
+    ``dtype`` is one of torch, NumPy or ml_dtypes, or its name. An ``x`` of that dtype is returned itself, as ``Tensor.to`` does.
+    With ``out`` the result is written there, and ``out`` is returned; it has the shape and the dtype of the result and may share
+    memory with ``x``.
+
+    Of a tensor: what ``x.to(dtype)`` gives; the cast is differentiable, but not into ``out``.
+
+    Of an array: bit for bit the same numbers, in the memory order of ``x``. NumPy has no bfloat16 of its own. It is
+    ``ml_dtypes.bfloat16`` where that is installed; else the 16 bits of each number, as uint16 under a name:
+    ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``. Such arrays can be cast back. A plain uint16 array says nothing of what it
+    holds and is refused; ``bits.view([("bfloat16", np.uint16)])`` says it.
+
+    >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
+    array([1, 1, 1], dtype=bfloat16)
+
+    Raises:
+        TypeError: ``x`` or ``out`` is of another type or dtype; ``dtype`` is no dtype.
+        ValueError: ``dtype`` is another one; ``out`` has another shape or device, or is read-only.
+        RuntimeError: ``out`` is given and gradients would be recorded.
+    """
+    to = _name_of(dtype)
+    if isinstance(x, torch.Tensor):
+        return _cast_tensor(x, to, out)
+    if _is_array(x):
+        return _cast_array(x, to, _array_dtype(dtype, to), out)
+    raise TypeError(f"x is a torch tensor or a NumPy array (no masked one), not {type(x).__name__}")
+
+
+def _name_of(dtype: object) -> str:
+    """One of the names in ``_TORCH``."""
+    if isinstance(dtype, torch.dtype):
+        name = _NAMES.get(dtype)
+    elif isinstance(dtype, str):
+        name = dtype.removeprefix("torch.")
+    else:
+        found = _numpy_dtype(dtype)
+        name = _name_of_array(found) if found.isnative else None
+    if name not in _NUMBERS:
+        raise ValueError(f"dtype is {_ACCEPTED}, not {dtype!r}")
+    return name
+
+
+# Tensors
+
+
+def _cast_tensor(x: Any, to: str, out: Any) -> Any:
+    if x.dtype not in _NAMES:
+        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast")
+    if out is not None:
+        _check_tensor_out(x, to, out)
+        # torch.compile traces no call of ours.
+        if torch.compiler.is_compiling() or not _core.cast_into(x, out):
+            _copy(out, x)
+        return out
+    if x.dtype == _TORCH[to]:
+        return x
+    if torch.compiler.is_compiling():
+        return x.to(_TORCH[to])
+    return _core.cast_tensor(x, _NUMBERS[to])
+
+
+def _check_tensor_out(x: torch.Tensor, to: str, out: object) -> None:
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is a torch tensor, as x is, not {type(out).__name__}")
+    if out.dtype != _TORCH[to]:
+        raise TypeError(f"out is {out.dtype}, and the cast is to {_TORCH[to]}")
+    if out.shape != x.shape:
+        raise ValueError(f"out has the shape {tuple(out.shape)}, and x {tuple(x.shape)}")
+    if out.device != x.device:
+        raise ValueError(f"out is on {out.device}, and x on {x.device}")
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise RuntimeError(
+            "cast(): out=... does not support automatic differentiation, but x or out requires grad; torch.no_grad() allows it"
+        )
+
+
+# Arrays
+
+
+def _is_array(x: object) -> bool:
+    numpy = sys.modules.get("numpy")  # without it there are no arrays
+    return numpy is not None and isinstance(x, numpy.ndarray) and not isinstance(x, numpy.ma.MaskedArray)
+
+
+def _numpy_dtype(dtype: object) -> np.dtype[Any]:
+    numpy = sys.modules.get("numpy")
+    try:
+        if numpy is not None and dtype is not None:
+            found: np.dtype[Any] = numpy.dtype(dtype)
+            return found
+    except TypeError:
+        pass
+    raise TypeError(f"dtype is a dtype of torch, NumPy or ml_dtypes or its name, {_ACCEPTED}, not {dtype!r}")
+
+
+def _name_of_array(dtype: np.dtype[Any]) -> str | None:
+    if dtype.names == ("bfloat16",):
+        return "bfloat16" if dtype.itemsize == 2 and dtype["bfloat16"].kind == "u" else None
+    return dtype.name if dtype.name in _NUMBERS else None
+
+
+@functools.cache
+def _bfloat16() -> np.dtype[Any]:
+    import numpy as np
+
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        return np.dtype((np.uint16, [("bfloat16", np.uint16)]))
+    return _numpy_dtype(bfloat16)
+
+
+def _array_dtype(dtype: object, to: str) -> np.dtype[Any]:
+    """The dtype of an array of the result: the one asked for, where it is one of NumPy."""
+    if isinstance(dtype, str | torch.dtype):
+        return _bfloat16() if to == "bfloat16" else _numpy_dtype(to)
+    return _numpy_dtype(dtype)
+
+
+def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array under a dtype that has a buffer: uint16 for bfloat16. A view, so in the byte order that it has."""
+    import numpy as np
+
+    if _name_of_array(x.dtype) != "bfloat16":
+        return x.view(np.ndarray)
+    carrier = x.dtype["bfloat16"] if x.dtype.names else np.dtype(np.uint16).newbyteorder(x.dtype.byteorder)
+    return x.view(carrier, np.ndarray)
+
+
+def _is_direct(bits: np.ndarray[Any, Any]) -> bool:
+    """Whether the kernels can walk it: in the byte order of the machine, whole elements apart."""
+    return bits.dtype.isnative and not any(stride % bits.itemsize for stride in bits.strides)
+
+
+def _native(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    bits = _bits(x)
+    return bits if _is_direct(bits) else bits.astype(bits.dtype.newbyteorder("="))
+
+
+def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
+    import numpy as np
+
+    source = _name_of_array(x.dtype)
+    if source is None:
+        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast{_uint16_hint(x.dtype, 'x')}")
+    if out is not None:
+        _check_array_out(x, to, out)
+        target = _bits(out)
+        if source == to:
+            np.copyto(target, _bits(x))
+        elif _is_direct(target) and not np.may_share_memory(x, out):
+            _core.cast_buffer(_native(x), _NUMBERS[source], target, _NUMBERS[to], fresh=False)
+        else:
+            np.copyto(target, _bits(_cast_array(x, to, dtype, None)))
+        return out
+    if source == to:
+        return x if x.dtype == dtype else _native(x).view(dtype)
+    result = np.empty_like(x, dtype=dtype, subok=False)
+    _core.cast_buffer(_native(x), _NUMBERS[source], _bits(result), _NUMBERS[to], fresh=True)
+    return result
+
+
+def _check_array_out(x: np.ndarray[Any, Any], to: str, out: Any) -> None:
+    if not _is_array(out):
+        raise TypeError(f"out is a NumPy array (no masked one), as x is, not {type(out).__name__}")
+    if _name_of_array(out.dtype) != to:
+        raise TypeError(f"out is {out.dtype}, and the cast is to {to}{_uint16_hint(out.dtype, 'out')}")
+    if out.shape != x.shape:
+        raise ValueError(f"out has the shape {out.shape}, and x {x.shape}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def _uint16_hint(dtype: np.dtype[Any], argument: str) -> str:
+    if dtype.names or dtype.kind != "u" or dtype.itemsize != 2:
+        return ""
+    return f'. If these are the bits of bfloat16, say so: {argument}.view([("bfloat16", np.uint16)])'

@@ -1,0 +1,131 @@
+// hmp.cast for Python: tensors by src/torch, buffers (what NumPy arrays are) by src/cast; and the
+// door by which tests choose the variant of the kernels.
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bind/bind.h"
+#include "cast/cast_strided.h"
+#include "torch/tensor_cast.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+// Below this a cast is over sooner than other threads could take the GIL.
+constexpr std::int64_t kReleaseGilAbove = 1 << 16;
+
+DType checked_dtype(int number) {
+  const auto dtype = static_cast<DType>(number);
+  if (number < 0 || number > 0xff || !eligible(dtype)) {
+    throw std::invalid_argument(std::to_string(number) + " is no dtype that is cast");
+  }
+  return dtype;
+}
+
+py::object cast_tensor_python(const py::object& tensor, int to) {
+  if (!THPVariable_Check(tensor.ptr())) throw py::type_error("not a tensor");
+  PyObject* result = cast_tensor(tensor.ptr(), checked_dtype(to));
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// Also of one memory under two storages, as torch.from_numpy makes them.
+bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto *first = static_cast<const char*>(a.storage().data()),
+             *second = static_cast<const char*>(b.storage().data());
+  return first < second + b.storage().nbytes() && second < first + a.storage().nbytes();
+}
+
+// Whether the cast could be done here: by our kernels, for CPU tensors on which nothing but torch
+// itself has a say, of two of our dtypes and the same sizes. Any other is Tensor.copy_'s.
+bool cast_into(const py::object& x, const py::object& out) {
+  if (!THPVariable_CheckExact(x.ptr()) || !THPVariable_CheckExact(out.ptr())) return false;
+  const at::Tensor &source = THPVariable_Unpack(x.ptr()), &target = THPVariable_Unpack(out.ptr());
+  const DType from = dtype_of(source), to = dtype_of(target);
+  if (!source.is_cpu() || !target.is_cpu() || !is_ordinary(source) || !is_ordinary(target) ||
+      !eligible(from) || !eligible(to) || from == to || source.sizes() != target.sizes() ||
+      target.is_inference() || at::has_internal_overlap(target) != at::MemOverlap::No) {
+    return false;
+  }
+  const py::gil_scoped_release no_gil;
+  cast_numbers_into(may_overlap(source, target) ? source.clone() : source, target);
+  target.unsafeGetTensorImpl()->bump_version();
+  return true;
+}
+
+std::vector<std::int64_t> strides_of(const py::buffer_info& info, DType dtype) {
+  const auto size = static_cast<py::ssize_t>(cast::element_size(dtype));
+  if (info.itemsize != size) throw std::invalid_argument("elements of another size than the dtype");
+  std::vector<std::int64_t> strides;
+  for (const py::ssize_t stride : info.strides) {
+    if (stride % size != 0) throw std::invalid_argument("strides that are no whole elements");
+    strides.push_back(stride / size);
+  }
+  return strides;
+}
+
+// The buffers may not overlap. A fresh target lies in no cache and is not streamed.
+void cast_buffer(const py::buffer& source, int from_number, const py::buffer& target, int to_number,
+                 bool fresh) {
+  const DType from = checked_dtype(from_number), to = checked_dtype(to_number);
+  const py::buffer_info read = source.request(), write = target.request(/*writable=*/true);
+  if (read.shape != write.shape) throw std::invalid_argument("shapes that differ");
+  const std::vector<std::int64_t> sizes(read.shape.begin(), read.shape.end());
+  const cast::StridedCast strided(from, to, sizes, strides_of(read, from), strides_of(write, to));
+  const cast::Stores stores = fresh
+                                  ? cast::Stores::Cached
+                                  : cast::stores_for(from, to, static_cast<std::size_t>(read.size));
+  const auto run = [&] {
+    at::parallel_for(0, static_cast<std::int64_t>(strided.pieces()),
+                     static_cast<std::int64_t>(strided.grain()),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       strided.run(read.ptr, write.ptr, static_cast<std::size_t>(begin),
+                                   static_cast<std::size_t>(end), stores);
+                     });
+  };
+  if (read.size < kReleaseGilAbove) {
+    run();
+  } else {
+    const py::gil_scoped_release no_gil;
+    run();
+  }
+}
+
+std::vector<std::string> cast_variants() {
+  std::vector<std::string> names;
+  for (const cast::Variant variant : cast::available())
+    names.push_back(cast::variant_name(variant));
+  return names;
+}
+
+void force_cast_variant(const std::string& name) {
+  for (const cast::Variant variant : cast::available()) {
+    if (name == cast::variant_name(variant)) return cast::force(variant);
+  }
+  throw std::invalid_argument("'" + name + "' is no variant that this CPU runs");
+}
+
+}  // namespace
+
+void bind_cast(py::module_& module) {
+  module.def("cast_tensor", &cast_tensor_python, py::arg("tensor"), py::arg("to"));
+  module.def("cast_into", &cast_into, py::arg("x"), py::arg("out"));
+  module.def("cast_buffer", &cast_buffer, py::arg("source"), py::arg("from_dtype"),
+             py::arg("target"), py::arg("to_dtype"), py::arg("fresh"));
+
+  py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
+  testing.def("cast_variants", &cast_variants, "From the plainest to the fastest.");
+  testing.def("cast_variant", [] { return cast::variant_name(cast::active()); });
+  testing.def("force_cast_variant", &force_cast_variant, py::arg("name"));
+  testing.def("reset_cast_variant", &cast::reset);
+}
+
+}  // namespace habana_mp

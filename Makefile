@@ -64,7 +64,10 @@ format: $(SETUP)
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
 bench: $(BUILT)
-	@$(BIN)/python benchmarks/overhead.py --markdown docs/benchmarks.md
+	@for script in overhead kernels models; do \
+	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
+	done
+	@echo "==> docs/benchmarks.md"
 
 fuzz: $(SETUP)
 	@tools/system_packages.sh $(PYTHON) fuzz

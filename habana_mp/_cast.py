@@ -133,6 +133,7 @@ def _numpy_dtype(dtype: object) -> np.dtype[Any]:
     raise TypeError(f"dtype is a dtype of torch, NumPy or ml_dtypes or its name, {_ACCEPTED}, not {dtype!r}")
 
 
+@functools.lru_cache(maxsize=64)  # NumPy takes microseconds to say the name of a dtype
 def _name_of_array(dtype: np.dtype[Any]) -> str | None:
     if dtype.names == ("bfloat16",):
         return "bfloat16" if dtype.itemsize == 2 and dtype["bfloat16"].kind == "u" else None

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -146,6 +147,32 @@ def test_every_kernel_rounds_as_torch_does(variant, layout, to):
     tensor = to_tensor(x)
     assert hmp.cast(tensor, to).isnan().equal(tensor.isnan())
     assert hmp.cast(tensor, to).nan_to_num(7).equal(tensor.to(TORCH[to]).nan_to_num(7))
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("layout", ["large", "large, streamed into out", "transposed", "permuted", "broadcast column"])
+@pytest.mark.parametrize(("source", "to"), [("float32", "bfloat16"), ("float16", "float32")])
+def test_threads_share_a_cast(threads, source, to, layout):
+    x = LAYOUTS[layout](source)
+    want = bits(expected(x, to))
+    np.testing.assert_array_equal(bits(hmp.cast(x, to)), want)
+    for out in (np.ones(x.shape, NUMPY[to]), np.ones(x.shape, NUMPY[to], order="F")):
+        np.testing.assert_array_equal(bits(hmp.cast(x, to, out=out)), want)
+
+
+def test_threads_may_cast_at_once():
+    x = LAYOUTS["large"]("float32")
+    want = bits(expected(x, "bfloat16"))
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: hmp.cast(x, "bfloat16"), range(16)):
+            np.testing.assert_array_equal(bits(result), want)
 
 
 def test_the_door_for_tests_chooses_the_kernel():

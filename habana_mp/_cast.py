@@ -23,8 +23,6 @@ _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMBERS = {name: _core.DTYPES.index(name) for name in _TORCH}
 _ACCEPTED = "float32, float16 or bfloat16"
 
-_copy = torch.Tensor.copy_  # torch's own, whatever is patched later
-
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 
@@ -90,7 +88,7 @@ def _cast_tensor(x: Any, to: str, out: Any) -> Any:
         _check_tensor_out(x, to, out)
         # torch.compile traces no call of ours.
         if torch.compiler.is_compiling() or not _core.cast_into(x, out):
-            _copy(out, x)
+            out.copy_(x)
         return out
     if x.dtype == _TORCH[to]:
         return x

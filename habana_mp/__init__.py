@@ -17,6 +17,7 @@ if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
         "Build it again (pip install --no-build-isolation .) or install that torch."
     )
 
+from habana_mp import cache
 from habana_mp._cast import cast
 from habana_mp._convert import convert, is_converted, revert
 from habana_mp._disable import disable_casts
@@ -25,6 +26,7 @@ from habana_mp._policy import Policy, presets
 
 __all__ = [
     "Policy",
+    "cache",
     "cast",
     "convert",
     "disable_casts",

@@ -7,7 +7,8 @@ noticed.
 
 from __future__ import annotations
 
-import inspect
+import functools
+import io
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class CacheInfo(NamedTuple):
     """What ``info`` tells. Counts go on from the last ``clear`` or ``revert``."""
 
     entries: int
-    """Weights that have a copy."""
+    """Weights that have a copy now."""
     bytes: int
     """What the copies take."""
     limit: int
@@ -36,8 +37,11 @@ class CacheInfo(NamedTuple):
     refreshed: int
     """Casts into the memory of a copy that was no longer valid."""
     invalidated: dict[str, int]
-    """Why copies were not used again, counted at the next use of their weight: version, storage, alias, optimizer, disable_casts,
-    samples, shared, foreign, written, handed_out; freed: the weight is gone."""
+    """Why a copy was not used again, counted when its weight is used next: ``version`` (changed in place), ``storage`` (other memory,
+    shape or dtype), ``alias`` (``.data`` or another alias was taken), ``optimizer`` (a step), ``disable_casts`` (one ended), ``samples``
+    (its numbers are others), ``written`` (the copy was changed), ``freed`` (the weight is gone).
+    Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy,
+    another process or a buffer has)."""
 
 
 def info() -> CacheInfo:
@@ -68,7 +72,7 @@ _WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy":
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
     for name, exported in _WATCHED.items():
-        yield torch.Tensor, name, _core.alias_watch(inspect.getattr_static(torch.Tensor, name), exported)
+        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)  # the class gives torch's own, always
 
 
 def _after_step(*_: Any) -> None:
@@ -80,8 +84,19 @@ def _after_step(*_: Any) -> None:
 _hooks: list[Any] = []
 
 
+@functools.cache
+def _learn_own_memory() -> None:
+    """Show the core what memory torch has for itself although its allocator did not make it: part of a file, and read from one."""
+    file = io.BytesIO()
+    torch.save(torch.zeros(1), file)
+    file.seek(0)
+    for storage in (torch.UntypedStorage(2)[:1], torch.load(file).untyped_storage()):
+        _core.learn_own_memory(storage._cdata)
+
+
 def _open(limit: int) -> None:
     """Called by ``convert``."""
+    _learn_own_memory()
     _core.set_cache_limit(limit)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))

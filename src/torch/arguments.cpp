@@ -3,11 +3,11 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "torch/tensor_cast.h"
-#include "torch/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -259,45 +259,33 @@ PyObject* CastArguments::own(PyObject* object) {
 PyObject* CastArguments::cast(PyObject* tensor, DType to, How how) {
   PyObject* result = own(cast_tensor(tensor, to, how));
   if (result == nullptr || !is_exact_tensor(result)) return result;
-  // A cast of its own has its memory for itself.
+  // A cast that is nobody else's has its memory for itself.
   const at::Tensor& cast = THPVariable_Unpack(result);
-  if (cast.has_storage() && cast.storage().use_count() > 1) {
-    copies_.push_back({THPVariable_Unpack(tensor).storage().unsafeGetStorageImpl(), result});
-  }
+  if (how.cached && cast.has_storage() && cast.storage().use_count() > 1) copies_.push_back(result);
   return result;
 }
 
-void CastArguments::surrender_tensor(PyObject* result) {
-  if (!is_exact_tensor(result)) return;
-  const at::Tensor& tensor = THPVariable_Unpack(result);
-  if (!tensor.has_storage()) return;
-  for (const Copy& copy : copies_) {
-    if (!tensor.storage().is_alias_of(THPVariable_Unpack(copy.tensor).storage())) continue;
-    weight_cache().surrender(tensor, copy.weight);
-    // A copy requires grad where grad mode is off, which is the cache's business.
-    if (result == copy.tensor && tensor.is_leaf()) tensor.set_requires_grad(false);
-  }
+bool CastArguments::is_copy(PyObject* result) const {
+  if (!is_exact_tensor(result) || !THPVariable_Unpack(result).has_storage()) return false;
+  const c10::Storage& storage = THPVariable_Unpack(result).storage();
+  return std::any_of(copies_.begin(), copies_.end(), [&](PyObject* copy) {
+    return storage.is_alias_of(THPVariable_Unpack(copy).storage());
+  });
 }
 
-void CastArguments::surrender(PyObject* result) {
-  if (copies_.empty() || result == nullptr) return;
-  surrender_tensor(result);
-  if (PyTuple_Check(result)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result); ++i) {
-      surrender_tensor(PyTuple_GET_ITEM(result, i));
-    }
-  } else if (PyList_Check(result)) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(result); ++i) {
-      surrender_tensor(PyList_GET_ITEM(result, i));
-    }
-  }
+bool CastArguments::gave_away_copy(PyObject* result) const {
+  if (copies_.empty()) return false;
+  if (!PyTuple_Check(result) && !PyList_Check(result)) return is_copy(result);
+  PyObject** items = PySequence_Fast_ITEMS(result);
+  return std::any_of(items, items + PySequence_Fast_GET_SIZE(result),
+                     [&](PyObject* item) { return is_copy(item); });
 }
 
 bool CastArguments::apply(const CallForm& form, const Arguments& arguments,
-                          const Decision& decision) {
+                          const Decision& decision, bool cached) {
   const auto described = arguments.described();
-  const How how{.cached = true, .contiguous = form.contiguous};
-  std::vector<PyObject*> casts(arguments.size(), nullptr);
+  const How how{.cached = cached, .contiguous = form.contiguous};
+  c10::SmallVector<PyObject*, 8> casts(arguments.size(), nullptr);
   PyObject* items =
       nullptr;  // a list of what the container at argument `open` holds, while its tensors are cast
   Py_ssize_t open = -1;

@@ -122,27 +122,22 @@ class CastArguments {
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;
 
-  // False with a Python error set if a cast fails.
-  bool apply(const CallForm& form, const Arguments& arguments, const Decision& decision);
+  // False with a Python error set if a cast fails. `cached`: weights by the copies of the cache.
+  bool apply(const CallForm& form, const Arguments& arguments, const Decision& decision,
+             bool cached);
 
-  // Gives up the weights' copies among the casts whose memory `result`, an op's, shares: it is the
-  // caller's to write to.
-  void surrender(PyObject* result);
+  // Whether the result of an op shares memory with one of those copies.
+  bool gave_away_copy(PyObject* result) const;
 
   // Laid out for a vectorcall that may use the slot before the first argument.
   PyObject* const* data() const { return slots_.data() + 1; }
 
  private:
-  struct Copy {
-    const c10::StorageImpl* weight;
-    PyObject* tensor;
-  };
-
   PyObject* own(PyObject* object);
   PyObject* cast(PyObject* tensor, DType to, How how);
-  void surrender_tensor(PyObject* result);
+  bool is_copy(PyObject* result) const;
 
-  c10::SmallVector<Copy, 2> copies_;  // those of the weight cache
+  c10::SmallVector<PyObject*, 2> copies_;  // casts that the weight cache holds too
   c10::SmallVector<PyObject*, 12> slots_;
   c10::SmallVector<PyObject*, 8> owned_;
 };

@@ -1,6 +1,8 @@
 #include "torch/copy_backwards.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+#include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
@@ -18,7 +20,15 @@ using torch::autograd::variable_list;
 // torch's node of a cast in all that the compiler asks of it (compiled autograd); what differs is
 // how the gradient is computed outside the compiler.
 struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
-  std::string name() const override { return "CopyBackwards"; }
+  std::string name() const override { return compiled ? ToCopyBackward0::name() : "CopyBackwards"; }
+
+  // Compiled autograd knows torch's node by its name.
+  variable_list apply_with_saved(const variable_list& inputs,
+                                 torch::dynamo::autograd::SwapSavedVariables& saved) override {
+    compiled = true;
+    const auto restore = c10::make_scope_exit([this] { compiled = false; });
+    return ToCopyBackward0::apply_with_saved(inputs, saved);
+  }
 
   variable_list apply(variable_list&& grads) override {
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
@@ -29,6 +39,7 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   // Of the source, where the gradient is to be laid out like it: AccumulateGrad takes a gradient in
   // the layout of its leaf as it is and copies any other. Empty: as the gradient lies.
   at::DimVector strides;
+  bool compiled = false;
 };
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
@@ -49,7 +60,7 @@ void record_backward(const at::Tensor& source, const at::Tensor& result) {
   const Pointer pointer = as_pointer<Pointer>(node);
   node->set_next_edges(torch::autograd::collect_next_edges(source));
   node->self_options = source.options();
-  if (source.is_leaf()) node->strides = source.strides();
+  if (source.is_leaf() && source.is_non_overlapping_and_dense()) node->strides = source.strides();
   torch::autograd::set_history(result, pointer);
 }
 
@@ -57,6 +68,10 @@ void register_copy_backwards() {
   static PyTypeObject type;
   torch::autograd::_initFunctionPyTypeObject(type, "CopyBackwards", nullptr, nullptr);
   torch::autograd::registerCppFunction(typeid(CopyBackwards), &type);
+  // So that isinstance finds it there: torch looks for its own types by module.
+  pybind11::module_::import("torch.autograd.graph")
+      .attr("Node")
+      .attr("register")(pybind11::handle(reinterpret_cast<PyObject*>(&type)));
 }
 
 }  // namespace habana_mp

@@ -71,12 +71,21 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   }
   if (!casting) return call_original(op, arguments, args, nargsf, kwnames);
 
-  CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
-  if (!cast.apply(op.form, arguments, decision)) return nullptr;
-  PyObject* result =
-      call_original(op, arguments, cast.data(),
-                    static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-  cast.surrender(result);
+  const auto call_with_casts = [&](bool cached, bool& again) -> PyObject* {
+    CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
+    if (!cast.apply(op.form, arguments, decision, cached)) return nullptr;
+    PyObject* result = call_original(
+        op, arguments, cast.data(),
+        static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    again = result != nullptr && cast.gave_away_copy(result);
+    return result;
+  };
+  bool again = false;
+  PyObject* result = call_with_casts(/*cached=*/true, again);
+  if (again) {  // a view, or dropout in eval: the caller may write to what it gets
+    Py_DECREF(result);
+    result = call_with_casts(/*cached=*/false, again);
+  }
   return result;
 }
 
@@ -144,17 +153,19 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   op->vectorcall = vectorcall;
   op->original = Py_NewRef(original);
   op->told = Py_NewRef(told);
-  op->form = CallForm{in_place != 0,
-                      norm != 0,
-                      python != 0,
-                      overridable != 0,
-                      contiguous != 0,
-                      static_cast<std::int8_t>(out),
-                      static_cast<std::int8_t>(flag),
-                      static_cast<std::int8_t>(flag_target),
-                      statistics,
-                      flag_name == Py_None ? nullptr : Py_NewRef(flag_name),
-                      flag_target_name == Py_None ? nullptr : Py_NewRef(flag_target_name)};
+  op->form = {
+      .in_place = in_place != 0,
+      .norm = norm != 0,
+      .python = python != 0,
+      .overridable = overridable != 0,
+      .contiguous = contiguous != 0,
+      .out = static_cast<std::int8_t>(out),
+      .flag = static_cast<std::int8_t>(flag),
+      .flag_target = static_cast<std::int8_t>(flag_target),
+      .statistics = statistics,
+      .flag_name = flag_name == Py_None ? nullptr : Py_NewRef(flag_name),
+      .flag_target_name = flag_target_name == Py_None ? nullptr : Py_NewRef(flag_target_name),
+  };
   op->rule = Rule{};
   op->active = false;
   op->rule_text = new std::string;

@@ -1,18 +1,90 @@
-#include "torch/large_blocks.h"
+#include "torch/result_memory.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
 
+#include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "torch/process_wide.h"
 
 namespace habana_mp {
 namespace {
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+// Small blocks: powers of two, kept by the thread that frees them.
+constexpr std::size_t kAlignment = 64;  // c10's
+constexpr std::size_t kLargestSmall = 8192;
+constexpr int kClasses = std::countr_zero(kLargestSmall / kAlignment) + 1;
+constexpr int kKeptPerClass = 16;
+
+// Stands before its memory.
+struct alignas(kAlignment) SmallBlock {
+  SmallBlock* next;
+  int size_class;
+  void* memory() { return this + 1; }
+};
+static_assert(sizeof(SmallBlock) == kAlignment);
+
+int class_of(std::size_t bytes) {
+  return bytes <= kAlignment ? 0 : std::bit_width((bytes - 1) / kAlignment);
+}
+
+struct SmallBlocks {
+  std::array<SmallBlock*, kClasses> free{};
+  std::array<int, kClasses> count{};
+  bool ended = false;
+
+  ~SmallBlocks() {
+    ended = true;  // tensors that other thread-local objects hold may be freed later
+    for (SmallBlock* block : free) {
+      while (block != nullptr) std::free(std::exchange(block, block->next));
+    }
+  }
+};
+thread_local SmallBlocks small_blocks;
+
+void keep_small(void* context) {
+  auto* block = static_cast<SmallBlock*>(context);
+  SmallBlocks& blocks = small_blocks;
+  const auto index = static_cast<std::size_t>(block->size_class);
+  if (blocks.ended || blocks.count[index] >= kKeptPerClass) {
+    std::free(block);
+    return;
+  }
+  block->next = std::exchange(blocks.free[index], block);
+  ++blocks.count[index];
+}
+
+c10::DataPtr allocate_small(std::size_t bytes) {
+  const int size_class = class_of(bytes);
+  SmallBlocks& blocks = small_blocks;
+  const auto index = static_cast<std::size_t>(size_class);
+  SmallBlock* block = blocks.ended ? nullptr : blocks.free[index];
+  if (block != nullptr) {
+    blocks.free[index] = block->next;
+    --blocks.count[index];
+  } else {
+    void* memory = std::aligned_alloc(kAlignment, sizeof(SmallBlock) + (kAlignment << size_class));
+    if (memory == nullptr) throw std::bad_alloc();
+    block = new (memory) SmallBlock{nullptr, size_class};
+  }
+  return {block->memory(), block, keep_small, kCpu};
+}
+
+// Large blocks: from the size on at which malloc maps every allocation anew (the upper bound of
+// glibc's M_MMAP_THRESHOLD).
+constexpr std::size_t kSmallestLarge = std::size_t{32} << 20;
 
 // What is kept for reuse at most: the results of a step or two, not another model.
 constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
@@ -21,88 +93,102 @@ constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
 // one finds a block.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-struct Block {
+struct LargeBlock {
   c10::DataPtr memory;
   std::size_t size;
   bool fresh;
 };
 
+LargeBlock* map(std::size_t size) {
+  auto block =
+      std::make_unique<LargeBlock>(LargeBlock{c10::GetCPUAllocator()->allocate(size), size, true});
+  // Advice: where the system has no huge pages to give, the block has small ones.
+  const auto begin = reinterpret_cast<std::uintptr_t>(block->memory.get());
+  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t last = (begin + size) / kHugePage * kHugePage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  return block.release();
+}
+
 // Kept for reuse, the last freed first.
-class Blocks final : public c10::Allocator {
+class LargeBlocks {
  public:
   std::mutex mutex;
 
-  c10::DataPtr allocate(std::size_t bytes) override {
-    const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-    Block* block = take(size).release();
-    if (block == nullptr) block = map(size);
-    return {block->memory.get(), block, keep, c10::Device(c10::DeviceType::CPU)};
-  }
-
-  void copy_data(void* target, const void* source, std::size_t bytes) const override {
-    default_copy_data(target, source, bytes);
-  }
-
-  void release() {
-    std::list<std::unique_ptr<Block>> kept;
-    const std::lock_guard lock(mutex);
-    kept.swap(kept_);
-    kept_bytes_ = 0;
-  }
-
-  static void keep(void* context) {
-    process_wide<Blocks>().put(std::unique_ptr<Block>(static_cast<Block*>(context)));
-  }
-
- private:
-  std::unique_ptr<Block> take(std::size_t size) {
+  std::unique_ptr<LargeBlock> take(std::size_t size) {
     const std::lock_guard lock(mutex);
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
       if ((*it)->size != size) continue;
-      std::unique_ptr<Block> block = std::move(*it);
+      std::unique_ptr<LargeBlock> block = std::move(*it);
       kept_.erase(it);
-      kept_bytes_ -= size;
+      bytes_ -= size;
       block->fresh = false;
       return block;
     }
     return nullptr;
   }
 
-  void put(std::unique_ptr<Block> block) {
-    std::list<std::unique_ptr<Block>> dropped;  // freed after the lock
+  void keep(std::unique_ptr<LargeBlock> block) {
+    Blocks freed;  // after the lock
     const std::lock_guard lock(mutex);
-    kept_bytes_ += block->size;
+    bytes_ += block->size;
     kept_.push_front(std::move(block));
-    while (kept_bytes_ > kKeptBytes) {
-      kept_bytes_ -= kept_.back()->size;
-      dropped.splice(dropped.end(), kept_, std::prev(kept_.end()));
+    while (bytes_ > kKeptBytes) {
+      bytes_ -= kept_.back()->size;
+      freed.splice(freed.end(), kept_, std::prev(kept_.end()));
     }
   }
 
-  static Block* map(std::size_t size) {
-    auto block = std::make_unique<Block>(Block{c10::GetCPUAllocator()->allocate(size), size, true});
-    // Advice: where the system has no huge pages to give, the block has small ones.
-    const auto begin = reinterpret_cast<std::uintptr_t>(block->memory.get());
-    const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-    const std::uintptr_t last = (begin + size) / kHugePage * kHugePage;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-    return block.release();
+  void release() {
+    Blocks freed;
+    const std::lock_guard lock(mutex);
+    freed.swap(kept_);
+    bytes_ = 0;
   }
 
-  std::list<std::unique_ptr<Block>> kept_;
-  std::size_t kept_bytes_ = 0;
+ private:
+  using Blocks = std::list<std::unique_ptr<LargeBlock>>;
+  Blocks kept_;
+  std::size_t bytes_ = 0;
+};
+
+void keep_large(void* context) {
+  process_wide<LargeBlocks>().keep(std::unique_ptr<LargeBlock>(static_cast<LargeBlock*>(context)));
+}
+
+c10::DataPtr allocate_large(std::size_t bytes) {
+  const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  LargeBlock* block = process_wide<LargeBlocks>().take(size).release();
+  if (block == nullptr) block = map(size);
+  return {block->memory.get(), block, keep_large, kCpu};
+}
+
+class ResultMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+#ifndef __SANITIZE_ADDRESS__  // memory that is reused hides its mistakes
+    if (bytes <= kLargestSmall) return allocate_small(bytes);
+#endif
+    return bytes < kSmallestLarge ? c10::GetCPUAllocator()->allocate(bytes) : allocate_large(bytes);
+  }
+
+  void copy_data(void* target, const void* source, std::size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
 };
 
 }  // namespace
 
-c10::Allocator* large_blocks() { return &process_wide<Blocks>(); }
-
-bool is_fresh(const c10::DataPtr& data) {
-  const auto* block =
-      data.get_deleter() == Blocks::keep ? static_cast<const Block*>(data.get_context()) : nullptr;
-  return block != nullptr && block->fresh;
+c10::Allocator* result_memory() {
+  static auto* memory = new ResultMemory;  // never destroyed: tensors may outlive it
+  return memory;
 }
 
-void release_large_blocks() { process_wide<Blocks>().release(); }
+bool is_fresh(const c10::DataPtr& data) {
+  return data.get_deleter() == keep_large &&
+         static_cast<const LargeBlock*>(data.get_context())->fresh;
+}
+
+void release_result_memory() { process_wide<LargeBlocks>().release(); }
 
 }  // namespace habana_mp

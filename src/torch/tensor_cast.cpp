@@ -22,7 +22,7 @@
 #include "cast/cast_kernels.h"
 #include "cast/cast_strided.h"
 #include "torch/copy_backwards.h"
-#include "torch/large_blocks.h"
+#include "torch/result_memory.h"
 #include "torch/weight_cache.h"
 
 namespace habana_mp {
@@ -99,13 +99,8 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target, cast::Store
 bool by_aten(const at::Tensor& source) { return !source.is_cpu() || at::hasCallbacks(); }
 
 at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
-  const std::size_t bytes =
-      at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
-  if (bytes < kLargeBlock) {
-    return at::detail::empty_strided_cpu(sizes, strides, type, /*is_pinned=*/false);
-  }
-  return at::detail::empty_strided_generic(sizes, strides, large_blocks(),
-                                           c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  static constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
+  return at::detail::empty_strided_generic(sizes, strides, result_memory(), kKeys, type);
 }
 
 // Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
@@ -172,7 +167,8 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
 }
 
 at::Tensor cast_to(const at::Tensor& source, DType to, at::IntArrayRef strides) {
-  if (!eligible(dtype_of(source)) || !is_ordinary(source)) return source.to(scalar_type(to));
+  const DType from = dtype_of(source);
+  if (!eligible(from) || from == to || !is_ordinary(source)) return source.to(scalar_type(to));
   at::Tensor result = cast_numbers(source, to, strides);
   if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
   return result;

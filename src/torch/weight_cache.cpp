@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <typeinfo>
 #include <utility>
 
 #include "torch/copy_backwards.h"
@@ -22,8 +23,18 @@ namespace {
 // Measured: below, a cast costs no more than the look-up and the tensor over the copy.
 constexpr std::int64_t kSmallest = 4096;
 
-// How torch frees a part of a storage, which is what it makes of a file: told by learn_slices.
-c10::DeleterFnPtr slices_deleter = nullptr;
+using FunctionContext = c10::InefficientStdFunctionContext;
+
+c10::DeleterFnPtr deleter_of_functions() {
+  static const c10::DeleterFnPtr deleter =
+      FunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::kCPU).get_deleter();
+  return deleter;
+}
+
+// The memory that torch gets in other ways than by its allocator and has for itself, by how it is
+// freed: told by learn_own_memory().
+std::vector<c10::DeleterFnPtr> own_deleters;
+std::vector<const std::type_info*> own_functions;
 
 bool is_parameter(const at::Tensor& tensor) {
   const PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
@@ -36,9 +47,25 @@ bool is_parameter(const at::Tensor& tensor) {
 bool is_own_memory(const at::Tensor& weight) {
   const c10::Storage& storage = weight.storage();
   if (!weight.is_cpu()) return storage.resizable();
-  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  const c10::DataPtr& data = storage.data_ptr();
+  const c10::DeleterFnPtr deleter = data.get_deleter();
   if (deleter == c10::GetCPUAllocator()->raw_deleter()) return storage.resizable();
-  return deleter == slices_deleter;
+  if (deleter != deleter_of_functions()) {
+    return std::find(own_deleters.begin(), own_deleters.end(), deleter) != own_deleters.end();
+  }
+  const std::type_info& function =
+      static_cast<const FunctionContext*>(data.get_context())->deleter_.target_type();
+  return std::any_of(own_functions.begin(), own_functions.end(),
+                     [&](const std::type_info* own) { return *own == function; });
+}
+
+// Whether a tensor other than `weight` holds the memory, or Python code does.
+bool is_shared(const at::Tensor& weight) {
+  const c10::Storage& storage = weight.storage();
+  if (storage.use_count() == 1) return false;
+  // A storage that Python has once looked at keeps its Python object, which counts as a user.
+  return storage.use_count() > 2 ||
+         !storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference();
 }
 
 // A fingerprint of some numbers spread over the weight.
@@ -142,7 +169,6 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
 
 at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
   const auto* impl = weight.unsafeGetTensorImpl();
-  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
             weight.const_data_ptr(),
@@ -155,25 +181,25 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
   if (keep) {
     Section section(mutex);
     now.epoch = epoch_;
-    const auto it = entries_.find(storage);
-    Entry* entry = it != entries_.end() && it->second.copy.defined() ? &it->second : nullptr;
+    Entry& entry = entry_of(section, weight);
     std::optional<Ended> why;
-    if (weight.storage().use_count() != 1) {
+    if (is_shared(weight)) {
       why = Ended::Shared;
-    } else if (!is_own_memory(weight) || (it != entries_.end() && it->second.exported)) {
+    } else if (!is_own_memory(weight) || entry.exported) {
       why = Ended::Foreign;
-    } else if (entry != nullptr) {
-      why = why_ended(*entry, now, weight, to);
+    } else if (entry.copy.defined()) {
+      why = why_ended(entry, now, weight, to);
     }
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared;
-    if (entry != nullptr && entry->state.stream != now.stream) {
+    if (entry.copy.defined() && entry.state.stream != now.stream) {
       keep = false;  // the copy may still be on its way on the other stream
-    } else if (entry != nullptr && why) {
-      memory = take(section, *entry, weight, to);
-    } else if (entry != nullptr) {
-      copy = entry->copy;
+    } else if (entry.copy.defined() && !why) {
+      copy = entry.copy;
       keep = false;
+    } else {
+      if (entry.copy.defined()) memory = take(section, entry, weight, to);
+      entry.ended.reset();  // what is told from now on concerns the copy that is being made
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
@@ -184,14 +210,18 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
   return hand_out(copy, weight);
 }
 
+WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {
+  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
+  if (const auto it = entries_.find(storage); it != entries_.end()) return it->second;
+  if (entries_.size() >= sweep_at_) sweep(section);
+  return entries_.try_emplace(storage, weight.storage().getWeakStorageImpl()).first->second;
+}
+
 void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy) {
   Section section(mutex);
-  if (entries_.size() >= sweep_at_ || bytes_ + copy.nbytes() > limit_) sweep(section);
+  if (bytes_ + copy.nbytes() > limit_) sweep(section);
   if (bytes_ + copy.nbytes() > limit_) return;
-  Entry& entry = entries_
-                     .try_emplace(weight.storage().unsafeGetStorageImpl(),
-                                  weight.storage().getWeakStorageImpl())
-                     .first->second;
+  Entry& entry = entry_of(section, weight);
   if (entry.copy.defined()) {  // of another thread, made meanwhile
     bytes_ -= entry.copy.nbytes();
     section.freed.push_back(std::move(entry.copy));
@@ -200,7 +230,6 @@ void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor&
   entry.state = std::move(state);
   entry.copy = copy;
   entry.copy_version = copy._version();
-  entry.ended.reset();
 }
 
 void WeightCache::sweep(Section& section) {
@@ -209,7 +238,7 @@ void WeightCache::sweep(Section& section) {
       ++it;
       continue;
     }
-    ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
+    if (it->second.copy.defined()) ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
     it = drop(section, it);
   }
   sweep_at_ = std::max<std::size_t>(64, 2 * entries_.size());
@@ -232,28 +261,21 @@ void WeightCache::end_all(Ended why) {
 void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   if (!tensor.has_storage()) return;
   Section section(mutex);
-  const auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
-  if (it == entries_.end()) return;
-  it->second.ended = Ended::Alias;
-  it->second.exported = it->second.exported || exported;
-}
-
-void WeightCache::surrender(const at::Tensor& result, const c10::StorageImpl* weight) {
-  Section section(mutex);
-  const auto it = entries_.find(weight);
-  if (it == entries_.end() || !it->second.copy.defined() ||
-      !it->second.copy.storage().is_alias_of(result.storage())) {
+  auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
+  if (it == entries_.end()) {
+    // Who holds the alias is not seen later, when the weight is cast for the first time.
+    if (exported && accepts(tensor, DType::BFloat16)) entry_of(section, tensor).exported = true;
     return;
   }
-  ++counts_.ended[static_cast<std::size_t>(Ended::HandedOut)];
-  drop(section, it);
+  it->second.ended = Ended::Alias;
+  it->second.exported = it->second.exported || exported;
 }
 
 WeightCache::Info WeightCache::info() {
   Section section(mutex);
   sweep(section);
   Info info = counts_;
-  info.entries = entries_.size();
+  for (const auto& [storage, entry] : entries_) info.entries += entry.copy.defined() ? 1 : 0;
   info.bytes = bytes_;
   info.limit = limit_;
   return info;
@@ -275,9 +297,14 @@ void WeightCache::set_limit(std::size_t bytes) {
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
 
-void learn_slices(const pybind11::handle& slice) {
-  const auto address = slice.attr("_cdata").cast<std::uintptr_t>();
-  slices_deleter = reinterpret_cast<const c10::StorageImpl*>(address)->data_ptr().get_deleter();
+void learn_own_memory(const c10::StorageImpl& example) {
+  const c10::DataPtr& data = example.data_ptr();
+  if (data.get_deleter() == deleter_of_functions()) {
+    own_functions.push_back(
+        &static_cast<const FunctionContext*>(data.get_context())->deleter_.target_type());
+  } else {
+    own_deleters.push_back(data.get_deleter());
+  }
 }
 
 }  // namespace habana_mp

@@ -19,7 +19,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Stream.h>
-#include <pybind11/pybind11.h>
 
 #include <array>
 #include <atomic>
@@ -46,14 +45,11 @@ enum class Ended : std::uint8_t {
   Shared,        // another tensor shares its memory
   Foreign,       // its memory is somebody else's: NumPy, another process, a buffer
   Written,       // the copy was written to by who got it
-  HandedOut,     // an op returned the copy, or a view of it
   Freed,         // the weight is gone
-  Full,          // the limit of bytes was lowered
-  Cleared,       // hmp.cache.clear(), or revert
 };
-inline constexpr std::array<const char*, 13> kEndedNames = {
-    "version", "storage", "alias",      "optimizer", "disable_casts", "samples", "shared",
-    "foreign", "written", "handed_out", "freed",     "full",          "cleared"};
+inline constexpr std::array<const char*, 10> kEndedNames = {
+    "version", "storage", "alias",   "optimizer", "disable_casts",
+    "samples", "shared",  "foreign", "written",   "freed"};
 
 class WeightCache {
  public:
@@ -79,10 +75,6 @@ class WeightCache {
   // An alias of the tensor's memory is handed to somebody who may write through it now, or, where
   // it is `exported`, at any time.
   void end_alias(const at::Tensor& tensor, bool exported);
-
-  // `result` came out of an op that got the copy of `weight`: where it shares the copy's memory,
-  // the copy is the caller's now.
-  void surrender(const at::Tensor& result, const c10::StorageImpl* weight);
 
   Info info();
   void clear();  // the counts too
@@ -123,6 +115,7 @@ class WeightCache {
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
+  Entry& entry_of(Section& section, const at::Tensor& weight);
   void store(const at::Tensor& weight, State state, const at::Tensor& copy);
   Entries::iterator drop(Section& section, Entries::iterator it);
   void sweep(Section& section);
@@ -132,14 +125,15 @@ class WeightCache {
   std::size_t limit_ = 0;
   std::size_t sweep_at_ = 64;  // entries
   std::uint64_t epoch_ = 0;
-  Ended epoch_why_ = Ended::Cleared;
+  Ended epoch_why_ = Ended::Optimizer;
   Info counts_;
   std::atomic<bool> enabled_ = false;  // limit_ > 0, to be read without the lock
 };
 
 WeightCache& weight_cache();
 
-// Shows the cache a part of a storage, so that it knows such memory for torch's own.
-void learn_slices(const pybind11::handle& slice);
+// Memory that is freed as the example's is torch's own: parts of storages, what torch.load reads.
+// Before anything is cached.
+void learn_own_memory(const c10::StorageImpl& example);
 
 }  // namespace habana_mp

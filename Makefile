@@ -1,4 +1,4 @@
-# make setup | build | demo | test | lint | format | bench | fuzz | clean
+# make setup | build | demo | test | asan | exhaustive | lint | format | bench | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -15,7 +15,15 @@ CPP_FILES = $(shell find benchmarks src tests/cpp -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done
 BUILT := build/.built
 
-.PHONY: help setup build demo test lint format bench fuzz clean
+# $(call core_tests,FOLDER,OPTIONS OF CMAKE,OPTIONS OF CTEST)
+define core_tests
+@mkdir -p build
+@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHABANA_MP_CORE_ONLY=ON $(2) -S . -B build/$(1) >build/core.log 2>&1 \
+    && $(BIN)/cmake --build build/$(1) --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
+@$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
+endef
+
+.PHONY: help setup build demo test asan exhaustive lint format bench fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -48,11 +56,20 @@ demo: $(BUILT)
 
 test: $(BUILT)
 	@echo "==> C++ tests"
-	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHABANA_MP_CORE_ONLY=ON -S . -B build/core >build/core.log 2>&1 \
-	    && $(BIN)/cmake --build build/core --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
-	@$(BIN)/ctest --test-dir build/core --parallel $(JOBS) --output-on-failure --no-tests=error
+	$(call core_tests,core)
 	@echo "==> Python tests"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+# The Python tests take some five times as long as in make test.
+asan: $(SETUP)
+	@echo "==> C++ tests under the sanitizers"
+	$(call core_tests,asan/core,-DHABANA_MP_SANITIZE=ON)
+	@echo "==> Python tests under the sanitizers"
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/asan.sh -n $(JOBS)
+
+# Every float32 that there is, through every variant of the kernels: minutes.
+exhaustive: $(SETUP)
+	$(call core_tests,core,,-C exhaustive -R all_float32)
 
 lint: $(BUILT)
 	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check

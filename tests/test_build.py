@@ -38,6 +38,7 @@ except ImportError as error:
     assert "pip install --no-build-isolation" in told
 
 
+@pytest.mark.unsanitized(reason="the sanitizers are libraries that the module needs")
 def test_needs_no_library_but_torch_and_the_system_s() -> None:
     dynamic = subprocess.run(["readelf", "-d", _core.__file__], capture_output=True, text=True, check=True).stdout
     needed = set(re.findall(r"\(NEEDED\).*\[lib(.*?)[.-]", dynamic))
@@ -69,6 +70,7 @@ def test_requirements_are_pinned(name: str) -> None:
     assert loose == []
 
 
+@pytest.mark.unsanitized(reason="it has a limit of time")
 def test_import_is_light() -> None:
     """Under 50 ms more than torch itself, and no torch._dynamo; the best of five, as other processes run beside."""
     script = """

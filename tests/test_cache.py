@@ -599,6 +599,12 @@ CHANGES = {
 }
 
 
+def changed(p, change):
+    """The weight after a change: another one where that is what the change gives. No alias is held."""
+    result = change(p)
+    return result if isinstance(result, nn.Parameter) else p
+
+
 def is_fresh_in_every_mode(p):
     return all(is_fresh_in(mode, p) for mode in MODES.values())
 
@@ -618,8 +624,7 @@ class TestNeverStale:
         assert casts() == (1, 2)
         before = by_hand(p)
         for _ in range(2):
-            changed = CHANGES[change](p)
-            p = changed if isinstance(changed, nn.Parameter) else p
+            p = changed(p, CHANGES[change])
             assert is_fresh_in_every_mode(p)
             assert not torch.equal(before, by_hand(p))
 
@@ -1598,6 +1603,43 @@ class TestAsWithoutIt:
         assert all(map(torch.equal, result, expected))
         if not way.startswith("fsdp2"):
             assert hmp.cache.info().hits > 0
+
+    @pytest.mark.parametrize("way", ["broadcast", "broadcast-parameter", "all_reduce", "recv", "ddp"])
+    @may_fork
+    def test_what_another_rank_sends(self, way, tmp_path):
+        """One row comes from the first rank; the second has used the weight before."""
+        p = weight()
+        hmp.convert()
+        queue = fork.SimpleQueue()
+
+        def work(rank):
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+            before = is_fresh(p)
+            if rank == 0:
+                with torch.no_grad():
+                    p[ROW] = 3
+            with torch.no_grad():
+                COLLECTIVES[way](p, rank)
+            queue.put([before, bool(p[ROW].eq(3).all()), is_fresh(p)])
+            dist.destroy_process_group()
+
+        ranks = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        results = [queue.get() for _ in ranks]
+        for rank in ranks:
+            rank.join()
+        assert results == [[True, True, True]] * 2
+
+
+COLLECTIVES = {
+    "broadcast": lambda p, rank: dist.broadcast(p.detach(), 0),
+    "broadcast-parameter": lambda p, rank: dist.broadcast(p, 0),
+    "all_reduce": lambda p, rank: dist.all_reduce(p, dist.ReduceOp.MAX),
+    "recv": lambda p, rank: dist.recv(p, 0) if rank else dist.send(p, 1),
+    "ddp": lambda p, rank: DistributedDataParallel(module_of(p)),
+}
 
 
 class TestTracers:

@@ -4,6 +4,8 @@ leaf in the leaf's own layout.
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import warnings
 import weakref
@@ -645,6 +647,85 @@ class TestLargeResults:
         for _ in range(2):
             with torch.inference_mode():
                 assert torch.equal(torch.relu(x), expected)
+
+
+SIZES = [0, 1, 32, 33, 64, 1000, 4096, 4097, 1 << 16]  # elements: around those of the memory that is kept
+
+
+@pytest.mark.parametrize("size", SIZES)
+class TestSmallResults:
+    """Below, memory is kept by sizes; no two live results share any of it."""
+
+    def test_live_results_have_memory_of_their_own(self, size):
+        x = numbers(size)
+        kept = []
+        for turn in range(100):
+            kept.append(hmp.cast(x, BF16 if turn % 2 else FP16).fill_(turn))
+            if turn % 3 == 0:
+                kept.pop(turn // 4)
+        assert all(result.eq(result[:1]).all() for result in kept)
+        begins = sorted(result.data_ptr() for result in kept if size)
+        assert all(end - begin >= 2 * size for begin, end in itertools.pairwise(begins))
+        assert all(begin % 64 == 0 for begin in begins)
+        values = [result[0].item() for result in kept if size]
+        assert len(set(values)) == len(values)
+
+    def test_a_result_may_be_resized(self, size):
+        x = numbers(size)
+        y, other = hmp.cast(x, BF16), hmp.cast(x, BF16)
+        for elements in (2 * size + 50, 5, 5000):
+            y.resize_(elements).fill_(7)
+        del y
+        assert torch.equal(other, x.to(BF16))
+        assert torch.equal(hmp.cast(x, BF16), other)
+
+    def test_views_numpy_and_graphs_keep_it(self, size):
+        x = numbers(size).requires_grad_()
+        low = hmp.cast(x, FP16)
+        array, view, squared = low.detach().numpy(), low.detach()[size // 2 :], low**2
+        del low
+        expected = x.detach().to(FP16)
+        for _ in range(20):
+            hmp.cast(x.detach(), FP16).fill_(9)
+        assert torch.equal(torch.from_numpy(array.copy()), expected)
+        assert torch.equal(view, expected[size // 2 :])
+        (grad_of_x,) = torch.autograd.grad(squared.sum(), x)
+        assert torch.equal(grad_of_x, (2 * expected).float())
+
+    def test_freed_by_other_threads_and_after_their_end(self, size):
+        x = numbers(size)
+        box = []
+
+        def make():
+            box.extend(hmp.cast(x, BF16) for _ in range(40))
+            del box[::2]
+
+        for _ in range(3):
+            thread = threading.Thread(target=make)
+            thread.start()
+            thread.join()
+        fresh = [hmp.cast(x, BF16).zero_() for _ in range(40)]
+        assert all(torch.equal(result, x.to(BF16)) for result in box)
+        box.clear()
+        fresh += [hmp.cast(x, BF16) for _ in range(40)]
+        assert all(result.eq(0).all() for result in fresh[:40])
+
+
+def test_results_that_live_to_the_end_of_the_process():
+    program = """
+import threading, torch
+from habana_mp import hmp
+class Kept(threading.local): pass
+local, kept = Kept(), [hmp.cast(torch.ones(n), "bfloat16") for n in (1, 100, 4096, 1 << 24)]
+local.tensors = [hmp.cast(torch.ones(n), "float16") for n in (1, 100, 4096, 1 << 24)]
+def work():
+    local.tensors = [hmp.cast(torch.ones(n), "float16") for n in (1, 100, 4096, 1 << 24)]
+thread = threading.Thread(target=work); thread.start(); thread.join()
+torch.kept = kept
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 TURNS = {

@@ -7,8 +7,6 @@ noticed.
 
 from __future__ import annotations
 
-import functools
-import io
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -84,19 +82,8 @@ def _after_step(*_: Any) -> None:
 _hooks: list[Any] = []
 
 
-@functools.cache
-def _learn_own_memory() -> None:
-    """Show the core what memory torch has for itself although its allocator did not make it: part of a file, and read from one."""
-    file = io.BytesIO()
-    torch.save(torch.zeros(1), file)
-    file.seek(0)
-    for storage in (torch.UntypedStorage(2)[:1], torch.load(file).untyped_storage()):
-        _core.learn_own_memory(storage._cdata)
-
-
 def _open(limit: int) -> None:
     """Called by ``convert``."""
-    _learn_own_memory()
     _core.set_cache_limit(limit)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))

@@ -263,6 +263,9 @@ def expected(action, low, listed, args, explicit):
     elif action == LOWER:  # D14: weights of a norm stay
         cause, to, roles = "lower", low, (INPUT,)
     elif action == FP32:
+        # D14: running statistics below float32 take no float32 input.
+        if any(ok and role == STATISTIC and dtype != F32 for (dtype, _, role), ok in zip(args, eligible, strict=True)):
+            return alone
         cause, to, roles = ("fp32" if listed else "rest_fp32"), F32, (INPUT, AFFINE)
     elif action == PROMOTE:  # D13
         pool = [

@@ -1,6 +1,7 @@
 // The weight cache, for Python.
 #include "bind/bind.h"
 #include "torch/alias_watch.h"
+#include "torch/collective_watch.h"
 #include "torch/copy_backwards.h"
 #include "torch/result_memory.h"
 #include "torch/weight_cache.h"
@@ -26,17 +27,26 @@ py::dict info() {
 
 void bind_cache(py::module_& module) {
   register_copy_backwards();
+  const py::object slice =
+      py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
+  learn_slices(
+      *reinterpret_cast<const c10::StorageImpl*>(slice.attr("_cdata").cast<std::uintptr_t>()));
 
   module.def("cache_info", &info);
   module.def("clear_cache", [] {
     weight_cache().clear();
     release_result_memory();
   });
-  module.def("set_cache_limit", [](std::size_t bytes) { weight_cache().set_limit(bytes); });
-  module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
-  module.def("learn_own_memory", [](std::uintptr_t storage) {
-    learn_own_memory(*reinterpret_cast<const c10::StorageImpl*>(storage));
+  module.def("set_cache_limit", [](std::size_t bytes) {
+    static std::unique_ptr<torch::Library> watch;
+    weight_cache().set_limit(bytes);
+    if (bytes == 0) {
+      watch.reset();
+    } else if (watch == nullptr) {
+      watch = watch_collectives();
+    }
   });
+  module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
   module.def("alias_watch", [](const py::object& original, bool exported) {
     PyObject* watch = alias_watch(original.ptr(), exported);
     if (watch == nullptr) throw py::error_already_set();

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <typeinfo>
 #include <utility>
 
 #include "torch/copy_backwards.h"
@@ -23,40 +22,25 @@ namespace {
 // Measured: below, a cast costs no more than the look-up and the tensor over the copy.
 constexpr std::int64_t kSmallest = 4096;
 
-using FunctionContext = c10::InefficientStdFunctionContext;
-
-c10::DeleterFnPtr deleter_of_functions() {
-  static const c10::DeleterFnPtr deleter =
-      FunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::kCPU).get_deleter();
-  return deleter;
-}
-
-// The memory that torch gets in other ways than by its allocator and has for itself, by how it is
-// freed: told by learn_own_memory().
-std::vector<c10::DeleterFnPtr> own_deleters;
-std::vector<const std::type_info*> own_functions;
+// How torch frees a part of a storage, which is what it makes of a mapped file: told by
+// learn_slices().
+c10::DeleterFnPtr slices_deleter = nullptr;
 
 bool is_parameter(const at::Tensor& tensor) {
   const PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
 }
 
-// Memory that torch allocated for itself, or a part of a file that torch has read or mapped:
-// whoever else writes to it is a tensor, which is seen (Shared, Alias). A tensor that was given
-// away as a NumPy array cannot be resized any more, one made of foreign memory never could.
+// Memory that torch has for itself, whether allocated, read from a file or mapped: whoever else
+// writes to it is a tensor, which is seen (Shared, Alias). What was given away as a NumPy array
+// cannot be resized any more. What torch.load has read never could, and names no allocator.
 bool is_own_memory(const at::Tensor& weight) {
-  const c10::Storage& storage = weight.storage();
+  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
   if (!weight.is_cpu()) return storage.resizable();
-  const c10::DataPtr& data = storage.data_ptr();
-  const c10::DeleterFnPtr deleter = data.get_deleter();
-  if (deleter == c10::GetCPUAllocator()->raw_deleter()) return storage.resizable();
-  if (deleter != deleter_of_functions()) {
-    return std::find(own_deleters.begin(), own_deleters.end(), deleter) != own_deleters.end();
-  }
-  const std::type_info& function =
-      static_cast<const FunctionContext*>(data.get_context())->deleter_.target_type();
-  return std::any_of(own_functions.begin(), own_functions.end(),
-                     [&](const std::type_info* own) { return *own == function; });
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  if (deleter == slices_deleter) return true;
+  return deleter == c10::GetCPUAllocator()->raw_deleter() &&
+         (storage.resizable() || storage.allocator() == nullptr);
 }
 
 // Whether a tensor other than `weight` holds the memory, or Python code does.
@@ -297,14 +281,8 @@ void WeightCache::set_limit(std::size_t bytes) {
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
 
-void learn_own_memory(const c10::StorageImpl& example) {
-  const c10::DataPtr& data = example.data_ptr();
-  if (data.get_deleter() == deleter_of_functions()) {
-    own_functions.push_back(
-        &static_cast<const FunctionContext*>(data.get_context())->deleter_.target_type());
-  } else {
-    own_deleters.push_back(data.get_deleter());
-  }
+void learn_slices(const c10::StorageImpl& slice) {
+  slices_deleter = slice.data_ptr().get_deleter();
 }
 
 }  // namespace habana_mp

@@ -132,8 +132,7 @@ class WeightCache {
 
 WeightCache& weight_cache();
 
-// Memory that is freed as the example's is torch's own: parts of storages, what torch.load reads.
-// Before anything is cached.
-void learn_own_memory(const c10::StorageImpl& example);
+// Shows the cache a part of a storage, so that it knows such memory for torch's own.
+void learn_slices(const c10::StorageImpl& slice);
 
 }  // namespace habana_mp

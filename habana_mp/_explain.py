@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 import torch
 
 from habana_mp import _core, _state
+from habana_mp._autocast import devices
 from habana_mp._convert import ops, rule_of
 from habana_mp._disable import casts_off
 from habana_mp._homes import NORMS, Home, known_names
 from habana_mp._list_file import nearest
+from habana_mp._modules import policy_of_module
 from habana_mp._patched import Rule
 from habana_mp._policy import OpRule, Policy
 
@@ -30,6 +33,7 @@ class Explanation:
     state: str
     homes: dict[str, str]
     arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         homes = [f"{label}  ->  {what}" for label, what in self.homes.items()] or ["none: no Python call reaches it"]
@@ -38,6 +42,7 @@ class Explanation:
             ("policy", (f"{self.policy.name}, {self.state}",)),
             ("arguments", self.arguments),
             ("homes", tuple(homes)),
+            *([("note", self.notes)] if self.notes else []),
         ]
         lines = [self.op]
         for title, texts in rows:
@@ -45,12 +50,14 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
+def explain(op: str, *, policy: Policy | str | None = None, module: torch.nn.Module | None = None) -> Explanation:
     """Tell which rule applies to an op, and why.
 
     Args:
         op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
-        policy: ask this policy; by default the one in force, and without a conversion the one of a plain ``convert()``.
+        policy: ask this policy; by default the one in force, of a region of autocast before that of convert; where none is, the one of a
+            plain ``convert()``.
+        module: ask for calls inside this module of a model that ``set_policies`` was called on.
 
     Raises:
         TypeError: ``op`` is no name.
@@ -61,27 +68,81 @@ def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
     name = _plain_name(op)
-    current = _state.policy
     if isinstance(policy, str):
         policy = Policy.load(policy)
-    asked = policy or current or Policy.load("hmp")
-    if policy is not None and policy != current:
-        state = "not in force"
-    elif current is None:
-        state = "not in force: nothing is converted"
-    elif casts_off():
-        state = "switched off here by disable_casts"
-    else:
-        state = "in force"
+    asked, state, dispatched = _asked(policy, module)
     return Explanation(
         op=name,
         rule=asked.rule(name),
         policy=asked,
-        in_force=state == "in force",
+        in_force=state.startswith("in force"),
         state=state,
-        homes=_homes_of(name, asked),
+        homes=_overloads_of(name, asked) if dispatched else _homes_of(name, asked),
         arguments=_arguments(name, asked),
+        notes=_notes(asked),
     )
+
+
+def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
+    """The policy to tell of, what it is here and now, and whether it acts at the dispatcher."""
+    region, device = region_policy()
+    current = region or _state.policy
+    ruled = policy_of_module(module) if module is not None and policy is None else None
+    if policy is not None and policy != current:
+        return policy, "not in force", False
+    if current is None:
+        return policy or Policy.load("hmp"), "not in force: nothing is converted", False
+    if casts_off():
+        return current, "switched off here by disable_casts", region is not None
+    if ruled is not None and ruled[1] is None:
+        return (
+            current,
+            f"switched off inside {ruled[0]!r} by set_policies, which has it run in float32",
+            region is not None,
+        )
+    if ruled is not None and region is not None:
+        return ruled[1] or region, f"in force inside {ruled[0]!r}: set_policies, autocast for {device}", True
+    return current, f"in force here: autocast for {device}" if region else "in force", region is not None
+
+
+def region_policy() -> tuple[Policy | None, str]:
+    """The policy of the innermost region of autocast on this thread, and its device type."""
+    for device in devices():
+        found = _core.autocast_policy(device)
+        if found is not None:
+            return Policy(found), device
+    return None, ""
+
+
+def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
+    """What autocast does to the overloads of an op at the dispatcher."""
+    base = name.partition(".")[0]
+    low = str(policy.low_dtype).removeprefix("torch.")
+    said = {"lower": low, "fp32": "float32", "promote": "widest", "error": "error"}
+    found = {}
+    for op in _core.dispatched_ops():
+        if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
+            action, _, listed, *_ = policy._core.resolve_overload(op)
+            found[f"aten::{op}"] = said[_core.ACTIONS[action]] if listed else "left alone"
+    return found
+
+
+_said: set[str] = set()
+
+
+def _notes(policy: Policy) -> tuple[str, ...]:
+    """What is worth saying once in a process."""
+    cpu = torch.cpu
+    if (
+        policy.low_dtype is not torch.bfloat16
+        or "bfloat16" in _said
+        or platform.machine() not in ("x86_64", "AMD64")
+        or cpu._is_avx512_bf16_supported()
+        or cpu._is_amx_tile_supported()
+    ):
+        return ()
+    _said.add("bfloat16")
+    return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
 
 
 def _plain_name(op: str) -> str:

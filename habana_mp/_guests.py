@@ -28,14 +28,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.jit, "script", _script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", _module_state
-    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
-        if holder is not None:
-            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
-    yield (
-        torch.utils.checkpoint.CheckpointFunction,
-        "forward",
-        staticmethod(_carrying_state(_checkpoint_forward, 1)),
-    )
+    yield from _checkpoint_patches()
 
 
 _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
@@ -100,6 +93,25 @@ def _by_name(value: Any) -> Any:
     return value
 
 
+def carry_autocast() -> None:
+    """Has activation checkpointing recompute under the region of its forward, without a conversion too."""
+    module = torch.utils.checkpoint
+    if module._checkpoint_without_reentrant_generator is _checkpoint_generator:
+        for owner, name, value in _checkpoint_patches():
+            setattr(owner, name, value)
+
+
+def _checkpoint_patches() -> Iterator[tuple[Any, str, Any]]:
+    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
+        if holder is not None:
+            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
+    yield (
+        torch.utils.checkpoint.CheckpointFunction,
+        "forward",
+        staticmethod(_carrying_state(_checkpoint_forward, 1)),
+    )
+
+
 def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:
     """An entry of activation checkpointing whose function, the argument at ``position``, is recomputed as it was computed."""
 
@@ -111,7 +123,7 @@ def _carrying_state(original: Callable[..., Any], position: int) -> Callable[...
 
 
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    policy, off = _state.policy, casts_off()
+    policy, region = _state.policy, _core.current_autocast()
 
     def as_then(*args: Any, **kwargs: Any) -> Any:
         if _state.policy != policy:
@@ -119,12 +131,10 @@ def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {_state.policy!r}: "
                 "finish backward before hmp.convert or hmp.revert"
             )
-        if casts_off() == off:
-            return function(*args, **kwargs)
-        _core.set_casts_off(off)
+        _core.enter_autocast(region)
         try:
             return function(*args, **kwargs)
         finally:
-            _core.set_casts_off(not off)
+            _core.leave_autocast()
 
     return as_then

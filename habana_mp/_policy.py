@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class Policy:
     """
 
     _core: core.Policy
+
+    _text: str = field(init=False)  # what torch.compile can read of it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_text", self._core.text())
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
@@ -139,6 +144,40 @@ class Policy:
         for title, entries in given.items():
             check_known(entries, f"the {title} list", strict=strict)
         return cls(made)
+
+    def with_edits(self, *edits: str, strict: bool = False) -> Policy:
+        """The same policy with some ops listed otherwise.
+
+        "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
+        it out of all. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+
+        >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
+        'lower'
+        """
+        lists = {title: list(getattr(self._core, title)) for title in (*LISTS, "error")}
+        entries: list[Entry] = []
+        for edit in edits:
+            sign, (op, colon, title) = edit[:1], edit[1:].partition(":")
+            if not core.is_op_name(op) or (title not in lists if sign == "+" else sign != "-" or colon):
+                raise ValueError(
+                    f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}"
+                )
+            # Its other spellings go with it; where it is in no list, so do the ops that it is made of, which would decide it.
+            spellings = core.dispatched_candidates(op) if sign == "+" else core.candidates(op)
+            gone = {op}.union(*spellings)
+            for other, listed in lists.items():
+                lists[other] = [entry for entry in listed if entry[0] not in gone and whole_op(entry[0]) not in gone]
+            if sign == "+":
+                lists[title].append((op, "", 0))
+            entries.append((op, "", 0))
+        name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
+        made = core.Policy(name, self._core.low, self._core.rest, *lists.values())
+        check_known(entries, "the edits", strict=strict)
+        return Policy(made)
+
+    def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
+        """The same policy with another dtype for its lower list."""
+        return self if low_dtype is self.low_dtype else Policy(_with_files(self, {}, low_dtype, strict=True))
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
 """``hmp.cache``: the weight cache, looked at and emptied.
 
-While a conversion is in force a float32 weight is cast once and its copy used until the weight changes: in training until the optimizer's
-step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth, src/torch/weight_cache.h how a change is
-noticed.
+Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
+until the optimizer's step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth,
+src/torch/weight_cache.h how a change is noticed.
 """
 
 from __future__ import annotations
@@ -66,11 +66,17 @@ def _limit() -> int:
 
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
 _WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy": True, "__dlpack__": True}
+# What torch.Tensor itself held under these names before the watches that autocast has put there; empty without.
+_before_autocast: dict[str, Any] = {}
+_INHERITED = object()
 
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
+    if _before_autocast:
+        return
     for name, exported in _WATCHED.items():
-        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)  # the class gives torch's own, always
+        # The class gives torch's own, always.
+        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)
 
 
 def _after_step(*_: Any) -> None:
@@ -83,10 +89,22 @@ _hooks: list[Any] = []
 
 
 def _open(limit: int) -> None:
-    """Called by ``convert``."""
+    """Called by ``convert``, and for the first region of autocast."""
     _core.set_cache_limit(limit)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _open_for_autocast() -> None:
+    """Called when a region is made. What a conversion has opened will do; after ``revert`` the next region opens it again."""
+    if _hooks:
+        return
+    limit = _limit()
+    watches = list(_patches())
+    for owner, name, watch in watches:
+        _before_autocast[name] = vars(owner).get(name, _INHERITED)
+        setattr(owner, name, watch)
+    _open(limit)
 
 
 def _close() -> None:
@@ -94,4 +112,10 @@ def _close() -> None:
     _core.set_cache_limit(0)
     while _hooks:
         _hooks.pop().remove()
+    while _before_autocast:
+        name, before = _before_autocast.popitem()
+        if before is _INHERITED:
+            delattr(torch.Tensor, name)
+        else:
+            setattr(torch.Tensor, name, before)
     clear()

@@ -78,6 +78,11 @@ PyNames to_python(const std::vector<ListedName>& names) {
   return out;
 }
 
+py::tuple to_python(const Resolution& found) {
+  return py::make_tuple(static_cast<int>(found.rule.action), static_cast<int>(found.rule.low),
+                        found.rule.listed, found.listed_as, found.origin.file, found.origin.line);
+}
+
 py::tuple decide_python(int action, int low, bool listed,
                         const std::vector<std::tuple<int, bool, int>>& args, bool explicit_dtype) {
   std::vector<Arg> described;
@@ -134,13 +139,13 @@ void bind_policy(py::module_& m) {
       .def(
           "resolve",
           [](const Policy& policy, const std::string& home_name) {
-            const Resolution found = policy.resolve(home_name);
-            return py::make_tuple(static_cast<int>(found.rule.action),
-                                  static_cast<int>(found.rule.low), found.rule.listed,
-                                  found.listed_as, found.origin.file, found.origin.line);
+            return to_python(policy.resolve(home_name));
           },
           "(action, low, listed, listed_as, file, line); listed_as and file are empty where the "
-          "rest decides");
+          "rest decides")
+      .def("resolve_overload", [](const Policy& policy, const std::string& overload) {
+        return to_python(policy.resolve_overload(overload));
+      });
 
   m.def(
       "parse_op_list",
@@ -152,7 +157,9 @@ void bind_policy(py::module_& m) {
         return py::make_tuple(list.edits, ops);
       },
       py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
+  m.def("is_op_name", [](const std::string& text) { return is_op_name(text); }, py::arg("text"));
   m.def("candidates", &candidates, py::arg("home_name"));
+  m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
         py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }

@@ -168,31 +168,39 @@ Policy Policy::parse(std::string_view text) {
   return {name, low, rest, std::move(lists)};
 }
 
-Resolution Policy::resolve(std::string_view home_name) const {
+template <typename Find>
+std::optional<Resolution> Policy::first_listed(const std::vector<std::vector<std::string>>& levels,
+                                               const Find& find) const {
   const std::array<std::pair<Action, const Names*>, 4> order = {{
       {Action::Error, &lists_.error},
       {Action::Lower, &lists_.lower},
       {Action::Fp32, &lists_.fp32},
       {Action::Promote, &lists_.promote},
   }};
-  const auto listed_by = [this](Action action, const ListedName& listed) {
-    return Resolution{{action, low_, true}, listed.name, listed.origin};
-  };
-
-  if (home_name.find('.') != std::string_view::npos) {
-    for (const auto& [action, names] : order) {
-      if (const ListedName* listed = find_exact(*names, home_name))
-        return listed_by(action, *listed);
-    }
-  }
-  for (const std::vector<std::string>& level : candidates(base_name(home_name))) {
+  for (const std::vector<std::string>& level : levels) {
     for (const auto& [action, names] : order) {
       for (const std::string& name : level) {
-        if (const ListedName* listed = find_op(*names, name)) return listed_by(action, *listed);
+        if (const ListedName* listed = find(*names, name))
+          return Resolution{{action, low_, true}, listed->name, listed->origin};
       }
     }
   }
+  return std::nullopt;
+}
+
+Resolution Policy::resolve(std::string_view home_name) const {
+  if (home_name.find('.') != std::string_view::npos) {
+    if (auto found = first_listed({{std::string(home_name)}}, find_exact)) return *found;
+  }
+  if (auto found = first_listed(candidates(base_name(home_name)), find_op)) return *found;
   return {{rest_, low_, false}, {}, {}};
+}
+
+Resolution Policy::resolve_overload(std::string_view overload) const {
+  if (auto found = first_listed({{std::string(overload)}}, find_exact)) return *found;
+  if (auto found = first_listed(dispatched_candidates(base_name(overload)), find_exact))
+    return *found;
+  return {{Action::Inputs, low_, false}, {}, {}};
 }
 
 std::string Policy::rules_text() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,10 @@ class Policy {
   // such first.
   Resolution resolve(std::string_view home_name) const;
 
+  // The rule of one overload of an op of the dispatcher: "mm", "pow.Tensor_Scalar". Here a listed
+  // overload stands for itself alone (D17), and comes before the name of the whole op.
+  Resolution resolve_overload(std::string_view overload) const;
+
   // One line: "name=hmp low_dtype=bfloat16 rest=first_input lower=addmm,bmm fp32= promote= error=".
   std::string text() const;
 
@@ -65,6 +70,10 @@ class Policy {
 
  private:
   std::string rules_text() const;
+  // The rule of the first name of the first level that any list has; `find` looks into one list.
+  template <typename Find>
+  std::optional<Resolution> first_listed(const std::vector<std::vector<std::string>>& levels,
+                                         const Find& find) const;
 
   std::string name_;
   DType low_;

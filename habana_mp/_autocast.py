@@ -1,0 +1,345 @@
+"""``autocast``: a policy in force for a block, on this thread, at torch's dispatcher (F19 to F36, D28 to D33).
+
+What is in force where, and what a region changes, is src/torch/autocast_state.h; the casts are src/torch/autocast_kernel.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._contextlib import _DecoratorContextManager
+
+from habana_mp import _core, _export, _guests, _log, cache
+from habana_mp._list_file import read_list, warn
+from habana_mp._policy import Policy
+
+# D28, D32: what policy=None is.
+_PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
+_DTYPES = (torch.bfloat16, torch.float16)
+_HPU = "hpu-autocast"
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Row = tuple[str, bool, torch.dtype]  # what torch knows of autocast for a device type
+
+
+class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
+    """Run ops in mixed precision inside a block or a decorated function, by a policy: ``torch.autocast`` with lists of your own.
+
+    It acts where every call of an op passes, also those from C++, on this thread alone. Ops of the policy's lists run in its low
+    dtype, in float32, or in the widest dtype of their inputs; all others run in the dtypes of their inputs. Left alone as well:
+    in-place calls, calls with ``dtype=`` or ``out=``, and calls with a float64 or complex tensor. Weights stay as they are.
+
+    Regions nest, with one another and with ``torch.autocast``: the inner one rules. One instance may be nested in itself, serve
+    several threads and decorate recursive functions. ``disable_casts`` switches casts off inside as well.
+
+    Args:
+        device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine
+            without one acts on the tensors of every device.
+        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``; by default the policy's. Another one is
+            refused with a warning, and the region is off.
+        enabled: False switches autocast off inside.
+        cache_enabled: whether casts of weights are kept between calls; on unless the policy says otherwise.
+        policy: a ``Policy``, or the name or path of one. By default that of the device type: torch's own lists for "cpu" and "cuda",
+            "xpu" and "hpu-autocast" for these.
+
+    Raises:
+        ValueError: a device_type that is no string, or a policy that is none.
+        RuntimeError: a device type that autocast is not for.
+
+    >>> with hmp.autocast("cpu", policy="hpu-autocast"):
+    ...     loss = loss_function(model(x), y)
+
+    See Also:
+        convert, disable_casts, set_policies, Policy
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        policy: Policy | str | os.PathLike[str] | None = None,
+    ) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            named = policy._text if isinstance(policy, Policy) else policy
+            self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
+        else:
+            self._region, self._key = _region(device_type, dtype, enabled, cache_enabled, policy)
+        self._before: list[list[Row]] = []  # used by traced code only
+
+    @classmethod
+    def current(cls) -> autocast:
+        """What is in force on this thread, for another one to be in: a new thread starts with autocast off (F142).
+
+        >>> state = hmp.autocast.current()
+        >>> def work():
+        ...     with state:
+        ...         return model(x)
+        """
+        state = cls.__new__(cls)
+        state._region = _core.current_autocast()
+        state._key = _remembered(state._region)
+        state._before = []
+        return state
+
+    # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_disable.py). torch.compile reads them.
+    def __enter__(self) -> Self:  # type: ignore[override]
+        if not torch.compiler.is_dynamo_compiling():
+            _core.enter_autocast(self._region)
+            return self
+        self._before.append(set_rows(_traced_rows(self._key)))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            _core.leave_autocast()
+            return
+        set_rows(self._before.pop())
+
+    def clone(self) -> autocast:
+        """What a decorated function is in each time that it runs: a region holds no state of its own (D33)."""
+        # torch.compile enters only what it saw made.
+        return _Traced(self._key) if torch.compiler.is_dynamo_compiling() else self
+
+
+# What a policy keeps of the regions made with it, by their other arguments: a loop makes one in every step.
+_Made = dict[tuple[str, torch.dtype, bool, bool | None], tuple[Any, str]]
+
+
+def _region(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    policy: Policy | str | os.PathLike[str] | None,
+) -> tuple[Any, str]:
+    """What a region sets, and the name by which traced code finds it."""
+    device = _device(device_type)
+    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
+        raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    chosen = policy if isinstance(policy, Policy) else _named(_default(device) if policy is None else policy)
+    if dtype is None:
+        # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.
+        dtype = torch.get_autocast_dtype(device) if policy is None and device in ("cpu", "cuda") else chosen.low_dtype
+    _prepare()
+    made: _Made = chosen.__dict__.setdefault("_regions", {})
+    kept = made.get((device, dtype, enabled, cache_enabled))
+    if kept is not None:
+        return kept
+    accepted = _accepted(device, dtype, chosen)
+    rules = rules_of(chosen, dtype) if enabled and accepted else None
+    cached = cache_enabled is not False and not _is_hpu(chosen)
+    region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
+    found = region, _remembered(region)
+    if accepted:  # else each one warns
+        made[device, dtype, enabled, cache_enabled] = found
+    return found
+
+
+def _prepare() -> None:
+    if not _core.log_level() and _core.environment_has(_log.VARIABLE):
+        _log.open_log(False)
+    _guests.carry_autocast()
+    cache._open_for_autocast()
+
+
+_numbers = itertools.count()
+_regions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def _remembered(region: Any) -> str:
+    key = f"region {next(_numbers)}"
+    _regions[key] = region
+    return key
+
+
+# Traced code knows a region by its name: a string is what torch.compile takes for a constant. It runs these two while it traces.
+def _traced_region(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    policy: str | os.PathLike[str] | None,
+) -> str:
+    region, key = _region(device_type, dtype, enabled, cache_enabled, policy)
+    _traced[key] = region
+    return key
+
+
+def _traced_rows(key: str) -> tuple[Row, ...]:
+    return tuple(_core.traced_autocast(_regions[key]))
+
+
+def set_rows(rows: Iterable[Row]) -> list[Row]:
+    """Sets torch's state in traced code. Returns what it was, to be set again."""
+    before = []
+    for device, enabled, dtype in rows:
+        before.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    return before
+
+
+_traced: dict[str, Any] = {}
+_traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _device(device_type: object) -> str:
+    if not isinstance(device_type, str):
+        raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")  # noqa: TRY004 - as torch does (F34)
+    own = torch._C._get_privateuse1_backend_name()
+    device = device_type.partition(":")[0]
+    if device not in _PRESET_OF and device != own:
+        raise RuntimeError(
+            f"User specified an unsupported autocast device_type '{device_type}': accepted are {', '.join(_PRESET_OF)} and {own}"
+        )
+    return device
+
+
+def _default(device: str) -> str:
+    if device not in _PRESET_OF:
+        raise ValueError(f"no policy is known for {device!r}: give one, as policy='torch-cuda'")
+    return _PRESET_OF[device]
+
+
+def _acts_on(device: str) -> list[str]:
+    """D28: a region for HPU on a machine without one is for the tensors' own devices."""
+    if device != "hpu":
+        return [device]
+    hpu = getattr(torch, "hpu", None)
+    if hpu is not None and hpu.is_available():
+        return ["hpu"]
+    return devices()
+
+
+def devices() -> list[str]:
+    """The device types that autocast is for."""
+    return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]
+
+
+def _is_hpu(policy: Policy) -> bool:
+    """hpu-autocast, or made from it by edits: D29 holds."""
+    return policy.name.partition("+")[0] == _HPU
+
+
+def _accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
+    accepted = _DTYPES[:1] if _is_hpu(policy) else _DTYPES
+    if dtype not in accepted:
+        name = policy.name if dtype in _DTYPES else device.upper()
+        warn(
+            f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
+            f"{name} Autocast only supports dtypes of {', '.join(map(str, accepted))} currently."
+        )
+        return False
+    cuda = torch.cuda
+    if device == "cuda" and dtype is torch.bfloat16 and cuda.is_available() and not cuda.is_bf16_supported():
+        raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+    return True
+
+
+_loaded: dict[str, Policy] = {}
+
+
+def _named(name_or_path: str | os.PathLike[str]) -> Policy:
+    """A policy by name or path. Presets are kept: a region is made in every step of a training loop."""
+    if not isinstance(name_or_path, str):
+        return Policy.load(name_or_path)
+    policy = _loaded.get(name_or_path)
+    if policy is None:
+        policy = Policy.load(name_or_path)
+        if not os.path.isdir(name_or_path) and " " not in name_or_path:  # noqa: PTH112 - as Policy.load
+            _loaded[name_or_path] = policy
+    return policy
+
+
+def rules_of(policy: Policy, dtype: torch.dtype) -> Any:
+    """The policy made ready for the dispatcher, with another low dtype where one is asked for; kept with it."""
+    made: dict[torch.dtype, Any] = policy.__dict__.setdefault("_rules", {})
+    rules = made.get(dtype)
+    if rules is None:
+        rules = made[dtype] = _core.autocast_rules(policy.with_low_dtype(dtype)._core)
+    return rules
+
+
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """``torch.amp.custom_fwd``, for the forward of a ``torch.autograd.Function`` whose backward ``custom_bwd`` decorates (F150)."""
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+
+    @functools.wraps(fwd)
+    def remembering(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            ctx._habana_mp_autocast = autocast.current()
+        return fwd(ctx, *args, **kwargs)
+
+    made: Callable[..., Any] = torch.amp.custom_fwd(remembering, device_type=device_type, cast_inputs=cast_inputs)
+    return made
+
+
+def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
+    """``torch.amp.custom_bwd`` that knows policies: backward runs under what the forward that ``custom_fwd`` decorates ran under (F151)."""
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+    torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def as_forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or not hasattr(ctx, "_habana_mp_autocast"):
+            return torchs(ctx, *args, **kwargs)
+        with ctx._habana_mp_autocast:
+            return bwd(ctx, *args, **kwargs)
+
+    return as_forward
+
+
+class _Traced(autocast):
+    """A region made before, in traced code."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._before = []
+
+
+# D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
+_LIST_VARIABLES = {
+    "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
+    "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
+}
+
+
+def _read_environment() -> None:
+    given: dict[str, str] = {}
+    for title, variables in _LIST_VARIABLES.items():
+        variable = next(filter(os.environ.get, variables), None)
+        if variable is None:
+            continue
+        path = os.environ[variable]
+        try:
+            read_list(path)
+            given[title] = path
+        except (OSError, ValueError) as error:
+            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
+    if given:
+        try:
+            _loaded[_HPU] = Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU)
+        except ValueError as error:
+            warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")
+
+
+_read_environment()
+_export.record_casts()
+_core.run_autocast_in_c(autocast.__enter__, autocast.__exit__)

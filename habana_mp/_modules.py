@@ -1,0 +1,206 @@
+"""``set_policies``: policies for parts of a model, entered and left by hooks on its modules.
+
+A hook is an object of this file that holds its policy and nothing else, so it goes where its module goes: deepcopy, pickle,
+checkpoints, torch.compile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from habana_mp import _autocast, _core, _state
+from habana_mp._disable import CASTS_OFF
+from habana_mp._policy import Policy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FP32 = "fp32"
+
+
+def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
+    """Give modules of a model policies of their own, which rule inside them while a region of ``autocast`` is on.
+
+    Args:
+        model: what it set before on its modules is removed.
+        policies: by the path of a module as ``named_modules`` tells it, or a pattern of paths: ``*`` stands for any characters but a
+            dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an earlier one; what none names stays under
+            the policy of the region. A module inside one that is named follows it, unless it is named itself. The policy is a
+            ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of ``convert``, and tensors that come
+            in in lower precision are cast to float32.
+
+    Returns:
+        A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
+
+    Raises:
+        ValueError: a path or pattern that no module has, or a policy that is none.
+
+    >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": policy})
+
+    See Also:
+        autocast, explain
+    """
+    chosen = _chosen(model, {path: _value(policy) for path, policy in policies.items()})
+    _remove(model.modules())
+    handles = []
+    for path, value in chosen.items():
+        module = model.get_submodule(path)
+        hook = _Hook(path, value)
+        leave = _Leave(hook)
+        handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    _models.add(model)
+    return PoliciesHandle(handles)
+
+
+class PoliciesHandle:
+    """Takes off again what a call of ``set_policies`` put on a model."""
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | None:
+    """What ``set_policies`` says for a module: its path and policy, None for "fp32"; None where it says nothing."""
+    for model in (module, *list(_models)):
+        paths = {id(found): path for path, found in model.named_modules()}
+        if id(module) not in paths:
+            continue
+        names = paths[id(module)].split(".") if paths[id(module)] else []
+        for depth in range(len(names), -1, -1):  # the innermost rules
+            for hook in model.get_submodule(".".join(names[:depth]))._forward_pre_hooks.values():
+                if isinstance(hook, _Hook):
+                    return hook.path, hook.policy
+    return None
+
+
+_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def _value(policy: Policy | str | os.PathLike[str]) -> Policy | None:
+    if policy == _FP32:
+        return None
+    return policy if isinstance(policy, Policy) else Policy.load(policy)
+
+
+def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> dict[str, Policy | None]:
+    paths = [path for path, _ in model.named_modules()]
+    chosen: dict[str, Policy | None] = {}
+    exact = [path for path in policies if path in paths]
+    for pattern in [*(path for path in policies if path not in exact), *exact]:
+        named = [pattern] if pattern in exact else [path for path in paths if _pattern(pattern).fullmatch(path)]
+        if not named:
+            from difflib import get_close_matches
+
+            near = get_close_matches(pattern, paths, n=3, cutoff=0.6)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
+        chosen.update(dict.fromkeys(named, policies[pattern]))
+    return chosen
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", text)
+    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
+
+
+def _remove(modules: Iterable[torch.nn.Module]) -> None:
+    for module in modules:
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number in [number for number, hook in hooks.items() if isinstance(hook, (_Hook, _Leave))]:
+                del hooks[number]
+
+
+class _Hook:
+    """Before a module's forward: enters its policy."""
+
+    def __init__(self, path: str, policy: Policy | None) -> None:
+        self.path = path
+        self.policy = policy
+        self.before: list[Any] = []  # used by traced code only
+
+    def __call__(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if torch.compiler.is_dynamo_compiling():
+            rows, on = _traced_rows(None if self.policy is None else self.policy._text)
+            self.before.append(_autocast.set_rows(rows))
+        else:
+            devices = _ruled_devices()
+            on = bool(devices) or _state.policy is not None
+            _core.enter_autocast(_inside(devices, self.policy))
+            _inside_of().append(self)
+        return tree_map_only(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
+
+
+class _Leave:
+    """After a module's forward, or what ended it: leaves what the hook before it has entered."""
+
+    def __init__(self, hook: _Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, *_: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            _autocast.set_rows(self.hook.before.pop())
+        elif (entered := _inside_of()) and entered[-1] is self.hook:  # an earlier hook may have raised
+            entered.pop()
+            _core.leave_autocast()
+
+
+_thread = threading.local()
+
+
+def _inside_of() -> list[_Hook]:
+    """The hooks whose modules run on this thread."""
+    stack: list[_Hook] | None = getattr(_thread, "stack", None)
+    if stack is None:
+        stack = _thread.stack = []
+    return stack
+
+
+def _inside(devices: list[str], policy: Policy | None) -> Any:
+    """A region with another policy for the device types that one is in force for."""
+    rows = []
+    for device in devices:
+        dtype = torch.get_autocast_dtype(device)
+        rows.append((device, dtype, None if policy is None else _autocast.rules_of(policy, dtype)))
+    return _core.autocast_region(rows, True, policy is None)
+
+
+def _ruled_devices() -> list[str]:
+    return [device for device in _autocast.devices() if _core.autocast_policy(device) is not None]
+
+
+# Run by torch.compile while it traces, as those of _autocast.py are.
+def _traced_rows(policy: str | None) -> tuple[tuple[_autocast.Row, ...], bool]:
+    devices = _ruled_devices()
+    rows = _core.traced_autocast(_inside(devices, None if policy is None else Policy.load(policy)))
+    if policy is None:
+        rows.append((CASTS_OFF, True, torch.get_autocast_dtype(CASTS_OFF)))
+    return tuple(rows), bool(devices) or _state.policy is not None
+
+
+_traced_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

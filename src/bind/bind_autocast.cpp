@@ -1,0 +1,122 @@
+// Regions of hmp.autocast for Python: made of a policy, entered and left, and handed to other
+// threads.
+#include <c10/core/ScalarType.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_dtypes.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/run_in_c.h"
+#include "torch/autocast_kernel.h"
+#include "torch/autocast_state.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+using autocast::Region;
+
+at::ScalarType scalar_type_of(const py::object& dtype) {
+  if (!THPDtype_Check(dtype.ptr())) throw py::type_error("not a torch.dtype");
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+py::object dtype_object(at::ScalarType type) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
+}
+
+std::size_t device_index(const std::string& type) {
+  const c10::DeviceType device = c10::Device(type).type();
+  const auto* found = std::find(autocast::kDevices.begin(), autocast::kDevices.end(), device);
+  if (found == autocast::kDevices.end()) throw std::invalid_argument(type);
+  return static_cast<std::size_t>(found - autocast::kDevices.begin());
+}
+
+using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>>;
+
+Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
+  Region region;
+  for (const auto& [type, dtype, rules] : rows) {
+    const std::size_t device = device_index(type);
+    if (rules) autocast::serve(*rules, device);
+    region.settings.push_back({device, rules != nullptr, scalar_type_of(dtype), {rules, cached}});
+  }
+  if (casts_off) region.casts_off = true;
+  return region;
+}
+
+const Region& region_of(PyObject* context) {
+  static PyObject* name = PyUnicode_InternFromString("_region");
+  const auto held = py::reinterpret_steal<py::object>(PyObject_GetAttr(context, name));
+  if (!held) throw py::error_already_set();
+  return held.cast<const Region&>();
+}
+
+PyObject* enter_context(PyObject* context) {
+  autocast::enter(region_of(context));
+  return Py_NewRef(context);
+}
+
+PyObject* leave_context(PyObject*) {
+  autocast::leave();
+  Py_RETURN_NONE;
+}
+
+// What a graph of torch.compile sets where it enters a region: (device type, enabled, dtype), ours
+// last.
+py::list traced(const Region& region) {
+  py::list rows;
+  for (const autocast::Setting& setting : region.settings) {
+    rows.append(py::make_tuple(c10::DeviceTypeName(autocast::kDevices[setting.device], true),
+                               setting.enabled, dtype_object(setting.dtype)));
+  }
+  const int code = autocast::code_inside(region);
+  const autocast::Code digits = autocast::spelled(code);
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    const bool on = code != 0 && autocast::kSignKeys[i] != autocast::kEnteredKey;
+    rows.append(py::make_tuple(c10::DeviceTypeName(autocast::kSigns[i], true), on,
+                               dtype_object(digits[i])));
+  }
+  return rows;
+}
+
+// The policy in force here for a device type, and whether weight casts are kept.
+py::object policy_here(const std::string& type) {
+  const auto here = autocast::scope_here(device_index(type));
+  if (here.whose != autocast::Whose::Ours) return py::none();
+  return py::cast(std::const_pointer_cast<Policy>(here.scope->rules->policy));
+}
+
+}  // namespace
+
+void bind_autocast(py::module_& module) {
+  py::class_<autocast::Rules, std::shared_ptr<autocast::Rules>>(module, "AutocastRules");
+  py::class_<Region>(module, "AutocastRegion");
+
+  module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
+    return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy));
+  });
+  module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
+             py::arg("casts_off") = false,
+             "Rows of (device type, dtype, rules); without rules autocast is off there inside.");
+  module.def("enter_autocast", &autocast::enter, py::arg("region"));
+  module.def("leave_autocast", &autocast::leave);
+  module.def("current_autocast", &autocast::current);
+  module.def("traced_autocast", &traced, py::arg("region"));
+  module.def("autocast_policy", &policy_here, py::arg("device_type"),
+             "The policy of the region in force on this thread, None where there is none of ours");
+  module.def("dispatched_ops", &autocast::dispatched_ops);
+  module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
+    run_in_c<enter_context>(enter);
+    run_in_c<leave_context>(leave);
+  });
+}
+
+}  // namespace habana_mp

@@ -70,7 +70,8 @@ _WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy":
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
     for name, exported in _WATCHED.items():
-        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)  # the class gives torch's own, always
+        # The class gives torch's own, also while a watch stands there.
+        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)
 
 
 def _after_step(*_: Any) -> None:

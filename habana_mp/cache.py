@@ -75,7 +75,7 @@ def _patches() -> Iterator[tuple[Any, str, Any]]:
     if _before_autocast:
         return
     for name, exported in _WATCHED.items():
-        # The class gives torch's own, always.
+        # The class gives torch's own, also while a watch stands there.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)
 
 

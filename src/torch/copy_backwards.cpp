@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "torch/tensor_cast.h"
+#include "torch/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -31,14 +32,16 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   }
 
   variable_list apply(variable_list&& grads) override {
+    if (cached != nullptr) weight_cache().end_backward(cached);
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
-    return {
-        cast_to(grads[0], dtype_of_type(c10::typeMetaToScalarType(self_options.dtype())), strides)};
+    return {cast_gradient(grads[0], dtype_of_type(c10::typeMetaToScalarType(self_options.dtype())),
+                          strides)};
   }
 
   // Of the source, where the gradient is to be laid out like it: AccumulateGrad takes a gradient in
   // the layout of its leaf as it is and copies any other. Empty: as the gradient lies.
   at::DimVector strides;
+  const c10::StorageImpl* cached = nullptr;  // to be compared, not to be followed
   bool compiled = false;
 };
 
@@ -54,13 +57,15 @@ Pointer as_pointer(Node* node) {
 
 }  // namespace
 
-void record_backward(const at::Tensor& source, const at::Tensor& result) {
+void record_backward(const at::Tensor& source, const at::Tensor& result,
+                     const c10::StorageImpl* cached) {
   using Pointer = decltype(torch::autograd::Edge::function);
   auto* node = new CopyBackwards;
   const Pointer pointer = as_pointer<Pointer>(node);
   node->set_next_edges(torch::autograd::collect_next_edges(source));
   node->self_options = source.options();
   if (source.is_leaf() && source.is_non_overlapping_and_dense()) node->strides = source.strides();
+  node->cached = cached;
   torch::autograd::set_history(result, pointer);
 }
 

@@ -82,46 +82,57 @@ c10::DataPtr allocate_small(std::size_t bytes) {
   return {block->memory(), block, keep_small, kCpu};
 }
 
-// Large blocks: from the size on at which malloc maps every allocation anew (the upper bound of
-// glibc's M_MMAP_THRESHOLD).
+// Large blocks. From here on malloc maps every allocation anew (the upper bound of glibc's
+// M_MMAP_THRESHOLD).
 constexpr std::size_t kSmallestLarge = std::size_t{32} << 20;
 
-// What is kept for reuse at most: the results of a step or two, not another model.
+// In each step malloc gives a model's gradients back to the system and gets the pages anew, of
+// whatever size they are; blocks that are kept are memory that activations cannot have. Measured:
+// from here on it pays.
+constexpr std::size_t kSmallestOfStep = std::size_t{16} << 20;
+
+// What is kept for reuse at most: it is memory that other tensors cannot have.
 constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
 
-// Pages are asked for in this size, and so are blocks: a result some elements larger than the last
-// one finds a block.
+// Blocks are made of these pages, where the system has them to give.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 struct LargeBlock {
-  c10::DataPtr memory;
+  void* memory;
   std::size_t size;
-  bool fresh;
-};
+  bool fresh = true;
+  bool kept = true;  // when it is freed
 
-LargeBlock* map(std::size_t size) {
-  auto block =
-      std::make_unique<LargeBlock>(LargeBlock{c10::GetCPUAllocator()->allocate(size), size, true});
-  // Advice: where the system has no huge pages to give, the block has small ones.
-  const auto begin = reinterpret_cast<std::uintptr_t>(block->memory.get());
-  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
-  const std::uintptr_t last = (begin + size) / kHugePage * kHugePage;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-  return block.release();
-}
+  explicit LargeBlock(std::size_t bytes) : size(bytes) {
+    // Huge pages lie at multiples of their size.
+    void* mapped =
+        mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    auto* begin = static_cast<std::byte*>(mapped);
+    const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) % kHugePage;
+    if (before > 0) munmap(begin, before);
+    munmap(begin + before + size, kHugePage - before);
+    memory = begin + before;
+    madvise(memory, size, MADV_HUGEPAGE);
+  }
+  ~LargeBlock() { munmap(memory, size); }
+  LargeBlock(const LargeBlock&) = delete;
+  LargeBlock& operator=(const LargeBlock&) = delete;
+};
 
 // Kept for reuse, the last freed first.
 class LargeBlocks {
  public:
   std::mutex mutex;
 
+  // A block of up to twice the size, as float32 gradients are to copies.
   std::unique_ptr<LargeBlock> take(std::size_t size) {
     const std::lock_guard lock(mutex);
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
-      if ((*it)->size != size) continue;
+      if ((*it)->size < size || (*it)->size > 2 * size) continue;
       std::unique_ptr<LargeBlock> block = std::move(*it);
       kept_.erase(it);
-      bytes_ -= size;
+      bytes_ -= block->size;
       block->fresh = false;
       return block;
     }
@@ -153,35 +164,49 @@ class LargeBlocks {
 };
 
 void keep_large(void* context) {
-  process_wide<LargeBlocks>().keep(std::unique_ptr<LargeBlock>(static_cast<LargeBlock*>(context)));
-}
-
-c10::DataPtr allocate_large(std::size_t bytes) {
-  const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  LargeBlock* block = process_wide<LargeBlocks>().take(size).release();
-  if (block == nullptr) block = map(size);
-  return {block->memory.get(), block, keep_large, kCpu};
+  std::unique_ptr<LargeBlock> block(static_cast<LargeBlock*>(context));
+  if (block->kept) process_wide<LargeBlocks>().keep(std::move(block));
 }
 
 class ResultMemory final : public c10::Allocator {
  public:
+  // Blocks are mapped from `smallest_mapped` bytes on, and taken from those that are kept already
+  // from `smallest_taken` on.
+  ResultMemory(bool kept, std::size_t smallest_taken, std::size_t smallest_mapped)
+      : kept_(kept), smallest_taken_(smallest_taken), smallest_mapped_(smallest_mapped) {}
+
   c10::DataPtr allocate(std::size_t bytes) override {
 #ifndef __SANITIZE_ADDRESS__  // memory that is reused hides its mistakes
     if (bytes <= kLargestSmall) return allocate_small(bytes);
 #endif
-    return bytes < kSmallestLarge ? c10::GetCPUAllocator()->allocate(bytes) : allocate_large(bytes);
+    if (bytes < smallest_taken_) return c10::GetCPUAllocator()->allocate(bytes);
+    const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    LargeBlock* block = process_wide<LargeBlocks>().take(size).release();
+    if (block == nullptr && bytes < smallest_mapped_) {
+      return c10::GetCPUAllocator()->allocate(bytes);
+    }
+    if (block == nullptr) block = new LargeBlock(size);
+    block->kept = kept_;
+    return {block->memory, block, keep_large, kCpu};
   }
 
   void copy_data(void* target, const void* source, std::size_t bytes) const override {
     default_copy_data(target, source, bytes);
   }
+
+ private:
+  bool kept_;
+  std::size_t smallest_taken_, smallest_mapped_;
 };
 
 }  // namespace
 
-c10::Allocator* result_memory() {
-  static auto* memory = new ResultMemory;  // never destroyed: tensors may outlive it
-  return memory;
+c10::Allocator* result_memory(Lifetime lifetime) {
+  // Never destroyed: tensors may outlive them.
+  static const std::array memory{new ResultMemory(true, kSmallestLarge, kSmallestLarge),
+                                 new ResultMemory(false, kSmallestLarge, kSmallestLarge),
+                                 new ResultMemory(true, kSmallestOfStep / 2, kSmallestOfStep)};
+  return memory[static_cast<std::size_t>(lifetime)];
 }
 
 bool is_fresh(const c10::DataPtr& data) {

@@ -1,16 +1,27 @@
 // Memory for the results of casts, reused: most of them live as long as one op.
 //
-// An allocation of 32 MiB and more gets fresh pages from the system each time and gives them back
-// when it is freed; clearing them takes longer than the cast that fills them. A small one costs,
-// with its alignment, as much as the cast.
+// A large one gets fresh pages from the system each time and gives them back when it is freed;
+// clearing them takes longer than the cast that fills them. A small one costs, with its alignment,
+// as much as the cast.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
+#include <cstdint>
+
 namespace habana_mp {
 
-// For CPU tensors of any size.
-c10::Allocator* result_memory();
+// When the memory of a CPU tensor comes free, and whether that is worth keeping it.
+enum class Lifetime : std::uint8_t {
+  Call,   // after an op or two: kept
+  Graph,  // with a graph, of which the memory is part of what a step takes at most: not kept
+  // Weights' copies, which end when their gradients begin, and their gradients, which end before
+  // the next copies begin: kept, for they take turns in it.
+  Step,
+};
+
+// Of any size.
+c10::Allocator* result_memory(Lifetime lifetime);
 
 // Whether the memory had to be mapped when it was allocated: its pages are in no cache, and not
 // even there before they are written. Ask right after the allocation.

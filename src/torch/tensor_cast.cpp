@@ -22,7 +22,6 @@
 #include "cast/cast_kernels.h"
 #include "cast/cast_strided.h"
 #include "torch/copy_backwards.h"
-#include "torch/result_memory.h"
 #include "torch/weight_cache.h"
 
 namespace habana_mp {
@@ -98,9 +97,10 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target, cast::Store
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) { return !source.is_cpu() || at::hasCallbacks(); }
 
-at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type) {
+at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
+                        c10::Allocator* memory) {
   static constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
-  return at::detail::empty_strided_generic(sizes, strides, result_memory(), kKeys, type);
+  return at::detail::empty_strided_generic(sizes, strides, memory, kKeys, type);
 }
 
 // Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
@@ -145,7 +145,8 @@ void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
   target.copy_(source);
 }
 
-at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides) {
+at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides,
+                        Lifetime lifetime) {
   const at::ScalarType type = scalar_type(to);
   if (by_aten(source) && strides.empty()) {
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -161,25 +162,35 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
   }
   at::Tensor result = by_aten(source)
                           ? at::empty_strided(source.sizes(), strides, source.options().dtype(type))
-                          : empty_on_cpu(source.sizes(), strides, type);
+                          : empty_on_cpu(source.sizes(), strides, type, result_memory(lifetime));
   cast_numbers_into(source, result);
   return result;
 }
 
-at::Tensor cast_to(const at::Tensor& source, DType to, at::IntArrayRef strides) {
+namespace {
+
+at::Tensor cast_in(const at::Tensor& source, DType to, at::IntArrayRef strides, Lifetime lifetime) {
   const DType from = dtype_of(source);
   if (!eligible(from) || from == to || !is_ordinary(source)) return source.to(scalar_type(to));
-  at::Tensor result = cast_numbers(source, to, strides);
+  at::Tensor result = cast_numbers(source, to, strides, lifetime);
   if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
   return result;
 }
 
+}  // namespace
+
 at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
   if (how.cached && WeightCache::accepts(source, to)) return weight_cache().cast(source, to);
+  const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
+  const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
   if (how.contiguous && copied_by_matmul(source)) {
-    return cast_to(source, to, c10::contiguous_strides(source.sizes()));
+    return cast_in(source, to, c10::contiguous_strides(source.sizes()), lifetime);
   }
-  return cast_to(source, to, at::IntArrayRef());
+  return cast_in(source, to, {}, lifetime);
+}
+
+at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides) {
+  return cast_in(gradient, to, strides, strides.empty() ? Lifetime::Graph : Lifetime::Step);
 }
 
 PyObject* cast_tensor(PyObject* tensor, DType to, How how) {

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "policy/dtype.h"
+#include "torch/result_memory.h"
 
 namespace habana_mp {
 
@@ -45,10 +46,13 @@ struct How {
   bool contiguous = false;  // contiguous, where the tensor lies so that an op would copy it again
 };
 
-// The cast of a tensor: differentiable, laid out as the source unless `how` or `strides` (not
-// empty) say otherwise. On any thread, with or without the GIL.
+// The cast of a tensor: differentiable, laid out as the source unless `how` says otherwise. On any
+// thread, with or without the GIL.
 at::Tensor cast_to(const at::Tensor& source, DType to, How how = {});
-at::Tensor cast_to(const at::Tensor& source, DType to, at::IntArrayRef strides);
+
+// The same for the gradient of a weight, of which there is one in each step, in the given strides;
+// for any gradient where they are empty.
+at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides);
 
 // The cast of a Python tensor: a new reference, or null with a Python error set. A tensor subclass
 // is cast by its own `.to`, so that its __torch_function__ sees the cast and its type is kept.
@@ -60,7 +64,8 @@ PyObject* cast_tensor(PyObject* tensor, DType to, How how = {});
 bool is_ordinary(const at::Tensor& tensor);
 
 // The numbers alone, of an ordinary tensor: autograd sees nothing. `strides` empty: as it lies.
-at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides = {});
+at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides,
+                        Lifetime lifetime);
 
 // The same into a tensor of the same sizes and device, of dtype `to`.
 void cast_numbers_into(const at::Tensor& source, const at::Tensor& target);

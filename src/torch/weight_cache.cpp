@@ -85,6 +85,12 @@ bool is_capturing(const Stream& stream) {
   }
 }
 
+bool is_same_counter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  // A counter has no address that torch shows; it is one pointer.
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  return std::memcmp(&a, &b, sizeof(void*)) == 0;
+}
+
 bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
   return number_dtype(copy) == to && copy.device() == weight.device() &&
          copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
@@ -93,7 +99,7 @@ bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
 // A tensor that grad mode can use, wherever it is made, over `memory` if that is defined.
 at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memory) {
   const c10::InferenceMode off(false);
-  if (!memory.defined()) return cast_numbers(weight, to);
+  if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
   return memory;
 }
@@ -107,7 +113,7 @@ at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
     // many times slower where it does not. Where grad mode is off that has no other effect.
     handed.set_requires_grad(true);
   } else if (weight.requires_grad()) {
-    record_backward(weight, handed);
+    record_backward(weight, handed, weight.storage().unsafeGetStorageImpl());
   }
   return handed;
 }
@@ -125,9 +131,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
                                             const at::Tensor& weight, DType to) const {
   if (entry.ended) return entry.ended;
   const State& then = entry.state;
-  // A counter has no address that torch shows; it is one pointer.
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  if (std::memcmp(&then.counter, &now.counter, sizeof(void*)) != 0 || then.data != now.data ||
+  if (!is_same_counter(then.counter, now.counter) || then.data != now.data ||
       !fits(entry.copy, weight, to)) {
     return Ended::Storage;
   }
@@ -174,6 +178,11 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
     } else if (entry.copy.defined()) {
       why = why_ended(entry, now, weight, to);
     }
+    if (entry.after_backward && entry.state.epoch == now.epoch &&
+        entry.state.version == now.version) {
+      used_after_backward_ = keep_after_backward_ = true;
+    }
+    entry.after_backward = false;
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared;
     if (entry.copy.defined() && entry.state.stream != now.stream) {
@@ -240,6 +249,19 @@ void WeightCache::end_all(Ended why) {
   Section section(mutex);
   ++epoch_;
   epoch_why_ = why;
+  if (why == Ended::Optimizer) {
+    keep_after_backward_ = std::exchange(used_after_backward_, false);
+  }
+}
+
+void WeightCache::end_backward(const c10::StorageImpl* weight) {
+  Section section(mutex);
+  const auto it = entries_.find(weight);
+  if (it == entries_.end() || !it->second.copy.defined()) return;
+  it->second.after_backward = true;
+  if (keep_after_backward_) return;
+  bytes_ -= it->second.copy.nbytes();
+  section.freed.push_back(std::move(it->second.copy));
 }
 
 void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
@@ -269,6 +291,8 @@ void WeightCache::clear() {
   Section section(mutex);
   for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
   counts_ = {};
+  keep_after_backward_ = true;
+  used_after_backward_ = false;
 }
 
 void WeightCache::set_limit(std::size_t bytes) {

@@ -72,6 +72,12 @@ class WeightCache {
   // Every copy has ended.
   void end_all(Ended why);
 
+  // The backward pass has computed the gradient of the weight in this memory. Where a step follows
+  // one backward pass the copy is of no use any more, and its memory is: it is given back unless
+  // the weight was used again, after this and before the step, the last time (gradient
+  // accumulation).
+  void end_backward(const c10::StorageImpl* weight);
+
   // An alias of the tensor's memory is handed to somebody who may write through it now, or, where
   // it is `exported`, at any time.
   void end_alias(const at::Tensor& tensor, bool exported);
@@ -99,7 +105,8 @@ class WeightCache {
     State state;
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
-    bool exported = false;       // somebody may write to the weight at any time
+    bool exported = false;  // somebody may write to the weight at any time
+    bool after_backward = false;
     std::optional<Ended> ended;  // told, not found
   };
   using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
@@ -127,6 +134,8 @@ class WeightCache {
   std::uint64_t epoch_ = 0;
   Ended epoch_why_ = Ended::Optimizer;
   Info counts_;
+  bool keep_after_backward_ = true;
+  bool used_after_backward_ = false;   // since the last step
   std::atomic<bool> enabled_ = false;  // limit_ > 0, to be read without the lock
 };
 

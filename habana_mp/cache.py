@@ -7,6 +7,7 @@ noticed.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -64,14 +65,34 @@ def _limit() -> int:
     return int(text)
 
 
+# Watch of src/torch/alias_watch.h.
+_SEEN, _EXPORTED, _ANY = range(3)
+
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
-_WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy": True, "__dlpack__": True}
+_WATCHED = {
+    "data": _SEEN,
+    "untyped_storage": _SEEN,
+    "data_ptr": _SEEN,
+    "set_": _ANY,
+    "numpy": _EXPORTED,
+    "__dlpack__": _EXPORTED,
+}
+
+_original_replay = torch.cuda.CUDAGraph.replay
+
+
+@functools.wraps(_original_replay)
+def _replay(graph: torch.cuda.CUDAGraph) -> None:
+    # A captured step changes weights and tells nobody.
+    _original_replay(graph)
+    _core.end_cached_after_step()
 
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
-    for name, exported in _WATCHED.items():
+    for name, watch in _WATCHED.items():
         # The class gives torch's own, also while a watch stands there.
-        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)
+        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
+    yield torch.cuda.CUDAGraph, "replay", _replay
 
 
 def _after_step(*_: Any) -> None:

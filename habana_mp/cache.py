@@ -7,6 +7,7 @@ src/torch/weight_cache.h how a change is noticed.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -64,19 +65,39 @@ def _limit() -> int:
     return int(text)
 
 
+# Watch of src/torch/alias_watch.h.
+_SEEN, _EXPORTED, _ANY = range(3)
+
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
-_WATCHED = {"data": False, "untyped_storage": False, "data_ptr": False, "numpy": True, "__dlpack__": True}
-# What torch.Tensor itself held under these names before the watches that autocast has put there; empty without.
-_before_autocast: dict[str, Any] = {}
+_WATCHED = {
+    "data": _SEEN,
+    "untyped_storage": _SEEN,
+    "data_ptr": _SEEN,
+    "set_": _ANY,
+    "numpy": _EXPORTED,
+    "__dlpack__": _EXPORTED,
+}
+# What the owners themselves held under these names before the watches that autocast has put there; empty without.
+_before_autocast: dict[tuple[Any, str], Any] = {}
 _INHERITED = object()
+
+_original_replay = torch.cuda.CUDAGraph.replay
+
+
+@functools.wraps(_original_replay)
+def _replay(graph: torch.cuda.CUDAGraph) -> None:
+    # A captured step changes weights and tells nobody.
+    _original_replay(graph)
+    _core.end_cached_after_step()
 
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
     if _before_autocast:
         return
-    for name, exported in _WATCHED.items():
+    yield torch.cuda.CUDAGraph, "replay", _replay
+    for name, watch in _WATCHED.items():
         # The class gives torch's own, also while a watch stands there.
-        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), exported)
+        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
 
 
 def _after_step(*_: Any) -> None:
@@ -102,7 +123,7 @@ def _open_for_autocast() -> None:
     limit = _limit()
     watches = list(_patches())
     for owner, name, watch in watches:
-        _before_autocast[name] = vars(owner).get(name, _INHERITED)
+        _before_autocast[owner, name] = vars(owner).get(name, _INHERITED)
         setattr(owner, name, watch)
     _open(limit)
 
@@ -113,9 +134,9 @@ def _close() -> None:
     while _hooks:
         _hooks.pop().remove()
     while _before_autocast:
-        name, before = _before_autocast.popitem()
+        (owner, name), before = _before_autocast.popitem()
         if before is _INHERITED:
-            delattr(torch.Tensor, name)
+            delattr(owner, name)
         else:
-            setattr(torch.Tensor, name, before)
+            setattr(owner, name, before)
     clear()

@@ -213,6 +213,32 @@ class TestCounts:
         assert casts() == (1, 4)
 
 
+class TestDeadLeaves:
+    def test_their_copies_do_not_pile_up(self):
+        """An input that requires grad is a leaf, like a weight; each of these lives for one call."""
+        hmp.convert()
+        w = nn.Parameter(torch.randn(N, 1024))
+        for _ in range(30):
+            x = torch.randn(1024, 1024, requires_grad=True)  # a copy of 2 MiB
+            torch.autograd.grad(F.linear(x, w).float().sum(), x)
+        del x
+        assert hmp.cache.info().bytes <= 2 * N * 1024
+        assert hmp.cache.info().invalidated["freed"] == 30
+
+    @pytest.mark.parametrize("why", ["cached", "shared", "over-the-limit"])
+    def test_what_an_op_hands_out_requires_no_grad(self, why, monkeypatch):
+        if why == "over-the-limit":
+            monkeypatch.setenv("HABANA_MP_CACHE_BYTES", "1")
+        hmp.convert(policy=hmp.Policy.from_ops(lower=["dropout"], rest="inputs"))
+        p = weight(frozen=True)
+        held = p.detach() if why == "shared" else None
+        with torch.no_grad():
+            for _ in range(2):
+                y = F.dropout(p, training=False)
+                assert (y.dtype, y.requires_grad) == (BF16, False)
+        del held
+
+
 class TestTraining:
     @pytest.mark.parametrize("micro_batches", [1, 4])
     def test_each_weight_is_cast_once_a_step(self, micro_batches):
@@ -472,6 +498,12 @@ def swapped(p):
     assert is_fresh(other)
 
 
+def assigned_data(p):
+    other = torch.empty(0)
+    other.data = p
+    return other
+
+
 def resized(p):
     with torch.no_grad():
         storage = p.untyped_storage()
@@ -544,6 +576,8 @@ CHANGES = {
     "data-by-getattr": lambda p: getattr(p, "data")[ROW].fill_(3),  # noqa: B009
     "detach": lambda p: p.detach()[ROW].fill_(3),
     "set_": no_grad(lambda p: p.set_(written(p))),
+    "set_-of-another": no_grad(lambda p: torch.empty(0).set_(p.detach())[ROW].fill_(3)),
+    "data-of-another": no_grad(lambda p: assigned_data(p)[ROW].fill_(3)),
     "numpy": lambda p: p.detach().numpy().__setitem__(ROW, 3),
     "numpy-by-class": lambda p: torch.Tensor.numpy(p.detach()).__setitem__(ROW, 3),
     "frozen-numpy": frozen_for_a_while(lambda p: p.numpy().__setitem__(ROW, 3)),
@@ -1112,7 +1146,7 @@ class TestLimit:
 
 
 class TestWatches:
-    NAMES = ("data", "untyped_storage", "data_ptr", "numpy", "__dlpack__")
+    NAMES = ("data", "untyped_storage", "data_ptr", "set_", "numpy", "__dlpack__")
 
     @pytest.mark.parametrize("conversions", [1, 2, 5])
     def test_the_class_gives_torchs_own(self, conversions):
@@ -1570,6 +1604,23 @@ class TestAsWithoutIt:
         for rank in ranks:
             rank.join()
         assert results == [[True, True, True]] * 2
+
+    def test_a_collective_moves_version_counters_as_ever(self, tmp_path):
+        """Autograd still sees that a tensor it saved was overwritten."""
+
+        def version_after_gather():
+            x = torch.ones(4)
+            dist.all_gather([x], torch.zeros(4))
+            return x._version
+
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            expected = version_after_gather()
+            hmp.convert()
+            assert version_after_gather() == expected > 0
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
 
 
 COLLECTIVES = {

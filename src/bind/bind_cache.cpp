@@ -47,8 +47,8 @@ void bind_cache(py::module_& module) {
     }
   });
   module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
-  module.def("alias_watch", [](const py::object& original, bool exported) {
-    PyObject* watch = alias_watch(original.ptr(), exported);
+  module.def("alias_watch", [](const py::object& original, int kind) {
+    PyObject* watch = alias_watch(original.ptr(), static_cast<Watch>(kind));
     if (watch == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(watch);
   });

@@ -10,20 +10,26 @@ namespace {
 
 struct AliasWatch {
   PyObject_HEAD PyObject* original;
-  bool exported;
+  Watch kind;
 };
 
 PyObject* get(PyObject* self, PyObject* instance, PyObject* type) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
   if (instance == nullptr || instance == Py_None) return Py_NewRef(watch.original);
-  if (THPVariable_Check(instance)) {
-    weight_cache().end_alias(THPVariable_Unpack(instance), watch.exported);
+  if (watch.kind == Watch::Any) {
+    weight_cache().end_all(Ended::Alias);
+  } else if (THPVariable_Check(instance)) {
+    weight_cache().end_alias(THPVariable_Unpack(instance), watch.kind == Watch::Exported);
   }
   return Py_TYPE(watch.original)->tp_descr_get(watch.original, instance, type);
 }
 
 int set(PyObject* self, PyObject* instance, PyObject* value) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
+  // a.data = b makes a an alias of b.
+  if (value != nullptr && THPVariable_Check(value)) {
+    weight_cache().end_alias(THPVariable_Unpack(value), /*exported=*/false);
+  }
   return Py_TYPE(watch.original)->tp_descr_set(watch.original, instance, value);
 }
 
@@ -48,7 +54,7 @@ PyTypeObject* make_type(const char* name, bool property) {
 
 }  // namespace
 
-PyObject* alias_watch(PyObject* original, bool exported) {
+PyObject* alias_watch(PyObject* original, Watch kind) {
   static PyTypeObject* property = make_type("habana_mp._core.WatchedProperty", true);
   static PyTypeObject* method = make_type("habana_mp._core.WatchedMethod", false);
   if (Py_TYPE(original)->tp_descr_get == nullptr) {
@@ -59,7 +65,7 @@ PyObject* alias_watch(PyObject* original, bool exported) {
   auto* watch = reinterpret_cast<AliasWatch*>(type->tp_alloc(type, 0));
   if (watch == nullptr) return nullptr;
   watch->original = Py_NewRef(original);
-  watch->exported = exported;
+  watch->kind = kind;
   return reinterpret_cast<PyObject*>(watch);
 }
 

@@ -6,9 +6,15 @@
 
 namespace habana_mp {
 
-// A watch over a descriptor of torch.Tensor, a property or a method. `exported`: who gets the alias
-// may write through it at any time, not only while it is seen. On the class it gives the original.
-// A new reference, or null with a Python error set.
-PyObject* alias_watch(PyObject* original, bool exported);
+// Of what an alias is taken, and for how long.
+enum class Watch : int {
+  Seen,      // of the tensor, as long as the alias is seen
+  Exported,  // of the tensor, for good: who gets it may write through it at any time
+  Any,       // of an argument of the method
+};
+
+// A watch over a descriptor of torch.Tensor, a property or a method. On the class it gives the
+// original. A new reference, or null with a Python error set.
+PyObject* alias_watch(PyObject* original, Watch kind);
 
 }  // namespace habana_mp

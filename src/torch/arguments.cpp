@@ -1,5 +1,6 @@
 #include "torch/arguments.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -259,9 +260,13 @@ PyObject* CastArguments::own(PyObject* object) {
 PyObject* CastArguments::cast(PyObject* tensor, DType to, How how) {
   PyObject* result = own(cast_tensor(tensor, to, how));
   if (result == nullptr || !is_exact_tensor(result)) return result;
-  // A cast that is nobody else's has its memory for itself.
+  // A cast that is nobody else's has its memory for itself, and requires no grad where grad mode is
+  // off.
   const at::Tensor& cast = THPVariable_Unpack(result);
-  if (how.cached && cast.has_storage() && cast.storage().use_count() > 1) copies_.push_back(result);
+  if (how.cached && cast.has_storage() &&
+      (cast.storage().use_count() > 1 || (cast.requires_grad() && !c10::GradMode::is_enabled()))) {
+    copies_.push_back(result);
+  }
   return result;
 }
 

@@ -1,6 +1,5 @@
 #include "torch/collective_watch.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
@@ -40,10 +39,9 @@ void call_and_tell(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   std::vector<at::Tensor> tensors;
   const std::size_t arguments = op.schema().arguments().size();
   for (const c10::IValue& value : torch::jit::last(*stack, arguments)) collect(value, tensors);
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-  }
+  // Without a guard: what a collective does inside, on threads of its own too, moves version
+  // counters.
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   for (const at::Tensor& tensor : tensors) {
     if (tensor.defined()) weight_cache().end_alias(tensor, /*exported=*/false);
   }

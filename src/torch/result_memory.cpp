@@ -86,6 +86,9 @@ c10::DataPtr allocate_small(std::size_t bytes) {
 // M_MMAP_THRESHOLD).
 constexpr std::size_t kSmallestLarge = std::size_t{32} << 20;
 
+// The top of malloc's heap, where a result of this size may lie, is given back when it is freed.
+constexpr std::size_t kSmallestOfCall = std::size_t{1} << 20;
+
 // In each step malloc gives a model's gradients back to the system and gets the pages anew, of
 // whatever size they are; blocks that are kept are memory that activations cannot have. Measured:
 // from here on it pays.
@@ -203,7 +206,7 @@ class ResultMemory final : public c10::Allocator {
 
 c10::Allocator* result_memory(Lifetime lifetime) {
   // Never destroyed: tensors may outlive them.
-  static const std::array memory{new ResultMemory(true, kSmallestLarge, kSmallestLarge),
+  static const std::array memory{new ResultMemory(true, kSmallestOfCall, kSmallestOfCall),
                                  new ResultMemory(false, kSmallestLarge, kSmallestLarge),
                                  new ResultMemory(true, kSmallestOfStep / 2, kSmallestOfStep)};
   return memory[static_cast<std::size_t>(lifetime)];

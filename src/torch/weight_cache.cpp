@@ -147,7 +147,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
 at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& weight, DType to) {
   at::Tensor copy = std::exchange(entry.copy, at::Tensor());
   bytes_ -= copy.nbytes();
-  if (fits(copy, weight, to) && entry.copy_version == copy._version() &&
+  if (fits(copy, weight, to) && entry.copy_version == copy._version() && copy.use_count() == 1 &&
       copy.storage().use_count() == 1) {
     return copy;
   }
@@ -185,13 +185,17 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
     entry.after_backward = false;
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared;
-    if (entry.copy.defined() && entry.state.stream != now.stream) {
-      keep = false;  // the copy may still be on its way on the other stream
-    } else if (entry.copy.defined() && !why) {
+    if (entry.copy.defined() && !why && entry.state.stream == now.stream) {
       copy = entry.copy;
       keep = false;
     } else {
-      if (entry.copy.defined()) memory = take(section, entry, weight, to);
+      if (entry.copy.defined()) {
+        memory = take(section, entry, weight, to);
+        // On another stream it may still be written to, or read.
+        if (entry.state.stream != now.stream) {
+          section.freed.push_back(std::exchange(memory, at::Tensor()));
+        }
+      }
       entry.ended.reset();  // what is told from now on concerns the copy that is being made
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
@@ -212,7 +216,7 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
 
 void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy) {
   Section section(mutex);
-  if (bytes_ + copy.nbytes() > limit_) sweep(section);
+  if (bytes_ + copy.nbytes() > std::min(limit_, sweep_at_bytes_)) sweep(section);
   if (bytes_ + copy.nbytes() > limit_) return;
   Entry& entry = entry_of(section, weight);
   if (entry.copy.defined()) {  // of another thread, made meanwhile
@@ -234,7 +238,9 @@ void WeightCache::sweep(Section& section) {
     if (it->second.copy.defined()) ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
     it = drop(section, it);
   }
+  // What is gone takes no more than what is there.
   sweep_at_ = std::max<std::size_t>(64, 2 * entries_.size());
+  sweep_at_bytes_ = std::max<std::size_t>(kSweepBytes, 2 * bytes_);
 }
 
 WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iterator it) {

@@ -130,7 +130,9 @@ class WeightCache {
   Entries entries_;
   std::size_t bytes_ = 0;
   std::size_t limit_ = 0;
+  static constexpr std::size_t kSweepBytes = std::size_t{8} << 20;
   std::size_t sweep_at_ = 64;  // entries
+  std::size_t sweep_at_bytes_ = kSweepBytes;
   std::uint64_t epoch_ = 0;
   Ended epoch_why_ = Ended::Optimizer;
   Info counts_;

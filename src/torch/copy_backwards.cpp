@@ -21,6 +21,9 @@ using torch::autograd::variable_list;
 // torch's node of a cast in all that the compiler asks of it (compiled autograd); what differs is
 // how the gradient is computed outside the compiler.
 struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
+  static void* operator new(std::size_t bytes) { return allocate_node(bytes); }
+  static void operator delete(void* node) { free_node(node); }
+
   std::string name() const override { return compiled ? ToCopyBackward0::name() : "CopyBackwards"; }
 
   // Compiled autograd knows torch's node by its name.

@@ -54,7 +54,7 @@ struct SmallBlocks {
 };
 thread_local SmallBlocks small_blocks;
 
-void keep_small(void* context) {
+[[maybe_unused]] void keep_small(void* context) {
   auto* block = static_cast<SmallBlock*>(context);
   SmallBlocks& blocks = small_blocks;
   const auto index = static_cast<std::size_t>(block->size_class);
@@ -66,7 +66,7 @@ void keep_small(void* context) {
   ++blocks.count[index];
 }
 
-c10::DataPtr allocate_small(std::size_t bytes) {
+[[maybe_unused]] SmallBlock* take_small(std::size_t bytes) {
   const int size_class = class_of(bytes);
   SmallBlocks& blocks = small_blocks;
   const auto index = static_cast<std::size_t>(size_class);
@@ -74,12 +74,11 @@ c10::DataPtr allocate_small(std::size_t bytes) {
   if (block != nullptr) {
     blocks.free[index] = block->next;
     --blocks.count[index];
-  } else {
-    void* memory = std::aligned_alloc(kAlignment, sizeof(SmallBlock) + (kAlignment << size_class));
-    if (memory == nullptr) throw std::bad_alloc();
-    block = new (memory) SmallBlock{nullptr, size_class};
+    return block;
   }
-  return {block->memory(), block, keep_small, kCpu};
+  void* memory = std::aligned_alloc(kAlignment, sizeof(SmallBlock) + (kAlignment << size_class));
+  if (memory == nullptr) throw std::bad_alloc();
+  return new (memory) SmallBlock{nullptr, size_class};
 }
 
 // Large blocks. From here on malloc maps every allocation anew (the upper bound of glibc's
@@ -180,7 +179,10 @@ class ResultMemory final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t bytes) override {
 #ifndef __SANITIZE_ADDRESS__  // memory that is reused hides its mistakes
-    if (bytes <= kLargestSmall) return allocate_small(bytes);
+    if (bytes <= kLargestSmall) {
+      SmallBlock* block = take_small(bytes);
+      return {block->memory(), block, keep_small, kCpu};
+    }
 #endif
     if (bytes < smallest_taken_) return c10::GetCPUAllocator()->allocate(bytes);
     const std::size_t size = (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -211,6 +213,14 @@ c10::Allocator* result_memory(Lifetime lifetime) {
                                  new ResultMemory(true, kSmallestOfStep / 2, kSmallestOfStep)};
   return memory[static_cast<std::size_t>(lifetime)];
 }
+
+#ifndef __SANITIZE_ADDRESS__
+void* allocate_node(std::size_t bytes) { return take_small(bytes)->memory(); }
+void free_node(void* node) { keep_small(static_cast<SmallBlock*>(node) - 1); }
+#else
+void* allocate_node(std::size_t bytes) { return ::operator new(bytes); }
+void free_node(void* node) { ::operator delete(node); }
+#endif
 
 bool is_fresh(const c10::DataPtr& data) {
   return data.get_deleter() == keep_large &&

@@ -7,6 +7,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace habana_mp {
@@ -22,6 +23,10 @@ enum class Lifetime : std::uint8_t {
 
 // Of any size.
 c10::Allocator* result_memory(Lifetime lifetime);
+
+// For the autograd nodes of casts, which live as long as those: what operator new and delete do.
+void* allocate_node(std::size_t bytes);
+void free_node(void* node);
 
 // Whether the memory had to be mapped when it was allocated: its pages are in no cache, and not
 // even there before they are written. Ask right after the allocation.

@@ -82,9 +82,13 @@ void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DT
                    });
 }
 
-void cast_on_cpu(const at::Tensor& source, const at::Tensor& target, cast::Stores stores) {
+void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
   const DType from = number_dtype(source);
   const DType to = number_dtype(target);
+  auto stores = cast::stores_for(from, to, static_cast<std::size_t>(source.numel()));
+  if (stores == cast::Stores::Streaming && is_fresh(target.storage().data_ptr())) {
+    stores = cast::Stores::Cached;
+  }
   // Without gaps and in one order the elements are an array, of any number of dimensions.
   if (source.strides() == target.strides() && source.is_non_overlapping_and_dense()) {
     cast_dense(static_cast<const char*>(source.const_data_ptr()),
@@ -133,14 +137,7 @@ bool is_ordinary(const at::Tensor& tensor) {
 }
 
 void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
-  if (!by_aten(source)) {
-    cast_on_cpu(source, target,
-                is_fresh(target.storage().data_ptr())
-                    ? cast::Stores::Cached
-                    : cast::stores_for(number_dtype(source), number_dtype(target),
-                                       static_cast<std::size_t>(source.numel())));
-    return;
-  }
+  if (!by_aten(source)) return cast_on_cpu(source, target);
   const at::AutoDispatchBelowADInplaceOrView guard;
   target.copy_(source);
 }
@@ -148,9 +145,10 @@ void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
 at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides,
                         Lifetime lifetime) {
   const at::ScalarType type = scalar_type(to);
-  if (by_aten(source) && strides.empty()) {
+  if (by_aten(source)) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    return source.to(type);
+    if (strides.empty()) return source.to(type);
+    return at::empty_strided(source.sizes(), strides, source.options().dtype(type)).copy_(source);
   }
   std::vector<int64_t> dense;
   if (strides.empty() && source.is_non_overlapping_and_dense()) {
@@ -160,10 +158,8 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
     dense = at::infer_dense_strides(source.sizes(), source.strides());
     strides = dense;
   }
-  at::Tensor result = by_aten(source)
-                          ? at::empty_strided(source.sizes(), strides, source.options().dtype(type))
-                          : empty_on_cpu(source.sizes(), strides, type, result_memory(lifetime));
-  cast_numbers_into(source, result);
+  at::Tensor result = empty_on_cpu(source.sizes(), strides, type, result_memory(lifetime));
+  cast_on_cpu(source, result);
   return result;
 }
 

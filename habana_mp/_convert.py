@@ -81,7 +81,8 @@ def convert(
             (_state, "policy", new),
             (_state, "verbose", isVerbose),
         ]
-        limit = cache._limit()
+        # D29: that policy's casts are not kept.
+        limit = 0 if new.name == "hpu-autocast" else cache._limit()
         try:
             _log.open_log(isVerbose)
             if isVerbose:

@@ -1899,3 +1899,12 @@ print([zlib.crc32(tensor.detach().numpy().tobytes()) for tensor in numbers])
         lines.append(done.stdout.splitlines())
     assert [line[0] for line in lines] == ["True", "False"]
     assert lines[0][1] == lines[1][1]
+
+
+def test_hpu_autocast_keeps_no_copies():
+    """D29: under that policy a weight is cast at every call."""
+    hmp.convert(policy="hpu-autocast")
+    p = weight()
+    for _ in range(3):
+        assert is_fresh(p)
+    assert hmp.cache.info()[:4] == (0, 0, 0, 0)

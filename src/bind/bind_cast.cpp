@@ -1,7 +1,6 @@
 // hmp.cast for Python: tensors by src/torch, buffers (what NumPy arrays are) by src/cast; and the
 // door by which tests choose the variant of the kernels.
 #include <ATen/MemoryOverlap.h>
-#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,16 +10,13 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "cast/cast_strided.h"
+#include "torch/parallel_cast.h"
 #include "torch/tensor_cast.h"
 
 namespace py = pybind11;
 
 namespace habana_mp {
 namespace {
-
-// Below this a cast is over sooner than other threads could take the GIL.
-constexpr std::int64_t kReleaseGilAbove = 1 << 16;
 
 DType checked_dtype(int number) {
   const auto dtype = static_cast<DType>(number);
@@ -83,14 +79,7 @@ void cast_buffer(const py::buffer& source, int from_number, const py::buffer& ta
   const cast::Stores stores = fresh
                                   ? cast::Stores::Cached
                                   : cast::stores_for(from, to, static_cast<std::size_t>(read.size));
-  const auto run = [&] {
-    at::parallel_for(0, static_cast<std::int64_t>(strided.pieces()),
-                     static_cast<std::int64_t>(strided.grain()),
-                     [&](std::int64_t begin, std::int64_t end) {
-                       strided.run(read.ptr, write.ptr, static_cast<std::size_t>(begin),
-                                   static_cast<std::size_t>(end), stores);
-                     });
-  };
+  const auto run = [&] { run_in_parallel(strided, read.ptr, write.ptr, stores); };
   if (read.size < kReleaseGilAbove) {
     run();
   } else {

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/strides.h>
@@ -20,15 +19,12 @@
 #include <vector>
 
 #include "cast/cast_kernels.h"
-#include "cast/cast_strided.h"
 #include "torch/copy_backwards.h"
+#include "torch/parallel_cast.h"
 #include "torch/weight_cache.h"
 
 namespace habana_mp {
 namespace {
-
-// Below this a cast is over sooner than other threads could take the GIL.
-constexpr int64_t kReleaseGilAbove = 1 << 16;
 
 at::ScalarType scalar_type(DType dtype) {
   switch (dtype) {
@@ -73,13 +69,7 @@ void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DT
   };
   const cast::StridedCast strided(from, to, span(source.sizes()), span(source.strides()),
                                   span(target.strides()));
-  const void* read = source.const_data_ptr();
-  void* write = target.mutable_data_ptr();
-  at::parallel_for(0, static_cast<int64_t>(strided.pieces()), static_cast<int64_t>(strided.grain()),
-                   [&](int64_t begin, int64_t end) {
-                     strided.run(read, write, static_cast<std::size_t>(begin),
-                                 static_cast<std::size_t>(end), stores);
-                   });
+  run_in_parallel(strided, source.const_data_ptr(), target.mutable_data_ptr(), stores);
 }
 
 void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
@@ -108,7 +98,7 @@ at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::Scal
 }
 
 // Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
-// would copy the tensor before it reads it (design: F.linear and matmul reshape their inputs).
+// would copy the tensor before it reads it (F.linear and matmul reshape their inputs).
 // Matrices that are transposed, each in its place, are read as they are.
 bool copied_by_matmul(const at::Tensor& tensor) {
   const int64_t dims = tensor.dim();

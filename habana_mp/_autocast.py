@@ -76,7 +76,7 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
             self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
         else:
             self._region, self._key = _region(device_type, dtype, enabled, cache_enabled, policy)
-        self._before: list[list[Row]] = []  # used by traced code only
+        self._before: list[tuple[list[Row], bool]] = []  # used by traced code only
 
     @classmethod
     def current(cls) -> autocast:
@@ -98,14 +98,14 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         if not torch.compiler.is_dynamo_compiling():
             _core.enter_autocast(self._region)
             return self
-        self._before.append(set_rows(_traced_rows(self._key)))
+        self._before.append(enter_traced(_traced_rows(self._key)))
         return self
 
     def __exit__(self, *exc: object) -> None:
         if not torch.compiler.is_dynamo_compiling():
             _core.leave_autocast()
             return
-        set_rows(self._before.pop())
+        leave_traced(self._before.pop())
 
     def clone(self) -> autocast:
         """What a decorated function is in each time that it runs: a region holds no state of its own (D33)."""
@@ -181,19 +181,42 @@ def _traced_rows(key: str) -> tuple[Row, ...]:
     return tuple(_core.traced_autocast(_regions[key]))
 
 
-def set_rows(rows: Iterable[Row]) -> list[Row]:
-    """Sets torch's state in traced code. Returns what it was, to be set again."""
+def enter_traced(rows: Iterable[Row]) -> tuple[list[Row], bool]:
+    """Enters a region in traced code. Returns what was, for ``leave_traced``."""
     before = []
     for device, enabled, dtype in rows:
         before.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
-    return before
+    included = _is_included()
+    _include(True)
+    return before, included
+
+
+def leave_traced(before: tuple[list[Row], bool]) -> None:
+    rows, included = before
+    for device, enabled, dtype in rows:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    _include(included)
+
+
+def _include(included: bool) -> None:
+    """Whether this thread comes to our kernels. Graphs call it as it is."""
+    _core.include_autocast(included)
+
+
+def _is_included() -> bool:
+    torch._dynamo.allow_in_graph(_include)  # here, because nobody else is to import torch.compile's half of torch
+    included = _core.include_autocast(True)
+    _core.include_autocast(included)
+    return included
 
 
 _traced: dict[str, Any] = {}
 _traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _traced_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_included._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _device(device_type: object) -> str:

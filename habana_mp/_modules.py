@@ -143,7 +143,7 @@ class _Hook:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if torch.compiler.is_dynamo_compiling():
             rows, on = _traced_rows(None if self.policy is None else self.policy._text)
-            self.before.append(_autocast.set_rows(rows))
+            self.before.append(_autocast.enter_traced(rows))
         else:
             devices = _ruled_devices()
             on = bool(devices) or _state.policy is not None
@@ -160,7 +160,7 @@ class _Leave:
 
     def __call__(self, *_: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
-            _autocast.set_rows(self.hook.before.pop())
+            _autocast.leave_traced(self.hook.before.pop())
         elif (entered := _inside_of()) and entered[-1] is self.hook:  # an earlier hook may have raised
             entered.pop()
             _core.leave_autocast()

@@ -110,6 +110,20 @@ def test_a_region_made_outside_and_entered_inside() -> None:
     assert dtypes(compiled(x())) == (BF16, BF16, FP32, FP32, FP32, FP32)
 
 
+def test_a_trace_that_fails_inside_a_region_leaves_nothing_behind() -> None:
+    def function(t: torch.Tensor) -> torch.Tensor:
+        with hmp.autocast("cpu", policy=A):
+            torch._dynamo.graph_break()
+            return torch.mm(t, t)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, fullgraph=True, backend="aot_eager")(x())
+    assert dtypes(results(x())) == (FP32, FP32, FP32)
+    with torch.autocast("cpu", BF16):
+        assert dtypes(results(x())) == (BF16, FP32, FP32)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included("TESTING_ONLY_GenericMode")
+
+
 def test_a_decorated_function_inside() -> None:
     @hmp.autocast("cpu", policy=A)
     def part(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -205,14 +219,21 @@ def test_export_of_a_region(strict: bool) -> None:
     assert dtypes(exported.module()(x())) == (BF16, BF16, FP32)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jvp
 def test_vmap_and_grad() -> None:
-    """vmap makes other ops of some before they come to autocast, torch's own too: mm is matmul there."""
+    """Under torch.func a policy meets the ops that the user called (to torch.autocast, softmax is _softmax and mm matmul there)."""
     batch = torch.stack([x(), x()])
-    with hmp.autocast("cpu", policy=A.with_edits("+matmul:lower", "+_softmax:fp32")):
-        assert dtypes(torch.vmap(results)(batch)) == (BF16, BF16, FP32)
+    for policy in (A, B):
+        with hmp.autocast("cpu", policy=policy):
+            mapped, one_by_one = torch.vmap(results)(batch), [results(t) for t in batch]
+        assert dtypes(mapped) == dtypes(one_by_one[0])
+        for together, *alone in zip(mapped, *one_by_one, strict=True):
+            torch.testing.assert_close(together, torch.stack(alone))
     with hmp.autocast("cpu", policy=A):
         gradient = torch.func.grad(lambda t: torch.mm(t, t).sum().float())(x())
-    assert gradient.dtype == FP32
+        mapped = torch.vmap(torch.func.grad(lambda t: torch.mm(t, t).sum().float()))(batch)
+        _, tangent = torch.func.jvp(lambda t: torch.mm(t, t), (x(),), (x(),))
+    assert (gradient.dtype, mapped.dtype, tangent.dtype) == (FP32, FP32, BF16)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jit

@@ -44,9 +44,9 @@ using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>
 Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
   Region region;
   for (const auto& [type, dtype, rules] : rows) {
-    const std::size_t device = device_index(type);
-    if (rules) autocast::serve(*rules, device);
-    region.settings.push_back({device, rules != nullptr, scalar_type_of(dtype), {rules, cached}});
+    if (rules) autocast::serve(*rules);
+    region.settings.push_back(
+        {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached}});
   }
   if (casts_off) region.casts_off = true;
   return region;
@@ -89,7 +89,7 @@ py::list traced(const Region& region) {
 
 // The policy in force here for a device type, and whether weight casts are kept.
 py::object policy_here(const std::string& type) {
-  const auto here = autocast::scope_here(device_index(type));
+  const auto here = autocast::scope_here(device_index(type), autocast::excluded_here());
   if (here.whose != autocast::Whose::Ours) return py::none();
   return py::cast(std::const_pointer_cast<Policy>(here.scope->rules->policy));
 }
@@ -110,6 +110,7 @@ void bind_autocast(py::module_& module) {
   module.def("leave_autocast", &autocast::leave);
   module.def("current_autocast", &autocast::current);
   module.def("traced_autocast", &traced, py::arg("region"));
+  module.def("include_autocast", &autocast::set_included, py::arg("included"));
   module.def("autocast_policy", &policy_here, py::arg("device_type"),
              "The policy of the region in force on this thread, None where there is none of ours");
   module.def("dispatched_ops", &autocast::dispatched_ops);

@@ -71,7 +71,7 @@ void bind_patched_op(py::module_& module) {
   module.def("resume", [] { patch_set().resume(); });
   module.def("is_installed", [] { return patch_set().installed(); });
 
-  module.def("casts_off", &casts_off);
+  module.def("casts_off", [] { return casts_off(); });
   module.def("set_casts_off", &set_casts_off);
   module.def("enter_disabled", &enter_disabled);
   module.def("exit_disabled", &exit_disabled);

@@ -1,7 +1,7 @@
 #include "torch/autocast_kernel.h"
 
+#include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -24,11 +24,6 @@ namespace habana_mp::autocast {
 namespace {
 
 using Stack = torch::jit::Stack;
-// KernelFunction in torch 2.11, SafeKernelFunction later.
-using TorchKernel =
-    std::decay_t<decltype(std::declval<c10::OperatorHandle>().getComputedKernelForDispatchKey(
-        c10::DispatchKey::CPU))>;
-
 // Every op that a policy may name, in one order for the whole process.
 struct Catalogue {
   std::deque<Op> ops;  // kernels keep references
@@ -61,7 +56,7 @@ struct Catalogue {
       std::string full = name.overload_name.empty() ? base : base + "." + name.overload_name;
       for (const std::string& spelling : spellings) by_name[spelling].push_back(ops.size());
       if (!name.overload_name.empty()) by_name[full].push_back(ops.size());
-      ops.push_back({*handle, std::move(full), std::move(*form), {}});
+      ops.push_back({*handle, std::move(full), std::move(*form), ops.size()});
     }
   }
 };
@@ -71,102 +66,160 @@ Catalogue& catalogue() {
   return *all;
 }
 
-class Kernel final : public c10::OperatorKernel {
- public:
-  Kernel(const Op& op, std::size_t index, std::size_t device, std::optional<TorchKernel> torch)
-      : op_(op), index_(index), device_(device), torch_(std::move(torch)) {}
-
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) const {
-    const Here here = scope_here(device_);
-    if (here.whose == Whose::Torch) {
-      return torch_ ? torch_->callBoxed(handle, keys, stack) : go_on(handle, keys, stack);
-    }
-    if (here.whose == Whose::Nobody || casts_off()) return go_on(handle, keys, stack);
-    const Rule rule = here.scope->rules->by_op[index_];
-    if (rule.action == Action::Inputs) return go_on(handle, keys, stack);
-    if (rule.action == Action::Error) raise_unsafe(*here.scope->rules->policy);
-
-    // A listed op is atomic: nothing inside it is cast by itself (D19).
-    const c10::impl::ExcludeDispatchKeyGuard inside(kAllKeys);
-    if (settled(rule, dtypes_of(op_.form, *stack, kDevices[device_])) &&
-        record::level() == record::Level::Off) {
-      return go_on(handle, keys, stack);
-    }
-    Call call(op_.form, *stack, kDevices[device_]);
-    const Decision decision = decide(rule, call.described(), call.explicit_dtype());
-    const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
-    if (record::level() != record::Level::Off) {
-      log_call(op_, *here.scope->rules->policy, call, decision, casting);
-    }
-    if (!casting) return go_on(handle, keys, stack);
-    call.cast(decision, here.scope->cached);
-    handle.callBoxed(stack);
-    if (call.gave_away_copy()) {
-      call.take_back();
-      call.cast(decision, /*cached=*/false);
-      handle.callBoxed(stack);
-    }
-  }
-
- private:
-  // The op below autocast; ops that it is made of come to their own kernels.
-  void go_on(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) const {
-    handle.redispatchBoxed(
-        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDeviceKeys[device_]), stack);
-  }
-
-  [[noreturn]] void raise_unsafe(const Policy& policy) const {  // D31, F190
-    TORCH_CHECK(false,
-                "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
-                "autocast.\nThe policy in force (",
-                policy.name(), ") refuses ", op_.name,
-                " because its backward can leave the range of the lower precision. Use "
-                "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the "
-                "call in hmp.disable_casts().");
-  }
-
-  const Op& op_;
-  const std::size_t index_;
-  const std::size_t device_;
-  const std::optional<TorchKernel> torch_;
-};
-
-// Keeps back torch's warning that a kernel is registered over another one (once in a process, and
-// then for nobody else), and no other.
-class OverrideSilence final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    if (warning.msg().find("Overriding a previously registered kernel") == std::string::npos) {
-      before_->process(warning);
-    }
-  }
-
- private:
-  c10::WarningHandler* before_ = c10::WarningUtils::get_warning_handler();
-  // With it the warning is not used up: the next one who earns it gets it.
-  c10::WarningUtils::WarnAlways always_;
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
-
-torch::Library& library(std::size_t device) {
-  static auto* libraries = new std::array<std::unique_ptr<torch::Library>, kDeviceCount>;
-  auto& own = (*libraries)[device];
-  if (!own) {
-    own = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", kDeviceKeys[device],
-                                           __FILE__, __LINE__);
-  }
-  return *own;
+[[noreturn]] void raise_unsafe(const Op& op, const Policy& policy) {  // D31, F190
+  TORCH_CHECK(false,
+              "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+              "autocast.\nThe policy in force (",
+              policy.name(), ") refuses ", op.name,
+              " because its backward can leave the range of the lower precision. Use "
+              "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the "
+              "call in hmp.disable_casts().");
 }
 
-void register_kernel(Op& op, std::size_t index, std::size_t device) {
-  op.served[device] = true;
-  const c10::DispatchKey key = kDeviceKeys[device];
-  std::optional<TorchKernel> torch;
-  if (op.handle.hasKernelForDispatchKey(key)) {
-    torch.emplace(op.handle.getComputedKernelForDispatchKey(key));
+// What becomes of a call: it goes on below our key, under a rule or as it is.
+struct Course {
+  c10::DispatchKeySet keys;        // for the redispatch
+  c10::DispatchKeySet left_out{};  // torch's own autocast, if it is none of it
+  const Scope* scope = nullptr;    // null: as it is
+  Rule rule{};
+  c10::DeviceType device{};
+  Seen seen{};
+
+  // Whether the rule casts nothing, and nobody wants to hear of it.
+  bool settled() const {
+    return seen.on_one_device() && habana_mp::settled(rule, seen.dtypes) &&
+           record::level() == record::Level::Off;
   }
-  library(device).impl(op.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                            std::make_unique<Kernel>(op, index, device, torch)));
+};
+
+// `each` calls what it is given with each tensor of the call.
+template <typename Each>
+Course course_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
+  static constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+  Course course{.keys = keys & kBelow};
+  each(course.seen);
+  const c10::DispatchKeySet excluded = excluded_here();
+  const std::size_t device = device_of(course.seen, excluded);
+  if (device == kDeviceCount) return course;
+  const Here here = scope_here(device, excluded);
+  if (here.whose == Whose::Torch) return course;  // `keys` has its kernel
+  course.left_out = kDeviceSets[device];
+  course.keys = course.keys - course.left_out;
+  if (here.whose == Whose::Nobody || casts_off(excluded)) return course;
+  course.rule = here.scope->rules->by_op[op.index];
+  if (course.rule.action == Action::Inputs) return course;
+  if (course.rule.action == Action::Error) raise_unsafe(op, *here.scope->rules->policy);
+  course.scope = here.scope;
+  course.device = kDevices[device];
+  return course;
+}
+
+// A listed op is atomic: nothing inside it is cast by itself (D19).
+using Inside = c10::impl::ExcludeDispatchKeyGuard;
+
+void cast_and_call(const Op& op, const Course& course, Stack* stack) {
+  Call call(op.form, *stack, course.device);
+  const Decision decision = decide(course.rule, call.described(), call.explicit_dtype());
+  const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
+  if (record::level() != record::Level::Off) {
+    log_call(op, *course.scope->rules->policy, call, decision, casting);
+  }
+  if (!casting) return op.handle.redispatchBoxed(course.keys, stack);
+  call.cast(decision, course.scope->cached);
+  op.handle.callBoxed(stack);
+  if (call.gave_away_copy()) {
+    call.take_back();
+    call.cast(decision, /*cached=*/false);
+    op.handle.callBoxed(stack);
+  }
+}
+
+// Serves any op.
+class BoxedKernel final : public c10::OperatorKernel {
+ public:
+  explicit BoxedKernel(const Op& op) : op_(op) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) const {
+    const auto each = [&](auto& visit) { for_each_tensor(op_.form, *stack, visit); };
+    const Course course = course_of(op_, keys, each);
+    if (!course.scope) {
+      const UncastRest rest(course.keys, course.left_out);
+      return op_.handle.redispatchBoxed(course.keys, stack);
+    }
+    const Inside inside(kAllKeys);
+    if (course.settled()) return op_.handle.redispatchBoxed(course.keys, stack);
+    cast_and_call(op_, course, stack);
+  }
+
+ private:
+  const Op& op_;
+};
+
+// The same without an argument stack where nothing is to be cast, which takes most of the time of
+// a small op.
+template <typename Signature>
+class TypedKernel;
+
+template <typename... Args>
+class TypedKernel<at::Tensor(Args...)> final : public c10::OperatorKernel {
+ public:
+  explicit TypedKernel(const Op& op) : op_(op), handle_(op.handle.typed<at::Tensor(Args...)>()) {}
+
+  at::Tensor operator()(c10::DispatchKeySet keys, Args... args) const {
+    const auto each = [&](auto& visit) { (for_each_tensor(args, visit), ...); };
+    const Course course = course_of(op_, keys, each);
+    if (!course.scope) {
+      const UncastRest rest(course.keys, course.left_out);
+      return handle_.redispatch(course.keys, std::forward<Args>(args)...);
+    }
+    const Inside inside(kAllKeys);
+    if (course.settled()) return handle_.redispatch(course.keys, std::forward<Args>(args)...);
+    Stack stack;
+    stack.reserve(sizeof...(Args));
+    torch::jit::push(stack, std::forward<Args>(args)...);
+    cast_and_call(op_, course, &stack);
+    return std::move(stack[0]).toTensor();
+  }
+
+ private:
+  const Op& op_;
+  const c10::TypedOperatorHandle<at::Tensor(Args...)> handle_;
+};
+
+template <typename AtenOp>
+c10::KernelFunction typed(const Op& op) {
+  using Kernel = TypedKernel<typename AtenOp::schema>;
+  return c10::KernelFunction::makeFromUnboxedFunctor</*AllowLegacyTypes=*/true, Kernel>(
+      std::make_unique<Kernel>(op));
+}
+
+c10::KernelFunction kernel_of(const Op& op) {
+  static const std::unordered_map<std::string_view, c10::KernelFunction (*)(const Op&)> fast = {
+#define HABANA_MP_TYPED(name) {#name, typed<at::_ops::name>},
+#include "torch/autocast_typed_ops.inc"
+#undef HABANA_MP_TYPED
+  };
+  std::string name = op.name;
+  std::replace(name.begin(), name.end(), '.', '_');
+  if (const auto found = fast.find(name); found != fast.end()) return found->second(op);
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(op));
+}
+
+bool casts_in_torch(const Op& op) {
+  return std::any_of(kDeviceKeys.begin(), kDeviceKeys.end(),
+                     [&](c10::DispatchKey key) { return op.handle.hasKernelForDispatchKey(key); });
+}
+
+// Never undone: a call may be in a kernel.
+void register_kernel(const Op& op) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  // All other ops pass our key by.
+  static auto* others = new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+      kKey, c10::KernelFunction::makeFallthrough(), "habana_mp: ops without a rule"));
+  static_cast<void>(others);
+  static auto* kept = new std::deque<c10::RegistrationHandleRAII>;
+  kept->push_back(dispatcher.registerImpl(op.handle.operator_name(), kKey, kernel_of(op),
+                                          std::nullopt, nullptr, "habana_mp: hmp.autocast"));
 }
 
 std::mutex serving;
@@ -191,19 +244,16 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy) {
   return rules;
 }
 
-void serve(const Rules& rules, std::size_t device) {
-  if (rules.served[device].load(std::memory_order_acquire)) return;
+void serve(const Rules& rules) {
+  if (rules.served.load(std::memory_order_acquire)) return;
   const std::lock_guard guard(serving);
-  const OverrideSilence silence;
-  std::deque<Op>& ops = catalogue().ops;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].served[device]) continue;
-    if (rules.by_op[i].action != Action::Inputs ||
-        ops[i].handle.hasKernelForDispatchKey(kDeviceKeys[device])) {
-      register_kernel(ops[i], i, device);
-    }
+  for (Op& op : catalogue().ops) {
+    const bool listed = rules.by_op[op.index].action != Action::Inputs;
+    if (op.served || !(listed || casts_in_torch(op))) continue;
+    register_kernel(op);
+    op.served = true;
   }
-  rules.served[device].store(true, std::memory_order_release);
+  rules.served.store(true, std::memory_order_release);
 }
 
 std::vector<std::string> dispatched_ops() {

@@ -1,12 +1,8 @@
-// The kernels of hmp.autocast: what the dispatcher calls in place of an op where autocast is on for
-// a device type. Each casts the arguments as decide() says and calls the op below autocast. Knows
-// how the dispatcher writes a call (an argument stack and a schema); what is in force where is
-// autocast_state.h.
-//
-// torch's own kernel of the op is kept: outside the regions of this package it runs as ever.
+// The kernels of hmp.autocast: what the dispatcher calls before an op inside a region. Each casts
+// the arguments as decide() says and calls the op below autocast. Knows how the dispatcher writes a
+// call (an argument stack and a schema); what is in force where is autocast_state.h.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -22,14 +18,14 @@ namespace habana_mp::autocast {
 struct Rules {
   std::shared_ptr<const Policy> policy;
   std::vector<Rule> by_op;  // as the catalogue of ops counts them
-  mutable std::array<std::atomic<bool>, kDeviceCount> served{};
+  mutable std::atomic<bool> served = false;
 };
 
 std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy);
 
 // Sees to it that the kernels of all ops that the policy names, and of those that torch itself
-// casts, are registered for a device type (an index into kDevices).
-void serve(const Rules& rules, std::size_t device);
+// casts, are registered.
+void serve(const Rules& rules);
 
 // The overloads of torch's ops that a policy may name: "mm", "pow.Tensor_Scalar". Those that write
 // to an argument are none: autocast leaves them alone (F85, F86).

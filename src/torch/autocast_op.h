@@ -3,16 +3,18 @@
 // tensors described to decide(), and replaced by their casts.
 #pragma once
 
+#include <ATen/core/IListRef.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/SmallVector.h>
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "policy/decide.h"
@@ -43,7 +45,8 @@ struct Op {
   c10::OperatorHandle handle;
   std::string name;  // "mm", "pow.Tensor_Scalar"
   Form form;
-  std::array<bool, kDeviceCount> served;  // our kernel is registered
+  std::size_t index;    // among all
+  bool served = false;  // our kernel is registered
 };
 
 inline const c10::IValue& argument(const Form& form, const torch::jit::Stack& stack,
@@ -51,30 +54,71 @@ inline const c10::IValue& argument(const Form& form, const torch::jit::Stack& st
   return stack[stack.size() - form.count + position];
 }
 
-// As decide() is to see it: a tensor of another device type is none of this region's.
-inline DType dtype_on(const at::Tensor& tensor, c10::DeviceType device) {
-  if (!tensor.defined() || tensor.device().type() != device) return DType::Other;
+// The tensors of a call, and those of one argument of a kernel that has them unboxed.
+template <typename Visit>
+void for_each_tensor(const Form& form, const torch::jit::Stack& stack, Visit& visit) {
+  for (const TensorArgument& place : form.tensors) {
+    const c10::IValue& value = argument(form, stack, place.position);
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor()) visit(item.toTensor());
+      }
+    }
+  }
+}
+
+template <typename Argument, typename Visit>
+void for_each_tensor(const Argument& argument, Visit& visit) {
+  if constexpr (std::is_same_v<Argument, at::Tensor>) {
+    visit(argument);
+  } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+    if (argument) visit(*argument);
+  } else if constexpr (std::is_same_v<Argument, at::TensorList> ||
+                       std::is_same_v<Argument, at::ITensorListRef>) {
+    for (const at::Tensor& tensor : argument) visit(tensor);
+  } else {
+    static_assert(!std::is_same_v<Argument, c10::List<std::optional<at::Tensor>>>,
+                  "such ops have boxed kernels");
+  }
+}
+
+// As decide() is to see it.
+inline DType dtype_seen(const at::Tensor& tensor) {
   const DType dtype = dtype_of(tensor);
   // A Python number that torch wraps (D38).
   return dtype == DType::Float64 && tensor.unsafeGetTensorImpl()->is_wrapped_number() ? DType::Other
                                                                                       : dtype;
 }
 
-// dtype_bit()s of the tensors of a call.
-inline unsigned dtypes_of(const Form& form, const torch::jit::Stack& stack,
-                          c10::DeviceType device) {
-  unsigned mask = 0;
-  for (const TensorArgument& place : form.tensors) {
-    const c10::IValue& value = argument(form, stack, place.position);
-    if (value.isTensor()) {
-      mask |= dtype_bit(dtype_on(value.toTensor(), device));
-    } else if (value.isList()) {
-      for (const c10::IValue& item : value.toListRef()) {
-        if (item.isTensor()) mask |= dtype_bit(dtype_on(item.toTensor(), device));
-      }
-    }
+// The same for a call on tensors of `device`: a tensor of another device type is none of it.
+inline DType dtype_on(const at::Tensor& tensor, c10::DeviceType device) {
+  return tensor.defined() && tensor.device().type() == device ? dtype_seen(tensor) : DType::Other;
+}
+
+// What the tensors of a call are, as bits: DeviceTypes and dtype_bit()s.
+struct Seen {
+  std::uint32_t devices = 0;
+  unsigned dtypes = 0;
+
+  void operator()(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    devices |= std::uint32_t{1} << static_cast<unsigned>(tensor.device().type());
+    dtypes |= dtype_bit(dtype_seen(tensor));
   }
-  return mask;
+  bool on_one_device() const { return (devices & (devices - 1)) == 0; }
+};
+
+// The device type that a call is for, as an index into kDevices, by those of all its tensors: of
+// the ones that autocast is on for, the one that torch asks first. kDeviceCount where there is
+// none.
+inline std::size_t device_of(const Seen& seen, c10::DispatchKeySet excluded) {
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if ((seen.devices >> static_cast<unsigned>(kDevices[i]) & 1) != 0 && is_on(i, excluded))
+      return i;
+  }
+  return kDeviceCount;
 }
 
 class Call {

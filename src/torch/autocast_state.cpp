@@ -115,17 +115,17 @@ struct Frame {
   Now before;
   Flags flags;
   std::array<std::pair<bool, at::ScalarType>, kSigns.size()> signs;
+  bool included;
   bool torch_cache;
   bool casts_off;
 };
 thread_local std::vector<Frame> frames;
 
-bool is_on(c10::DispatchKey key) { return !c10::impl::tls_is_dispatch_key_excluded(key); }
-
 Flags read_flags() {
   Flags flags;
+  const c10::DispatchKeySet excluded = excluded_here();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    flags.enabled[i] = is_on(kDeviceKeys[i]);
+    flags.enabled[i] = is_on(i, excluded);
     flags.dtypes[i] = at::autocast::get_autocast_dtype(kDevices[i]);
   }
   return flags;
@@ -144,11 +144,13 @@ void set_sign(std::size_t sign, bool on, at::ScalarType dtype) {
 // What this thread has in force, as a value that may be changed.
 Scopes scopes_now() {
   Scopes scopes;
-  if (!is_on(kRegionKey)) return scopes;
-  const State* state = is_on(kEnteredKey) ? now.state : decoded();
+  const c10::DispatchKeySet excluded = excluded_here();
+  if (excluded.has(kRegionKey)) return scopes;
+  const State* state = excluded.has(kEnteredKey) ? decoded() : now.state;
   if (state == nullptr) return scopes;
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    if (is_on(kDeviceKeys[i]) && scope_here(i).whose != Whose::Torch) scopes[i] = state->scopes[i];
+    if (is_on(i, excluded) && scope_here(i, excluded).whose != Whose::Torch)
+      scopes[i] = state->scopes[i];
   }
   return scopes;
 }
@@ -166,11 +168,19 @@ std::shared_ptr<const State> state_inside(const Region& region) {
 
 void enter(const Region& region) {
   std::shared_ptr<const State> state = state_inside(region);
-  Frame frame{state, now, read_flags(), {}, at::autocast::is_autocast_cache_enabled(), casts_off()};
+  Frame frame{.entered = state,
+              .before = now,
+              .flags = read_flags(),
+              .signs = {},
+              .included = set_included(state != nullptr),
+              .torch_cache = at::autocast::is_autocast_cache_enabled(),
+              .casts_off = casts_off()};
   for (std::size_t i = 0; i < kSigns.size(); ++i) {
-    frame.signs[i] = {is_on(kSignKeys[i]), at::autocast::get_autocast_dtype(kSigns[i])};
+    frame.signs[i] = {!excluded_here().has(kSignKeys[i]),
+                      at::autocast::get_autocast_dtype(kSigns[i])};
   }
   frames.push_back(std::move(frame));
+  now = {};
 
   for (const Setting& setting : region.settings) {
     set_device(setting.device, setting.enabled, setting.dtype);
@@ -181,7 +191,11 @@ void enter(const Region& region) {
   at::autocast::set_autocast_cache_enabled(
       region.torch_cache.value_or(state ? false : frames.back().torch_cache));
   if (region.casts_off) set_casts_off(*region.casts_off);
-  now = {state.get(), torch_nesting(), graph_task(), read_flags()};
+  now = {.state = state.get(),
+         .nesting = torch_nesting(),
+         .graph_task = graph_task(),
+         .flags = read_flags(),
+         .hidden = {}};
 }
 
 void leave() {
@@ -192,14 +206,22 @@ void leave() {
   const Frame frame = std::move(frames.back());
   frames.pop_back();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    set_device(i, frame.flags.enabled[i], frame.flags.dtypes[i]);
+    const bool on = frame.flags.enabled[i] && !frame.before.hidden.has(kDeviceKeys[i]);
+    set_device(i, on, frame.flags.dtypes[i]);
   }
   for (std::size_t i = 0; i < kSigns.size(); ++i) {
     set_sign(i, frame.signs[i].first, frame.signs[i].second);
   }
+  set_included(frame.included);
   at::autocast::set_autocast_cache_enabled(frame.torch_cache);
   set_casts_off(frame.casts_off);
   now = frame.before;
+}
+
+bool set_included(bool included) {
+  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
+  if (included != before) c10::impl::tls_set_dispatch_key_included(kKey, included);
+  return before;
 }
 
 Region current() {
@@ -229,6 +251,11 @@ Code spelled(int code) {
     code /= kBase;
   }
   return digits;
+}
+
+// A trace that an error ended leaves our key behind: torch.compile brings back torch's state alone.
+void forget_left_region() {
+  if (now.state == nullptr && decoded() == nullptr) set_included(false);
 }
 
 // A graph that torch.compile made runs the calls that it traced.

@@ -1,11 +1,12 @@
 // Which policies hmp.autocast has put in force on this thread, one for each device type.
 //
-// All that torch.compile must guard on is in torch's own autocast state, per thread: a region
-// switches autocast on for its device types, so that the dispatcher comes to our kernels and
-// torch.is_autocast_enabled tells the truth, and for three device types that this package never
-// runs on (MAIA, MPS, MTIA), whose dtypes spell a code of the policies in force: torch.compile and
-// its caches on disk tell graphs apart by them. habana_mp/_autocast.py writes the same where
-// torch.compile traces a region; then MPS stays off, and the code is read.
+// A region includes a dispatch key of its own on its thread, and our kernels are registered for
+// that key: torch's own tables of autocast stay as they are. All that torch.compile must guard on
+// is in torch's own autocast state, per thread: a region switches autocast on for its device types,
+// so that torch.is_autocast_enabled tells the truth, and for three device types that this package
+// never runs on (MAIA, MPS, MTIA), whose dtypes spell a code of the policies in force:
+// torch.compile and its caches on disk tell graphs apart by them. habana_mp/_autocast.py writes
+// the same where torch.compile traces a region; then MPS stays off, and the code is read.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -23,13 +24,24 @@
 
 namespace habana_mp::autocast {
 
-inline constexpr std::array kDevices = {c10::DeviceType::CPU, c10::DeviceType::CUDA,
-                                        c10::DeviceType::XPU, c10::DeviceType::HPU,
-                                        c10::DeviceType::PrivateUse1};
+// As the dispatcher orders their keys, first the one that it asks first.
+inline constexpr std::array kDevices = {c10::DeviceType::PrivateUse1, c10::DeviceType::CUDA,
+                                        c10::DeviceType::HPU, c10::DeviceType::XPU,
+                                        c10::DeviceType::CPU};
 inline constexpr std::array kDeviceKeys = {
-    c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastXPU,
-    c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastPrivateUse1};
+    c10::DispatchKey::AutocastPrivateUse1, c10::DispatchKey::AutocastCUDA,
+    c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastXPU, c10::DispatchKey::AutocastCPU};
 inline constexpr std::size_t kDeviceCount = kDevices.size();
+// As sets, which the compiler does not work out for a key that it does not know.
+inline constexpr std::array kDeviceSets = {
+    c10::DispatchKeySet(kDeviceKeys[0]), c10::DispatchKeySet(kDeviceKeys[1]),
+    c10::DispatchKeySet(kDeviceKeys[2]), c10::DispatchKeySet(kDeviceKeys[3]),
+    c10::DispatchKeySet(kDeviceKeys[4])};
+
+// The key of our kernels. torch has it for tests of the dispatcher and registers nothing for it. It
+// comes before those of autocast, and, as a policy is to meet the ops that the user calls and not
+// what vmap makes of them, before torch.func's; those between (DeferredInit) are off inside vmap.
+inline constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // On: policies are in force on this thread. Off: autocast is torch's, if it is on.
 inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
@@ -42,10 +54,9 @@ inline constexpr std::array kSigns = {c10::DeviceType::MAIA, c10::DeviceType::MP
 inline constexpr std::array kSignKeys = {kRegionKey, kEnteredKey, c10::DispatchKey::AutocastMTIA};
 using Code = std::array<at::ScalarType, kSigns.size()>;
 
-inline constexpr c10::DispatchKeySet kAllKeys(
-    {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastXPU,
-     c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastPrivateUse1, kSignKeys[0],
-     kSignKeys[1], kSignKeys[2]});
+inline constexpr c10::DispatchKeySet kAllKeys =
+    kDeviceSets[0] | kDeviceSets[1] | kDeviceSets[2] | kDeviceSets[3] | kDeviceSets[4] |
+    c10::DispatchKeySet({kKey, kSignKeys[0], kSignKeys[1], kSignKeys[2]});
 
 struct Rules;  // autocast_kernel.h
 
@@ -85,6 +96,10 @@ void leave();
 // All that is in force on this thread, torch's own autocast too.
 Region current();
 
+// What traced code does besides torch's state: whether this thread comes to our kernels. Returns
+// what was before.
+bool set_included(bool included);
+
 // The code of what would be in force inside `region`, here and now; 0 for nothing of ours. It will
 // be known from now on.
 int code_inside(const Region& region);
@@ -100,10 +115,43 @@ struct Now {
   int nesting = 0;               // of torch's own regions, around ours
   int graph_task = -1;           // the backward pass that the region was entered in
   Flags flags{};                 // as entering left them
+  c10::DispatchKeySet hidden{};  // see UncastRest
 };
 inline constinit thread_local Now now;
 
+// What this thread excludes; read once for a call, because that takes a call too.
+inline c10::DispatchKeySet excluded_here() {
+  return c10::impl::tls_local_dispatch_key_set().excluded_;
+}
+
+inline bool is_on(std::size_t device, c10::DispatchKeySet excluded) {
+  return !excluded.has_any(kDeviceSets[device]) || now.hidden.has_any(kDeviceSets[device]);
+}
+
+// While the rest of a call runs uncast. torch's own autocast is left out of it by the key set that
+// it is redispatched with; but the Python dispatcher (of torch.compile) computes key sets anew. For
+// it the key is excluded, and for us it is on as before.
+class UncastRest {
+ public:
+  UncastRest(c10::DispatchKeySet keys, c10::DispatchKeySet left_out) {
+    if (!keys.has(c10::DispatchKey::PythonDispatcher)) return;
+    before_ = now.hidden;
+    guard_.emplace(left_out);
+    now.hidden = now.hidden | left_out;
+  }
+  ~UncastRest() {
+    if (guard_) now.hidden = before_;
+  }
+  UncastRest(const UncastRest&) = delete;
+  UncastRest& operator=(const UncastRest&) = delete;
+
+ private:
+  c10::DispatchKeySet before_;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
 // Slow paths of scope_here().
+void forget_left_region();
 const State* decoded();
 bool torch_region_inside(std::size_t device);
 int graph_task();
@@ -116,16 +164,18 @@ inline int torch_nesting() {
 
 enum class Whose : std::uint8_t { Ours, Torch, Nobody };
 
-// Who rules a call that reached a kernel of `device`, and by which scope. Nobody: the call is to
-// run as if autocast were off (a backward pass runs in the dtypes of its forward).
+// Who rules a call on tensors of `device`, and by which scope. Nobody: the call is to run as if
+// autocast were off (a backward pass runs in the dtypes of its forward).
 struct Here {
   Whose whose;
   const Scope* scope;
 };
 
-inline Here scope_here(std::size_t device) {
-  const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
-  if (excluded.has(kRegionKey)) return {Whose::Torch, nullptr};
+inline Here scope_here(std::size_t device, c10::DispatchKeySet excluded) {
+  if (excluded.has(kRegionKey)) {
+    forget_left_region();
+    return {Whose::Torch, nullptr};
+  }
   const State* state;
   if (excluded.has(kEnteredKey)) {
     state = decoded();

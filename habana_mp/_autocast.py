@@ -139,7 +139,7 @@ def _region(
         return kept
     accepted = _accepted(device, dtype, chosen)
     rules = rules_of(chosen, dtype) if enabled and accepted else None
-    cached = cache_enabled is not False and not _is_hpu(chosen)
+    cached = cache_enabled is not False and chosen.cached
     region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
     found = region, _remembered(region)
     if accepted:  # else each one warns
@@ -252,18 +252,12 @@ def devices() -> list[str]:
     return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]
 
 
-def _is_hpu(policy: Policy) -> bool:
-    """hpu-autocast, or made from it by edits: D29 holds."""
-    return policy.name.partition("+")[0] == _HPU
-
-
 def _accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
-    accepted = _DTYPES[:1] if _is_hpu(policy) else _DTYPES
-    if dtype not in accepted:
+    if dtype not in policy.low_dtypes:
         name = policy.name if dtype in _DTYPES else device.upper()
         warn(
             f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
-            f"{name} Autocast only supports dtypes of {', '.join(map(str, accepted))} currently."
+            f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."
         )
         return False
     cuda = torch.cuda

@@ -1,6 +1,6 @@
 # The C++ core. Kept true by tests/test_stub.py.
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -12,9 +12,10 @@ ACTIONS: tuple[str, ...]
 DTYPES: tuple[str, ...]
 ROLES: tuple[str, ...]
 CAUSES: tuple[str, ...]
+LOW_DTYPES: tuple[str, ...]
 MAX_LIST_BYTES: int
 
-_Entry: TypeAlias = tuple[str, str, int]  # name, file, line
+_Entry: TypeAlias = tuple[str, str, int]  # name or name@dtype, file, line
 
 class Policy:
     def __init__(
@@ -26,6 +27,8 @@ class Policy:
         fp32: list[_Entry],
         promote: list[_Entry],
         error: list[_Entry],
+        low_dtypes: Sequence[str] = ...,
+        cached: bool = ...,
     ) -> None: ...
     @staticmethod
     def parse(text: str) -> Policy: ...
@@ -35,6 +38,10 @@ class Policy:
     def low(self) -> str: ...
     @property
     def rest(self) -> str: ...
+    @property
+    def low_dtypes(self) -> list[str]: ...
+    @property
+    def cached(self) -> bool: ...
     @property
     def lower(self) -> list[_Entry]: ...
     @property
@@ -51,7 +58,7 @@ class Policy:
 
 def parse_op_list(text: str | bytes, path: str) -> tuple[bool, list[tuple[str, int, bool]]]: ...
 def dispatched_candidates(op: str) -> list[list[str]]: ...
-def is_op_name(text: str) -> bool: ...
+def is_entry(text: str) -> bool: ...
 def candidates(home_name: str) -> list[list[str]]: ...
 def decide(
     action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit_dtype: bool

@@ -34,6 +34,8 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
         fp32.named,
         promote.named,
         error,
+        described["low_dtypes"],
+        described["cache"],
     )
     if not shipped:
         for file in lists:
@@ -63,4 +65,11 @@ def _read_description(path: Path) -> dict[str, Any]:
         or not all(isinstance(op, str) for op in error_ops)
     ):
         raise ValueError(f"{path}: name is a string and error a list of op names")
+    low_dtypes = described.setdefault("low_dtypes", [*core.LOW_DTYPES])
+    if not isinstance(low_dtypes, list) or not low_dtypes or not all(low in core.LOW_DTYPES for low in low_dtypes):
+        raise ValueError(f"{path}: low_dtypes is a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")
+    if described["low_dtype"] not in low_dtypes:
+        raise ValueError(f"{path}: low_dtype is {' or '.join(low_dtypes)}, not {described['low_dtype']!r}")
+    if not isinstance(described.setdefault("cache", True), bool):
+        raise ValueError(f"{path}: cache is true or false")  # noqa: TRY004 - of the file
     return described

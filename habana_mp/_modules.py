@@ -183,7 +183,8 @@ def _inside(devices: list[str], policy: Policy | None) -> Any:
     for device in devices:
         dtype = torch.get_autocast_dtype(device)
         rows.append((device, dtype, None if policy is None else _autocast.rules_of(policy, dtype)))
-    return _core.autocast_region(rows, True, policy is None)
+    cached = (policy is None or policy.cached) and all(map(_core.autocast_keeps_casts, devices))
+    return _core.autocast_region(rows, cached, policy is None)
 
 
 def _ruled_devices() -> list[str]:

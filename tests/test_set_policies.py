@@ -110,6 +110,23 @@ def test_without_a_region_nothing_happens() -> None:
     assert model.layers[0].norm.seen == (BF16, BF16)
 
 
+@pytest.mark.parametrize(
+    ("region", "policy", "entries"),
+    [
+        pytest.param({}, "torch-cpu", 1, id="kept"),
+        pytest.param({}, "hpu-autocast", 0, id="its-own-policy-keeps-none-D29"),
+        pytest.param({"cache_enabled": False}, "torch-cpu", 0, id="the-region-keeps-none"),
+        pytest.param({"policy": "hpu-autocast"}, "torch-cpu", 0, id="the-regions-policy-keeps-none"),
+    ],
+)
+def test_whether_casts_of_weights_are_kept(region, policy: str, entries: int) -> None:
+    hmp.cache.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128))
+    with hmp.set_policies(model, {"0": policy}), hmp.autocast("cpu", **region), torch.no_grad():
+        model(torch.ones(2, 128))
+        assert hmp.cache.info().entries == entries
+
+
 def test_the_handle_removes_them() -> None:
     model = Net()
     handle = hmp.set_policies(model, {"head": HIGH})

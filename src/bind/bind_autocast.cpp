@@ -87,11 +87,10 @@ py::list traced(const Region& region) {
   return rows;
 }
 
-// The policy in force here for a device type, and whether weight casts are kept.
-py::object policy_here(const std::string& type) {
+// What rules here for a device type; null where nothing of ours does.
+const autocast::Scope* ours_here(const std::string& type) {
   const auto here = autocast::scope_here(device_index(type), autocast::excluded_here());
-  if (here.whose != autocast::Whose::Ours) return py::none();
-  return py::cast(std::const_pointer_cast<Policy>(here.scope->rules->policy));
+  return here.whose == autocast::Whose::Ours ? here.scope : nullptr;
 }
 
 }  // namespace
@@ -111,8 +110,21 @@ void bind_autocast(py::module_& module) {
   module.def("current_autocast", &autocast::current);
   module.def("traced_autocast", &traced, py::arg("region"));
   module.def("include_autocast", &autocast::set_included, py::arg("included"));
-  module.def("autocast_policy", &policy_here, py::arg("device_type"),
-             "The policy of the region in force on this thread, None where there is none of ours");
+  module.def(
+      "autocast_policy",
+      [](const std::string& type) {
+        const autocast::Scope* scope = ours_here(type);
+        return scope == nullptr ? nullptr : std::const_pointer_cast<Policy>(scope->rules->policy);
+      },
+      py::arg("device_type"),
+      "The policy of the region in force on this thread, None where there is none of ours");
+  module.def(
+      "autocast_keeps_casts",
+      [](const std::string& type) {
+        const autocast::Scope* scope = ours_here(type);
+        return scope != nullptr && scope->cached;
+      },
+      py::arg("device_type"), "Whether that region lets the weight cache keep casts");
   module.def("dispatched_ops", &autocast::dispatched_ops);
   module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
     run_in_c<enter_context>(enter);

@@ -17,7 +17,7 @@ from torch.utils._contextlib import _DecoratorContextManager
 
 from habana_mp import _core, _export, _guests, _log, cache
 from habana_mp._list_file import read_list, warn
-from habana_mp._policy import Policy
+from habana_mp._policy import Policy, replace_preset
 
 # D28, D32: what policy=None is.
 _PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
@@ -44,15 +44,16 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
     Args:
         device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine
             without one acts on the tensors of every device.
-        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``; by default the policy's. Another one is
-            refused with a warning, and the region is off.
+        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``; by default the policy's, and for "cpu" and
+            "cuda" without a policy what ``torch.get_autocast_dtype`` says. Another one is refused with a warning, and the region is off.
         enabled: False switches autocast off inside.
         cache_enabled: whether casts of weights are kept between calls; on unless the policy says otherwise.
         policy: a ``Policy``, or the name or path of one. By default that of the device type: torch's own lists for "cpu" and "cuda",
-            "xpu" and "hpu-autocast" for these.
+            "xpu" and "hpu-autocast" for these; a backend of your own has none.
 
     Raises:
         ValueError: a device_type that is no string, or a policy that is none.
+        TypeError: a dtype that is none, or enabled or cache_enabled that are no bool.
         RuntimeError: a device type that autocast is not for.
 
     >>> with hmp.autocast("cpu", policy="hpu-autocast"):
@@ -71,6 +72,7 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         *,
         policy: Policy | str | os.PathLike[str] | None = None,
     ) -> None:
+        self._made_of: tuple[Any, ...] = device_type, dtype, enabled, cache_enabled, policy
         if torch.compiler.is_dynamo_compiling():
             named = policy._text if isinstance(policy, Policy) else policy
             self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
@@ -93,6 +95,12 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         state._before = []
         return state
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(self, "_made_of"):
+            raise TypeError("what hmp.autocast.current() gives belongs to this process: it is not copied or pickled")
+        *others, policy = self._made_of
+        return functools.partial(autocast, *others, policy=policy), ()
+
     # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_disable.py). torch.compile reads them.
     def __enter__(self) -> Self:  # type: ignore[override]
         if not torch.compiler.is_dynamo_compiling():
@@ -114,7 +122,7 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
 
 
 # What a policy keeps of the regions made with it, by their other arguments: a loop makes one in every step.
-_Made = dict[tuple[str, torch.dtype, bool, bool | None], tuple[Any, str]]
+_Made = dict[tuple[str, torch.dtype, bool, bool], tuple[Any, str]]
 
 
 def _region(
@@ -128,29 +136,33 @@ def _region(
     device = _device(device_type)
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
         raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is torch.bfloat16 or torch.float16, not {dtype!r} (a policy is given as policy=)")
+    if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
+        raise TypeError(f"enabled and cache_enabled are True or False, not {enabled!r} and {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else _named(_default(device) if policy is None else policy)
     if dtype is None:
         # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.
         dtype = torch.get_autocast_dtype(device) if policy is None and device in ("cpu", "cuda") else chosen.low_dtype
     _prepare()
     made: _Made = chosen.__dict__.setdefault("_regions", {})
-    kept = made.get((device, dtype, enabled, cache_enabled))
+    cached = cache_enabled is not False and chosen.cached
+    kept = made.get((device, dtype, enabled, cached))
     if kept is not None:
         return kept
-    accepted = _accepted(device, dtype, chosen)
+    accepted = is_accepted(device, dtype, chosen)
     rules = rules_of(chosen, dtype) if enabled and accepted else None
-    cached = cache_enabled is not False and chosen.cached
     region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
     found = region, _remembered(region)
     if accepted:  # else each one warns
-        made[device, dtype, enabled, cache_enabled] = found
+        made[device, dtype, enabled, cached] = found
     return found
 
 
 def _prepare() -> None:
     if not _core.log_level() and _core.environment_has(_log.VARIABLE):
         _log.open_log(False)
-    _guests.carry_autocast()
+    _guests.serve_autocast()
     cache._open_for_autocast()
 
 
@@ -207,7 +219,8 @@ def _include(included: bool) -> None:
 
 
 def _is_included() -> bool:
-    torch._dynamo.allow_in_graph(_include)  # here, because nobody else is to import torch.compile's half of torch
+    # Here, where torch.compile is at work: the package is not to import it.
+    torch._dynamo.allow_in_graph(_include)  # type: ignore[no-untyped-call]
     included = _core.include_autocast(True)
     _core.include_autocast(included)
     return included
@@ -252,11 +265,12 @@ def devices() -> list[str]:
     return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]
 
 
-def _accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
+def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
+    """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
     if dtype not in policy.low_dtypes:
         name = policy.name if dtype in _DTYPES else device.upper()
         warn(
-            f"In {name} autocast, but the target dtype is not supported. Disabling autocast.\n"
+            f"In {name} autocast, but the target dtype {dtype} is not supported. Disabling autocast.\n"
             f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."
         )
         return False
@@ -296,6 +310,8 @@ def custom_fwd(
     """``torch.amp.custom_fwd``, for the forward of a ``torch.autograd.Function`` whose backward ``custom_bwd`` decorates (F150)."""
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+    if len(_acts_on(device_type)) > 1:
+        return _custom_fwd_anywhere(fwd, cast_inputs)
 
     @functools.wraps(fwd)
     def remembering(ctx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -305,6 +321,21 @@ def custom_fwd(
 
     made: Callable[..., Any] = torch.amp.custom_fwd(remembering, device_type=device_type, cast_inputs=cast_inputs)
     return made
+
+
+def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | None) -> Callable[..., Any]:
+    """For HPU on a machine without one (D28): each call is for the device type of its first tensor."""
+    made: dict[str, Callable[..., Any]] = {}
+
+    @functools.wraps(fwd)
+    def by_device(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        device = next((tensor.device.type for tensor in tensors), "cpu")
+        if device not in made:
+            made[device] = custom_fwd(fwd, device_type=device, cast_inputs=cast_inputs)
+        return made[device](ctx, *args, **kwargs)
+
+    return by_device
 
 
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
@@ -352,7 +383,7 @@ def _read_environment() -> None:
             warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
     if given:
         try:
-            _loaded[_HPU] = Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU)
+            replace_preset(_HPU, Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU))
         except ValueError as error:
             warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 
@@ -50,17 +51,19 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(op: str, *, policy: Policy | str | None = None, module: torch.nn.Module | None = None) -> Explanation:
+def explain(
+    op: str, *, policy: Policy | str | os.PathLike[str] | None = None, module: torch.nn.Module | None = None
+) -> Explanation:
     """Tell which rule applies to an op, and why.
 
     Args:
         op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
-        policy: ask this policy; by default the one in force, of a region of autocast before that of convert; where none is, the one of a
-            plain ``convert()``.
+        policy: ask this policy, or the preset or folder of this name; by default the one in force, of a region of autocast before that
+            of convert; where none is, the one of a plain ``convert()``.
         module: ask for calls inside this module of a model that ``set_policies`` was called on.
 
     Raises:
-        TypeError: ``op`` is no name.
+        TypeError: ``op`` is no name, ``policy`` no policy or ``module`` no module.
         ValueError: no op of the installed torch has that name; the message has the nearest ones.
 
     >>> print(hmp.explain("layer_norm"))
@@ -68,7 +71,9 @@ def explain(op: str, *, policy: Policy | str | None = None, module: torch.nn.Mod
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
     name = _plain_name(op)
-    if isinstance(policy, str):
+    if module is not None and not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is a torch.nn.Module, not {module!r}")
+    if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
     asked, state, dispatched = _asked(policy, module)
     return Explanation(
@@ -78,7 +83,7 @@ def explain(op: str, *, policy: Policy | str | None = None, module: torch.nn.Mod
         in_force=state.startswith("in force"),
         state=state,
         homes=_overloads_of(name, asked) if dispatched else _homes_of(name, asked),
-        arguments=_arguments(name, asked),
+        arguments=_arguments(name, asked, dispatched),
         notes=_notes(asked),
     )
 
@@ -87,22 +92,28 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
     """The policy to tell of, what it is here and now, and whether it acts at the dispatcher."""
     region, device = region_policy()
     current = region or _state.policy
-    ruled = policy_of_module(module) if module is not None and policy is None else None
+    dispatched = region is not None
+    path, own = (policy_of_module(module) if module is not None and policy is None else None) or (None, None)
     if policy is not None and policy != current:
-        return policy, "not in force", False
+        return policy, "not in force", dispatched
     if current is None:
-        return policy or Policy.load("hmp"), "not in force: nothing is converted", False
+        state = "not in force: nothing is converted"
+        if path is not None:
+            state += f", and set_policies rules {path!r} in regions of autocast only"
+        elif torch.is_autocast_enabled("cpu"):
+            state += ", and the torch.autocast that is on here has lists of its own"
+        return own or policy or Policy.load("hmp"), state, path is not None
     if casts_off():
-        return current, "switched off here by disable_casts", region is not None
-    if ruled is not None and ruled[1] is None:
-        return (
-            current,
-            f"switched off inside {ruled[0]!r} by set_policies, which has it run in float32",
-            region is not None,
-        )
-    if ruled is not None and region is not None:
-        return ruled[1] or region, f"in force inside {ruled[0]!r}: set_policies, autocast for {device}", True
-    return current, f"in force here: autocast for {device}" if region else "in force", region is not None
+        state = "switched off here by disable_casts"
+    elif path is not None and own is None:
+        state = f"switched off inside {path!r} by set_policies, which has it run in float32"
+    elif path is not None and dispatched:
+        current, state = own or current, f"in force inside {path!r}: set_policies, autocast for {device}"
+    else:
+        state = f"in force here: autocast for {device}" if dispatched else "in force"
+        if dispatched and _state.policy is not None:
+            state += f"; {_state.policy.name}, of convert, acts before it"
+    return current, state, dispatched
 
 
 def region_policy() -> tuple[Policy | None, str]:
@@ -147,8 +158,11 @@ def _notes(policy: Policy) -> tuple[str, ...]:
 
 def _plain_name(op: str) -> str:
     """The name of an op, out of one that says where it lives; overload names keep their dot."""
+    op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
     if op in known_names():
         return op
+    if op.removeprefix("aten.") in known_names():
+        return op.removeprefix("aten.")
     for prefix, own in (("torch.linalg.", "linalg_"), ("torch.fft.", "fft_"), ("torch.special.", "special_")):
         if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
             return own + op.removeprefix(prefix)
@@ -187,7 +201,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
     return said[action] + ("" if rule.listed else " (rest)")
 
 
-def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
+def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
     rule = policy.rule(name)
     norm = name in NORMS
     low = str(policy.low_dtype).removeprefix("torch.")
@@ -206,8 +220,10 @@ def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
         to = f"{eligible} go to the widest dtype among them"
     elif rule.action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
-    elif policy.rest == "inputs":
-        return ("left alone: no list names it and the policy leaves the rest to its inputs",)
+    elif policy.rest == "inputs" or dispatched:
+        return (
+            "left alone: no list names it" + ("" if dispatched else " and the policy leaves the rest to its inputs"),
+        )
     elif policy.rest == "fp32":
         to = f"{eligible} go to float32, if the op computes on them"
     else:
@@ -216,7 +232,5 @@ def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
             if norm
             else f"{eligible} take the dtype of the first, if the op computes on two or more"
         )
-    return (
-        to,
-        "left alone: calls with a float64 or complex tensor, with dtype= or with out=; in place the target keeps its dtype",
-    )
+    in_place = ", and calls in place" if dispatched else "; in place the target keeps its dtype"
+    return to, f"left alone: calls with a float64 or complex tensor, with dtype= or with out={in_place}"

@@ -93,12 +93,25 @@ def _by_name(value: Any) -> Any:
     return value
 
 
-def carry_autocast() -> None:
-    """Has activation checkpointing recompute under the region of its forward, without a conversion too."""
+def serve_autocast() -> None:
+    """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, and the fused
+    encoder layer of inference, which no policy can see into, is not taken inside.
+    """
     module = torch.utils.checkpoint
     if module._checkpoint_without_reentrant_generator is _checkpoint_generator:
         for owner, name, value in _checkpoint_patches():
             setattr(owner, name, value)
+    torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
+
+
+_torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled
+
+
+@functools.wraps(_torch_fastpath_enabled)
+def _fastpath_enabled() -> bool:
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return _torch_fastpath_enabled() and not torch.is_autocast_enabled("maia")  # on in every region of ours
+    return True
 
 
 def _checkpoint_patches() -> Iterator[tuple[Any, str, Any]]:

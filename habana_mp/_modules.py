@@ -32,16 +32,17 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
 
     Args:
         model: what it set before on its modules is removed.
-        policies: by the path of a module as ``named_modules`` tells it, or a pattern of paths: ``*`` stands for any characters but a
-            dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an earlier one; what none names stays under
-            the policy of the region. A module inside one that is named follows it, unless it is named itself. The policy is a
-            ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of ``convert``, and tensors that come
-            in in lower precision are cast to float32.
+        policies: by the path of a module as ``named_modules`` tells it ("" is the model), or a pattern of paths below the model:
+            ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
+            earlier one; what none names stays under the policy of the region. A module inside one that is named follows it, unless
+            it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of
+            ``convert``, and tensors that come in in lower precision are cast to float32. The low dtype is the region's.
 
     Returns:
         A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
 
     Raises:
+        TypeError: no module, or no mapping of paths to policies.
         ValueError: a path or pattern that no module has, or a policy that is none.
 
     >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": policy})
@@ -49,11 +50,16 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
     See Also:
         autocast, explain
     """
-    chosen = _chosen(model, {path: _value(policy) for path, policy in policies.items()})
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
+    if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
+        raise TypeError(f"policies maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}")
+    chosen = _chosen(model, {path: _value(path, policy) for path, policy in policies.items()})
     _remove(model.modules())
     handles = []
-    for path, value in chosen.items():
-        module = model.get_submodule(path)
+    # One module may have several paths; what was chosen last holds.
+    by_module = {model.get_submodule(path): (path, value) for path, value in chosen.items()}
+    for module, (path, value) in by_module.items():
         hook = _Hook(path, value)
         leave = _Leave(hook)
         handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
@@ -96,18 +102,24 @@ def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | Non
 _models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
-def _value(policy: Policy | str | os.PathLike[str]) -> Policy | None:
+def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
     if policy == _FP32:
         return None
-    return policy if isinstance(policy, Policy) else Policy.load(policy)
+    if isinstance(policy, Policy):
+        return policy
+    try:
+        return Policy.load(policy)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
 
 
 def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> dict[str, Policy | None]:
-    paths = [path for path, _ in model.named_modules()]
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     chosen: dict[str, Policy | None] = {}
     exact = [path for path in policies if path in paths]
     for pattern in [*(path for path in policies if path not in exact), *exact]:
-        named = [pattern] if pattern in exact else [path for path in paths if _pattern(pattern).fullmatch(path)]
+        matches = _pattern(pattern).fullmatch
+        named = [pattern] if pattern in exact else [path for path in paths if path and matches(path)]
         if not named:
             from difflib import get_close_matches
 
@@ -182,7 +194,10 @@ def _inside(devices: list[str], policy: Policy | None) -> Any:
     rows = []
     for device in devices:
         dtype = torch.get_autocast_dtype(device)
-        rows.append((device, dtype, None if policy is None else _autocast.rules_of(policy, dtype)))
+        rules = None
+        if policy is not None and _autocast.is_accepted(device, dtype, policy):
+            rules = _autocast.rules_of(policy, dtype)
+        rows.append((device, dtype, rules))
     cached = (policy is None or policy.cached) and all(map(_core.autocast_keeps_casts, devices))
     return _core.autocast_region(rows, cached, policy is None)
 

@@ -72,6 +72,8 @@ class Policy:
     _text: str = field(init=False)  # what torch.compile can read of it
 
     def __post_init__(self) -> None:
+        if not isinstance(self._core, core.Policy):
+            raise TypeError(f"a policy is made by Policy.load, from_files or from_ops, not of {self._core!r}")
         object.__setattr__(self, "_text", self._core.text())
 
     @classmethod
@@ -91,6 +93,8 @@ class Policy:
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(text))
             name = _ALIASES.get(text, text)
+            if name in _replaced:
+                return _replaced[name]
             if name in presets():
                 return cls(read_folder(SHIPPED / name, shipped=True))
             if not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
@@ -157,7 +161,7 @@ class Policy:
         """The same policy with some ops listed otherwise.
 
         "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
-        it out of all. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
+        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
         that torch does not have is told in a warning, or with ``strict`` a ValueError.
 
         >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
@@ -166,6 +170,8 @@ class Policy:
         lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
         entries: list[Entry] = []
         for edit in edits:
+            if not isinstance(edit, str):
+                raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
             sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
             if not core.is_entry(entry) or (title not in lists if sign == "+" else sign != "-" or colon):
                 raise ValueError(
@@ -195,6 +201,7 @@ class Policy:
 
     def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
         """The same policy with another dtype for its lower list, and with the entries that are for that one."""
+        _low_name(low_dtype, "low_dtype")
         return self if low_dtype is self.low_dtype else Policy(_with_files(self, {}, low_dtype, strict=True))
 
     @property
@@ -254,6 +261,14 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, _parts(self._core)
+
+
+_replaced: dict[str, Policy] = {}
+
+
+def replace_preset(name: str, policy: Policy) -> None:
+    """From now on a policy is what a preset's name stands for (D30)."""
+    _replaced[name] = policy
 
 
 def presets() -> tuple[str, ...]:

@@ -26,20 +26,25 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
                 f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
             )
     error = [(op, str(folder / _DESCRIPTION), 0) for op in described.get("error", [])]
-    made = core.Policy(
-        described.get("name", folder.name),
-        described["low_dtype"],
-        described["rest"],
-        lower.named,
-        fp32.named,
-        promote.named,
-        error,
-        described["low_dtypes"],
-        described["cache"],
-    )
+    try:
+        made = core.Policy(
+            described.get("name", folder.name),
+            described["low_dtype"],
+            described["rest"],
+            lower.named,
+            fp32.named,
+            promote.named,
+            error,
+            described["low_dtypes"],
+            described["cache"],
+        )
+    except ValueError as mistake:
+        told = str(mistake)
+        raise ValueError(told if str(folder) in told else f"{folder / _DESCRIPTION}: {told}") from None
     if not shipped:
         for file in lists:
             check_known(file.named, file.path, strict=False)
+        check_known(error, str(folder / _DESCRIPTION), strict=False)
     return made
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -179,6 +181,44 @@ def test_hpu_refuses_float16() -> None:
         assert results() == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dtype": "bfloat16"}, "dtype is torch.bfloat16 or torch.float16, not 'bfloat16'"),
+        ({"dtype": A}, "a policy is given as policy="),
+        ({"dtype": 16}, "not 16"),
+        ({"enabled": "no"}, "enabled and cache_enabled are True or False, not 'no' and None"),
+        ({"enabled": []}, "True or False"),
+        ({"cache_enabled": 0}, "not True and 0"),
+    ],
+    ids=str,
+)
+def test_wrong_types_are_refused(given, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        hmp.autocast("cpu", **given)
+
+
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))], ids=["copy", "pickle"]
+)
+def test_a_region_is_copied_with_what_holds_it(how) -> None:
+    module = torch.nn.Linear(4, 4)
+    module.region = hmp.autocast("cpu", torch.float16, policy=A)
+    with how(module).region:
+        assert torch.mm(mat(), mat()).dtype == FP16
+    with pytest.raises(TypeError, match="belongs to this process"):
+        how(hmp.autocast.current())
+
+
+def test_an_op_of_the_error_list_says_so() -> None:
+    """D31"""
+    with (
+        hmp.autocast("cpu", policy=A.with_edits("+exp:error")),
+        pytest.raises(RuntimeError, match=r"\(a\+edits\) lists exp"),
+    ):
+        torch.exp(mat())
+
+
 @pytest.mark.parametrize("device", ["mps", "ipu", "maia", "toaster"])
 def test_other_devices_are_refused(device: str) -> None:
     with pytest.raises(RuntimeError, match=f"unsupported autocast device_type '{device}'"):
@@ -288,6 +328,18 @@ def test_torch_autocast_inside_ours_rules(region, expected) -> None:
             with hmp.autocast("cpu", policy=B):
                 assert results() == UNDER_B
             assert results() == expected
+        assert results() == UNDER_A
+
+
+def test_torch_autocast_for_hpu_switches_ours_for_hpu_off() -> None:
+    """D28: without an HPU both are for the tensors' own device. Scripts for Gaudi keep parts in float32 so."""
+    with hmp.autocast("hpu"):
+        with torch.autocast("hpu", enabled=False):
+            assert results() == PLAIN
+        with torch.autocast("xpu", enabled=False):
+            assert (mat() @ mat()).dtype == BF16
+        assert (mat() @ mat()).dtype == BF16
+    with hmp.autocast("cpu", policy=A), torch.autocast("hpu", BF16):
         assert results() == UNDER_A
 
 
@@ -504,6 +556,31 @@ def test_custom_functions_keep_the_policy(cast_inputs) -> None:
     assert seen == [(cast_inputs or BF16, expected), expected]
 
 
+@pytest.mark.parametrize("cast_inputs", [None, FP32], ids=str)
+def test_custom_functions_for_hpu_without_one(cast_inputs) -> None:
+    """D28: each call is for its tensors' own device."""
+    seen = []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        @hmp.custom_fwd(device_type="hpu", cast_inputs=cast_inputs)
+        def forward(ctx, x):
+            seen.append((x.dtype, (mat() @ mat()).dtype))
+            return x.clone()
+
+        @staticmethod
+        @hmp.custom_bwd(device_type="hpu")
+        def backward(ctx, grad):
+            seen.append((mat() @ mat()).dtype)
+            return grad
+
+    with hmp.autocast("hpu"):
+        y = Own.apply(mat(BF16).requires_grad_())
+    y.sum().backward()
+    expected = BF16 if cast_inputs is None else FP32
+    assert seen == [(expected, expected), expected]
+
+
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
 @pytest.mark.parametrize("converted", [True, False], ids=["converted", "alone"])
 def test_checkpoints_recompute_under_their_policy(reentrant: bool, converted: bool) -> None:
@@ -640,6 +717,22 @@ library.impl("mm", lambda *args: None, "AutocastCPU", allow_override=True)
     assert "Overriding a previously registered kernel" in others
 
 
+@pytest.mark.parametrize("policy", ["torch-cpu", "hmp", "hpu-autocast", "xpu"])
+def test_the_fused_encoder_of_inference_is_not_taken(policy: str) -> None:
+    """A policy meets the ops that the encoder is made of, as without no_grad."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 4, 16)
+    with hmp.autocast("cpu", policy=policy):
+        expected = model(x)
+        with torch.no_grad():
+            assert torch.equal(model(x), expected)
+    with torch.no_grad(), torch.autocast("cpu"):
+        model(x)  # torch's own way
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 LISTS = """
 import torch
 from habana_mp import hmp
@@ -662,6 +755,22 @@ def test_lists_of_the_environment(lower: str, fp32: str, tmp_path: Path) -> None
     (tmp_path / "fp32.txt").write_text("matmul\n")
     out = run_python(LISTS, **{lower: str(tmp_path / "lower.txt"), fp32: str(tmp_path / "fp32.txt")})
     assert out.split() == ["torch.bfloat16", "torch.bfloat16", "torch.float32", "torch.float32"]
+
+
+def test_lists_of_the_environment_are_the_presets(tmp_path: Path) -> None:
+    """D30: wherever its name is given."""
+    (tmp_path / "lower.txt").write_text("add\n")
+    program = """
+import torch
+from habana_mp import hmp
+print(hmp.Policy.load("hpu-autocast").lists["lower"], hmp.explain("add", policy="hpu-autocast").rule.action)
+model = torch.nn.Linear(4, 4)
+with hmp.set_policies(model, {"": "hpu-autocast"}), hmp.autocast("cpu"):
+    print(model(torch.ones(4, 4)).dtype)
+print(hmp.convert(policy="hpu-autocast").rule("add").action)
+"""
+    out = run_python(program, LOWER_LIST=str(tmp_path / "lower.txt"))
+    assert out.splitlines() == ["('add',) lower", "torch.float32", "lower"]
 
 
 def test_a_list_of_the_environment_that_is_missing(tmp_path: Path) -> None:

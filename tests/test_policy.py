@@ -366,6 +366,7 @@ BAD_FOLDERS = {
     "rest is no string": ('low_dtype = "bfloat16"\nrest = 3\n', "mm\n", "policy.toml: rest must be given, as a string"),
     "unknown rest": ('low_dtype = "bfloat16"\nrest = "low"\n', "mm\n", "first_input, fp32 or inputs"),
     "unknown dtype": ('low_dtype = "int8"\nrest = "inputs"\n', "mm\n", "bfloat16 or float16"),
+    "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),
     "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is no key"),
     "no TOML": ("low_dtype = \n", "mm\n", r"policy.toml: .*line 1"),
     "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error a list of op names"),
@@ -566,3 +567,24 @@ def test_decide_refuses_numbers_that_are_no_enum():
     ):
         with pytest.raises(ValueError, match="is out of range"):
             _core.decide(*bad, False)
+
+
+def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('low_dtype = "bfloat16"\nrest = "inputs"\nerror = ["mmm"]\n')
+    for name in ("lower", "fp32", "promote"):
+        (tmp_path / f"{name}.txt").write_text("")
+    with pytest.warns(UserWarning, match="mmm"):
+        hmp.Policy.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda policy: policy.with_edits(["+mm:lower"]), id="edits-in-a-list"),
+        pytest.param(lambda policy: policy.with_edits(None), id="no-edit"),
+        pytest.param(lambda policy: type(policy)("hmp"), id="a-name-to-the-constructor"),
+    ],
+)
+def test_wrong_types_are_told(make) -> None:
+    with pytest.raises(TypeError, match=r"policy is made by|edit of a policy is a string"):
+        make(hmp.Policy.load("hmp"))

@@ -195,7 +195,10 @@ def test_an_error_inside_leaves_it() -> None:
     [
         ({"haed": HIGH}, "'haed' names no module of Net; did you mean 'head'?"),
         ({"layers.*.nrm": HIGH}, r"'layers\.\*\.nrm' names no module of Net"),
-        ({"head": "no-such-policy"}, "'no-such-policy' is no policy"),
+        ({"head": "no-such-policy"}, "the policy of 'head' is 'no-such-policy', which is not \"fp32\" and no policy"),
+        ({"head": "FP32"}, "the policy of 'head' is 'FP32'"),
+        ({"head": 3}, "the policy of 'head' is 3"),
+        ({"head": None}, "the policy of 'head' is None"),
     ],
 )
 def test_mistakes(policies, message: str) -> None:
@@ -203,6 +206,53 @@ def test_mistakes(policies, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hmp.set_policies(model, policies)
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "policies", "message"),
+    [
+        (None, {}, "set_policies is for a torch.nn.Module, not None"),
+        (Net(), ["head"], "policies maps paths of modules to policies"),
+        (Net(), {torch.nn.Linear: "fp32"}, "policies maps paths of modules to policies"),
+    ],
+    ids=["no-model", "a-list", "a-class"],
+)
+def test_wrong_types(model, policies, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        hmp.set_policies(model, policies)
+
+
+def test_a_pattern_is_for_what_is_below_the_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with hmp.set_policies(model, {"*": "fp32"}):
+        assert not model._forward_pre_hooks
+        assert all(module._forward_pre_hooks for module in model)
+    with hmp.set_policies(model, {"": "fp32"}), hmp.autocast("cpu", policy=LOW):
+        assert model(torch.ones(2, 4)).dtype == torch.float32
+
+
+def test_any_path_of_a_shared_module_names_it() -> None:
+    model = torch.nn.Module()
+    model.a = model.b = torch.nn.Linear(4, 4)
+    with hmp.set_policies(model, {"b": "fp32"}), hmp.autocast("cpu", policy=LOW):
+        assert model.a(torch.ones(2, 4)).dtype == torch.float32
+
+
+def test_a_policy_that_refuses_the_dtype_of_the_region() -> None:
+    """D29: it warns, and the module runs uncast."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with hmp.set_policies(model, {"0": "hpu-autocast"}), hmp.autocast("cpu", torch.float16):
+        with pytest.warns(UserWarning, match="hpu-autocast Autocast only supports dtypes of torch.bfloat16"):
+            assert model(torch.ones(2, 4)).dtype == torch.float32
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float16
+
+
+def test_explain_outside_a_region() -> None:
+    model = Net()
+    hmp.set_policies(model, {"layers.*.norm": HIGH})
+    told = hmp.explain("linear", module=model.layers[0].norm)
+    assert (told.rule.action, told.in_force) == ("fp32", False)
+    assert "set_policies rules 'layers.0.norm' in regions of autocast only" in told.state
 
 
 def test_explain() -> None:

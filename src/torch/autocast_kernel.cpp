@@ -67,13 +67,16 @@ Catalogue& catalogue() {
 }
 
 [[noreturn]] void raise_unsafe(const Op& op, const Policy& policy) {  // D31, F190
-  TORCH_CHECK(false,
+  TORCH_CHECK(!op.name.starts_with("binary_cross_entropy"),
               "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
               "autocast.\nThe policy in force (",
               policy.name(), ") refuses ", op.name,
               " because its backward can leave the range of the lower precision. Use "
               "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the "
               "call in hmp.disable_casts().");
+  TORCH_CHECK(false, "The policy in force (", policy.name(), ") lists ", op.name,
+              " as an error: it is not to be called where casts are on (hmp.disable_casts() "
+              "switches them off).");
 }
 
 // What becomes of a call: it goes on below our key, under a rule or as it is.

@@ -32,13 +32,7 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
               bool casting) {
   if (!record::worth_a_line(decision.cause, casting) || call.traced()) return;
   const std::string name = shown(op.handle.operator_name());
-  record::Event event{.op = name,
-                      .to = decision.to,
-                      .cause = decision.cause,
-                      .casts = {},
-                      .rule = {},
-                      .module = {},
-                      .source = {}};
+  record::Event event{.op = name, .to = decision.to, .cause = decision.cause};
   const py::gil_scoped_acquire gil;
   if (record::level() == record::Level::Casts) return record::write(event);
   std::vector<record::Cast> casts;

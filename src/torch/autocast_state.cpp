@@ -274,16 +274,22 @@ const State* decoded() {
 // A region of torch's that was entered inside ours rules its device type (the inner one rules). It
 // leaves no trace but its nesting and what it has set: where that differs from what ours set, it is
 // its device type; where nothing differs, it is taken for one of the same type and dtype as ours.
-bool torch_region_inside(std::size_t device) {
+Whose inside_torch_region(std::size_t device, const State& state) {
+  constexpr auto kHpu = static_cast<std::size_t>(
+      std::find(kDevices.begin(), kDevices.end(), c10::DeviceType::HPU) - kDevices.begin());
   const Flags flags = read_flags();
   const auto changed = [&](std::size_t i) {
     return flags.enabled[i] != now.flags.enabled[i] || flags.dtypes[i] != now.flags.dtypes[i];
   };
-  if (changed(device)) return true;
+  if (changed(device)) return Whose::Torch;
+  // A region of ours for HPU serves the tensors' own device where there is none (D28), and so does
+  // what switches it off.
+  if (changed(kHpu) && !flags.enabled[kHpu] && state.scopes[kHpu] == state.scopes[device])
+    return Whose::Nobody;
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    if (changed(i)) return false;
+    if (changed(i)) return Whose::Ours;
   }
-  return true;
+  return Whose::Torch;
 }
 
 int graph_task() { return torch::autograd::get_current_graph_task_id(); }

@@ -150,10 +150,14 @@ class UncastRest {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
 
+// Who rules a call. Nobody: it is to run as if autocast were off (a backward pass runs in the dtypes
+// of its forward).
+enum class Whose : std::uint8_t { Ours, Torch, Nobody };
+
 // Slow paths of scope_here().
 void forget_left_region();
 const State* decoded();
-bool torch_region_inside(std::size_t device);
+Whose inside_torch_region(std::size_t device, const State& state);
 int graph_task();
 
 inline int torch_nesting() {
@@ -162,15 +166,13 @@ inline int torch_nesting() {
   return deeper - 1;
 }
 
-enum class Whose : std::uint8_t { Ours, Torch, Nobody };
 
-// Who rules a call on tensors of `device`, and by which scope. Nobody: the call is to run as if
-// autocast were off (a backward pass runs in the dtypes of its forward).
 struct Here {
   Whose whose;
   const Scope* scope;
 };
 
+// Who rules a call on tensors of `device`, and by which scope.
 inline Here scope_here(std::size_t device, c10::DispatchKeySet excluded) {
   if (excluded.has(kRegionKey)) {
     forget_left_region();
@@ -182,8 +184,10 @@ inline Here scope_here(std::size_t device, c10::DispatchKeySet excluded) {
   } else {
     state = now.state;
     if (state == nullptr || graph_task() != now.graph_task) return {Whose::Nobody, nullptr};
-    if (torch_nesting() > now.nesting && torch_region_inside(device))
-      return {Whose::Torch, nullptr};
+    if (torch_nesting() > now.nesting) {
+      const Whose inner = inside_torch_region(device, *state);
+      if (inner != Whose::Ours) return {inner, nullptr};
+    }
   }
   if (state == nullptr) return {Whose::Nobody, nullptr};
   const Scope& scope = state->scopes[device];

@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +27,6 @@ _HPU = "hpu-autocast"
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Row = tuple[str, bool, torch.dtype]  # what torch knows of autocast for a device type
 
 
 class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
@@ -78,7 +76,6 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
             self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
         else:
             self._region, self._key = _region(device_type, dtype, enabled, cache_enabled, policy)
-        self._before: list[tuple[list[Row], bool]] = []  # used by traced code only
 
     @classmethod
     def current(cls) -> autocast:
@@ -92,7 +89,6 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         state = cls.__new__(cls)
         state._region = _core.current_autocast()
         state._key = _remembered(state._region)
-        state._before = []
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,17 +99,23 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
 
     # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_disable.py). torch.compile reads them.
     def __enter__(self) -> Self:  # type: ignore[override]
-        if not torch.compiler.is_dynamo_compiling():
-            _core.enter_autocast(self._region)
-            return self
-        self._before.append(enter_traced(_traced_rows(self._key)))
+        if torch.compiler.is_dynamo_compiling():
+            enter_traced(self._key)
+        else:
+            _core.enter_autocast(self._region, self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if not torch.compiler.is_dynamo_compiling():
-            _core.leave_autocast()
-            return
-        leave_traced(self._before.pop())
+        if torch.compiler.is_dynamo_compiling():
+            leave_traced(self._key)
+        else:
+            _core.leave_autocast(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # What traced code made, and runs on untraced where a graph breaks, has the key alone.
+        if name == "_region":
+            return _regions[self.__dict__["_key"]]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def clone(self) -> autocast:
         """What a decorated function is in each time that it runs: a region holds no state of its own (D33)."""
@@ -150,7 +152,7 @@ def _region(
     kept = made.get((device, dtype, enabled, cached))
     if kept is not None:
         return kept
-    accepted = is_accepted(device, dtype, chosen)
+    accepted = not enabled or is_accepted(device, dtype, chosen)
     rules = rules_of(chosen, dtype) if enabled and accepted else None
     region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
     found = region, _remembered(region)
@@ -176,7 +178,8 @@ def _remembered(region: Any) -> str:
     return key
 
 
-# Traced code knows a region by its name: a string is what torch.compile takes for a constant. It runs these two while it traces.
+# Traced code knows a region by its name: a string is what torch.compile takes for a constant. It runs the functions that are marked
+# so while it traces, and puts calls of those that _prepare_traced() has allowed into its graphs, and runs them while it traces too.
 def _traced_region(
     device_type: str,
     dtype: torch.dtype | None,
@@ -184,52 +187,56 @@ def _traced_region(
     cache_enabled: bool | None,
     policy: str | os.PathLike[str] | None,
 ) -> str:
-    region, key = _region(device_type, dtype, enabled, cache_enabled, policy)
+    return keep_traced(*_region(device_type, dtype, enabled, cache_enabled, policy))
+
+
+def keep_traced(region: Any, key: str = "") -> str:
+    """The name of a region for traced code. It is kept for good: graphs may run at any time."""
+    key = key or _remembered(region)
     _traced[key] = region
     return key
 
 
-def _traced_rows(key: str) -> tuple[Row, ...]:
-    return tuple(_core.traced_autocast(_regions[key]))
+def enter_traced(key: str) -> None:
+    _prepare_traced(key)
+    _enter_in_graph(key)
 
 
-def enter_traced(rows: Iterable[Row]) -> tuple[list[Row], bool]:
-    """Enters a region in traced code. Returns what was, for ``leave_traced``."""
-    before = []
-    for device, enabled, dtype in rows:
-        before.append((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-    included = _is_included()
-    _include(True)
-    return before, included
+def leave_traced(key: str) -> None:
+    _prepare_traced(key)
+    leave_in_graph(key)
 
 
-def leave_traced(before: tuple[list[Row], bool]) -> None:
-    rows, included = before
-    for device, enabled, dtype in rows:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-    _include(included)
+def _enter_in_graph(key: str) -> None:
+    region = _traced[key]
+    _core.enter_autocast(region, region)
 
 
-def _include(included: bool) -> None:
-    """Whether this thread comes to our kernels. Graphs call it as it is."""
-    _core.include_autocast(included)
+def leave_in_graph(key: str) -> None:
+    _core.leave_autocast(_traced[key])
 
 
-def _is_included() -> bool:
-    # Here, where torch.compile is at work: the package is not to import it.
-    torch._dynamo.allow_in_graph(_include)  # type: ignore[no-untyped-call]
-    included = _core.include_autocast(True)
-    _core.include_autocast(included)
-    return included
+def _prepare_traced(key: str) -> None:
+    """Has torch.compile bring back the regions that it was in when its trace ends, as it does with torch's own."""
+    # Imported here, where torch.compile is at work: the package is not to import it.
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    torch._dynamo.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
+    torch._dynamo.allow_in_graph(leave_in_graph)  # type: ignore[no-untyped-call]
+    _traced.setdefault(key, _regions.get(key))
+    depth = _core.autocast_depth()
+
+    def bring_back() -> None:
+        _core.leave_autocast_to(depth)
+        if _core.autocast_depth() < depth:
+            _enter_in_graph(key)
+
+    InstructionTranslator.current_tx().output.add_cleanup_hook(bring_back)
 
 
 _traced: dict[str, Any] = {}
 _traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_traced_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_is_included._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_prepare_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _device(device_type: object) -> str:
@@ -359,7 +366,6 @@ class _Traced(autocast):
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._before = []
 
 
 # D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.

@@ -102,6 +102,17 @@ def serve_autocast() -> None:
         for owner, name, value in _checkpoint_patches():
             setattr(owner, name, value)
     torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
+    _pass_higher_order_ops()
+
+
+def _pass_higher_order_ops() -> None:
+    """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
+    by_default: list[Any] = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    key = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
+    if key not in by_default:
+        by_default.append(key)
+        for op in torch._ops._higher_order_ops.values():
+            op.fallthrough(key)  # type: ignore[no-untyped-call]
 
 
 _torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled
@@ -144,10 +155,10 @@ def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {_state.policy!r}: "
                 "finish backward before hmp.convert or hmp.revert"
             )
-        _core.enter_autocast(region)
+        _core.enter_autocast(region, as_then)
         try:
             return function(*args, **kwargs)
         finally:
-            _core.leave_autocast()
+            _core.leave_autocast(as_then)
 
     return as_then

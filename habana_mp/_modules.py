@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from habana_mp import _autocast, _core, _state
-from habana_mp._disable import CASTS_OFF
 from habana_mp._policy import Policy
 
 if TYPE_CHECKING:
@@ -148,18 +147,19 @@ class _Hook:
     def __init__(self, path: str, policy: Policy | None) -> None:
         self.path = path
         self.policy = policy
-        self.before: list[Any] = []  # used by traced code only
+        self.entered: list[str] = []  # used by traced code only
 
     def __call__(
         self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if torch.compiler.is_dynamo_compiling():
-            rows, on = _traced_rows(None if self.policy is None else self.policy._text)
-            self.before.append(_autocast.enter_traced(rows))
+            key, on = _traced_inside(None if self.policy is None else self.policy._text)
+            self.entered.append(key)
+            _autocast.enter_traced(key)
         else:
             devices = _ruled_devices()
             on = bool(devices) or _state.policy is not None
-            _core.enter_autocast(_inside(devices, self.policy))
+            _core.enter_autocast(_inside(devices, self.policy), self)
             _inside_of().append(self)
         return tree_map_only(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
 
@@ -172,10 +172,12 @@ class _Leave:
 
     def __call__(self, *_: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
-            _autocast.leave_traced(self.hook.before.pop())
+            _autocast.leave_traced(self.hook.entered.pop())
+        elif self.hook.entered:  # by traced code, whose graph broke since
+            _autocast.leave_in_graph(self.hook.entered.pop())
         elif (entered := _inside_of()) and entered[-1] is self.hook:  # an earlier hook may have raised
             entered.pop()
-            _core.leave_autocast()
+            _core.leave_autocast(self.hook)
 
 
 _thread = threading.local()
@@ -206,16 +208,14 @@ def _ruled_devices() -> list[str]:
     return [device for device in _autocast.devices() if _core.autocast_policy(device) is not None]
 
 
-# Run by torch.compile while it traces, as those of _autocast.py are.
-def _traced_rows(policy: str | None) -> tuple[tuple[_autocast.Row, ...], bool]:
+def _traced_inside(policy: str | None) -> tuple[str, bool]:
+    """Run by torch.compile while it traces."""
     devices = _ruled_devices()
-    rows = _core.traced_autocast(_inside(devices, None if policy is None else Policy.load(policy)))
-    if policy is None:
-        rows.append((CASTS_OFF, True, torch.get_autocast_dtype(CASTS_OFF)))
-    return tuple(rows), bool(devices) or _state.policy is not None
+    region = _inside(devices, None if policy is None else Policy.load(policy))
+    return _autocast.keep_traced(region), bool(devices) or _state.policy is not None
 
 
-_traced_rows._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_traced_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/tensor_dtypes.h>
 
 #include <algorithm>
 #include <string>
@@ -26,10 +25,6 @@ using autocast::Region;
 at::ScalarType scalar_type_of(const py::object& dtype) {
   if (!THPDtype_Check(dtype.ptr())) throw py::type_error("not a torch.dtype");
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-}
-
-py::object dtype_object(at::ScalarType type) {
-  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
 }
 
 std::size_t device_index(const std::string& type) {
@@ -60,31 +55,13 @@ const Region& region_of(PyObject* context) {
 }
 
 PyObject* enter_context(PyObject* context) {
-  autocast::enter(region_of(context));
+  autocast::enter(region_of(context), context);
   return Py_NewRef(context);
 }
 
-PyObject* leave_context(PyObject*) {
-  autocast::leave();
+PyObject* leave_context(PyObject* context) {
+  autocast::leave(context);
   Py_RETURN_NONE;
-}
-
-// What a graph of torch.compile sets where it enters a region: (device type, enabled, dtype), ours
-// last.
-py::list traced(const Region& region) {
-  py::list rows;
-  for (const autocast::Setting& setting : region.settings) {
-    rows.append(py::make_tuple(c10::DeviceTypeName(autocast::kDevices[setting.device], true),
-                               setting.enabled, dtype_object(setting.dtype)));
-  }
-  const int code = autocast::code_inside(region);
-  const autocast::Code digits = autocast::spelled(code);
-  for (std::size_t i = 0; i < digits.size(); ++i) {
-    const bool on = code != 0 && autocast::kSignKeys[i] != autocast::kEnteredKey;
-    rows.append(py::make_tuple(c10::DeviceTypeName(autocast::kSigns[i], true), on,
-                               dtype_object(digits[i])));
-  }
-  return rows;
 }
 
 // What rules here for a device type; null where nothing of ours does.
@@ -105,11 +82,16 @@ void bind_autocast(py::module_& module) {
   module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
              py::arg("casts_off") = false,
              "Rows of (device type, dtype, rules); without rules autocast is off there inside.");
-  module.def("enter_autocast", &autocast::enter, py::arg("region"));
-  module.def("leave_autocast", &autocast::leave);
+  module.def(
+      "enter_autocast",
+      [](const Region& region, const py::object& owner) { autocast::enter(region, owner.ptr()); },
+      py::arg("region"), py::arg("owner"));
+  module.def(
+      "leave_autocast", [](const py::object& owner) { autocast::leave(owner.ptr()); },
+      py::arg("owner"));
+  module.def("autocast_depth", &autocast::depth);
+  module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
   module.def("current_autocast", &autocast::current);
-  module.def("traced_autocast", &traced, py::arg("region"));
-  module.def("include_autocast", &autocast::set_included, py::arg("included"));
   module.def(
       "autocast_policy",
       [](const std::string& type) {
@@ -126,6 +108,7 @@ void bind_autocast(py::module_& module) {
       },
       py::arg("device_type"), "Whether that region lets the weight cache keep casts");
   module.def("dispatched_ops", &autocast::dispatched_ops);
+  module.attr("AUTOCAST_KEY") = c10::toString(autocast::kKey);
   module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
     run_in_c<enter_context>(enter);
     run_in_c<leave_context>(leave);

@@ -158,8 +158,27 @@ class BoxedKernel final : public c10::OperatorKernel {
   const Op& op_;
 };
 
-// The same without an argument stack where nothing is to be cast, which takes most of the time of
-// a small op.
+// TorchScript puts casts by torch's own lists into the graphs that it runs while autocast is on for
+// the CPU, whoever switched it on. In a region of ours they cast nothing.
+class ScriptCastKernel final : public c10::OperatorKernel {
+ public:
+  explicit ScriptCastKernel(const Op& op) : op_(op) {}
+
+  static bool is_for(const Op& op) { return op.name.starts_with("_autocast_to_"); }
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) const {
+    const Course course =
+        course_of(op_, keys, [&](auto& visit) { for_each_tensor(op_.form, *stack, visit); });
+    if (course.left_out.empty()) return op_.handle.redispatchBoxed(course.keys, stack);
+    torch::jit::drop(stack, op_.form.count - 1u);
+  }
+
+ private:
+  const Op& op_;
+};
+
+// BoxedKernel without an argument stack where nothing is to be cast, which takes most of the time
+// of a small op.
 template <typename Signature>
 class TypedKernel;
 
@@ -197,6 +216,8 @@ c10::KernelFunction typed(const Op& op) {
 }
 
 c10::KernelFunction kernel_of(const Op& op) {
+  if (ScriptCastKernel::is_for(op))
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<ScriptCastKernel>(op));
   static const std::unordered_map<std::string_view, c10::KernelFunction (*)(const Op&)> fast = {
 #define HABANA_MP_TYPED(name) {#name, typed<at::_ops::name>},
 #include "torch/autocast_typed_ops.inc"
@@ -252,7 +273,7 @@ void serve(const Rules& rules) {
   const std::lock_guard guard(serving);
   for (Op& op : catalogue().ops) {
     const bool listed = rules.by_op[op.index].action != Action::Inputs;
-    if (op.served || !(listed || casts_in_torch(op))) continue;
+    if (op.served || !(listed || casts_in_torch(op) || ScriptCastKernel::is_for(op))) continue;
     register_kernel(op);
     op.served = true;
   }

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -48,6 +49,17 @@ constexpr std::array kDigits = {at::kByte,
 constexpr int kBase = static_cast<int>(kDigits.size());
 constexpr int kCodes = kBase * kBase * kBase;  // 0 stands for no policy
 
+using Code = std::array<at::ScalarType, kSigns.size()>;
+
+Code spelled(int code) {
+  Code digits;
+  for (at::ScalarType& digit : digits) {
+    digit = kDigits[static_cast<std::size_t>(code % kBase)];
+    code /= kBase;
+  }
+  return digits;
+}
+
 // Codes of what has been in force in this process. A code is never given to another content: graphs
 // of torch.compile outlive the policies that they were traced under. It comes from the content
 // alone but for rare collisions, so that caches on disk, which know graphs by it, serve other
@@ -63,18 +75,6 @@ class Codes {
     auto state = std::make_shared<const State>(State{scopes, code});
     known = state;
     return state;
-  }
-
-  // For graphs, which know it by its code alone.
-  void keep(std::shared_ptr<const State> state) {
-    const std::lock_guard guard(mutex_);
-    kept_[state->code] = std::move(state);
-  }
-
-  std::shared_ptr<const State> find(int code) {
-    const std::lock_guard guard(mutex_);
-    const auto found = states_.find(code);
-    return found == states_.end() ? nullptr : found->second.lock();
   }
 
  private:
@@ -101,7 +101,6 @@ class Codes {
   std::mutex mutex_;
   std::unordered_map<int, std::uint64_t> contents_;
   std::unordered_map<int, std::weak_ptr<const State>> states_;
-  std::unordered_map<int, std::shared_ptr<const State>> kept_;
 };
 
 Codes& codes() {
@@ -111,15 +110,20 @@ Codes& codes() {
 
 // What leave() brings back.
 struct Frame {
+  const void* owner;
   std::shared_ptr<const State> entered;  // keeps now.state alive
   Now before;
   Flags flags;
   std::array<std::pair<bool, at::ScalarType>, kSigns.size()> signs;
   bool included;
   bool torch_cache;
-  bool casts_off;
+  std::optional<bool> casts_off;  // where the region has set it
 };
 thread_local std::vector<Frame> frames;
+
+// Owners whose regions were left with one around them: a generator that was in it may go on later.
+constexpr std::size_t kMostLeftEarly = 64;
+thread_local std::deque<const void*> left_early;
 
 Flags read_flags() {
   Flags flags;
@@ -136,23 +140,33 @@ void set_device(std::size_t device, bool enabled, at::ScalarType dtype) {
   at::autocast::set_autocast_dtype(kDevices[device], dtype);
 }
 
+void set_included(bool included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
+
 void set_sign(std::size_t sign, bool on, at::ScalarType dtype) {
   c10::impl::tls_set_dispatch_key_excluded(kSignKeys[sign], !on);
   at::autocast::set_autocast_dtype(kSigns[sign], dtype);
 }
 
-// What this thread has in force, as a value that may be changed.
+// What of ours rules on this thread, as a value that may be changed.
 Scopes scopes_now() {
   Scopes scopes;
   const c10::DispatchKeySet excluded = excluded_here();
-  if (excluded.has(kRegionKey)) return scopes;
-  const State* state = excluded.has(kEnteredKey) ? decoded() : now.state;
-  if (state == nullptr) return scopes;
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    if (is_on(i, excluded) && scope_here(i, excluded).whose != Whose::Torch)
-      scopes[i] = state->scopes[i];
+    if (!is_on(i, excluded)) continue;
+    const Here here = scope_here(i, excluded);
+    if (here.whose == Whose::Ours) scopes[i] = *here.scope;
   }
   return scopes;
+}
+
+// The device types that autocast is on for though nobody rules them: in a backward pass.
+std::array<bool, kDeviceCount> nobodys() {
+  std::array<bool, kDeviceCount> found{};
+  const c10::DispatchKeySet excluded = excluded_here();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    found[i] = is_on(i, excluded) && scope_here(i, excluded).whose == Whose::Nobody;
+  }
+  return found;
 }
 
 // Null where nothing of ours is in force inside.
@@ -166,27 +180,33 @@ std::shared_ptr<const State> state_inside(const Region& region) {
 
 }  // namespace
 
-void enter(const Region& region) {
+void enter(const Region& region, const void* owner) {
   std::shared_ptr<const State> state = state_inside(region);
-  Frame frame{.entered = state,
+  Frame frame{.owner = owner,
+              .entered = state,
               .before = now,
               .flags = read_flags(),
               .signs = {},
-              .included = set_included(state != nullptr),
+              .included = c10::impl::tls_is_dispatch_key_included(kKey),
               .torch_cache = at::autocast::is_autocast_cache_enabled(),
-              .casts_off = casts_off()};
+              .casts_off = region.casts_off ? std::optional(casts_off()) : std::nullopt};
   for (std::size_t i = 0; i < kSigns.size(); ++i) {
     frame.signs[i] = {!excluded_here().has(kSignKeys[i]),
                       at::autocast::get_autocast_dtype(kSigns[i])};
   }
+  const std::array<bool, kDeviceCount> off = nobodys();
   frames.push_back(std::move(frame));
   now = {};
 
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if (off[i]) set_device(i, false, at::autocast::get_autocast_dtype(kDevices[i]));
+  }
   for (const Setting& setting : region.settings) {
     set_device(setting.device, setting.enabled, setting.dtype);
   }
   const Code code = spelled(state ? state->code : 0);
   for (std::size_t i = 0; i < kSigns.size(); ++i) set_sign(i, state != nullptr, code[i]);
+  set_included(state != nullptr);
   // torch's cache serves its own kernels only, which do not run in a region of ours.
   at::autocast::set_autocast_cache_enabled(
       region.torch_cache.value_or(state ? false : frames.back().torch_cache));
@@ -198,77 +218,54 @@ void enter(const Region& region) {
          .hidden = {}};
 }
 
-void leave() {
-  if (frames.empty()) {
+void leave(const void* owner) {
+  for (std::size_t i = frames.size(); i-- > 0;) {
+    if (frames[i].owner != owner) continue;
+    for (std::size_t above = i + 1; above < frames.size(); ++above) {
+      if (left_early.size() == kMostLeftEarly) left_early.pop_front();
+      left_early.push_back(frames[above].owner);
+    }
+    return leave_to(i);
+  }
+  const auto early = std::find(left_early.begin(), left_early.end(), owner);
+  if (early == left_early.end()) {
     throw std::runtime_error(
         "a region of autocast was left more often than entered on this thread");
   }
-  const Frame frame = std::move(frames.back());
-  frames.pop_back();
-  for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    const bool on = frame.flags.enabled[i] && !frame.before.hidden.has(kDeviceKeys[i]);
-    set_device(i, on, frame.flags.dtypes[i]);
-  }
-  for (std::size_t i = 0; i < kSigns.size(); ++i) {
-    set_sign(i, frame.signs[i].first, frame.signs[i].second);
-  }
-  set_included(frame.included);
-  at::autocast::set_autocast_cache_enabled(frame.torch_cache);
-  set_casts_off(frame.casts_off);
-  now = frame.before;
+  left_early.erase(early);
 }
 
-bool set_included(bool included) {
-  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-  if (included != before) c10::impl::tls_set_dispatch_key_included(kKey, included);
-  return before;
+std::size_t depth() { return frames.size(); }
+
+void leave_to(std::size_t depth) {
+  while (frames.size() > depth) {
+    const Frame frame = std::move(frames.back());
+    frames.pop_back();
+    for (std::size_t i = 0; i < kDeviceCount; ++i) {
+      const bool on = frame.flags.enabled[i] && !frame.before.hidden.has(kDeviceKeys[i]);
+      set_device(i, on, frame.flags.dtypes[i]);
+    }
+    for (std::size_t i = 0; i < kSigns.size(); ++i) {
+      set_sign(i, frame.signs[i].first, frame.signs[i].second);
+    }
+    set_included(frame.included);
+    at::autocast::set_autocast_cache_enabled(frame.torch_cache);
+    if (frame.casts_off) set_casts_off(*frame.casts_off);
+    now = frame.before;
+  }
 }
 
 Region current() {
   Region region;
   const Scopes scopes = scopes_now();
   const Flags flags = read_flags();
+  const std::array<bool, kDeviceCount> off = nobodys();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    region.settings.push_back({i, flags.enabled[i], flags.dtypes[i], scopes[i]});
+    region.settings.push_back({i, flags.enabled[i] && !off[i], flags.dtypes[i], scopes[i]});
   }
   region.torch_cache = at::autocast::is_autocast_cache_enabled();
   region.casts_off = casts_off();
   return region;
-}
-
-int code_inside(const Region& region) {
-  auto state = state_inside(region);
-  if (state == nullptr) return 0;
-  const int code = state->code;
-  codes().keep(std::move(state));
-  return code;
-}
-
-Code spelled(int code) {
-  Code digits;
-  for (at::ScalarType& digit : digits) {
-    digit = kDigits[static_cast<std::size_t>(code % kBase)];
-    code /= kBase;
-  }
-  return digits;
-}
-
-// A trace that an error ended leaves our key behind: torch.compile brings back torch's state alone.
-void forget_left_region() {
-  if (now.state == nullptr && decoded() == nullptr) set_included(false);
-}
-
-// A graph that torch.compile made runs the calls that it traced.
-const State* decoded() {
-  thread_local std::pair<int, std::shared_ptr<const State>> last{0, nullptr};
-  int code = 0;
-  for (std::size_t i = kSigns.size(); i-- > 0;) {
-    const auto* digit =
-        std::find(kDigits.begin(), kDigits.end(), at::autocast::get_autocast_dtype(kSigns[i]));
-    code = code * kBase + static_cast<int>(digit - kDigits.begin());
-  }
-  if (last.first != code || !last.second) last = {code, codes().find(code)};
-  return last.second.get();
 }
 
 // A region of torch's that was entered inside ours rules its device type (the inner one rules). It

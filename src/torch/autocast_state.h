@@ -5,8 +5,7 @@
 // is in torch's own autocast state, per thread: a region switches autocast on for its device types,
 // so that torch.is_autocast_enabled tells the truth, and for three device types that this package
 // never runs on (MAIA, MPS, MTIA), whose dtypes spell a code of the policies in force:
-// torch.compile and its caches on disk tell graphs apart by them. habana_mp/_autocast.py writes
-// the same where torch.compile traces a region; then MPS stays off, and the code is read.
+// torch.compile and its caches on disk tell graphs apart by them.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -45,14 +44,12 @@ inline constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericM
 
 // On: policies are in force on this thread. Off: autocast is torch's, if it is on.
 inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
-// On: they were put in force by enter(), and `now` holds them. Off: read the code.
-inline constexpr c10::DispatchKey kEnteredKey = c10::DispatchKey::AutocastMPS;
 
 // The device types whose dtypes spell the code.
 inline constexpr std::array kSigns = {c10::DeviceType::MAIA, c10::DeviceType::MPS,
                                       c10::DeviceType::MTIA};
-inline constexpr std::array kSignKeys = {kRegionKey, kEnteredKey, c10::DispatchKey::AutocastMTIA};
-using Code = std::array<at::ScalarType, kSigns.size()>;
+inline constexpr std::array kSignKeys = {kRegionKey, c10::DispatchKey::AutocastMPS,
+                                         c10::DispatchKey::AutocastMTIA};
 
 inline constexpr c10::DispatchKeySet kAllKeys =
     kDeviceSets[0] | kDeviceSets[1] | kDeviceSets[2] | kDeviceSets[3] | kDeviceSets[4] |
@@ -88,22 +85,19 @@ struct Region {
   std::optional<bool> torch_cache, casts_off;
 };
 
-// Puts a region in force on this thread, until the leave() that belongs to it.
-void enter(const Region& region);
-// Brings back what was before the last enter() of this thread. Throws std::runtime_error without
-// one.
-void leave();
+// Puts a region in force on this thread, until the leave() of the same owner, which is an address
+// and nothing else.
+void enter(const Region& region, const void* owner);
+// Brings back what was before the last enter() of this owner on this thread; regions entered since
+// then that nobody left (Ctrl-C can end what would have) are left too. Throws std::runtime_error
+// without one.
+void leave(const void* owner);
 // All that is in force on this thread, torch's own autocast too.
 Region current();
 
-// What traced code does besides torch's state: whether this thread comes to our kernels. Returns
-// what was before.
-bool set_included(bool included);
-
-// The code of what would be in force inside `region`, here and now; 0 for nothing of ours. It will
-// be known from now on.
-int code_inside(const Region& region);
-Code spelled(int code);
+// For traced code: how many regions this thread is in, and leaving all but the first ones of them.
+std::size_t depth();
+void leave_to(std::size_t depth);
 
 struct Flags {
   std::array<bool, kDeviceCount> enabled;
@@ -150,13 +144,11 @@ class UncastRest {
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
 };
 
-// Who rules a call. Nobody: it is to run as if autocast were off (a backward pass runs in the dtypes
-// of its forward).
+// Who rules a call. Nobody: it is to run as if autocast were off (a backward pass runs in the
+// dtypes of its forward).
 enum class Whose : std::uint8_t { Ours, Torch, Nobody };
 
 // Slow paths of scope_here().
-void forget_left_region();
-const State* decoded();
 Whose inside_torch_region(std::size_t device, const State& state);
 int graph_task();
 
@@ -166,7 +158,6 @@ inline int torch_nesting() {
   return deeper - 1;
 }
 
-
 struct Here {
   Whose whose;
   const Scope* scope;
@@ -174,22 +165,15 @@ struct Here {
 
 // Who rules a call on tensors of `device`, and by which scope.
 inline Here scope_here(std::size_t device, c10::DispatchKeySet excluded) {
-  if (excluded.has(kRegionKey)) {
-    forget_left_region();
-    return {Whose::Torch, nullptr};
+  if (excluded.has(kRegionKey)) return {Whose::Torch, nullptr};
+  // On the threads of a backward pass, which torch gives the keys of the thread that began it,
+  // there is no state.
+  const State* state = now.state;
+  if (torch_nesting() > now.nesting) {
+    const Whose inner = state ? inside_torch_region(device, *state) : Whose::Torch;
+    if (inner != Whose::Ours) return {inner, nullptr};
   }
-  const State* state;
-  if (excluded.has(kEnteredKey)) {
-    state = decoded();
-  } else {
-    state = now.state;
-    if (state == nullptr || graph_task() != now.graph_task) return {Whose::Nobody, nullptr};
-    if (torch_nesting() > now.nesting) {
-      const Whose inner = inside_torch_region(device, *state);
-      if (inner != Whose::Ours) return {inner, nullptr};
-    }
-  }
-  if (state == nullptr) return {Whose::Nobody, nullptr};
+  if (state == nullptr || graph_task() != now.graph_task) return {Whose::Nobody, nullptr};
   const Scope& scope = state->scopes[device];
   return {scope.rules ? Whose::Ours : Whose::Torch, &scope};
 }

@@ -170,7 +170,7 @@ at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
   if (how.cached && WeightCache::accepts(source, to)) return weight_cache().cast(source, to);
   const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
   const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
-  if (how.contiguous && copied_by_matmul(source)) {
+  if (how.contiguous && is_ordinary(source) && copied_by_matmul(source)) {
     return cast_in(source, to, c10::contiguous_strides(source.sizes()), lifetime);
   }
   return cast_in(source, to, {}, lifetime);

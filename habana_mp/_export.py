@@ -1,80 +1,50 @@
 """What torch.export needs: casts in what it records.
 
-Before the dispatcher comes to autocast, make_fx(pre_dispatch=True) has recorded the op (torch's own autocast regions are recorded as
-nodes of the graph). So while it traces, a mode casts the arguments of torch's functions, by the same policy and by the reference of
-patched ops; the kernels below then find nothing to cast.
+Before the dispatcher comes to our kernels, make_fx(pre_dispatch=True) has recorded the op (torch's own autocast regions are recorded as
+nodes of the graph). So where one of its modes is about to see an op that the policy here lists, our kernel gets it first: the casts
+that it makes, and the op after them, come to the mode in their turn.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
-from torch.overrides import TorchFunctionMode
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from habana_mp import _core, _patched
-from habana_mp._disable import casts_off
-from habana_mp._patched import CallForm, Rule
-from habana_mp._policy import Policy
+from habana_mp import _core
+
+_library_utils: Any = torch._library.utils
+_torch_handle = _library_utils.handle_dispatch_mode
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_OURS = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
 
 
-class _Casts(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        tensor = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
-        policy = None if tensor is None or casts_off() else _policy_for(tensor.device.type)
-        form, rule = _rules(Policy(policy)).get(func, _UNLISTED) if policy is not None else _UNLISTED
-        if rule is None or form.in_place or _patched._in_place(form, args, kwargs):  # F85
-            return func(*args, **kwargs)
-        return _patched.call_with_casts(func, form, rule, args, kwargs)
+@functools.wraps(_torch_handle)
+def _handle(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    if getattr(mode, "_dispatch_key", None) != _PRE_DISPATCH or not _listed(op, args, kwargs):
+        return _torch_handle(mode, op, *args, **kwargs)
+    torch._ops._set_mode_pre_dispatch(mode)  # type: ignore[no-untyped-call]
+    try:
+        return op._op_dk(_OURS, *args, **kwargs)
+    finally:
+        torch._ops._pop_mode_from_pre_dispatch()  # type: ignore[no-untyped-call]
 
 
-def _policy_for(device: str) -> _core.Policy | None:
-    ours = device in ("cpu", "cuda", "xpu", "hpu", torch._C._get_privateuse1_backend_name())
-    return _core.autocast_policy(device) if ours else None
-
-
-_UNLISTED: tuple[CallForm, None] = CallForm(), None
-
-
-@functools.lru_cache(maxsize=8)
-def _rules(policy: Policy) -> dict[Callable[..., Any], tuple[CallForm, Rule | None]]:
-    """What a policy lists, by what ``__torch_function__`` is told of an op."""
-    from habana_mp._convert import ops, rule_of
-    from habana_mp._homes import call_form, told_of
-
-    found: dict[Callable[..., Any], tuple[CallForm, Rule | None]] = {}
-    for original, places in ops():
-        rule = rule_of(policy, places, original)
-        if rule is not None and rule.listed:
-            found[told_of(places[0], original)] = call_form(places[0], original), rule
-    return found
-
-
-_mode: Any = PreDispatchTorchFunctionMode
-_enter, _leave = _mode.__enter__, _mode.__exit__
-
-
-def _enter_with_casts(self: Any) -> Any:
-    entered = _enter(self)
-    self._habana_mp = _Casts()
-    self._habana_mp.__enter__()
-    return entered
-
-
-def _leave_with_casts(self: Any, *exc: Any) -> Any:
-    if casts := self.__dict__.pop("_habana_mp", None):
-        casts.__exit__(*exc)
-    return _leave(self, *exc)
+def _listed(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    tls = torch._C
+    if not tls._dispatch_tls_is_dispatch_key_included(_OURS) or tls._dispatch_tls_is_dispatch_key_excluded(_OURS):
+        return False  # no region here, or inside our kernel
+    if op.namespace != "aten" or not op.has_kernel_for_dispatch_key(_OURS):
+        return False
+    tensor = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
+    policy = None if tensor is None else _core.autocast_policy(tensor.device.type)
+    name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    return policy is not None and policy.resolve_overload(name)[2]
 
 
 def record_casts() -> None:
     """From now on, what is exported has its casts."""
-    _mode.__enter__ = _enter_with_casts
-    _mode.__exit__ = _leave_with_casts
+    _library_utils.handle_dispatch_mode = _handle

@@ -74,7 +74,19 @@ class PatchedOp:
         rule = self.rule
         if rule is None or casts_off():
             return self.original(*args, **kwargs)
-        return call_with_casts(self.original, self.form, rule, args, kwargs)
+        if rule.action == ERROR:
+            raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.")
+        form = self.form
+        described = []
+        for role, tensor in _tensors(form, args, kwargs):
+            described.append((_number(tensor), tensor.dim() == 0, role))
+        to, cause, roles = _decide(rule.action, rule.low, rule.listed, tuple(described), _explicit(form, args, kwargs))
+        if cause:
+            args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
+        if form.python and rule.listed and rule.action in (LOWER, FP32):
+            with _AtomicOp():
+                return self.original(*args, **kwargs)
+        return self.original(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<habana_mp patched op around {self.original!r}>"
@@ -90,23 +102,6 @@ class PatchedOp:
 
     def __deepcopy__(self, memo: Any) -> PatchedOp:
         return self
-
-
-def call_with_casts(
-    original: Callable[..., Any], form: CallForm, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    if rule.action == ERROR:
-        raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.")
-    described = []
-    for role, tensor in _tensors(form, args, kwargs):
-        described.append((_number(tensor), tensor.dim() == 0, role))
-    to, cause, roles = _decide(rule.action, rule.low, rule.listed, tuple(described), _explicit(form, args, kwargs))
-    if cause:
-        args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
-    if form.python and rule.listed and rule.action in (LOWER, FP32):
-        with _AtomicOp():
-            return original(*args, **kwargs)
-    return original(*args, **kwargs)
 
 
 class PatchedFunction(PatchedOp, _core.PatchedFunctionBase):

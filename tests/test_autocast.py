@@ -387,6 +387,39 @@ def test_exceptions_leave_it() -> None:
         assert results() == UNDER_A
 
 
+def test_a_generator_that_disable_casts_was_round_when_it_began() -> None:
+    def steps():
+        with hmp.autocast("cpu", policy=A):
+            yield results()
+        yield results()
+
+    running = steps()
+    with hmp.disable_casts():
+        assert next(running) == PLAIN
+    next(running)
+    with hmp.autocast("cpu", policy=A):
+        assert results() == UNDER_A
+
+
+def test_a_generator_that_goes_on_after_the_region_round_it() -> None:
+    def steps():
+        with hmp.autocast("cpu", policy=B):
+            yield results()
+        yield results()
+
+    running = steps()
+    with hmp.autocast("cpu", policy=A):
+        assert next(running) == UNDER_B
+    assert results() == PLAIN
+    assert next(running) == PLAIN
+
+
+def test_what_is_off_is_not_refused() -> None:
+    """No warning (they are errors here), as torch."""
+    with hmp.autocast("cpu", FP32, enabled=False):
+        assert results() == PLAIN
+
+
 def test_leaving_what_was_not_entered() -> None:
     with pytest.raises(RuntimeError, match="left more often than entered"):
         hmp.autocast("cpu").__exit__(None, None, None)
@@ -504,6 +537,41 @@ def test_backward_runs_in_the_dtypes_of_forward(inside: bool) -> None:
     e = torch.exp(x2)
     (e.bfloat16() @ x2.bfloat16()).float().sum().backward()
     assert torch.equal(x.grad, x2.grad)
+
+
+@pytest.mark.parametrize("outer", ["region", "none"])
+def test_torch_autocast_inside_backward(outer: str) -> None:
+    """Functions of others that say torch.amp.custom_fwd, hooks and recomputation that enter torch.autocast."""
+    seen = []
+
+    class Theirs(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, grad):
+            seen.append((mat() @ mat()).dtype)
+            return grad
+
+    def hook(_):
+        seen.append((mat() @ mat()).dtype)
+        with torch.autocast("cpu", FP16):
+            seen.append((mat() @ mat()).dtype)
+        with hmp.autocast("cuda"), hmp.autocast.current():
+            seen.append((mat() @ mat()).dtype)
+
+    x = mat().requires_grad_()
+    x.register_hook(hook)
+    with hmp.autocast("cpu"):
+        y = Theirs.apply(x)
+        if outer == "region":
+            y.sum().backward()
+    if outer == "none":
+        y.sum().backward()
+    assert seen == [BF16, FP32, FP16, FP32]
 
 
 def test_training_float16_with_a_scaler() -> None:

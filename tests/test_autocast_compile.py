@@ -110,6 +110,77 @@ def test_a_region_made_outside_and_entered_inside() -> None:
     assert dtypes(compiled(x())) == (BF16, BF16, FP32, FP32, FP32, FP32)
 
 
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+def test_dynamic_shapes(dynamic) -> None:
+    """Weights that are large enough for the weight cache, whose sizes are symbols in a trace."""
+    model = torch.nn.Linear(128, 128)
+    compiled = torch.compile(model, dynamic=dynamic, backend="aot_eager")
+    with hmp.autocast("cpu"):
+        for batch in (2, 3, 5):
+            t = torch.randn(batch, 128)
+            assert torch.equal(compiled(t), model(t))
+        graph = make_fx(lambda t: torch.mm(t, t), tracing_mode="symbolic")(torch.randn(128, 128))
+    assert graph(torch.randn(64, 64)).dtype == BF16
+
+
+def test_a_graph_break_inside_a_region() -> None:
+    def function(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with hmp.autocast("cpu", policy=A):
+            if t.sum() > 0:
+                return results(t)
+            raise ValueError("mine")
+
+    @hmp.autocast("cpu", policy=A)
+    def decorated(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        torch._dynamo.graph_break()
+        return results(t)
+
+    compiled = torch.compile(function, backend="aot_eager")
+    assert dtypes(compiled(x().abs())) == (BF16, BF16, FP32)
+    with pytest.raises(ValueError, match="mine"):
+        compiled(-x().abs())
+    assert dtypes(torch.compile(decorated, backend="aot_eager")(x())) == (BF16, BF16, FP32)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_beside_torch_autocast_inside(backend: str) -> None:
+    def torchs_in_ours(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with hmp.autocast("cpu", policy=B), torch.autocast("cpu", torch.float16):
+            return results(t)
+
+    def ours_in_torchs(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu"), hmp.autocast("cpu", policy=B):
+            return results(t)
+
+    for function in (torchs_in_ours, ours_in_torchs):
+        assert dtypes(torch.compile(function, backend=backend)(x())) == dtypes(function(x()))
+
+
+def test_higher_order_ops() -> None:
+    def function(t: torch.Tensor) -> torch.Tensor:
+        return torch.cond(t.sum() > 0, lambda u: u.mm(u), lambda u: u.mm(u).neg(), (t,))
+
+    with hmp.autocast("cpu", policy=A):
+        assert torch.compile(function, backend="aot_eager", fullgraph=True)(x()).dtype == BF16
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jit
+def test_torchscript_casts_nothing_by_itself() -> None:
+    """Its own autocast pass knows torch's lists only."""
+    script = torch.jit.script(product)
+    for _ in range(3):
+        with hmp.autocast("cpu", policy=B):
+            assert script(x().bfloat16()).dtype == FP32
+        with hmp.autocast("cpu", policy=A), hmp.disable_casts():
+            assert script(x()).dtype == FP32
+        with torch.autocast("cpu"):
+            assert script(x()).dtype == BF16
+
+
+def product(t: torch.Tensor) -> torch.Tensor:
+    return torch.mm(t, t)
+
+
 def test_a_trace_that_fails_inside_a_region_leaves_nothing_behind() -> None:
     def function(t: torch.Tensor) -> torch.Tensor:
         with hmp.autocast("cpu", policy=A):
@@ -217,6 +288,33 @@ def test_export(strict: bool) -> None:
 def test_export_of_a_region(strict: bool) -> None:
     exported = torch.export.export(NetWithRegion(), (x(),), strict=strict)
     assert dtypes(exported.module()(x())) == (BF16, BF16, FP32)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        return self.attention(t, t, t)[0]
+
+
+class Cat(torch.nn.Module):
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.mm(t, t), t])
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["not-strict", "strict"])
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [(Attention().eval(), torch.randn(2, 4, 8)), (Cat(), torch.randn(4, 4))],
+    ids=["python-function-of-torch", "list-of-tensors"],
+)
+def test_export_of_functions_that_call_others(model, given, strict: bool) -> None:
+    with hmp.autocast("cpu"):
+        expected = model(given)
+        exported = torch.export.export(model, (given,), strict=strict)
+    assert torch.equal(exported.module()(given), expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jvp

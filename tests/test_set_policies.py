@@ -181,6 +181,37 @@ def test_compiled_models_keep_them(backend: str) -> None:
     assert torch.equal(compiled(t), model(t))
 
 
+def test_a_graph_break_in_a_module() -> None:
+    class Breaks(torch.nn.Module):
+        def forward(self, t):
+            torch._dynamo.graph_break()
+            return torch.mm(t, t)
+
+    model = torch.nn.Sequential(Breaks())
+    hmp.set_policies(model, {"0": HIGH})
+    compiled = torch.compile(model, backend="eager")
+    with hmp.autocast("cpu", policy=LOW):
+        for _ in range(2):
+            assert compiled(torch.ones(4, 4)).dtype == model(torch.ones(4, 4)).dtype
+        assert torch.nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4)).dtype == BF16
+    assert not torch._C._is_any_autocast_enabled()
+
+
+def test_ctrl_c_inside_leaves_it_with_the_region() -> None:
+    """torch calls no hook then."""
+
+    class Interrupted(torch.nn.Module):
+        def forward(self, t):
+            raise KeyboardInterrupt
+
+    model = torch.nn.Sequential(Interrupted())
+    hmp.set_policies(model, {"0": HIGH})
+    with pytest.raises(KeyboardInterrupt), hmp.autocast("cpu", policy=LOW):
+        model(torch.ones(4, 4))
+    assert not torch._C._is_any_autocast_enabled()
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float32
+
+
 def test_an_error_inside_leaves_it() -> None:
     model = Net()
     hmp.set_policies(model, {"layers.0": HIGH})

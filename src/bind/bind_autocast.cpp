@@ -27,10 +27,10 @@ at::ScalarType scalar_type_of(const py::object& dtype) {
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
+// autocast::kDeviceCount for a device type that autocast is not for.
 std::size_t device_index(const std::string& type) {
   const c10::DeviceType device = c10::Device(type).type();
   const auto* found = std::find(autocast::kDevices.begin(), autocast::kDevices.end(), device);
-  if (found == autocast::kDevices.end()) throw std::invalid_argument(type);
   return static_cast<std::size_t>(found - autocast::kDevices.begin());
 }
 
@@ -66,7 +66,9 @@ PyObject* leave_context(PyObject* context) {
 
 // What rules here for a device type; null where nothing of ours does.
 const autocast::Scope* ours_here(const std::string& type) {
-  const auto here = autocast::scope_here(device_index(type), autocast::excluded_here());
+  const std::size_t device = device_index(type);
+  if (device == autocast::kDeviceCount) return nullptr;
+  const auto here = autocast::scope_here(device, autocast::excluded_here());
   return here.whose == autocast::Whose::Ours ? here.scope : nullptr;
 }
 

@@ -87,11 +87,13 @@ struct Course {
   Rule rule{};
   c10::DeviceType device{};
   Seen seen{};
+  // A mode of torch.export has the call, and is to see the op after our casts too (_export.py).
+  bool pre_dispatch = false;
 
   // Whether the rule casts nothing, and nobody wants to hear of it.
   bool settled() const {
     return seen.on_one_device() && habana_mp::settled(rule, seen.dtypes) &&
-           record::level() == record::Level::Off;
+           record::level() == record::Level::Off && !pre_dispatch;
   }
 };
 
@@ -113,6 +115,7 @@ Course course_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   if (course.rule.action == Action::Inputs) return course;
   if (course.rule.action == Action::Error) raise_unsafe(op, *here.scope->rules->policy);
   course.scope = here.scope;
+  course.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
   course.device = kDevices[device];
   return course;
 }
@@ -127,7 +130,10 @@ void cast_and_call(const Op& op, const Course& course, Stack* stack) {
   if (record::level() != record::Level::Off) {
     log_call(op, *course.scope->rules->policy, call, decision, casting);
   }
-  if (!casting) return op.handle.redispatchBoxed(course.keys, stack);
+  if (!casting) {
+    return course.pre_dispatch ? op.handle.callBoxed(stack)
+                               : op.handle.redispatchBoxed(course.keys, stack);
+  }
   call.cast(decision, course.scope->cached);
   op.handle.callBoxed(stack);
   if (call.gave_away_copy()) {

@@ -101,18 +101,17 @@ def serve_autocast() -> None:
     if module._checkpoint_without_reentrant_generator is _checkpoint_generator:
         for owner, name, value in _checkpoint_patches():
             setattr(owner, name, value)
-    torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
-    _pass_higher_order_ops()
+    if torch.backends.mha.get_fastpath_enabled is not _fastpath_enabled:
+        torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
+        _pass_higher_order_ops()
 
 
 def _pass_higher_order_ops() -> None:
     """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
-    by_default: list[Any] = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     key = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
-    if key not in by_default:
-        by_default.append(key)
-        for op in torch._ops._higher_order_ops.values():
-            op.fallthrough(key)  # type: ignore[no-untyped-call]
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for op in torch._ops._higher_order_ops.values():
+        op.fallthrough(key)  # type: ignore[no-untyped-call]
 
 
 _torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled

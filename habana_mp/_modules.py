@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -160,7 +159,6 @@ class _Hook:
             devices = _ruled_devices()
             on = bool(devices) or _state.policy is not None
             _core.enter_autocast(_inside(devices, self.policy), self)
-            _inside_of().append(self)
         return tree_map_only(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
 
 
@@ -175,20 +173,8 @@ class _Leave:
             _autocast.leave_traced(self.hook.entered.pop())
         elif self.hook.entered:  # by traced code, whose graph broke since
             _autocast.leave_in_graph(self.hook.entered.pop())
-        elif (entered := _inside_of()) and entered[-1] is self.hook:  # an earlier hook may have raised
-            entered.pop()
+        elif _core.is_in_autocast(self.hook):  # an earlier hook may have raised
             _core.leave_autocast(self.hook)
-
-
-_thread = threading.local()
-
-
-def _inside_of() -> list[_Hook]:
-    """The hooks whose modules run on this thread."""
-    stack: list[_Hook] | None = getattr(_thread, "stack", None)
-    if stack is None:
-        stack = _thread.stack = []
-    return stack
 
 
 def _inside(devices: list[str], policy: Policy | None) -> Any:

@@ -91,6 +91,9 @@ void bind_autocast(py::module_& module) {
   module.def(
       "leave_autocast", [](const py::object& owner) { autocast::leave(owner.ptr()); },
       py::arg("owner"));
+  module.def(
+      "is_in_autocast", [](const py::object& owner) { return autocast::is_in(owner.ptr()); },
+      py::arg("owner"));
   module.def("autocast_depth", &autocast::depth);
   module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
   module.def("current_autocast", &autocast::current);

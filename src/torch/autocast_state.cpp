@@ -235,6 +235,11 @@ void leave(const void* owner) {
   left_early.erase(early);
 }
 
+bool is_in(const void* owner) {
+  return std::any_of(frames.begin(), frames.end(),
+                     [&](const Frame& frame) { return frame.owner == owner; });
+}
+
 std::size_t depth() { return frames.size(); }
 
 void leave_to(std::size_t depth) {

@@ -92,6 +92,8 @@ void enter(const Region& region, const void* owner);
 // then that nobody left (Ctrl-C can end what would have) are left too. Throws std::runtime_error
 // without one.
 void leave(const void* owner);
+// Whether this thread is in a region of this owner.
+bool is_in(const void* owner);
 // All that is in force on this thread, torch's own autocast too.
 Region current();
 

@@ -46,6 +46,7 @@ VARIANTS = {
     "hmp: torch-cpu": Variant(
         process=functools.partial(converted, "torch-cpu"), update=hmp.disable_casts, color="#3f8fd8"
     ),
+    "hmp.autocast": Variant(forward=lambda: hmp.autocast("cpu"), color="#c94f7c"),
 }
 OURS = ("hmp", "hmp: torch-cpu")
 
@@ -196,6 +197,8 @@ def inferences(effort: Effort) -> list[Comparison]:
             taken,
             [
                 Ratio("hmp", "bf16", 1.05),
+                Ratio("hmp.autocast", "bf16", 1.05),
+                Ratio("hmp.autocast", "autocast", 0.9),
                 *(
                     Ratio("autocast", name, 10 if model is effort.unfused and batch == 8 else None, at_least=True)
                     for name in OURS
@@ -256,6 +259,7 @@ def trainings(effort: Effort) -> list[Comparison]:
         }
         ratios = [
             *(Ratio(name, "autocast", 0.85 if mlp else 1.0) for name in OURS),
+            Ratio("hmp.autocast", "autocast", 1.0),
             Ratio("hmp", "bf16", 1.35 if mlp else 1.1),
         ]
         for threads in effort.threads:
@@ -379,7 +383,7 @@ def measure(quick: bool) -> Report:
     text = f"""\
 Random weights; sequences of {model_zoo.SEQUENCE}, images of 64 x 64 (CNN) and 224 x 224 (ViT), {model_zoo.VOCABULARY} words. `bf16` is the
 model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()`; `hmp: torch-cpu` casts by the lists of `torch.autocast` and so
-does the same arithmetic. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
+does the same arithmetic, and so does `hmp.autocast`, a region round forward and loss. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
 
 ### Inference
 

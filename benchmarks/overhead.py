@@ -191,6 +191,79 @@ def import_time(effort: Effort) -> Row:
     return Row("import habana_mp, after import torch", float(milliseconds), "ms", 50)
 
 
+def regions(effort: Effort) -> list[Row]:
+    """hmp.autocast with the lists of torch.autocast, beside it."""
+    lists = hmp.Policy.load("torch-cpu")
+
+    def ours(policy: hmp.Policy = lists) -> AbstractContextManager[Any]:
+        return hmp.autocast("cpu", policy=policy)
+
+    def beside_torch(
+        values: Mapping[str, Any], policy: hmp.Policy = lists, op: str = "mm", native: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
+        statement = f"{op}(a, b)"
+        globals_ = {**values, "add": torch.add}
+        return best_ns(
+            effort,
+            {
+                "native": Variant(contextlib.nullcontext, statement, {**globals_, **(native or {})}),
+                "autocast": Variant(autocast, statement, globals_),
+                "hmp": Variant(functools.partial(ours, policy), statement, globals_),
+            },
+        )
+
+    low, float32 = pair(torch.bfloat16), pair(torch.float32)
+    settled = beside_torch(low)
+    cast = beside_torch(float32, native=low)
+    unlisted = beside_torch(low, op="add")
+    dropped = beside_torch(low, lists.with_edits("-mm"))
+    extra = {name: value - cast["native"] for name, value in cast.items()}
+    scope = {"ours": functools.partial(hmp.autocast, "cpu", torch.bfloat16), "theirs": autocast}
+    enter = best_ns(
+        effort,
+        {
+            "hmp": Variant(contextlib.nullcontext, "with ours():\n pass", scope),
+            "autocast": Variant(contextlib.nullcontext, "with theirs():\n pass", scope),
+        },
+    )
+    return [
+        Row(
+            "hmp.autocast, mm(8x8), nothing to cast: over torch.autocast",
+            settled["hmp"] - settled["autocast"],
+            "ns",
+            30,
+            f"extra {settled['hmp'] - settled['native']:.0f} ns against {settled['autocast'] - settled['native']:.0f} ns",
+        ),
+        Row(
+            "hmp.autocast, mm(8x8), two float32 inputs: extra over torch.autocast's extra",
+            extra["hmp"] / extra["autocast"],
+            "x",
+            0.6,
+            f"{extra['hmp']:.0f} ns against {extra['autocast']:.0f} ns",
+        ),
+        Row(
+            "hmp.autocast, an op that nobody lists (add): over the plain op",
+            unlisted["hmp"] - unlisted["native"],
+            "ns",
+            5,
+            f"torch.autocast {unlisted['autocast'] - unlisted['native']:.0f} ns; native call {unlisted['native']:.0f} ns",
+        ),
+        Row(
+            "hmp.autocast, an op that torch lists and the policy does not: over torch.autocast",
+            dropped["hmp"] - dropped["autocast"],
+            "ns",
+            30,
+        ),
+        Row(
+            "hmp.autocast, made, entered and left: over torch.autocast",
+            enter["hmp"] / enter["autocast"],
+            "x",
+            1,
+            f"{enter['hmp'] / 1e3:.2f} us against {enter['autocast'] / 1e3:.2f} us",
+        ),
+    ]
+
+
 def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     torch.set_num_threads(1)
@@ -199,6 +272,7 @@ def measure(quick: bool) -> Report:
         two_casts(effort, grad=False),
         two_casts(effort, grad=True),
         disable_casts(effort),
+        *regions(effort),
         *convert_and_revert(effort),
         verbose_line(effort),
         import_time(effort),

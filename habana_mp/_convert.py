@@ -81,8 +81,7 @@ def convert(
             (_state, "policy", new),
             (_state, "verbose", isVerbose),
         ]
-        # D29: that policy's casts are not kept.
-        limit = 0 if new.name == "hpu-autocast" else cache._limit()
+        limit = cache._limit() if new.cached else 0
         try:
             _log.open_log(isVerbose)
             if isVerbose:

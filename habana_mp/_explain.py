@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import dataclass
 
 import torch
 
 from habana_mp import _core, _state
+from habana_mp._autocast import devices
 from habana_mp._convert import ops, rule_of
 from habana_mp._disable import casts_off
 from habana_mp._homes import NORMS, Home, known_names
 from habana_mp._list_file import nearest
+from habana_mp._modules import policy_of_module
 from habana_mp._patched import Rule
 from habana_mp._policy import OpRule, Policy
 
@@ -30,6 +34,7 @@ class Explanation:
     state: str
     homes: dict[str, str]
     arguments: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         homes = [f"{label}  ->  {what}" for label, what in self.homes.items()] or ["none: no Python call reaches it"]
@@ -38,6 +43,7 @@ class Explanation:
             ("policy", (f"{self.policy.name}, {self.state}",)),
             ("arguments", self.arguments),
             ("homes", tuple(homes)),
+            *([("note", self.notes)] if self.notes else []),
         ]
         lines = [self.op]
         for title, texts in rows:
@@ -45,15 +51,19 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
+def explain(
+    op: str, *, policy: Policy | str | os.PathLike[str] | None = None, module: torch.nn.Module | None = None
+) -> Explanation:
     """Tell which rule applies to an op, and why.
 
     Args:
         op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
-        policy: ask this policy; by default the one in force, and without a conversion the one of a plain ``convert()``.
+        policy: ask this policy, or the preset or folder of this name; by default the one in force, of a region of autocast before that
+            of convert; where none is, the one of a plain ``convert()``.
+        module: ask for calls inside this module of a model that ``set_policies`` was called on.
 
     Raises:
-        TypeError: ``op`` is no name.
+        TypeError: ``op`` is no name, ``policy`` no policy or ``module`` no module.
         ValueError: no op of the installed torch has that name; the message has the nearest ones.
 
     >>> print(hmp.explain("layer_norm"))
@@ -61,33 +71,98 @@ def explain(op: str, *, policy: Policy | str | None = None) -> Explanation:
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
     name = _plain_name(op)
-    current = _state.policy
-    if isinstance(policy, str):
+    if module is not None and not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is a torch.nn.Module, not {module!r}")
+    if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
-    asked = policy or current or Policy.load("hmp")
-    if policy is not None and policy != current:
-        state = "not in force"
-    elif current is None:
-        state = "not in force: nothing is converted"
-    elif casts_off():
-        state = "switched off here by disable_casts"
-    else:
-        state = "in force"
+    asked, state, dispatched = _asked(policy, module)
     return Explanation(
         op=name,
         rule=asked.rule(name),
         policy=asked,
-        in_force=state == "in force",
+        in_force=state.startswith("in force"),
         state=state,
-        homes=_homes_of(name, asked),
-        arguments=_arguments(name, asked),
+        homes=_overloads_of(name, asked) if dispatched else _homes_of(name, asked),
+        arguments=_arguments(name, asked, dispatched),
+        notes=_notes(asked),
     )
+
+
+def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
+    """The policy to tell of, what it is here and now, and whether it acts at the dispatcher."""
+    region, device = region_policy()
+    current = region or _state.policy
+    dispatched = region is not None
+    path, own = (policy_of_module(module) if module is not None and policy is None else None) or (None, None)
+    if policy is not None and policy != current:
+        return policy, "not in force", dispatched
+    if current is None:
+        state = "not in force: nothing is converted"
+        if path is not None:
+            state += f", and set_policies rules {path!r} in regions of autocast only"
+        elif torch.is_autocast_enabled("cpu"):
+            state += ", and the torch.autocast that is on here has lists of its own"
+        return own or policy or Policy.load("hmp"), state, path is not None
+    if casts_off():
+        state = "switched off here by disable_casts"
+    elif path is not None and own is None:
+        state = f"switched off inside {path!r} by set_policies, which has it run in float32"
+    elif path is not None and dispatched:
+        current, state = own or current, f"in force inside {path!r}: set_policies, autocast for {device}"
+    else:
+        state = f"in force here: autocast for {device}" if dispatched else "in force"
+        if dispatched and _state.policy is not None:
+            state += f"; {_state.policy.name}, of convert, acts before it"
+    return current, state, dispatched
+
+
+def region_policy() -> tuple[Policy | None, str]:
+    """The policy of the innermost region of autocast on this thread, and its device type."""
+    for device in devices():
+        found = _core.autocast_policy(device)
+        if found is not None:
+            return Policy(found), device
+    return None, ""
+
+
+def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
+    """What autocast does to the overloads of an op at the dispatcher."""
+    base = name.partition(".")[0]
+    low = str(policy.low_dtype).removeprefix("torch.")
+    said = {"lower": low, "fp32": "float32", "promote": "widest", "error": "error"}
+    found = {}
+    for op in _core.dispatched_ops():
+        if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
+            action, _, listed, *_ = policy._core.resolve_overload(op)
+            found[f"aten::{op}"] = said[_core.ACTIONS[action]] if listed else "left alone"
+    return found
+
+
+_said: set[str] = set()
+
+
+def _notes(policy: Policy) -> tuple[str, ...]:
+    """What is worth saying once in a process."""
+    cpu = torch.cpu
+    if (
+        policy.low_dtype is not torch.bfloat16
+        or "bfloat16" in _said
+        or platform.machine() not in ("x86_64", "AMD64")
+        or cpu._is_avx512_bf16_supported()
+        or cpu._is_amx_tile_supported()
+    ):
+        return ()
+    _said.add("bfloat16")
+    return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
 
 
 def _plain_name(op: str) -> str:
     """The name of an op, out of one that says where it lives; overload names keep their dot."""
+    op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
     if op in known_names():
         return op
+    if op.removeprefix("aten.") in known_names():
+        return op.removeprefix("aten.")
     for prefix, own in (("torch.linalg.", "linalg_"), ("torch.fft.", "fft_"), ("torch.special.", "special_")):
         if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
             return own + op.removeprefix(prefix)
@@ -126,7 +201,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
     return said[action] + ("" if rule.listed else " (rest)")
 
 
-def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
+def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
     rule = policy.rule(name)
     norm = name in NORMS
     low = str(policy.low_dtype).removeprefix("torch.")
@@ -145,8 +220,10 @@ def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
         to = f"{eligible} go to the widest dtype among them"
     elif rule.action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
-    elif policy.rest == "inputs":
-        return ("left alone: no list names it and the policy leaves the rest to its inputs",)
+    elif policy.rest == "inputs" or dispatched:
+        return (
+            "left alone: no list names it" + ("" if dispatched else " and the policy leaves the rest to its inputs"),
+        )
     elif policy.rest == "fp32":
         to = f"{eligible} go to float32, if the op computes on them"
     else:
@@ -155,7 +232,5 @@ def _arguments(name: str, policy: Policy) -> tuple[str, ...]:
             if norm
             else f"{eligible} take the dtype of the first, if the op computes on two or more"
         )
-    return (
-        to,
-        "left alone: calls with a float64 or complex tensor, with dtype= or with out=; in place the target keeps its dtype",
-    )
+    in_place = ", and calls in place" if dispatched else "; in place the target keeps its dtype"
+    return to, f"left alone: calls with a float64 or complex tensor, with dtype= or with out={in_place}"

@@ -28,14 +28,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.jit, "script", _script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", _module_state
-    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
-        if holder is not None:
-            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
-    yield (
-        torch.utils.checkpoint.CheckpointFunction,
-        "forward",
-        staticmethod(_carrying_state(_checkpoint_forward, 1)),
-    )
+    yield from _checkpoint_patches()
 
 
 _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
@@ -100,6 +93,49 @@ def _by_name(value: Any) -> Any:
     return value
 
 
+def serve_autocast() -> None:
+    """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, and the fused
+    encoder layer of inference, which no policy can see into, is not taken inside.
+    """
+    module = torch.utils.checkpoint
+    if module._checkpoint_without_reentrant_generator is _checkpoint_generator:
+        for owner, name, value in _checkpoint_patches():
+            setattr(owner, name, value)
+    if torch.backends.mha.get_fastpath_enabled is not _fastpath_enabled:
+        torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
+        _pass_higher_order_ops()
+
+
+def _pass_higher_order_ops() -> None:
+    """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
+    key = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for op in torch._ops._higher_order_ops.values():
+        op.fallthrough(key)  # type: ignore[no-untyped-call]
+
+
+_torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled
+
+
+@functools.wraps(_torch_fastpath_enabled)
+def _fastpath_enabled() -> bool:
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        # What the original returns, which torch.compile knows by itself alone; "maia" is on in every region of ours.
+        return torch.backends.mha._is_fastpath_enabled and not torch.is_autocast_enabled("maia")
+    return True
+
+
+def _checkpoint_patches() -> Iterator[tuple[Any, str, Any]]:
+    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
+        if holder is not None:
+            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
+    yield (
+        torch.utils.checkpoint.CheckpointFunction,
+        "forward",
+        staticmethod(_carrying_state(_checkpoint_forward, 1)),
+    )
+
+
 def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:
     """An entry of activation checkpointing whose function, the argument at ``position``, is recomputed as it was computed."""
 
@@ -111,7 +147,7 @@ def _carrying_state(original: Callable[..., Any], position: int) -> Callable[...
 
 
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    policy, off = _state.policy, casts_off()
+    policy, region = _state.policy, _core.current_autocast()
 
     def as_then(*args: Any, **kwargs: Any) -> Any:
         if _state.policy != policy:
@@ -119,12 +155,10 @@ def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {_state.policy!r}: "
                 "finish backward before hmp.convert or hmp.revert"
             )
-        if casts_off() == off:
-            return function(*args, **kwargs)
-        _core.set_casts_off(off)
+        _core.enter_autocast(region, as_then)
         try:
             return function(*args, **kwargs)
         finally:
-            _core.set_casts_off(not off)
+            _core.leave_autocast(as_then)
 
     return as_then

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from habana_mp import _core as core
 
-# A name and where it was listed; file and line are "" and 0 for a name given in code.
+# A name, with the low dtype that it is for behind @ if it is for one alone, and where it was listed; file and line are "" and 0 for a
+# name given in code.
 Entry = tuple[str, str, int]
 ListPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -44,17 +45,35 @@ def read_list(path: ListPath) -> ListFile:
 
 
 def whole_op(name: str) -> str:
-    """``pow`` of ``pow.Tensor_Scalar``."""
-    return name.partition(".")[0]
+    """``pow`` of ``pow.Tensor_Scalar``, ``pow@float16`` of ``pow.Tensor_Scalar@float16``."""
+    op, at, low = name.partition("@")
+    return op.partition(".")[0] + at + low
+
+
+def for_each_low_dtype(name: str) -> list[str]:
+    """What an entry says of each low dtype: ``mm`` is ``mm@bfloat16`` and ``mm@float16``, and these are themselves."""
+    return [name] if "@" in name else [f"{name}@{low}" for low in core.LOW_DTYPES]
+
+
+def less(entries: Iterable[Entry], names: Iterable[str], ops: Iterable[str]) -> list[Entry]:
+    """Entries without these names, and without these ops and their overloads. What goes for one low dtype stays for the other."""
+    names = {each for name in names for each in for_each_low_dtype(name)}
+    ops = {each for op in ops for each in for_each_low_dtype(op)}
+    kept: list[Entry] = []
+    for name, file, line in entries:
+        said = for_each_low_dtype(name)
+        stays = [each for each in said if each not in names and whole_op(each) not in ops]
+        kept += [(each, file, line) for each in ([name] if stays == said else stays)]
+    return kept
 
 
 def merged(default: list[Entry], given: ListFile | None, other: ListFile | None = None) -> list[Entry]:
     """A list after the files: ``given`` replaces or edits it, and what ``other`` claims leaves its default (D6, D21)."""
     if given and not given.edits:
         return given.named
-    claimed = {whole_op(name) for name, _, _ in other.named} if other else set()
-    removed = {name for name, _, _ in given.removed} if given else set()
-    kept = [entry for entry in default if entry[0] not in removed and whole_op(entry[0]) not in claimed]
+    claimed = [whole_op(name) for name, _, _ in other.named] if other else []
+    removed = [name for name, _, _ in given.removed] if given else []
+    kept = less(default, removed, claimed)
     return [*given.named, *kept] if given else kept
 
 
@@ -63,7 +82,8 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     from habana_mp._homes import known_names
 
     known = known_names()
-    unknown = [entry for entry in entries if entry[0] not in known]
+    named = [(name.partition("@")[0], file, line) for name, file, line in entries]
+    unknown = [entry for entry in named if entry[0] not in known]
     if not unknown:
         return
     import torch

@@ -210,7 +210,8 @@ def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 def _rebuilt(container: Any, items: list[Any]) -> Any:
     """A container of the same type with other items (rebuild_container in src/torch/arguments.cpp)."""
     kind = type(container)
-    if kind is list:
+    # torch.fx has lists that nobody may change.
+    if kind is list or (issubclass(kind, list) and kind.__setitem__ is not list.__setitem__):
         return items
     if isinstance(container, list):
         same = copy.copy(container)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from habana_mp import _core as core
-from habana_mp._list_file import Entry, ListFile, ListPath, check_known, merged, read_list, warn, whole_op
+from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list, warn, whole_op
 from habana_mp._preset import LISTS, SHIPPED, read_folder
 
 _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
@@ -25,6 +25,7 @@ class OpRule:
     """What a policy says of one op, and where that was said. Made by ``Policy.rule``.
 
     ``action`` is "lower", "fp32", "promote" or "error" where a list names the op; else "rest", and ``rest`` says what that is.
+    ``listed_as`` is the entry that decides, with the low dtype that it is for, if it has one: "layer_norm@float16".
     """
 
     op: str
@@ -51,7 +52,12 @@ class Policy:
 
     Made by ``Policy.load``, ``Policy.from_files`` or ``Policy.from_ops``; ``convert`` returns the one that it put in force.
     ``str`` gives one line of text that ``Policy.load`` reads back. Two policies are equal, and hash alike in every process, where
-    they cast alike: the name, and the files that the lists came from, do not count.
+    they say the same: the name, and the files that the lists came from, do not count.
+
+    A list holds names of ops, and names for one low dtype: "layer_norm@float16" is in its list only while the low dtype of the policy
+    is float16. Then it wins over names of that op without a dtype, in whatever list: "pow@float16" over "pow" and "pow.Tensor_Scalar",
+    and "pow.Tensor_Scalar@float16" over "pow" for that overload, which for ``convert`` is the whole op (D17). Other names of an op
+    ("multiply" beside "mul") have rules of their own, as ever (D16).
 
     >>> policy = Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"])
     >>> Policy.load(str(policy)) == policy
@@ -63,12 +69,20 @@ class Policy:
 
     _core: core.Policy
 
+    _text: str = field(init=False)  # what torch.compile can read of it
+
+    def __post_init__(self) -> None:
+        if not isinstance(self._core, core.Policy):
+            raise TypeError(f"a policy is made by Policy.load, from_files or from_ops, not of {self._core!r}")
+        object.__setattr__(self, "_text", self._core.text())
+
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
         """A preset by its name, a folder that holds one in the form of the presets, or what ``str(policy)`` gave.
 
-        A folder has ``policy.toml`` (low_dtype, rest, and name and error where it wants) and the lists ``lower.txt``, ``fp32.txt``
-        and ``promote.txt``. ``presets()`` tells the names; "cuda" and "cpu" are short for "torch-cuda" and "torch-cpu".
+        A folder has ``policy.toml`` (low_dtype, rest, and name, error, low_dtypes and cache where it wants) and the lists
+        ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` tells the names; "cuda" and "cpu" are short for "torch-cuda"
+        and "torch-cpu".
 
         Raises:
             ValueError: no preset, folder or text of a policy, or one with a mistake in it.
@@ -79,6 +93,8 @@ class Policy:
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(text))
             name = _ALIASES.get(text, text)
+            if name in _replaced:
+                return _replaced[name]
             if name in presets():
                 return cls(read_folder(SHIPPED / name, shipped=True))
             if not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
@@ -102,7 +118,8 @@ class Policy:
         """The policy ``base`` with some of its lists replaced, or edited by a file whose names all begin with + or -.
 
         What is not given (``None`` or "") stays as in ``base``, the rest and the low dtype too; but an op that the lower or fp32
-        file names leaves the other list (D6). A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+        file names leaves the other list (D6). What a file says of an op for one low dtype, "+mm@float16" or "-mm@float16", changes
+        nothing for the other. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
 
         Raises:
             ValueError: ``path:line`` of a line that is no op name, or of an op that both files name.
@@ -140,6 +157,53 @@ class Policy:
             check_known(entries, f"the {title} list", strict=strict)
         return cls(made)
 
+    def with_edits(self, *edits: str, strict: bool = False) -> Policy:
+        """The same policy with some ops listed otherwise.
+
+        "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
+        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
+        that torch does not have is told in a warning, or with ``strict`` a ValueError.
+
+        >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
+        'lower'
+        """
+        lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        entries: list[Entry] = []
+        for edit in edits:
+            if not isinstance(edit, str):
+                raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
+            sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
+            if not core.is_entry(entry) or (title not in lists if sign == "+" else sign != "-" or colon):
+                raise ValueError(
+                    f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
+                    "and op@float16 or op@bfloat16 for op"
+                )
+            op, at, low = entry.partition("@")
+            # Its other spellings go with it; where it is in no list, so do the ops that it is made of, which would decide it.
+            spellings = core.dispatched_candidates(op) if sign == "+" else core.candidates(op)
+            gone = [name + at + low for name in {op}.union(*spellings)]
+            for other, listed in lists.items():
+                lists[other] = less(listed, gone, gone)
+            if sign == "+":
+                lists[title].append((entry, "", 0))
+            entries.append((entry, "", 0))
+        name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
+        made = core.Policy(
+            name,
+            self._core.low,
+            self._core.rest,
+            **lists,
+            low_dtypes=self._core.low_dtypes,
+            cached=self._core.cached,
+        )
+        check_known(entries, "the edits", strict=strict)
+        return Policy(made)
+
+    def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
+        """The same policy with another dtype for its lower list, and with the entries that are for that one."""
+        _low_name(low_dtype, "low_dtype")
+        return self if low_dtype is self.low_dtype else Policy(_with_files(self, {}, low_dtype, strict=True))
+
     @property
     def name(self) -> str:
         return self._core.name
@@ -151,13 +215,23 @@ class Policy:
         return dtype
 
     @property
+    def low_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The low dtypes that the policy is made for: ``autocast`` refuses others; ``convert`` and ``with_low_dtype`` take either."""
+        return tuple(getattr(torch, low) for low in self._core.low_dtypes)
+
+    @property
+    def cached(self) -> bool:
+        """Whether casts of weights may be kept between calls."""
+        return self._core.cached
+
+    @property
     def rest(self) -> str:
         """What happens to an op that no list names: "inputs", "first_input" or "fp32"."""
         return self._core.rest
 
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
-        """The names in "lower", "fp32", "promote" and "error", each sorted."""
+        """The names in "lower", "fp32", "promote" and "error", each sorted; those for one low dtype as written: "layer_norm@float16"."""
         return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
 
     def rule(self, op: str) -> OpRule:
@@ -187,6 +261,14 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, _parts(self._core)
+
+
+_replaced: dict[str, Policy] = {}
+
+
+def replace_preset(name: str, policy: Policy) -> None:
+    """From now on a policy is what a preset's name stands for (D30)."""
+    _replaced[name] = policy
 
 
 def presets() -> tuple[str, ...]:
@@ -264,8 +346,11 @@ def _low_name(dtype: object, argument: str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _parts(policy: core.Policy) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry]]:
-    return policy.name, policy.low, policy.rest, policy.lower, policy.fp32, policy.promote, policy.error
+def _parts(
+    policy: core.Policy,
+) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool]:
+    lists = policy.lower, policy.fp32, policy.promote, policy.error
+    return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached
 
 
 def _unpickle(*parts: Any) -> Policy:
@@ -275,7 +360,7 @@ def _unpickle(*parts: Any) -> Policy:
 def _with_files(
     base: Policy, given: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool
 ) -> core.Policy:
-    name, low, rest, lower, fp32, promote, error = _parts(base._core)
+    name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
     if low_dtype is not None:
         low = _low_name(low_dtype, "low_dtype")
     if given and not name.endswith("+files"):
@@ -288,6 +373,8 @@ def _with_files(
         merged(fp32, given.get("fp32"), given.get("lower")),
         merged(promote, given.get("promote")),
         error,
+        low_dtypes,
+        cached,
     )
     for file in given.values():
         check_known([*file.named, *file.removed], file.path, strict=strict)

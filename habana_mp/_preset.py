@@ -26,18 +26,25 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
                 f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
             )
     error = [(op, str(folder / _DESCRIPTION), 0) for op in described.get("error", [])]
-    made = core.Policy(
-        described.get("name", folder.name),
-        described["low_dtype"],
-        described["rest"],
-        lower.named,
-        fp32.named,
-        promote.named,
-        error,
-    )
+    try:
+        made = core.Policy(
+            described.get("name", folder.name),
+            described["low_dtype"],
+            described["rest"],
+            lower.named,
+            fp32.named,
+            promote.named,
+            error,
+            described["low_dtypes"],
+            described["cache"],
+        )
+    except ValueError as mistake:
+        told = str(mistake)
+        raise ValueError(told if str(folder) in told else f"{folder / _DESCRIPTION}: {told}") from None
     if not shipped:
         for file in lists:
             check_known(file.named, file.path, strict=False)
+        check_known(error, str(folder / _DESCRIPTION), strict=False)
     return made
 
 
@@ -63,4 +70,11 @@ def _read_description(path: Path) -> dict[str, Any]:
         or not all(isinstance(op, str) for op in error_ops)
     ):
         raise ValueError(f"{path}: name is a string and error a list of op names")
+    low_dtypes = described.setdefault("low_dtypes", [*core.LOW_DTYPES])
+    if not isinstance(low_dtypes, list) or not low_dtypes or not all(low in core.LOW_DTYPES for low in low_dtypes):
+        raise ValueError(f"{path}: low_dtypes is a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")
+    if described["low_dtype"] not in low_dtypes:
+        raise ValueError(f"{path}: low_dtype is {' or '.join(low_dtypes)}, not {described['low_dtype']!r}")
+    if not isinstance(described.setdefault("cache", True), bool):
+        raise ValueError(f"{path}: cache is true or false")  # noqa: TRY004 - of the file
     return described

@@ -1,8 +1,8 @@
 """``hmp.cache``: the weight cache, looked at and emptied.
 
-While a conversion is in force a float32 weight is cast once and its copy used until the weight changes: in training until the optimizer's
-step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth, src/torch/weight_cache.h how a change is
-noticed.
+Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
+until the optimizer's step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth,
+src/torch/weight_cache.h how a change is noticed.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ _WATCHED = {
     "numpy": _EXPORTED,
     "__dlpack__": _EXPORTED,
 }
+# What the owners themselves held under these names before the watches that autocast has put there; empty without.
+_before_autocast: dict[tuple[Any, str], Any] = {}
+_INHERITED = object()
 
 _original_replay = torch.cuda.CUDAGraph.replay
 
@@ -89,10 +92,12 @@ def _replay(graph: torch.cuda.CUDAGraph) -> None:
 
 
 def _patches() -> Iterator[tuple[Any, str, Any]]:
+    if _before_autocast:
+        return
+    yield torch.cuda.CUDAGraph, "replay", _replay
     for name, watch in _WATCHED.items():
         # The class gives torch's own, also while a watch stands there.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
-    yield torch.cuda.CUDAGraph, "replay", _replay
 
 
 def _after_step(*_: Any) -> None:
@@ -105,10 +110,22 @@ _hooks: list[Any] = []
 
 
 def _open(limit: int) -> None:
-    """Called by ``convert``."""
+    """Called by ``convert``, and for the first region of autocast."""
     _core.set_cache_limit(limit)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))
+
+
+def _open_for_autocast() -> None:
+    """Called when a region is made. What a conversion has opened will do; after ``revert`` the next region opens it again."""
+    if _hooks:
+        return
+    limit = _limit()
+    watches = list(_patches())
+    for owner, name, watch in watches:
+        _before_autocast[owner, name] = vars(owner).get(name, _INHERITED)
+        setattr(owner, name, watch)
+    _open(limit)
 
 
 def _close() -> None:
@@ -116,4 +133,10 @@ def _close() -> None:
     _core.set_cache_limit(0)
     while _hooks:
         _hooks.pop().remove()
+    while _before_autocast:
+        (owner, name), before = _before_autocast.popitem()
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
     clear()

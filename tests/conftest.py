@@ -15,6 +15,7 @@ def _converted_by_none(monkeypatch):
     monkeypatch.delenv("HABANA_MP_LOG", raising=False)
     yield
     hmp.revert()
+    hmp.cache._close()  # regions of autocast leave it open
     off = _core.casts_off()
     _core.set_casts_off(False)
     assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]

@@ -70,15 +70,12 @@ def test_requirements_are_pinned(name: str) -> None:
     assert loose == []
 
 
-@pytest.mark.unsanitized(reason="it has a limit of time")
 def test_import_is_light() -> None:
-    """Under 50 ms more than torch itself, and no torch._dynamo; the best of five, as other processes run beside."""
+    """It brings nothing along that torch has not imported; what it costs is in benchmarks/overhead.py."""
     script = """
-import sys, time, torch
-start = time.perf_counter()
+import sys, torch
+before = set(sys.modules)
 import habana_mp
-print(time.perf_counter() - start, "torch._dynamo" in sys.modules)
+print(*{name.partition(".")[0] for name in sys.modules.keys() - before}, "torch._dynamo" in sys.modules)
 """
-    seconds, dynamo = min((run(script).split() for _ in range(5)), key=lambda words: float(words[0]))
-    assert float(seconds) < 0.05
-    assert dynamo == "False"
+    assert run(script).split() == ["habana_mp", "False"]

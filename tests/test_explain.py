@@ -120,6 +120,32 @@ def test_arguments(op: str, policy: str, part: str) -> None:
     assert part in hmp.explain(op, policy=policy).arguments[0]
 
 
+def test_inside_regions() -> None:
+    """What no list names is left alone there, whatever ``rest`` says (F81); calls in place too (F85)."""
+    with hmp.autocast("cpu", policy="hmp"):
+        told = hmp.explain("mse_loss")
+        assert told.arguments[0] == "left alone: no list names it"
+        assert hmp.explain("mm").arguments[1].endswith("and calls in place")
+        assert told.state == "in force here: autocast for cpu"
+        assert "aten::mse_loss" in told.homes
+        hmp.convert(policy="hmp-o1")
+        assert hmp.explain("mm").state == "in force here: autocast for cpu; hmp-o1, of convert, acts before it"
+        hmp.revert()
+    with torch.autocast("cpu"):
+        assert "torch.autocast that is on here has lists of its own" in hmp.explain("mm").state
+
+
+@pytest.mark.parametrize("name", ["aten::mm", "aten.mm.default", "torch.ops.aten.mm", "torch.ops.aten.mm.default"])
+def test_names_that_it_shows_are_names_that_it_takes(name: str) -> None:
+    assert hmp.explain(name).op == "mm"
+
+
+@pytest.mark.parametrize("given", [{"module": "head"}, {"policy": 3}], ids=["module-is-a-string", "policy-is-a-number"])
+def test_wrong_types(given) -> None:
+    with pytest.raises(TypeError):
+        hmp.explain("mm", **given)
+
+
 def test_text() -> None:
     text = str(hmp.explain("dot", policy="hmp"))
     assert text.splitlines() == [

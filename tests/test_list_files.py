@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -145,6 +147,23 @@ MERGED = {
         "-log\n",
         ("all", {"mm", "softmax"}, {"log", "softmax"}, set()),
     ),
+    "D6 an entry for one low dtype claims for it": (
+        "softmax@float16\n",
+        None,
+        ("all", {"softmax@float16"}, {"softmax"}, {"softmax@bfloat16"}),
+    ),
+    "D6 and an overload": (
+        None,
+        "+linear.out@float16\n",
+        ({"linear"}, {"linear@bfloat16"}, set(), {"linear.out@float16"}),
+    ),
+    "D21 add for one low dtype": (
+        "+softmax@float16\n",
+        None,
+        (set(), {"softmax@float16"}, {"softmax"}, {"softmax@bfloat16"}),
+    ),
+    "D21 take out for one low dtype": (None, "-softmax@float16\n", (set(), set(), {"softmax"}, {"softmax@bfloat16"})),
+    "D21 take out for both": (None, "-softmax@float16\n-softmax@bfloat16\n", (set(), set(), {"softmax"}, set())),
     "added though there": ("+relu\n", None, (set(), set(), set(), set())),
     "taken out though not there": ("-gelu\n", None, (set(), set(), set(), set())),
 }
@@ -180,6 +199,57 @@ def test_d6_a_claimed_op_changes_its_rule(written):
     assert for_convert(bf16=written("+softmax\n")).rule("softmax").action == "lower"
 
 
+ONE_LOW_DTYPE = {
+    "added": ("+softmax@float16\n", None, "softmax", ("fp32", "lower"), ("softmax@bfloat16", "softmax@float16")),
+    "taken out": (None, "-softmax@float16\n", "softmax", ("fp32", "rest"), ("softmax@bfloat16", None)),
+    "both lists": ("mm\nrelu\n", "relu@float16\n", "relu", ("lower", "fp32"), ("relu", "relu@float16")),
+    "D17 an overload": (
+        "pow.Tensor_Scalar\n",
+        "pow@float16\n",
+        "pow",
+        ("lower", "fp32"),
+        ("pow.Tensor_Scalar", "pow@float16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE_LOW_DTYPE)
+def test_entries_for_one_low_dtype(case, written):
+    lower, fp32, op, actions, listed_as = ONE_LOW_DTYPE[case]
+    files = {
+        "bf16": None if lower is None else written(lower, "low.txt"),
+        "fp32": None if fp32 is None else written(fp32, "fp32.txt"),
+    }
+    rules = [for_convert(low=low, **files).rule(op) for low in (BF16, F16)]
+    assert tuple(rule.action for rule in rules) == actions
+    assert tuple(rule.listed_as for rule in rules) == listed_as
+    assert for_convert(**files).with_low_dtype(F16) == for_convert(low=F16, **files)
+
+
+def test_an_entry_for_one_low_dtype_keeps_its_place(written):
+    path = written("mm\n\nlayer_norm@float16  # too narrow\n")
+    rule = for_convert(low=F16, fp32=path).rule("layer_norm")
+    assert (rule.listed_as, rule.file, rule.line) == ("layer_norm@float16", str(path), 3)
+    assert str(rule) == f"layer_norm: fp32, listed as layer_norm@float16 in {path}:3"
+
+
+@pytest.mark.parametrize("claimed", ["add@float16", "add"])
+def test_base_with_entries_for_one_low_dtype(claimed, written):
+    base = Policy.from_ops(lower=["mm@float16"], fp32=["add@float16", "mm@bfloat16"])
+    policy = Policy.from_files(written(claimed), base=base)
+    assert policy.lists == {"lower": (claimed,), "fp32": ("mm@bfloat16",), "promote": (), "error": ()}
+
+
+def test_entries_for_one_low_dtype_of_the_environment_d30(written):
+    code = (
+        "import torch; from habana_mp import hmp; x = torch.ones(2, 2)\n"
+        "with hmp.autocast('hpu'): print(torch.mm(x, x).dtype, torch.add(x, x).dtype, torch.bmm(x[None], x[None]).dtype)"
+    )
+    environment = {**os.environ, "LOWER_LIST": str(written("-mm@bfloat16\n+add@bfloat16\n-bmm@float16\n"))}
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert told.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
+
+
 def test_f51_an_op_left_out_of_fp32_falls_to_promote(written):
     policy = Policy.from_files(fp32=written("log\n"), base="hpu-autocast")
     assert policy.rule("div").action == "promote"
@@ -205,6 +275,12 @@ REFUSED = {
     "a C++ name": ("aten::mm\n", r"my.txt:1: 'aten::mm' is no op name.*\(write 'mm'\)"),
     "bytes": (b"mm\n\xff\xfe\x00\n", r"my.txt:2: '\\xff\\xfe\\x00' is no op name"),
     "UTF-16": ("mm\n".encode("utf-16"), r"my.txt:1: "),
+    "a dtype that is not low": (
+        "mm\nmm@float64\n",
+        r"my.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted",
+    ),
+    "no dtype": ("mm@\n", r"my.txt:1: 'mm@' is no entry of a list: behind @ float16 or bfloat16"),
+    "added and taken out": ("+mm\n-mm@float16\n", r"my.txt:2: 'mm@float16' is taken out here and added in line 1"),
     "D21 mixed": ("mm\n\n-relu\n", r"my.txt:3: 'relu' begins with \+ or -, the names above do not"),
     "a long line": ("mm\n" + "x" * 257 + "\n", r"my.txt:2: the line has over 256 characters"),
     "a large file": (b"\n" * (2**20 + 1), r"my.txt:1: the file is over 1 MiB"),
@@ -290,6 +366,15 @@ def test_d22_a_warning_for_each_list(written):
     assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in told] == ["low.txt", "fp32.txt"]
 
 
+def test_d22_looks_up_the_name_alone(written):
+    path = written("mm@float16\npow.Tensor_Scalar@bfloat16\nlienar@float16\n")
+    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+        for_convert(bf16=path)
+    lines = str(told[0].message).splitlines()
+    assert lines[1].startswith(f"{path}:3: 'lienar' is no op of torch {torch.__version__}; did you mean 'linear'")
+    assert len(lines) == 2
+
+
 def test_d22_strict(written):
     path = written("mm\nlienar\nsofmax\n")
     with pytest.raises(ValueError, match=rf"{path}:2: 'lienar' .*\n{path}:3: 'sofmax' "):
@@ -320,14 +405,33 @@ def test_d22_names_that_torch_has(name, written):
         ("+gelu\n", "+gelu\n", ("low.txt:1", "fp32.txt:1")),
         ("pow.Tensor_Scalar\n", "pow\n", ("low.txt:1", "fp32.txt:1")),  # D17: the whole op in convert
         ("pow.Tensor_Scalar\n", "pow.Tensor_Tensor\n", ("low.txt:1", "fp32.txt:1")),
+        ("mm\nrelu@float16\n", "relu@float16\n", ("low.txt:2", "fp32.txt:1")),
+        ("pow.Tensor_Scalar@float16\n", "pow@float16\n", ("low.txt:1", "fp32.txt:1")),
     ],
-    ids=["both files", "an edit and a file", "two edits", "an op and its overload", "two overloads"],
+    ids=[
+        "both files",
+        "an edit and a file",
+        "two edits",
+        "an op and its overload",
+        "two overloads",
+        "one low dtype",
+        "one low dtype, an op and its overload",
+    ],
 )
 def test_d23_both_places(lower, fp32, places, written):
     low, high = written(lower, "low.txt"), written(fp32, "fp32.txt")
     first, second = (f"{path.parent}/{place}" for path, place in zip((low, high), places, strict=True))
     with pytest.raises(ValueError, match=rf"in the lower list \({first}\) .*in the fp32 list \({second}\)"):
         for_convert(bf16=low, fp32=high)
+
+
+@pytest.mark.parametrize(
+    ("lower", "fp32"),
+    [("relu\n", "relu@float16\n"), ("relu@float16\n", "relu@bfloat16\n"), ("+relu@float16\n", "relu\n")],
+)
+@pytest.mark.parametrize("low", [BF16, F16])
+def test_d23_not_for_another_condition(lower, fp32, low, written):
+    for_convert(bf16=written(lower, "low.txt"), fp32=written(fp32, "fp32.txt"), low=low)
 
 
 def test_d23_twice_in_one_list(written):

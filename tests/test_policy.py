@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from habana_mp import Policy, _core, presets
+from habana_mp import Policy, _core, hmp, presets
 
 EVERY = (*presets(), "cpu", "cuda")
 
@@ -46,6 +48,7 @@ def test_equality_sees_what_casts_alike():
     assert policy != Policy.from_ops(lower=["mm", "bmm"], rest="fp32")
     assert policy != Policy.from_ops(fp32=["mm", "bmm"])
     assert policy != str(policy)
+    assert policy != Policy.from_ops(lower=["mm", "bmm@bfloat16"])
     assert len({policy, Policy.from_ops(lower=["bmm", "mm"])}) == 1
 
 
@@ -105,6 +108,237 @@ def test_rule_of_an_overload_d17():
     assert policy.rule("pow.Tensor_Scalar").action == "lower"
 
 
+# --- entries for one low dtype
+
+BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
+
+
+def actions(policy: Policy, op: str) -> tuple[str, str]:
+    """What a policy says of an op as bfloat16 and as float16."""
+    return policy.with_low_dtype(BFLOAT16).rule(op).action, policy.with_low_dtype(FLOAT16).rule(op).action
+
+
+def test_an_entry_for_one_low_dtype():
+    policy = Policy.from_ops(lower=["mm", "layer_norm@bfloat16"], fp32=["layer_norm@float16"])
+    assert actions(policy, "layer_norm") == ("lower", "fp32")
+    assert actions(policy, "mm") == ("lower", "lower")
+    assert policy.lists["lower"] == ("layer_norm@bfloat16", "mm")
+    assert policy.rule("layer_norm").listed_as == "layer_norm@bfloat16"
+    assert str(policy.with_low_dtype(FLOAT16).rule("layer_norm")) == (
+        "layer_norm: fp32, listed as layer_norm@float16 in code"
+    )
+    assert policy.with_low_dtype(FLOAT16).with_low_dtype(BFLOAT16) == policy
+    assert hash(policy) != hash(policy.with_low_dtype(FLOAT16))
+
+
+# id: lists, then what they say of pow as bfloat16 and as float16: of the op, and of its overload Tensor_Scalar
+CONDITIONS = {
+    "over the other list": ({"lower": ["pow"], "fp32": ["pow@float16"]}, ("lower", "fp32"), ("lower", "fp32")),
+    "over an earlier list": ({"fp32": ["pow"], "promote": ["pow@float16"]}, ("fp32", "promote"), ("fp32", "promote")),
+    "where it does not hold": ({"lower": ["pow@float16"]}, ("rest", "lower"), ("rest", "lower")),
+    "of the op over an overload": (
+        {"lower": ["pow.Tensor_Scalar"], "fp32": ["pow@float16"]},
+        ("lower", "fp32"),
+        ("lower", "fp32"),
+    ),
+    "of an overload over the op": (
+        {"lower": ["pow"], "fp32": ["pow.Tensor_Scalar@float16"]},
+        ("lower", "fp32"),  # D17: the overload is the whole op
+        ("lower", "fp32"),
+    ),
+    "of another overload": (
+        {"lower": ["pow"], "fp32": ["pow.Tensor_Tensor@float16"]},
+        ("lower", "fp32"),
+        ("lower", "fp32"),
+    ),
+    "in both lists": ({"lower": ["pow@float16"], "fp32": ["pow@bfloat16"]}, ("fp32", "lower"), ("fp32", "lower")),
+}
+
+
+@pytest.mark.parametrize("case", CONDITIONS)
+def test_conditions(case):
+    lists, of_op, of_overload = CONDITIONS[case]
+    policy = Policy.from_ops(**lists)
+    assert actions(policy, "pow") == of_op
+    assert actions(policy, "__pow__") == of_op
+    assert actions(policy, "pow.Tensor_Scalar") == of_overload
+
+
+@pytest.mark.parametrize("low", [BFLOAT16, FLOAT16])
+def test_conditions_round_trip(low):
+    policy = Policy.from_ops(
+        ["mm@float16", "pow.Tensor_Scalar@bfloat16"], ["mm"], ["add@float16"], low_dtype=low, name="mine"
+    )
+    dtype = str(low).removeprefix("torch.")
+    assert str(policy) == (
+        f"name=mine low_dtype={dtype} rest=inputs lower=mm@float16,pow.Tensor_Scalar@bfloat16 fp32=mm promote=add@float16 error="
+    )
+    again = Policy.load(str(policy))
+    assert (again, hash(again), str(again)) == (policy, hash(policy), str(policy))
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+# id: edits of this policy, then what it says of softmax and of mm as bfloat16 and as float16
+EDITED = Policy.from_ops(lower=["mm", "pow.Tensor_Scalar"], fp32=["softmax"], promote=["add@float16"])
+EDITS = {
+    "put in": (["+softmax@float16:lower"], {"softmax": ("fp32", "lower"), "mm": ("lower", "lower")}),
+    "take out": (["-mm@bfloat16"], {"mm": ("rest", "lower")}),
+    "take out both": (["-mm@bfloat16", "-mm@float16"], {"mm": ("rest", "rest")}),
+    "take out all": (["-add"], {"add": ("rest", "rest")}),
+    "take out what is not there": (["-add@bfloat16"], {"add": ("rest", "promote")}),
+    "put over a condition": (["+add:fp32"], {"add": ("fp32", "fp32")}),
+    "put beside a condition": (["+add@bfloat16:fp32"], {"add": ("fp32", "promote")}),
+    "over an overload": (["+pow@float16:fp32"], {"pow": ("lower", "fp32"), "pow.Tensor_Scalar": ("lower", "fp32")}),
+    "over another name": (
+        ["+multiply:lower", "+mul@float16:fp32"],
+        {"mul": ("lower", "fp32"), "multiply": ("lower", "fp32")},
+    ),
+    "an overload": (
+        ["+pow:lower", "+pow.Tensor_Scalar@float16:fp32", "-pow.Tensor_Tensor@float16"],
+        {"pow": ("lower", "fp32"), "pow.Tensor_Scalar": ("lower", "fp32")},
+    ),
+    "twice": (["+mm@float16:fp32", "+mm@float16:promote"], {"mm": ("lower", "promote")}),
+}
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_edits_for_one_low_dtype(case):
+    edits, expected = EDITS[case]
+    edited = EDITED.with_edits(*edits)
+    assert {op: actions(edited, op) for op in expected} == expected
+    assert actions(edited, "gelu") == ("rest", "rest")
+
+
+@pytest.mark.parametrize("edit", ["+mm@float64:fp32", "-mm@", "+mm:fp32@float16", "-mm@float16:fp32", "+@float16:fp32"])
+def test_edits_that_are_refused(edit):
+    with pytest.raises(ValueError, match=f"^'{re.escape(edit)}' is no edit of a policy: .* op@float16 or op@bfloat16"):
+        EDITED.with_edits(edit)
+
+
+def test_with_edits_looks_up_the_name_d22():
+    with pytest.raises(ValueError, match=r"^'lienar' is no op of torch .*did you mean 'linear'"):
+        EDITED.with_edits("+lienar@float16:lower", strict=True)
+
+
+def test_an_error_for_one_low_dtype(tmp_path):
+    folder = preset_folder(tmp_path, GOOD + 'error = ["mm@float16"]\n')
+    assert actions(Policy.load(folder), "mm") == ("lower", "error")
+
+
+# --- low_dtypes and cached
+
+LIMITED = 'low_dtype = "bfloat16"\nrest = "inputs"\nlow_dtypes = ["bfloat16"]\ncache = false\n'
+
+
+def test_low_dtypes_and_cached():
+    assert (Policy.load("hmp").low_dtypes, Policy.load("hmp").cached) == ((BFLOAT16, FLOAT16), True)
+    assert (Policy.load("torch-cuda").low_dtypes, Policy.load("torch-cuda").cached) == ((BFLOAT16, FLOAT16), True)
+    assert (Policy.from_ops().low_dtypes, Policy.from_ops().cached) == ((BFLOAT16, FLOAT16), True)
+    hpu = Policy.load("hpu-autocast")  # D29
+    assert (hpu.low_dtypes, hpu.cached) == ((BFLOAT16,), False)
+    assert str(hpu).startswith(
+        "name=hpu-autocast low_dtype=bfloat16 low_dtypes=bfloat16 rest=inputs cache=false lower="
+    )
+
+
+MADE = {
+    "text": lambda policy, _: Policy.load(str(policy)),
+    "pickle": lambda policy, _: pickle.loads(pickle.dumps(policy)),
+    "with_edits": lambda policy, _: policy.with_edits("-mm"),
+    "with_low_dtype": lambda policy, _: policy.with_low_dtype(FLOAT16),
+    "from_files": lambda policy, path: Policy.from_files(path, base=policy),
+    "from_files of a float16": lambda policy, path: Policy.from_files(path, base=policy, low_dtype=FLOAT16),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_low_dtypes_and_cached_are_kept(how, tmp_path):
+    made = MADE[how](Policy.load(preset_folder(tmp_path, LIMITED)), tmp_path / "lower.txt")
+    assert (made.low_dtypes, made.cached) == ((BFLOAT16,), False)
+
+
+def test_low_dtypes_and_cached_count():
+    text = "name=x low_dtype=bfloat16{} rest=inputs{} lower=mm fp32= promote= error="
+    policies = [
+        Policy.load(text.format(low, cache)) for low in ("", " low_dtypes=bfloat16") for cache in ("", " cache=false")
+    ]
+    assert len(set(policies)) == 4
+    assert len({hash(policy) for policy in policies}) == 4
+    assert Policy.load(text.format(" low_dtypes=bfloat16,float16", " cache=true")) == policies[0]
+
+
+# --- in force, by either front end
+
+
+def dtypes() -> tuple[torch.dtype, ...]:
+    """What mm and prod run in here."""
+    return torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype, torch.prod(torch.ones(2, dtype=BFLOAT16)).dtype
+
+
+ONE_OR_THE_OTHER = Policy.from_ops(lower=["mm", "prod@bfloat16"], fp32=["mm@float16", "prod@float16"])
+
+
+def test_convert_follows_the_low_dtype():
+    hmp.convert(policy=ONE_OR_THE_OTHER)
+    assert dtypes() == (BFLOAT16, BFLOAT16)
+    hmp.convert(policy=ONE_OR_THE_OTHER, low_precision_type=FLOAT16)
+    assert dtypes() == (torch.float32, torch.float32)
+    assert hmp.explain("mm").rule.listed_as == "mm@float16"
+    assert str(hmp.explain("mm")).splitlines()[1] == "  rule       fp32, listed as mm@float16 in code"
+    assert set(hmp.explain("mm").homes.values()) == {"float32"}
+
+
+def test_convert_follows_the_low_dtype_in_files(tmp_path):
+    (tmp_path / "lower.txt").write_text("mm\nprod@bfloat16\n")
+    (tmp_path / "fp32.txt").write_text("mm@float16\nprod@float16\n")
+    files = {"bf16_file_path": tmp_path / "lower.txt", "fp32_file_path": tmp_path / "fp32.txt"}
+    hmp.convert(**files)
+    assert dtypes() == (BFLOAT16, BFLOAT16)
+    hmp.convert(**files, low_precision_type=FLOAT16)
+    assert dtypes() == (torch.float32, torch.float32)
+
+
+def test_autocast_follows_the_low_dtype():
+    with hmp.autocast("cpu", policy=ONE_OR_THE_OTHER):
+        assert dtypes() == (BFLOAT16, BFLOAT16)
+        with hmp.autocast("cpu", FLOAT16, policy=ONE_OR_THE_OTHER):
+            assert dtypes() == (torch.float32, torch.float32)
+            assert hmp.explain("mm").homes["aten::mm"] == "float32"
+        assert hmp.explain("mm").homes["aten::mm"] == "bfloat16"
+
+
+def test_autocast_asks_the_policy_what_it_accepts(tmp_path):
+    policy = Policy.load(preset_folder(tmp_path, LIMITED)).with_edits("-mm", "+prod@bfloat16:lower")
+    name = f"{tmp_path.name}\\+edits"
+    with pytest.warns(
+        UserWarning, match=f"^In {name} autocast, .*\n{name} .* supports dtypes of torch.bfloat16 currently"
+    ):
+        region = hmp.autocast("cpu", FLOAT16, policy=policy)
+    with region:
+        assert dtypes() == (torch.float32, BFLOAT16)
+
+
+@pytest.mark.parametrize(("cache", "hits"), [("true", 2), ("false", 0)])
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_whether_casts_are_kept(front_end, cache, hits, tmp_path):
+    policy = Policy.load(preset_folder(tmp_path, GOOD + f"cache = {cache}\n")).with_edits("-bmm")
+    weight = torch.nn.Parameter(torch.ones(256, 256))
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    region = contextlib.nullcontext() if front_end == "convert" else hmp.autocast("cpu", policy=policy)
+    before = hmp.cache.info().hits
+    with region, torch.no_grad():
+        for _ in range(3):
+            torch.mm(torch.ones(2, 256), weight)
+    assert hmp.cache.info().hits - before == hits
+
+
+def test_convert_takes_a_low_dtype_that_autocast_refuses():
+    policy = hmp.convert(policy="hpu-autocast", low_precision_type=FLOAT16)
+    assert (policy.low_dtype, policy.low_dtypes) == (FLOAT16, (BFLOAT16,))
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == FLOAT16
+
+
 # --- load
 
 
@@ -132,9 +366,26 @@ BAD_FOLDERS = {
     "rest is no string": ('low_dtype = "bfloat16"\nrest = 3\n', "mm\n", "policy.toml: rest must be given, as a string"),
     "unknown rest": ('low_dtype = "bfloat16"\nrest = "low"\n', "mm\n", "first_input, fp32 or inputs"),
     "unknown dtype": ('low_dtype = "int8"\nrest = "inputs"\n', "mm\n", "bfloat16 or float16"),
+    "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),
     "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is no key"),
     "no TOML": ("low_dtype = \n", "mm\n", r"policy.toml: .*line 1"),
     "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error a list of op names"),
+    "low_dtypes is no list": (
+        GOOD + 'low_dtypes = "bfloat16"\n',
+        "mm\n",
+        "policy.toml: low_dtypes is a list of bfloat16",
+    ),
+    "no low_dtypes": (GOOD + "low_dtypes = []\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16 and float16"),
+    "low_dtypes is a number": (GOOD + "low_dtypes = 3\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16"),
+    "other low_dtypes": (GOOD + "low_dtypes = [[1], 2]\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16"),
+    "low_dtype is none of them": (
+        GOOD + 'low_dtypes = ["float16"]\n',
+        "mm\n",
+        "policy.toml: low_dtype is float16, not 'bfloat16'",
+    ),
+    "cache is no bool": (GOOD + "cache = 0\n", "mm\n", "policy.toml: cache is true or false"),
+    "a dtype that is not low": (GOOD, "relu\nmm@float32\n", "lower.txt:2: 'mm@float32' is no entry of a list"),
+    "an error for such a dtype": (GOOD + 'error = ["mm@"]\n', "mm\n", "policy.toml: 'mm@' is no entry of a list"),
     "edits": (GOOD, "+mm\n", r"lower.txt: names that begin with \+ or -"),
     "a bad line": (GOOD, "m m\n", "lower.txt:1: 'm m' is no op name"),
     "a bad name": (GOOD + 'name = "a b"\n', "mm\n", "'a b' is no policy name"),
@@ -198,6 +449,16 @@ BAD_OPS = {
     "one string": ({"lower": "relu"}, TypeError, "lower is a list of op names, not the one name 'relu'"),
     "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is no op name"),
     "D23": ({"lower": ["mm"], "fp32": ["mm"]}, ValueError, "'mm' is in the lower list .* and in the fp32 list"),
+    "D23 for one low dtype": (
+        {"lower": ["mm@float16"], "fp32": ["mm@float16"]},
+        ValueError,
+        "'mm@float16' is in the lower list .* and in the fp32 list",
+    ),
+    "a dtype that is not low": (
+        {"lower": ["mm@float64"]},
+        ValueError,
+        "'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted",
+    ),
     "rest": ({"rest": "low"}, ValueError, "first_input, fp32 or inputs"),
     "rest of a list": ({"rest": "lower"}, ValueError, "first_input, fp32 or inputs"),
     "float32 is not low": (
@@ -306,3 +567,24 @@ def test_decide_refuses_numbers_that_are_no_enum():
     ):
         with pytest.raises(ValueError, match="is out of range"):
             _core.decide(*bad, False)
+
+
+def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('low_dtype = "bfloat16"\nrest = "inputs"\nerror = ["mmm"]\n')
+    for name in ("lower", "fp32", "promote"):
+        (tmp_path / f"{name}.txt").write_text("")
+    with pytest.warns(UserWarning, match="mmm"):
+        hmp.Policy.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda policy: policy.with_edits(["+mm:lower"]), id="edits-in-a-list"),
+        pytest.param(lambda policy: policy.with_edits(None), id="no-edit"),
+        pytest.param(lambda policy: type(policy)("hmp"), id="a-name-to-the-constructor"),
+    ],
+)
+def test_wrong_types_are_told(make) -> None:
+    with pytest.raises(TypeError, match=r"policy is made by|edit of a policy is a string"):
+        make(hmp.Policy.load("hmp"))

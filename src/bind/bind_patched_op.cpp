@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bind/bind.h"
+#include "bind/run_in_c.h"
 #include "torch/casts_off.h"
 #include "torch/patch_set.h"
 #include "torch/patched_op.h"
@@ -32,27 +33,10 @@ void exit_disabled() {
   if (before_disabled.empty()) weight_cache().end_all(Ended::DisableCasts);
 }
 
-// disable_casts.__enter__ and __exit__ as C functions. The interpreter looks for signals where a
-// Python function begins and after each call in it, so a Ctrl-C could end them halfway.
 template <void (*function)()>
-PyObject* call_in_c(PyObject*, PyObject* const*, std::size_t, PyObject*) {
-  try {
-    function();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
+PyObject* in_c(PyObject*) {
+  function();
   Py_RETURN_NONE;
-}
-
-// What PyFunction_SetVectorcall of Python 3.12 does.
-void run_in_c(const py::function& function, vectorcallfunc call) {
-  if (!PyFunction_Check(function.ptr())) throw py::type_error("not a Python function");
-#if PY_VERSION_HEX >= 0x030C0000
-  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(function.ptr()), call);
-#else
-  reinterpret_cast<PyFunctionObject*>(function.ptr())->vectorcall = call;
-#endif
 }
 
 // Rows of (owner, name, value), or (owner, name, value, before) where the owner's __dict__ does not
@@ -87,13 +71,13 @@ void bind_patched_op(py::module_& module) {
   module.def("resume", [] { patch_set().resume(); });
   module.def("is_installed", [] { return patch_set().installed(); });
 
-  module.def("casts_off", &casts_off);
+  module.def("casts_off", [] { return casts_off(); });
   module.def("set_casts_off", &set_casts_off);
   module.def("enter_disabled", &enter_disabled);
   module.def("exit_disabled", &exit_disabled);
   module.def("run_disable_casts_in_c", [](const py::function& enter, const py::function& exit) {
-    run_in_c(enter, call_in_c<enter_disabled>);
-    run_in_c(exit, call_in_c<exit_disabled>);
+    run_in_c<in_c<enter_disabled>>(enter);
+    run_in_c<in_c<exit_disabled>>(exit);
   });
 
   module.def("aten_tensor_arguments", &aten_tensor_arguments);

@@ -2,6 +2,7 @@
 // the tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that Python repeats no order.
 #include <pybind11/stl.h>
 
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -35,6 +36,12 @@ py::tuple names_of(const char* const (&names)[N]) {
   return out;
 }
 
+std::vector<std::string> names_of(std::span<const DType> dtypes) {
+  std::vector<std::string> out;
+  for (const DType dtype : dtypes) out.emplace_back(dtype_name(dtype));
+  return out;
+}
+
 // A number from Python as an enum that has `count` values.
 template <typename Enum>
 Enum checked(int value, std::size_t count) {
@@ -61,12 +68,12 @@ Action action_named(std::string_view name) {
                               "' is no rest of a policy: first_input, fp32 or inputs is accepted");
 }
 
-using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // name, file, line
+using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // entry, file, line
 
 std::vector<ListedName> from_python(const PyNames& names) {
   std::vector<ListedName> out;
   out.reserve(names.size());
-  for (const auto& [name, file, line] : names) out.push_back({name, {file, line}});
+  for (const auto& [name, file, line] : names) out.push_back(read_listed(name, {file, line}));
   return out;
 }
 
@@ -74,8 +81,13 @@ PyNames to_python(const std::vector<ListedName>& names) {
   PyNames out;
   out.reserve(names.size());
   for (const ListedName& listed : names)
-    out.emplace_back(listed.name, listed.origin.file, listed.origin.line);
+    out.emplace_back(listed.written(), listed.origin.file, listed.origin.line);
   return out;
+}
+
+py::tuple to_python(const Resolution& found) {
+  return py::make_tuple(static_cast<int>(found.rule.action), static_cast<int>(found.rule.low),
+                        found.rule.listed, found.listed_as, found.origin.file, found.origin.line);
 }
 
 py::tuple decide_python(int action, int low, bool listed,
@@ -102,23 +114,32 @@ void bind_policy(py::module_& m) {
   m.attr("ACTIONS") = names_of(kActions);
   m.attr("ROLES") = names_of(kRoles);
   m.attr("CAUSES") = names_of(kCauses);
+  m.attr("LOW_DTYPES") = py::tuple(py::cast(names_of(kLowDTypes)));
   m.attr("MAX_LIST_BYTES") = kMaxListBytes;
 
   py::class_<Policy, std::shared_ptr<Policy>>(m, "Policy")
       .def(py::init([](std::string name, const std::string& low, const std::string& rest,
                        const PyNames& lower, const PyNames& fp32, const PyNames& promote,
-                       const PyNames& error) {
+                       const PyNames& error, const std::vector<std::string>& low_dtypes,
+                       bool cached) {
+             std::vector<DType> accepted;
+             for (const std::string& name : low_dtypes) accepted.push_back(dtype_named(name));
              return Policy(
                  std::move(name), dtype_named(low), action_named(rest),
-                 {from_python(lower), from_python(fp32), from_python(promote), from_python(error)});
+                 {from_python(lower), from_python(fp32), from_python(promote), from_python(error)},
+                 std::move(accepted), cached);
            }),
            py::arg("name"), py::arg("low"), py::arg("rest"), py::arg("lower"), py::arg("fp32"),
-           py::arg("promote"), py::arg("error"))
+           py::arg("promote"), py::arg("error"), py::arg("low_dtypes") = names_of(kLowDTypes),
+           py::arg("cached") = true)
       .def_static("parse", [](const std::string& text) { return Policy::parse(text); })
       .def_property_readonly("name", &Policy::name)
       .def_property_readonly("low", [](const Policy& policy) { return dtype_name(policy.low()); })
       .def_property_readonly(
           "rest", [](const Policy& policy) { return kActions[static_cast<int>(policy.rest())]; })
+      .def_property_readonly("low_dtypes",
+                             [](const Policy& policy) { return names_of(policy.low_dtypes()); })
+      .def_property_readonly("cached", &Policy::cached)
       .def_property_readonly("lower",
                              [](const Policy& policy) { return to_python(policy.lists().lower); })
       .def_property_readonly("fp32",
@@ -134,13 +155,13 @@ void bind_policy(py::module_& m) {
       .def(
           "resolve",
           [](const Policy& policy, const std::string& home_name) {
-            const Resolution found = policy.resolve(home_name);
-            return py::make_tuple(static_cast<int>(found.rule.action),
-                                  static_cast<int>(found.rule.low), found.rule.listed,
-                                  found.listed_as, found.origin.file, found.origin.line);
+            return to_python(policy.resolve(home_name));
           },
           "(action, low, listed, listed_as, file, line); listed_as and file are empty where the "
-          "rest decides");
+          "rest decides")
+      .def("resolve_overload", [](const Policy& policy, const std::string& overload) {
+        return to_python(policy.resolve_overload(overload));
+      });
 
   m.def(
       "parse_op_list",
@@ -152,7 +173,9 @@ void bind_policy(py::module_& m) {
         return py::make_tuple(list.edits, ops);
       },
       py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
+  m.def("is_entry", [](const std::string& text) { return is_entry(text); }, py::arg("text"));
   m.def("candidates", &candidates, py::arg("home_name"));
+  m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
         py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }

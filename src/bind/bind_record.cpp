@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -55,6 +56,10 @@ void bind_record(py::module_& module) {
   module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"));
   module.def("close_log", &record::close);
   module.def("log_level", [] { return static_cast<int>(record::level()); });
+  // Asked for each region of autocast: os.environ takes a microsecond to say no.
+  module.def(
+      "environment_has", [](const char* name) { return std::getenv(name) != nullptr; },
+      py::arg("name"));
   module.def("write_log_text", &record::write_text, py::arg("text"));
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");

@@ -19,6 +19,13 @@ const char* dtype_name(DType dtype) {
   return "other";
 }
 
+DType low_dtype_named(std::string_view name) {
+  for (const DType dtype : kLowDTypes) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  return DType::Other;
+}
+
 const char* cast_name(DType dtype) {
   switch (dtype) {
     case DType::Float16:

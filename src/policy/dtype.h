@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace habana_mp {
 
@@ -12,6 +13,12 @@ enum class DType : std::uint8_t { Other, Float16, BFloat16, Float32, Float64 };
 
 // "float16" "bfloat16" "float32" "float64" "other"
 const char* dtype_name(DType dtype);
+
+// What a policy may run its lower list in.
+inline constexpr DType kLowDTypes[] = {DType::BFloat16, DType::Float16};
+
+// Other for a name that is none of these.
+DType low_dtype_named(std::string_view name);
 
 // What the cast log prints: "to_fp16" "to_bf16" "to_fp32" (F111, D25).
 const char* cast_name(DType dtype);

@@ -279,7 +279,9 @@ const Operator* operator_behind(char prefix, std::string_view name, bool spelled
   return op != nullptr && (!spelled || op->spelled) ? op : nullptr;
 }
 
-void add_spellings(Levels& levels, std::string_view name) {
+// `homes`: the name of a home, where torch.linalg.inv is inv; not that of an op of the dispatcher,
+// where the one calls the other.
+void add_spellings(Levels& levels, std::string_view name, bool homes) {
   levels.add({std::string(name)});
   const bool has_dunder = is_dunder(name);
   const std::string_view plain = has_dunder ? name.substr(2, name.size() - 4) : name;
@@ -297,7 +299,7 @@ void add_spellings(Levels& levels, std::string_view name) {
   } else {
     add_op(levels, name);
     for (const std::string_view module : kModules) {
-      if (name.starts_with(module)) add_op(levels, name.substr(module.size()));
+      if (homes && name.starts_with(module)) add_op(levels, name.substr(module.size()));
     }
   }
 }
@@ -307,7 +309,7 @@ void add_spellings(Levels& levels, std::string_view name) {
 std::vector<Level> candidates(std::string_view home_name) {
   if (home_name.empty()) return {};
   Levels levels;
-  add_spellings(levels, home_name);
+  add_spellings(levels, home_name, true);
   Level reached;
   const std::vector<std::string>& spellings = levels.seen();
   for (const Reached& row : kReached) {
@@ -321,6 +323,13 @@ std::vector<Level> candidates(std::string_view home_name) {
     }
   }
   levels.add(reached);
+  return levels.take();
+}
+
+std::vector<Level> dispatched_candidates(std::string_view op) {
+  if (op.empty()) return {};
+  Levels levels;
+  add_spellings(levels, op, false);
   return levels.take();
 }
 

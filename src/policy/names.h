@@ -15,4 +15,8 @@ namespace habana_mp {
 // has a dot here.
 std::vector<std::vector<std::string>> candidates(std::string_view home_name);
 
+// The same for an op of the dispatcher ("mm", "linalg_inv", without its overload). What only other
+// ops reach from inside is asked by its own name there, so no name stands for it.
+std::vector<std::vector<std::string>> dispatched_candidates(std::string_view op);
+
 }  // namespace habana_mp

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <utility>
 
 namespace habana_mp {
 namespace {
@@ -83,9 +84,9 @@ class Reader {
       quoted(name) + " is no op name; one name a line is accepted: letters, digits, _ and one dot";
   const std::size_t colons = name.rfind("::");
   const std::size_t dot = name.rfind('.');
-  if (colons != std::string_view::npos && is_op_name(name.substr(colons + 2))) {
+  if (colons != std::string_view::npos && is_entry(name.substr(colons + 2))) {
     reason += " (write " + quoted(name.substr(colons + 2)) + ")";
-  } else if (dot != std::string_view::npos && is_op_name(name.substr(dot + 1))) {
+  } else if (dot != std::string_view::npos && is_entry(name.substr(dot + 1))) {
     reason += " (write " + quoted(name.substr(dot + 1)) + ")";
   }
   reader.fail(reason);
@@ -104,6 +105,19 @@ bool is_op_name(std::string_view text) {
 
 std::string_view base_name(std::string_view name) { return name.substr(0, name.find('.')); }
 
+std::optional<Entry> read_entry(std::string_view text) {
+  const std::size_t at = text.find('@');
+  if (at == std::string_view::npos) return Entry{text};
+  const Entry entry{text.substr(0, at), low_dtype_named(text.substr(at + 1))};
+  if (entry.low == DType::Other) return std::nullopt;
+  return entry;
+}
+
+bool is_entry(std::string_view text) {
+  const std::optional<Entry> entry = read_entry(text);
+  return entry && is_op_name(entry->op);
+}
+
 OpList parse_op_list(std::string_view text, const std::string& path) {
   if (text.size() > kMaxListBytes) {
     throw ListError(path + ":1: the file is over 1 MiB; a list holds one op name a line");
@@ -111,8 +125,8 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
 
   OpList list{path, {}, false};
-  std::map<std::string, ListedOp, std::less<>>
-      edits;  // of a list of edits: what was said first of a name
+  // Of a list of edits: what was said first of an op, for each low dtype.
+  std::map<std::pair<std::string, DType>, ListedOp> edits;
   Reader reader(text, path);
   std::string_view line;
   while (reader.next(line)) {
@@ -126,7 +140,9 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
     const bool edit = name.front() == '+' || name.front() == '-';
     const bool removed = name.front() == '-';
     if (edit) name = trim(name.substr(1));
-    if (!is_op_name(name)) fail_name(reader, name);
+    const std::optional<Entry> entry = read_entry(name);
+    if (!entry) reader.fail(quoted(name) + kConditionRefused);
+    if (!is_op_name(entry->op)) fail_name(reader, name);
     if (list.ops.empty()) {
       list.edits = edit;
     } else if (edit != list.edits) {
@@ -136,9 +152,11 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
                   "; either every name begins with + or -, and the list edits the default one, or "
                   "none does");
     }
-    if (edit) {
+    for (const DType low : kLowDTypes) {
+      if (!edit || (entry->low != DType::Other && entry->low != low)) continue;
       const auto [earlier, is_new] =
-          edits.try_emplace(std::string(name), ListedOp{std::string(name), reader.line(), removed});
+          edits.try_emplace(std::pair{std::string(entry->op), low},
+                            ListedOp{std::string(name), reader.line(), removed});
       if (!is_new && earlier->second.removed != removed) {
         reader.fail(quoted(name) + " is " + (removed ? "taken out" : "added") + " here and " +
                     (removed ? "added" : "taken out") + " in line " +

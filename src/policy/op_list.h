@@ -1,12 +1,15 @@
-// Reads the text of one list file: one op name a line (D20), or edits of a default list (D21).
-// Knows the form of a name and nothing else: not which ops exist, and no Python or torch.
+// Reads the text of one list file: one entry a line (D20), or edits of a default list (D21).
+// Knows the form of an entry and nothing else: not which ops exist, and no Python or torch.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "policy/dtype.h"
 
 namespace habana_mp {
 
@@ -19,9 +22,9 @@ struct ListError : std::invalid_argument {
 };
 
 struct ListedOp {
-  std::string name;
-  int line;      // counted from 1
-  bool removed;  // "-name", in a list of edits only
+  std::string name;  // as written: with its condition, if it has one
+  int line;          // counted from 1
+  bool removed;      // "-name", in a list of edits only
 
   friend bool operator==(const ListedOp&, const ListedOp&) = default;
 };
@@ -37,6 +40,22 @@ bool is_op_name(std::string_view text);
 
 // The name without its overload: "pow" of "pow.Tensor_Scalar".
 std::string_view base_name(std::string_view name);
+
+// What a list says: an op, and behind @ the low dtype of the policies that it is said of, its
+// condition: "layer_norm@float16".
+struct Entry {
+  std::string_view op;
+  DType low = DType::Other;  // Other: no condition, it is said of all
+};
+
+inline constexpr char kConditionRefused[] =
+    " is no entry of a list: behind @ float16 or bfloat16 is accepted";
+
+// None where something else stands behind the @. The op may be no op name.
+std::optional<Entry> read_entry(std::string_view text);
+
+// Whether the op is an op name, too.
+bool is_entry(std::string_view text);
 
 OpList parse_op_list(std::string_view text, const std::string& path);
 

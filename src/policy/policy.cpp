@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "policy/names.h"
@@ -13,6 +15,14 @@ namespace habana_mp {
 namespace {
 
 using Names = std::vector<ListedName>;
+
+// The lists, in the order in which they are asked.
+constexpr std::pair<Action, Names Lists::*> kOrder[] = {
+    {Action::Error, &Lists::error},
+    {Action::Lower, &Lists::lower},
+    {Action::Fp32, &Lists::fp32},
+    {Action::Promote, &Lists::promote},
+};
 
 std::string place(const Origin& origin) {
   if (origin.file.empty()) return "no file";
@@ -26,6 +36,12 @@ bool is_policy_name(std::string_view name) {
   });
 }
 
+bool before(const ListedName& a, const ListedName& b) {
+  return std::tie(a.name, a.low) < std::tie(b.name, b.low);
+}
+
+bool same(const ListedName& a, const ListedName& b) { return a.name == b.name && a.low == b.low; }
+
 void sort_and_check(Names& names) {
   for (const ListedName& listed : names) {
     if (!is_op_name(listed.name)) {
@@ -34,9 +50,7 @@ void sort_and_check(Names& names) {
     }
   }
   // Stable: of a double the first place is kept.
-  std::stable_sort(names.begin(), names.end(),
-                   [](const ListedName& a, const ListedName& b) { return a.name < b.name; });
-  const auto same = [](const ListedName& a, const ListedName& b) { return a.name == b.name; };
+  std::stable_sort(names.begin(), names.end(), before);
   names.erase(std::unique(names.begin(), names.end(), same), names.end());
 }
 
@@ -60,37 +74,52 @@ const ListedName* find_exact(const Names& names, std::string_view name) {
 
 void check_disjoint(const Names& lower, const Names& fp32) {
   for (const ListedName& listed : lower) {
-    if (const ListedName* other = find_exact(fp32, listed.name)) {
-      throw std::invalid_argument("'" + listed.name + "' is in the lower list (" +
+    const auto other = std::lower_bound(fp32.begin(), fp32.end(), listed, before);
+    if (other != fp32.end() && same(*other, listed)) {
+      throw std::invalid_argument("'" + listed.written() + "' is in the lower list (" +
                                   place(listed.origin) + ") and in the fp32 list (" +
                                   place(other->origin) + "); an op can be in one of them only");
     }
   }
 }
 
-bool same_names(const Names& a, const Names& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const ListedName& x, const ListedName& y) { return x.name == y.name; });
+bool is_low(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
+
+std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
+  if (low_dtypes.empty() || !std::all_of(low_dtypes.begin(), low_dtypes.end(), is_low))
+    throw std::invalid_argument("the low dtypes of a policy are float16, bfloat16 or both");
+  std::vector<DType> out;
+  for (const DType low : kLowDTypes) {
+    if (std::find(low_dtypes.begin(), low_dtypes.end(), low) != low_dtypes.end())
+      out.push_back(low);
+  }
+  return out;
 }
 
 std::string joined(const Names& names) {
   std::string out;
   for (const ListedName& listed : names) {
     if (!out.empty()) out += ',';
-    out += listed.name;
+    out += listed.written();
   }
   return out;
 }
 
-Names split(std::string_view text) {
-  Names names;
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
   while (!text.empty()) {
     const std::size_t comma = text.find(',');
-    names.push_back({std::string(text.substr(0, comma)), {}});
+    parts.push_back(text.substr(0, comma));
     if (comma == std::string_view::npos) break;
     text.remove_prefix(comma + 1);
-    if (text.empty()) names.push_back({});  // a comma at the end: no name follows it
+    if (text.empty()) parts.push_back(text);  // a comma at the end: nothing follows it
   }
+  return parts;
+}
+
+Names read_names(std::string_view text) {
+  Names names;
+  for (const std::string_view written : split(text)) names.push_back(read_listed(written, {}));
   return names;
 }
 
@@ -114,10 +143,23 @@ std::string_view take_field(std::string_view& text, std::string_view key) {
   if (!field.starts_with(key) || field.size() <= key.size() || field[key.size()] != '=') {
     throw std::invalid_argument("no policy text: '" + std::string(key) + "=' expected, found '" +
                                 std::string(field.substr(0, 40)) +
-                                "'; accepted: name= low_dtype= rest= lower= fp32= promote= error=");
+                                "'; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
+                                "lower= fp32= promote= error=");
   }
   text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   return field.substr(key.size() + 1);
+}
+
+std::vector<DType> read_low_dtypes(std::string_view text) {
+  std::vector<DType> low_dtypes;
+  for (const std::string_view name : split(text)) low_dtypes.push_back(low_dtype_named(name));
+  return low_dtypes;
+}
+
+bool read_cached(std::string_view text) {
+  if (text != "true" && text != "false")
+    throw std::invalid_argument("no policy text: cache= is true or false");
+  return text == "true";
 }
 
 std::uint64_t fnv1a(std::string_view text) {
@@ -130,84 +172,125 @@ std::uint64_t fnv1a(std::string_view text) {
 
 }  // namespace
 
-Policy::Policy(std::string name, DType low, Action rest, Lists lists)
-    : name_(std::move(name)), low_(low), rest_(rest), lists_(std::move(lists)), hash_(0) {
+std::string ListedName::written() const {
+  return low == DType::Other ? name : name + "@" + dtype_name(low);
+}
+
+ListedName read_listed(std::string_view written, Origin origin) {
+  const std::optional<Entry> entry = read_entry(written);
+  if (!entry) {
+    throw std::invalid_argument(place(origin) + ": '" + std::string(written) + "'" +
+                                kConditionRefused);
+  }
+  return {std::string(entry->op), std::move(origin), entry->low};
+}
+
+Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vector<DType> low_dtypes,
+               bool cached)
+    : name_(std::move(name)),
+      low_(low),
+      rest_(rest),
+      lists_(std::move(lists)),
+      low_dtypes_(in_order(low_dtypes)),
+      cached_(cached),
+      hash_(0) {
   if (!is_policy_name(name_)) {
     throw std::invalid_argument(
         "'" + name_ + "' is no policy name: up to 64 letters, digits, _ - + . are accepted");
   }
-  if (low_ != DType::Float16 && low_ != DType::BFloat16) {
+  if (!is_low(low_)) {
     throw std::invalid_argument(
         std::string("the low dtype of a policy is float16 or bfloat16, not ") + dtype_name(low_));
   }
   rest_name(rest_);
-  for (Names* names : {&lists_.lower, &lists_.fp32, &lists_.promote, &lists_.error})
-    sort_and_check(*names);
+  for (const auto& [action, list] : kOrder) sort_and_check(lists_.*list);
   check_disjoint(lists_.lower, lists_.fp32);
+  sort_out();
   hash_ = fnv1a(rules_text());
+}
+
+void Policy::sort_out() {
+  std::set<std::string_view> conditional_ops;
+  for (const auto& [action, list] : kOrder) {
+    for (const ListedName& listed : lists_.*list) {
+      if (listed.low != low_) continue;
+      (conditional_.*list).push_back(listed);
+      conditional_ops.insert(listed.name);
+    }
+  }
+  for (const auto& [action, list] : kOrder) {
+    for (const ListedName& listed : lists_.*list) {
+      if (listed.low == DType::Other && !conditional_ops.contains(base_name(listed.name)))
+        (plain_.*list).push_back(listed);
+    }
+  }
 }
 
 Policy Policy::parse(std::string_view text) {
   const std::string name(take_field(text, "name"));
-  const std::string_view low_text = take_field(text, "low_dtype");
-  DType low = DType::Other;
-  for (const DType dtype : {DType::Float16, DType::BFloat16}) {
-    if (low_text == dtype_name(dtype)) low = dtype;
-  }
+  const DType low = low_dtype_named(take_field(text, "low_dtype"));
+  std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)};
+  if (text.starts_with("low_dtypes=")) low_dtypes = read_low_dtypes(take_field(text, "low_dtypes"));
   const std::string_view rest_text = take_field(text, "rest");
   Action rest = Action::Error;  // the constructor refuses it
   for (const auto& [action, accepted] : kRests) {
     if (rest_text == accepted) rest = action;
   }
+  const bool cached = !text.starts_with("cache=") || read_cached(take_field(text, "cache"));
   Lists lists;
-  lists.lower = split(take_field(text, "lower"));
-  lists.fp32 = split(take_field(text, "fp32"));
-  lists.promote = split(take_field(text, "promote"));
-  lists.error = split(take_field(text, "error"));
+  lists.lower = read_names(take_field(text, "lower"));
+  lists.fp32 = read_names(take_field(text, "fp32"));
+  lists.promote = read_names(take_field(text, "promote"));
+  lists.error = read_names(take_field(text, "error"));
   if (!text.empty()) throw std::invalid_argument("no policy text: more follows the field error=");
-  return {name, low, rest, std::move(lists)};
+  return {name, low, rest, std::move(lists), std::move(low_dtypes), cached};
 }
 
-Resolution Policy::resolve(std::string_view home_name) const {
-  const std::array<std::pair<Action, const Names*>, 4> order = {{
-      {Action::Error, &lists_.error},
-      {Action::Lower, &lists_.lower},
-      {Action::Fp32, &lists_.fp32},
-      {Action::Promote, &lists_.promote},
-  }};
-  const auto listed_by = [this](Action action, const ListedName& listed) {
-    return Resolution{{action, low_, true}, listed.name, listed.origin};
-  };
-
-  if (home_name.find('.') != std::string_view::npos) {
-    for (const auto& [action, names] : order) {
-      if (const ListedName* listed = find_exact(*names, home_name))
-        return listed_by(action, *listed);
-    }
-  }
-  for (const std::vector<std::string>& level : candidates(base_name(home_name))) {
-    for (const auto& [action, names] : order) {
-      for (const std::string& name : level) {
-        if (const ListedName* listed = find_op(*names, name)) return listed_by(action, *listed);
+template <typename Find>
+std::optional<Resolution> Policy::first_listed(const std::vector<std::vector<std::string>>& levels,
+                                               const Find& find) const {
+  for (const std::vector<std::string>& level : levels) {
+    for (const Lists* lists : {&conditional_, &plain_}) {
+      for (const auto& [action, list] : kOrder) {
+        for (const std::string& name : level) {
+          if (const ListedName* listed = find(lists->*list, name))
+            return Resolution{{action, low_, true}, listed->written(), listed->origin};
+        }
       }
     }
   }
+  return std::nullopt;
+}
+
+Resolution Policy::resolve(std::string_view home_name) const {
+  if (home_name.find('.') != std::string_view::npos) {
+    if (auto found = first_listed({{std::string(home_name)}}, find_exact)) return *found;
+  }
+  if (auto found = first_listed(candidates(base_name(home_name)), find_op)) return *found;
   return {{rest_, low_, false}, {}, {}};
 }
 
+Resolution Policy::resolve_overload(std::string_view overload) const {
+  if (auto found = first_listed({{std::string(overload)}}, find_exact)) return *found;
+  if (auto found = first_listed(dispatched_candidates(base_name(overload)), find_exact))
+    return *found;
+  return {{Action::Inputs, low_, false}, {}, {}};
+}
+
 std::string Policy::rules_text() const {
-  return std::string("low_dtype=") + dtype_name(low_) + " rest=" + rest_name(rest_) +
-         " lower=" + joined(lists_.lower) + " fp32=" + joined(lists_.fp32) +
+  std::string out = std::string("low_dtype=") + dtype_name(low_);
+  if (low_dtypes_.size() < std::size(kLowDTypes))
+    out += std::string(" low_dtypes=") + dtype_name(low_dtypes_.front());
+  out += std::string(" rest=") + rest_name(rest_);
+  if (!cached_) out += " cache=false";
+  return out + " lower=" + joined(lists_.lower) + " fp32=" + joined(lists_.fp32) +
          " promote=" + joined(lists_.promote) + " error=" + joined(lists_.error);
 }
 
 std::string Policy::text() const { return "name=" + name_ + " " + rules_text(); }
 
 bool operator==(const Policy& a, const Policy& b) {
-  return a.hash_ == b.hash_ && a.low_ == b.low_ && a.rest_ == b.rest_ &&
-         same_names(a.lists_.lower, b.lists_.lower) && same_names(a.lists_.fp32, b.lists_.fp32) &&
-         same_names(a.lists_.promote, b.lists_.promote) &&
-         same_names(a.lists_.error, b.lists_.error);
+  return &a == &b || (a.hash_ == b.hash_ && a.rules_text() == b.rules_text());
 }
 
 }  // namespace habana_mp

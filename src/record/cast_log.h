@@ -62,10 +62,10 @@ struct Event {
   DType to;
   Cause cause;
   // What follows is read at Level::Detail only.
-  std::span<const Cast> casts;
-  std::string_view rule;    // "lower: lists/hmp/lower.txt:12"
-  std::string_view module;  // "Net: encoder.layers.0"
-  std::string_view source;  // "train.py:31"
+  std::span<const Cast> casts{};
+  std::string_view rule{};    // "lower: lists/hmp/lower.txt:12"
+  std::string_view module{};  // "Net: encoder.layers.0"
+  std::string_view source{};  // "train.py:31"
 };
 
 // Takes one event's text, ended by a line feed. It may throw: the exception reaches the caller of

@@ -19,13 +19,7 @@ const std::string& repr_of(const PatchedOp& op) {
 void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
               bool casting, Py_ssize_t positional, PyObject* kwnames) {
   if (!record::worth_a_line(decision.cause, casting)) return;
-  record::Event event{.op = repr_of(op),
-                      .to = decision.to,
-                      .cause = decision.cause,
-                      .casts = {},
-                      .rule = {},
-                      .module = {},
-                      .source = {}};
+  record::Event event{.op = repr_of(op), .to = decision.to, .cause = decision.cause};
   if (record::level() == record::Level::Casts) {
     return record::write(event);
   }

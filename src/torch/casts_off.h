@@ -13,9 +13,10 @@ namespace habana_mp {
 
 inline constexpr c10::DispatchKey kCastsOffKey = c10::DispatchKey::AutocastIPU;
 
-inline bool casts_off() {
-  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(kCastsOffKey);
-}
+// `excluded`: of this thread's key set.
+inline bool casts_off(c10::DispatchKeySet excluded) { return !excluded.has(kCastsOffKey); }
+
+inline bool casts_off() { return casts_off(c10::impl::tls_local_dispatch_key_set().excluded_); }
 
 inline void set_casts_off(bool off) {
   c10::impl::tls_set_dispatch_key_excluded(kCastsOffKey, !off);

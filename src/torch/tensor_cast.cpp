@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cast/cast_kernels.h"
+#include "torch/autocast_state.h"
 #include "torch/copy_backwards.h"
 #include "torch/parallel_cast.h"
 #include "torch/weight_cache.h"
@@ -113,16 +114,16 @@ bool copied_by_matmul(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_ordinary(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kView(c10::DispatchKey::ADInplaceOrView);
+  // inference_mode takes a key out of what is included by default, a region of autocast adds one.
+  static constexpr c10::DispatchKeySet kVaries({c10::DispatchKey::ADInplaceOrView, autocast::kKey});
   static constexpr c10::DispatchKeySet kOwn =
       c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::ADInplaceOrView}) |
       c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask) |
       c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
   // Compared as bits: the difference of two key sets keeps the bits of their backends.
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
-         // inference_mode takes one key out of what is included by default.
-         (c10::impl::tls_local_dispatch_key_set().included_ | kView) ==
-             (c10::default_included_set | kView) &&
+         (c10::impl::tls_local_dispatch_key_set().included_ | kVaries) ==
+             (c10::default_included_set | kVaries) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }
 
@@ -169,7 +170,7 @@ at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
   if (how.cached && WeightCache::accepts(source, to)) return weight_cache().cast(source, to);
   const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
   const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
-  if (how.contiguous && copied_by_matmul(source)) {
+  if (how.contiguous && is_ordinary(source) && copied_by_matmul(source)) {
     return cast_in(source, to, c10::contiguous_strides(source.sizes()), lifetime);
   }
   return cast_in(source, to, {}, lifetime);

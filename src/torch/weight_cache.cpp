@@ -122,9 +122,9 @@ at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
 
 bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
   return weight_cache().enabled_.load(std::memory_order_relaxed) && to != DType::Float32 &&
-         tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
-         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
-         is_ordinary(tensor) && tensor.is_non_overlapping_and_dense();
+         tensor.scalar_type() == at::kFloat && is_ordinary(tensor) && tensor.numel() >= kSmallest &&
+         tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor)) &&
+         !tensor.is_inference() && tensor.is_non_overlapping_and_dense();
 }
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,

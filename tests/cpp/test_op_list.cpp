@@ -53,6 +53,10 @@ const std::vector<Accepted> kAccepted = {
      "_convolution@1 log10@2 __matmul__@3"},
     {"twice in one list (D23)", "mm\nmm\n", "mm@1 mm@2"},
     {"D21 edits", "+mm\n- relu\n", "+mm@1 -relu@2"},
+    {"an entry for one low dtype", "layer_norm@float16\npow.Tensor_Scalar@bfloat16 # why\n",
+     "layer_norm@float16@1 pow.Tensor_Scalar@bfloat16@2"},
+    {"D21 edits for one low dtype", "+mm@float16\n-mm@bfloat16\n+mm@float16\n",
+     "+mm@float16@1 -mm@bfloat16@2 +mm@float16@3"},
     {"256 characters", std::string(256, 'a'), nullptr},
     {"256 characters of two bytes",
      "#" +
@@ -96,6 +100,23 @@ const std::vector<Refused> kRefused = {
      "and the list edits the default one, or none does"},
     {"added and taken out", "+mm\n+relu\n-mm\n",
      "my.txt:3: 'mm' is taken out here and added in line 1"},
+    {"another dtype", "mm\nmm@float64\n",
+     "my.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted"},
+    {"no dtype", "mm@\n",
+     "my.txt:1: 'mm@' is no entry of a list: behind @ float16 or bfloat16 is accepted"},
+    {"two dtypes", "+mm@float16@bfloat16\n",
+     "my.txt:1: 'mm@float16@bfloat16' is no entry of a list: behind @ float16 or bfloat16 is "
+     "accepted"},
+    {"a dtype alone", "@float16\n",
+     "my.txt:1: '@float16' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "dot"},
+    {"a C++ name for one low dtype", "aten::mm@float16\n",
+     "my.txt:1: 'aten::mm@float16' is no op name; one name a line is accepted: letters, digits, _ "
+     "and one dot (write 'mm@float16')"},
+    {"added, and taken out for one low dtype", "+mm\n-mm@float16\n",
+     "my.txt:2: 'mm@float16' is taken out here and added in line 1"},
+    {"taken out for one low dtype, and added", "-mm@bfloat16\n+mm\n",
+     "my.txt:2: 'mm' is added here and taken out in line 1"},
     {"a sign alone", "+\n",
      "my.txt:1: '' is no op name; one name a line is accepted: letters, digits, _ and one dot"},
     {"257 characters", "mm\n#" + std::string(256, ' ') + "\n",
@@ -136,4 +157,18 @@ TEST_CASE("is_op_name and base_name (D17)") {
   CHECK_FALSE(is_op_name("caf\xC3\xA9"));
   CHECK(base_name("pow.Tensor_Scalar") == "pow");
   CHECK(base_name("pow") == "pow");
+}
+
+TEST_CASE("read_entry and is_entry") {
+  CHECK(read_entry("mm")->op == "mm");
+  CHECK(read_entry("mm")->low == DType::Other);
+  CHECK(read_entry("pow.Tensor_Scalar@float16")->op == "pow.Tensor_Scalar");
+  CHECK(read_entry("pow.Tensor_Scalar@float16")->low == DType::Float16);
+  CHECK(read_entry("mm@bfloat16")->low == DType::BFloat16);
+  for (const char* bad : {"mm@", "mm@other", "mm@float32", "mm@Float16", "mm@float16 ", "mm@@"})
+    CHECK_FALSE(read_entry(bad));
+  CHECK(is_entry("mm@float16"));
+  CHECK_FALSE(is_entry("mm@float32"));
+  CHECK_FALSE(is_entry("@float16"));
+  CHECK_FALSE(is_entry("m m@float16"));
 }

@@ -15,15 +15,15 @@ namespace {
 std::vector<ListedName> named(const char* file, std::initializer_list<const char*> names) {
   std::vector<ListedName> out;
   int line = 0;
-  for (const char* name : names) out.push_back({name, {file, ++line}});
+  for (const char* name : names) out.push_back(read_listed(name, {file, ++line}));
   return out;
 }
 
 Policy make(std::initializer_list<const char*> lower, std::initializer_list<const char*> fp32 = {},
             std::initializer_list<const char*> promote = {},
-            std::initializer_list<const char*> error = {}) {
+            std::initializer_list<const char*> error = {}, DType low = DType::BFloat16) {
   return {"test",
-          DType::BFloat16,
+          low,
           Action::FirstInput,
           {named("low.txt", lower), named("fp32.txt", fp32), named("promote.txt", promote),
            named("", error)}};
@@ -81,7 +81,77 @@ TEST_CASE("resolve: an overload name is the whole op, and itself when asked for 
   CHECK(policy.resolve("po").listed_as.empty());
 }
 
+TEST_CASE("resolve: an entry with a condition holds for that low dtype alone") {
+  const Policy bf16 = make({"mm", "layer_norm@bfloat16"}, {"layer_norm@float16"});
+  const Policy f16 =
+      make({"mm", "layer_norm@bfloat16"}, {"layer_norm@float16"}, {}, {}, DType::Float16);
+  CHECK(bf16.resolve("layer_norm").rule == Rule{Action::Lower, DType::BFloat16, true});
+  CHECK(f16.resolve("layer_norm").rule == Rule{Action::Fp32, DType::Float16, true});
+  CHECK(f16.resolve("mm").rule == Rule{Action::Lower, DType::Float16, true});
+  CHECK(f16.resolve("layer_norm").listed_as == "layer_norm@float16");
+  CHECK(bf16.resolve("layer_norm").listed_as == "layer_norm@bfloat16");
+  CHECK(bf16.resolve("layer_norm").origin.line == 2);
+  CHECK(make({"mm@float16"}).resolve("mm").listed_as.empty());
+  CHECK(make({"mm@float16"}).resolve_overload("mm").rule.action == Action::Inputs);
+}
+
+TEST_CASE("resolve: of one op the entry with a condition wins, whatever the lists") {
+  // What decides for mul, by lower, fp32, promote and error list.
+  struct Row {
+    std::initializer_list<const char*> lower, fp32, promote, error;
+    Action action;
+  };
+  const Row rows[] = {
+      {{"mul"}, {"mul@bfloat16"}, {}, {}, Action::Fp32},
+      {{"mul"}, {"mul@float16"}, {}, {}, Action::Lower},
+      {{"mul"}, {}, {"mul@bfloat16"}, {}, Action::Promote},
+      {{}, {"mul"}, {"mul@bfloat16"}, {"mul"}, Action::Promote},
+      {{"mul@bfloat16"}, {"mul"}, {}, {"mul"}, Action::Lower},
+      {{"mul@bfloat16"}, {}, {"mul@bfloat16"}, {}, Action::Lower},
+      {{}, {"mul@bfloat16"}, {}, {"mul@bfloat16"}, Action::Error},
+      // Each name has its own rule (D16): names of the family are asked after the op's own.
+      {{"mul"}, {"multiply@bfloat16"}, {}, {}, Action::Lower},
+      {{"multiply"}, {"multiply@bfloat16"}, {}, {}, Action::Fp32},
+  };
+  for (const Row& row : rows) {
+    const Policy policy = make(row.lower, row.fp32, row.promote, row.error);
+    CHECK(policy.resolve("mul").rule.action == row.action);
+    CHECK(policy.resolve("__mul__").rule.action == row.action);
+    CHECK(policy.resolve_overload("mul").rule.action == row.action);
+    CHECK(policy.resolve_overload("mul.Tensor").rule.action == row.action);
+  }
+}
+
+TEST_CASE("resolve: conditions of an op and of its overloads (D17)") {
+  const Policy whole = make({"pow.Tensor_Scalar"}, {"pow@bfloat16"});
+  CHECK(whole.resolve("pow").rule.action == Action::Fp32);
+  CHECK(whole.resolve("pow.Tensor_Scalar").rule.action == Action::Fp32);
+  CHECK(whole.resolve_overload("pow.Tensor_Scalar").rule.action == Action::Fp32);
+
+  const Policy overload = make({"pow"}, {"pow.Tensor_Scalar@bfloat16"});
+  CHECK(overload.resolve("pow").rule.action == Action::Fp32);  // for convert it is the whole op
+  CHECK(overload.resolve_overload("pow.Tensor_Scalar").rule.action == Action::Fp32);
+  CHECK(overload.resolve_overload("pow.Tensor_Tensor").rule.action == Action::Lower);
+
+  const Policy both = make({"pow@bfloat16"}, {"pow.Tensor_Scalar@bfloat16"});
+  CHECK(both.resolve_overload("pow.Tensor_Scalar").rule.action == Action::Fp32);
+  CHECK(both.resolve_overload("pow.Tensor_Tensor").rule.action == Action::Lower);
+}
+
 TEST_CASE("constructor: what is refused") {
+  CHECK(error_of([] { make({"mm@float16"}, {"relu", "mm@float16"}); }) ==
+        "'mm@float16' is in the lower list (low.txt:1) and in the fp32 list (fp32.txt:2); an op "
+        "can be in one of them only");
+  CHECK(error_of([] { make({"mm@float16", "relu"}, {"mm@bfloat16", "mm", "relu@float16"}); }) ==
+        "accepted");
+  CHECK(error_of([] { make({"relu", "mm@float64"}); }) ==
+        "low.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted");
+  CHECK(error_of([] { make({"no name@float16"}); }) ==
+        "low.txt:1: 'no name' is no op name: letters, digits, _ and one dot are accepted");
+  CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {}); }) ==
+        "the low dtypes of a policy are float16, bfloat16 or both");
+  CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {DType::Float32}); }) ==
+        "the low dtypes of a policy are float16, bfloat16 or both");
   CHECK(error_of([] { make({"mm", "relu"}, {"relu"}); }) ==
         "'relu' is in the lower list (low.txt:2) and in the fp32 list (fp32.txt:1); an op can be "
         "in one of them only");
@@ -103,6 +173,26 @@ TEST_CASE("text: one line, sorted, that round-trips") {
   CHECK(Policy::parse(policy.text()).text() == policy.text());
 }
 
+TEST_CASE("text: conditions, low dtypes and cache") {
+  const Policy policy{"test",
+                      DType::BFloat16,
+                      Action::Inputs,
+                      {named("x", {"pow.Tensor_Scalar", "pow@float16", "pow", "pow@bfloat16"}),
+                       {},
+                       {},
+                       named("", {"mm@float16"})},
+                      {DType::BFloat16, DType::BFloat16},
+                      false};
+  CHECK(policy.text() ==
+        "name=test low_dtype=bfloat16 low_dtypes=bfloat16 rest=inputs cache=false "
+        "lower=pow,pow@float16,pow@bfloat16,pow.Tensor_Scalar fp32= promote= error=mm@float16");
+  CHECK(Policy::parse(policy.text()) == policy);
+  CHECK(Policy::parse(policy.text()).text() == policy.text());
+  CHECK(Policy::parse("name=x low_dtype=float16 low_dtypes=float16,bfloat16 rest=inputs cache=true "
+                      "lower= fp32= promote= error=")
+            .text() == "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error=");
+}
+
 TEST_CASE("parse: what is refused") {
   const std::string good = make({"mm"}).text();
   for (std::size_t length = 0; length < good.size(); ++length) {
@@ -111,18 +201,23 @@ TEST_CASE("parse: what is refused") {
     CHECK_MESSAGE(error_of([&] { Policy::parse(good.substr(0, length)); }) != "accepted",
                   good.substr(0, length));
   }
-  for (const char* bad : {"name=x low_dtype=float32 rest=inputs lower= fp32= promote= error=",
-                          "name=x low_dtype=float16 rest=error lower= fp32= promote= error=",
-                          "name=x low_dtype=float16 rest=inputs lower=a,,b fp32= promote= error=",
-                          "name=x low_dtype=float16 rest=inputs lower=a, fp32= promote= error=",
-                          "name=x low_dtype=float16 rest=inputs lower=a fp32=a promote= error=",
-                          "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= more=",
-                          "name=x rest=inputs low_dtype=float16 lower= fp32= promote= error="}) {
+  for (const char* bad :
+       {"name=x low_dtype=float32 rest=inputs lower= fp32= promote= error=",
+        "name=x low_dtype=float16 rest=error lower= fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs lower=a,,b fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs lower=a@ fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs cache=no lower= fp32= promote= error=",
+        "name=x low_dtype=float16 low_dtypes= rest=inputs lower= fp32= promote= error=",
+        "name=x low_dtype=float16 low_dtypes=int8 rest=inputs lower= fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs lower=a, fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs lower=a fp32=a promote= error=",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= more=",
+        "name=x rest=inputs low_dtype=float16 lower= fp32= promote= error="}) {
     CHECK_MESSAGE(error_of([&] { Policy::parse(bad); }) != "accepted", bad);
   }
 }
 
-TEST_CASE("equality and hash: low dtype, rest and lists, not name, places, order or doubles") {
+TEST_CASE("equality and hash: all but name, places, order and doubles") {
   const Policy policy = make({"mm", "bmm"}, {"softmax"});
   const Policy same{"other",
                     DType::BFloat16,
@@ -134,6 +229,16 @@ TEST_CASE("equality and hash: low dtype, rest and lists, not name, places, order
   CHECK_FALSE(policy == make({"mm", "bmm"}, {"softmax"}, {"add"}));
   CHECK_FALSE(policy == Policy{"test", DType::Float16, Action::FirstInput, policy.lists()});
   CHECK_FALSE(policy == Policy{"test", DType::BFloat16, Action::Inputs, policy.lists()});
+  CHECK_FALSE(policy == make({"mm@bfloat16", "bmm"}, {"softmax"}));
+  CHECK(policy.hash() != make({"mm@bfloat16", "bmm"}, {"softmax"}).hash());
+  const std::vector<DType> low_dtypes = {DType::BFloat16};
+  for (const Policy& other :
+       {Policy{"test", DType::BFloat16, Action::FirstInput, policy.lists(), low_dtypes},
+        Policy{"test", DType::BFloat16, Action::FirstInput, policy.lists(), policy.low_dtypes(),
+               false}}) {
+    CHECK_FALSE(policy == other);
+    CHECK(policy.hash() != other.hash());
+  }
 }
 
 TEST_CASE("hash is the same on every machine") {

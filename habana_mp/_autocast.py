@@ -1,0 +1,399 @@
+"""``autocast``: a policy in force for a block, on this thread, at torch's dispatcher (F19 to F36, D28 to D33).
+
+What is in force where, and what a region changes, is src/torch/autocast_state.h; the casts are src/torch/autocast_kernel.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._contextlib import _DecoratorContextManager
+
+from habana_mp import _core, _export, _guests, _log, cache
+from habana_mp._list_file import read_list, warn
+from habana_mp._policy import Policy, replace_preset
+
+# D28, D32: what policy=None is.
+_PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
+_DTYPES = (torch.bfloat16, torch.float16)
+_HPU = "hpu-autocast"
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
+    """Run ops in mixed precision inside a block or a decorated function, by a policy: ``torch.autocast`` with lists of your own.
+
+    It acts where every call of an op passes, also those from C++, on this thread alone. Ops of the policy's lists run in its low
+    dtype, in float32, or in the widest dtype of their inputs; all others run in the dtypes of their inputs. Left alone as well:
+    in-place calls, calls with ``dtype=`` or ``out=``, and calls with a float64 or complex tensor. Weights stay as they are.
+
+    Regions nest, with one another and with ``torch.autocast``: the inner one rules. One instance may be nested in itself, serve
+    several threads and decorate recursive functions. ``disable_casts`` switches casts off inside as well.
+
+    Args:
+        device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine
+            without one acts on the tensors of every device.
+        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``; by default the policy's, and for "cpu" and
+            "cuda" without a policy what ``torch.get_autocast_dtype`` says. Another one is refused with a warning, and the region is off.
+        enabled: False switches autocast off inside.
+        cache_enabled: whether casts of weights are kept between calls; on unless the policy says otherwise.
+        policy: a ``Policy``, or the name or path of one. By default that of the device type: torch's own lists for "cpu" and "cuda",
+            "xpu" and "hpu-autocast" for these; a backend of your own has none.
+
+    Raises:
+        ValueError: a device_type that is no string, or a policy that is none.
+        TypeError: a dtype that is none, or enabled or cache_enabled that are no bool.
+        RuntimeError: a device type that autocast is not for.
+
+    >>> with hmp.autocast("cpu", policy="hpu-autocast"):
+    ...     loss = loss_function(model(x), y)
+
+    See Also:
+        convert, disable_casts, set_policies, Policy
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+        *,
+        policy: Policy | str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._made_of: tuple[Any, ...] = device_type, dtype, enabled, cache_enabled, policy
+        if torch.compiler.is_dynamo_compiling():
+            named = policy._text if isinstance(policy, Policy) else policy
+            self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
+        else:
+            self._region, self._key = _region(device_type, dtype, enabled, cache_enabled, policy)
+
+    @classmethod
+    def current(cls) -> autocast:
+        """What is in force on this thread, for another one to be in: a new thread starts with autocast off (F142).
+
+        >>> state = hmp.autocast.current()
+        >>> def work():
+        ...     with state:
+        ...         return model(x)
+        """
+        state = cls.__new__(cls)
+        state._region = _core.current_autocast()
+        state._key = _remembered(state._region)
+        return state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not hasattr(self, "_made_of"):
+            raise TypeError("what hmp.autocast.current() gives belongs to this process: it is not copied or pickled")
+        *others, policy = self._made_of
+        return functools.partial(autocast, *others, policy=policy), ()
+
+    # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_disable.py). torch.compile reads them.
+    def __enter__(self) -> Self:  # type: ignore[override]
+        if torch.compiler.is_dynamo_compiling():
+            enter_traced(self._key)
+        else:
+            _core.enter_autocast(self._region, self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            leave_traced(self._key)
+        else:
+            _core.leave_autocast(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # What traced code made, and runs on untraced where a graph breaks, has the key alone.
+        if name == "_region":
+            return _regions[self.__dict__["_key"]]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def clone(self) -> autocast:
+        """What a decorated function is in each time that it runs: a region holds no state of its own (D33)."""
+        # torch.compile enters only what it saw made.
+        return _Traced(self._key) if torch.compiler.is_dynamo_compiling() else self
+
+
+# What a policy keeps of the regions made with it, by their other arguments: a loop makes one in every step.
+_Made = dict[tuple[str, torch.dtype, bool, bool], tuple[Any, str]]
+
+
+def _region(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    policy: Policy | str | os.PathLike[str] | None,
+) -> tuple[Any, str]:
+    """What a region sets, and the name by which traced code finds it."""
+    device = _device(device_type)
+    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
+        raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is torch.bfloat16 or torch.float16, not {dtype!r} (a policy is given as policy=)")
+    if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
+        raise TypeError(f"enabled and cache_enabled are True or False, not {enabled!r} and {cache_enabled!r}")
+    chosen = policy if isinstance(policy, Policy) else _named(_default(device) if policy is None else policy)
+    if dtype is None:
+        # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.
+        dtype = torch.get_autocast_dtype(device) if policy is None and device in ("cpu", "cuda") else chosen.low_dtype
+    _prepare()
+    made: _Made = chosen.__dict__.setdefault("_regions", {})
+    cached = cache_enabled is not False and chosen.cached
+    kept = made.get((device, dtype, enabled, cached))
+    if kept is not None:
+        return kept
+    accepted = not enabled or is_accepted(device, dtype, chosen)
+    rules = rules_of(chosen, dtype) if enabled and accepted else None
+    region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
+    found = region, _remembered(region)
+    if accepted:  # else each one warns
+        made[device, dtype, enabled, cached] = found
+    return found
+
+
+def _prepare() -> None:
+    if not _core.log_level() and _core.environment_has(_log.VARIABLE):
+        _log.open_log(False)
+    _guests.serve_autocast()
+    cache._open_for_autocast()
+
+
+_numbers = itertools.count()
+_regions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def _remembered(region: Any) -> str:
+    key = f"region {next(_numbers)}"
+    _regions[key] = region
+    return key
+
+
+# Traced code knows a region by its name: a string is what torch.compile takes for a constant. It runs the functions that are marked
+# so while it traces, and puts calls of those that _prepare_traced() has allowed into its graphs, and runs them while it traces too.
+def _traced_region(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    policy: str | os.PathLike[str] | None,
+) -> str:
+    return keep_traced(*_region(device_type, dtype, enabled, cache_enabled, policy))
+
+
+def keep_traced(region: Any, key: str = "") -> str:
+    """The name of a region for traced code. It is kept for good: graphs may run at any time."""
+    key = key or _remembered(region)
+    _traced[key] = region
+    return key
+
+
+def enter_traced(key: str) -> None:
+    _prepare_traced(key)
+    _enter_in_graph(key)
+
+
+def leave_traced(key: str) -> None:
+    _prepare_traced(key)
+    leave_in_graph(key)
+
+
+def _enter_in_graph(key: str) -> None:
+    region = _traced[key]
+    _core.enter_autocast(region, region)
+
+
+def leave_in_graph(key: str) -> None:
+    _core.leave_autocast(_traced[key])
+
+
+def _prepare_traced(key: str) -> None:
+    """Has torch.compile bring back the regions that it was in when its trace ends, as it does with torch's own."""
+    # Imported here, where torch.compile is at work: the package is not to import it.
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    torch._dynamo.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
+    torch._dynamo.allow_in_graph(leave_in_graph)  # type: ignore[no-untyped-call]
+    _traced.setdefault(key, _regions.get(key))
+    depth = _core.autocast_depth()
+
+    def bring_back() -> None:
+        _core.leave_autocast_to(depth)
+        if _core.autocast_depth() < depth:
+            _enter_in_graph(key)
+
+    InstructionTranslator.current_tx().output.add_cleanup_hook(bring_back)
+
+
+_traced: dict[str, Any] = {}
+_traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_prepare_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _device(device_type: object) -> str:
+    if not isinstance(device_type, str):
+        raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")  # noqa: TRY004 - as torch does (F34)
+    own = torch._C._get_privateuse1_backend_name()
+    device = device_type.partition(":")[0]
+    if device not in _PRESET_OF and device != own:
+        raise RuntimeError(
+            f"User specified an unsupported autocast device_type '{device_type}': accepted are {', '.join(_PRESET_OF)} and {own}"
+        )
+    return device
+
+
+def _default(device: str) -> str:
+    if device not in _PRESET_OF:
+        raise ValueError(f"no policy is known for {device!r}: give one, as policy='torch-cuda'")
+    return _PRESET_OF[device]
+
+
+def _acts_on(device: str) -> list[str]:
+    """D28: a region for HPU on a machine without one is for the tensors' own devices."""
+    if device != "hpu":
+        return [device]
+    hpu = getattr(torch, "hpu", None)
+    if hpu is not None and hpu.is_available():
+        return ["hpu"]
+    return devices()
+
+
+def devices() -> list[str]:
+    """The device types that autocast is for."""
+    return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]
+
+
+def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
+    """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
+    if dtype not in policy.low_dtypes:
+        name = policy.name if dtype in _DTYPES else device.upper()
+        warn(
+            f"In {name} autocast, but the target dtype {dtype} is not supported. Disabling autocast.\n"
+            f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."
+        )
+        return False
+    cuda = torch.cuda
+    if device == "cuda" and dtype is torch.bfloat16 and cuda.is_available() and not cuda.is_bf16_supported():
+        raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+    return True
+
+
+_loaded: dict[str, Policy] = {}
+
+
+def _named(name_or_path: str | os.PathLike[str]) -> Policy:
+    """A policy by name or path. Presets are kept: a region is made in every step of a training loop."""
+    if not isinstance(name_or_path, str):
+        return Policy.load(name_or_path)
+    policy = _loaded.get(name_or_path)
+    if policy is None:
+        policy = Policy.load(name_or_path)
+        if not os.path.isdir(name_or_path) and " " not in name_or_path:  # noqa: PTH112 - as Policy.load
+            _loaded[name_or_path] = policy
+    return policy
+
+
+def rules_of(policy: Policy, dtype: torch.dtype) -> Any:
+    """The policy made ready for the dispatcher, with another low dtype where one is asked for; kept with it."""
+    made: dict[torch.dtype, Any] = policy.__dict__.setdefault("_rules", {})
+    rules = made.get(dtype)
+    if rules is None:
+        rules = made[dtype] = _core.autocast_rules(policy.with_low_dtype(dtype)._core)
+    return rules
+
+
+def custom_fwd(
+    fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
+) -> Callable[..., Any]:
+    """``torch.amp.custom_fwd``, for the forward of a ``torch.autograd.Function`` whose backward ``custom_bwd`` decorates (F150)."""
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+    if len(_acts_on(device_type)) > 1:
+        return _custom_fwd_anywhere(fwd, cast_inputs)
+
+    @functools.wraps(fwd)
+    def remembering(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            ctx._habana_mp_autocast = autocast.current()
+        return fwd(ctx, *args, **kwargs)
+
+    made: Callable[..., Any] = torch.amp.custom_fwd(remembering, device_type=device_type, cast_inputs=cast_inputs)
+    return made
+
+
+def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | None) -> Callable[..., Any]:
+    """For HPU on a machine without one (D28): each call is for the device type of its first tensor."""
+    made: dict[str, Callable[..., Any]] = {}
+
+    @functools.wraps(fwd)
+    def by_device(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        device = next((tensor.device.type for tensor in tensors), "cpu")
+        if device not in made:
+            made[device] = custom_fwd(fwd, device_type=device, cast_inputs=cast_inputs)
+        return made[device](ctx, *args, **kwargs)
+
+    return by_device
+
+
+def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
+    """``torch.amp.custom_bwd`` that knows policies: backward runs under what the forward that ``custom_fwd`` decorates ran under (F151)."""
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+    torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def as_forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or not hasattr(ctx, "_habana_mp_autocast"):
+            return torchs(ctx, *args, **kwargs)
+        with ctx._habana_mp_autocast:
+            return bwd(ctx, *args, **kwargs)
+
+    return as_forward
+
+
+class _Traced(autocast):
+    """A region made before, in traced code."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+
+# D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
+_LIST_VARIABLES = {
+    "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
+    "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
+}
+
+
+def _read_environment() -> None:
+    given: dict[str, str] = {}
+    for title, variables in _LIST_VARIABLES.items():
+        variable = next(filter(os.environ.get, variables), None)
+        if variable is None:
+            continue
+        path = os.environ[variable]
+        try:
+            read_list(path)
+            given[title] = path
+        except (OSError, ValueError) as error:
+            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
+    if given:
+        try:
+            replace_preset(_HPU, Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU))
+        except ValueError as error:
+            warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")
+
+
+_read_environment()
+_export.record_casts()
+_core.run_autocast_in_c(autocast.__enter__, autocast.__exit__)

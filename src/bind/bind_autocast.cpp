@@ -1,0 +1,123 @@
+// Regions of hmp.autocast for Python: made of a policy, entered and left, and handed to other
+// threads.
+#include <c10/core/ScalarType.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind/bind.h"
+#include "bind/run_in_c.h"
+#include "torch/autocast_kernel.h"
+#include "torch/autocast_state.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+using autocast::Region;
+
+at::ScalarType scalar_type_of(const py::object& dtype) {
+  if (!THPDtype_Check(dtype.ptr())) throw py::type_error("not a torch.dtype");
+  return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+}
+
+// autocast::kDeviceCount for a device type that autocast is not for.
+std::size_t device_index(const std::string& type) {
+  const c10::DeviceType device = c10::Device(type).type();
+  const auto* found = std::find(autocast::kDevices.begin(), autocast::kDevices.end(), device);
+  return static_cast<std::size_t>(found - autocast::kDevices.begin());
+}
+
+using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>>;
+
+Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
+  Region region;
+  for (const auto& [type, dtype, rules] : rows) {
+    if (rules) autocast::serve(*rules);
+    region.settings.push_back(
+        {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached}});
+  }
+  if (casts_off) region.casts_off = true;
+  return region;
+}
+
+const Region& region_of(PyObject* context) {
+  static PyObject* name = PyUnicode_InternFromString("_region");
+  const auto held = py::reinterpret_steal<py::object>(PyObject_GetAttr(context, name));
+  if (!held) throw py::error_already_set();
+  return held.cast<const Region&>();
+}
+
+PyObject* enter_context(PyObject* context) {
+  autocast::enter(region_of(context), context);
+  return Py_NewRef(context);
+}
+
+PyObject* leave_context(PyObject* context) {
+  autocast::leave(context);
+  Py_RETURN_NONE;
+}
+
+// What rules here for a device type; null where nothing of ours does.
+const autocast::Scope* ours_here(const std::string& type) {
+  const std::size_t device = device_index(type);
+  if (device == autocast::kDeviceCount) return nullptr;
+  const auto here = autocast::scope_here(device, autocast::excluded_here());
+  return here.whose == autocast::Whose::Ours ? here.scope : nullptr;
+}
+
+}  // namespace
+
+void bind_autocast(py::module_& module) {
+  py::class_<autocast::Rules, std::shared_ptr<autocast::Rules>>(module, "AutocastRules");
+  py::class_<Region>(module, "AutocastRegion");
+
+  module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
+    return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy));
+  });
+  module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
+             py::arg("casts_off") = false,
+             "Rows of (device type, dtype, rules); without rules autocast is off there inside.");
+  module.def(
+      "enter_autocast",
+      [](const Region& region, const py::object& owner) { autocast::enter(region, owner.ptr()); },
+      py::arg("region"), py::arg("owner"));
+  module.def(
+      "leave_autocast", [](const py::object& owner) { autocast::leave(owner.ptr()); },
+      py::arg("owner"));
+  module.def(
+      "is_in_autocast", [](const py::object& owner) { return autocast::is_in(owner.ptr()); },
+      py::arg("owner"));
+  module.def("autocast_depth", &autocast::depth);
+  module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
+  module.def("current_autocast", &autocast::current);
+  module.def(
+      "autocast_policy",
+      [](const std::string& type) {
+        const autocast::Scope* scope = ours_here(type);
+        return scope == nullptr ? nullptr : std::const_pointer_cast<Policy>(scope->rules->policy);
+      },
+      py::arg("device_type"),
+      "The policy of the region in force on this thread, None where there is none of ours");
+  module.def(
+      "autocast_keeps_casts",
+      [](const std::string& type) {
+        const autocast::Scope* scope = ours_here(type);
+        return scope != nullptr && scope->cached;
+      },
+      py::arg("device_type"), "Whether that region lets the weight cache keep casts");
+  module.def("dispatched_ops", &autocast::dispatched_ops);
+  module.attr("AUTOCAST_KEY") = c10::toString(autocast::kKey);
+  module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
+    run_in_c<enter_context>(enter);
+    run_in_c<leave_context>(leave);
+  });
+}
+
+}  // namespace habana_mp

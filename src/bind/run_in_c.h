@@ -1,0 +1,38 @@
+// __enter__ and __exit__ of a context manager as C functions. The interpreter looks for signals
+// where a Python function begins and after each call in it, so a Ctrl-C could end them halfway.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "torch/python_error.h"
+
+namespace habana_mp {
+
+namespace run_in_c_detail {
+
+template <PyObject* (*function)(PyObject*)>
+PyObject* call(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
+  try {
+    return function(args[0]);
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+}  // namespace run_in_c_detail
+
+// From now on calls of a Python function run `function` on their first argument; it returns a new
+// reference. What PyFunction_SetVectorcall of Python 3.12 does.
+template <PyObject* (*function)(PyObject*)>
+void run_in_c(const pybind11::function& python) {
+  if (!PyFunction_Check(python.ptr())) throw pybind11::type_error("not a Python function");
+  constexpr vectorcallfunc call = run_in_c_detail::call<function>;
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(python.ptr()), call);
+#else
+  reinterpret_cast<PyFunctionObject*>(python.ptr())->vectorcall = call;
+#endif
+}
+
+}  // namespace habana_mp

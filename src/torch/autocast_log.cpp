@@ -1,0 +1,55 @@
+#include "torch/autocast_log.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+#include <vector>
+
+#include "record/cast_log.h"
+
+namespace habana_mp::autocast {
+namespace {
+
+// As Python shows torch.ops.aten.mm.default.
+std::string shown(const c10::OperatorName& name) {
+  return "<OpOverload(op='aten." + name.name.substr(name.name.find("::") + 2) + "', overload='" +
+         (name.overload_name.empty() ? "default" : name.overload_name) + "')>";
+}
+
+// "lower: mm, lists/my.txt:3", as the log shows the rules of patched ops.
+std::string rule_text(const Op& op, const Policy& policy) {
+  constexpr const char* kLists[] = {"lower", "fp32", "promote"};
+  const Resolution found = policy.resolve_overload(op.name);
+  std::string place = found.origin.file.empty() ? policy.name() : found.origin.file;
+  if (found.origin.line > 0) place += ":" + std::to_string(found.origin.line);
+  return std::string(kLists[static_cast<int>(found.rule.action)]) + ": " + found.listed_as + ", " +
+         place;
+}
+
+}  // namespace
+
+void log_call(const Op& op, const Policy& policy, const Call& call, const Decision& decision,
+              bool casting) {
+  if (!record::worth_a_line(decision.cause, casting) || call.traced()) return;
+  const std::string name = shown(op.handle.operator_name());
+  record::Event event{.op = name, .to = decision.to, .cause = decision.cause};
+  const py::gil_scoped_acquire gil;
+  if (record::level() == record::Level::Casts) return record::write(event);
+  std::vector<record::Cast> casts;
+  for (std::size_t i = 0; i < call.described().size(); ++i) {
+    const Arg& described = call.described()[i];
+    if (decision.casts(described))
+      casts.push_back({call.label(i, op.handle.schema()), described.dtype});
+  }
+  const auto [module, source] = py::module_::import("habana_mp._where")
+                                    .attr("where")()
+                                    .cast<std::pair<std::string, std::string>>();
+  const std::string rule = rule_text(op, policy);
+  event.casts = casts;
+  event.rule = rule;
+  event.module = module;
+  event.source = source;
+  record::write(event);
+}
+
+}  // namespace habana_mp::autocast

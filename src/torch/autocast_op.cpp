@@ -1,0 +1,174 @@
+#include "torch/autocast_op.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+namespace habana_mp::autocast {
+namespace {
+
+// D14: the input is the first tensor, the others are affine parameters or running statistics.
+constexpr std::array<std::string_view, 10> kNorms = {
+    "aten::batch_norm",        "aten::instance_norm",
+    "aten::layer_norm",        "aten::group_norm",
+    "aten::native_batch_norm", "aten::_batch_norm_impl_index",
+    "aten::cudnn_batch_norm",  "aten::_native_batch_norm_legit",
+    "aten::native_layer_norm", "aten::native_group_norm"};
+
+c10::TypePtr without_optional(c10::TypePtr type) {
+  auto optional = type->cast<c10::OptionalType>();
+  return optional ? optional->getElementType() : type;
+}
+
+bool is_tensor(const c10::TypePtr& type) {
+  return without_optional(type)->kind() == c10::TypeKind::TensorType;
+}
+
+bool is_tensor_list(const c10::TypePtr& type) {
+  const auto list = without_optional(type)->cast<c10::ListType>();
+  return list && is_tensor(list->getElementType());
+}
+
+Role role_of(bool norm, bool first, const std::string& name) {
+  if (!norm || first) return Role::Input;
+  return name == "running_mean" || name == "running_var" ? Role::Statistic : Role::Affine;
+}
+
+}  // namespace
+
+std::optional<Form> form_of(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  if (schema.is_mutable() || arguments.size() > std::numeric_limits<std::uint8_t>::max())
+    return std::nullopt;
+  const bool norm = std::find(kNorms.begin(), kNorms.end(), schema.name()) != kNorms.end();
+  Form form;
+  form.count = static_cast<std::uint8_t>(arguments.size());
+  form.returns = static_cast<std::uint8_t>(schema.returns().size());
+  form.contiguous = schema.name() == "aten::linear" || schema.name() == "aten::matmul";
+  for (std::uint8_t i = 0; i < form.count; ++i) {
+    const c10::Argument& argument = arguments[i];
+    if (argument.name() == "dtype" || argument.name() == "out_dtype") {
+      form.dtypes.push_back(i);
+    } else if (is_tensor(argument.type()) || is_tensor_list(argument.type())) {
+      form.tensors.push_back({i, is_tensor_list(argument.type()),
+                              role_of(norm, form.tensors.empty(), argument.name())});
+    }
+  }
+  if (form.tensors.empty()) return std::nullopt;
+  return form;
+}
+
+Call::Call(const Form& form, torch::jit::Stack& stack, c10::DeviceType device)
+    : form_(form), stack_(stack), device_(device) {
+  for (const TensorArgument& place : form.tensors) {
+    const c10::IValue& value = slot(place.position);
+    if (value.isTensor()) {
+      add(value.toTensor(), {place.position, -1}, place.role);
+    } else if (value.isList()) {
+      std::int32_t item = 0;
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) add(element.toTensor(), {place.position, item}, place.role);
+        ++item;
+      }
+    }
+  }
+}
+
+void Call::add(const at::Tensor& tensor, Place place, Role role) {
+  if (!tensor.defined()) return;
+  args_.push_back({dtype_on(tensor, device_), tensor.dim() == 0, role});
+  places_.push_back(place);
+}
+
+const at::Tensor& Call::tensor(std::size_t i) const {
+  const c10::IValue& value = slot(places_[i].position);
+  if (places_[i].item < 0) return value.toTensor();
+  return value.toListRef()[static_cast<std::size_t>(places_[i].item)].toTensor();
+}
+
+bool Call::explicit_dtype() const {
+  return std::any_of(form_.dtypes.begin(), form_.dtypes.end(),
+                     [this](std::uint8_t position) { return !slot(position).isNone(); });
+}
+
+bool Call::any_to_cast(const Decision& decision) const {
+  return std::any_of(args_.begin(), args_.end(),
+                     [&](const Arg& arg) { return decision.casts(arg); });
+}
+
+bool Call::traced() const {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (tensor(i).key_set().has_any(
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize})))
+      return true;
+  }
+  return false;
+}
+
+std::string Call::label(std::size_t i, const c10::FunctionSchema& schema) const {
+  const std::string& name = schema.arguments()[places_[i].position].name();
+  return places_[i].item < 0 ? name : name + "[" + std::to_string(places_[i].item) + "]";
+}
+
+void Call::cast(const Decision& decision, bool cached) {
+  const How how{.cached = cached, .contiguous = form_.contiguous};
+  // One cast for a tensor given twice: what compares its inputs by identity still can.
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> done;
+  const auto cast_of = [&](const at::Tensor& source) {
+    for (const auto& [before, after] : done) {
+      if (before.is_same(source)) return after;
+    }
+    at::Tensor result = cast_to(source, decision.to, how);
+    // A cast that is nobody else's has its memory for itself.
+    if (cached && result.has_storage() && result.storage().use_count() > 1) {
+      copies_.push_back(result);
+    }
+    done.emplace_back(source, result);
+    return result;
+  };
+  c10::SmallVector<std::pair<std::uint8_t, c10::IValue>, 4> before;
+  for (std::size_t i = 0; i < args_.size(); ++i) {
+    if (!decision.casts(args_[i])) continue;
+    const Place place = places_[i];
+    at::Tensor result = cast_of(tensor(i));
+    c10::IValue& value = slot(place.position);
+    const bool copied = !before.empty() && before.back().first == place.position;
+    if (!copied) before.emplace_back(place.position, value);
+    if (place.item < 0) {
+      value = std::move(result);
+      continue;
+    }
+    if (!copied) value = value.toList().copy();
+    value.toList().set(static_cast<std::size_t>(place.item), std::move(result));
+  }
+  if (copies_.empty()) return;
+  given_.assign(stack_.end() - form_.count, stack_.end());
+  for (auto& [position, value] : before) given_[position] = std::move(value);
+}
+
+bool Call::is_copy(const at::Tensor& result) const {
+  if (!result.defined() || !result.has_storage()) return false;
+  return std::any_of(copies_.begin(), copies_.end(), [&](const at::Tensor& copy) {
+    return result.storage().is_alias_of(copy.storage());
+  });
+}
+
+bool Call::gave_away_copy() const {
+  if (copies_.empty()) return false;
+  const auto results = torch::jit::last(stack_, form_.returns);
+  return std::any_of(results.begin(), results.end(), [&](const c10::IValue& value) {
+    if (value.isTensor()) return is_copy(value.toTensor());
+    if (!value.isTensorList()) return false;
+    const auto items = value.toTensorVector();
+    return std::any_of(items.begin(), items.end(), [&](const auto& item) { return is_copy(item); });
+  });
+}
+
+void Call::take_back() {
+  torch::jit::drop(stack_, form_.returns);
+  stack_.insert(stack_.end(), given_.begin(), given_.end());
+  copies_.clear();
+}
+
+}  // namespace habana_mp::autocast

@@ -1,0 +1,168 @@
+// How the dispatcher writes the calls of one op: where in its argument stack the tensors are, what
+// they are to the op, and which argument names the dtype of the result. And one such call: its
+// tensors described to decide(), and replaced by their casts.
+#pragma once
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "policy/decide.h"
+#include "torch/autocast_state.h"
+#include "torch/tensor_cast.h"
+
+namespace habana_mp::autocast {
+
+// An argument that is a tensor, may be one, or is a list of them.
+struct TensorArgument {
+  std::uint8_t position;
+  bool list;
+  Role role;
+};
+
+struct Form {
+  std::uint8_t count = 0;    // of all arguments
+  std::uint8_t returns = 0;  // of all results
+  bool contiguous = false;   // the op would copy a batch that lies otherwise
+  c10::SmallVector<TensorArgument, 6> tensors;
+  c10::SmallVector<std::uint8_t, 1> dtypes;  // positions of dtype, out_dtype
+};
+
+// None for ops without tensors, and for those that write to an argument.
+std::optional<Form> form_of(const c10::FunctionSchema& schema);
+
+struct Op {
+  c10::OperatorHandle handle;
+  std::string name;  // "mm", "pow.Tensor_Scalar"
+  Form form;
+  std::size_t index;    // among all
+  bool served = false;  // our kernel is registered
+};
+
+inline const c10::IValue& argument(const Form& form, const torch::jit::Stack& stack,
+                                   std::uint8_t position) {
+  return stack[stack.size() - form.count + position];
+}
+
+// The tensors of a call, and those of one argument of a kernel that has them unboxed.
+template <typename Visit>
+void for_each_tensor(const Form& form, const torch::jit::Stack& stack, Visit& visit) {
+  for (const TensorArgument& place : form.tensors) {
+    const c10::IValue& value = argument(form, stack, place.position);
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor()) visit(item.toTensor());
+      }
+    }
+  }
+}
+
+template <typename Argument, typename Visit>
+void for_each_tensor(const Argument& argument, Visit& visit) {
+  if constexpr (std::is_same_v<Argument, at::Tensor>) {
+    visit(argument);
+  } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+    if (argument) visit(*argument);
+  } else if constexpr (std::is_same_v<Argument, at::TensorList> ||
+                       std::is_same_v<Argument, at::ITensorListRef>) {
+    for (const at::Tensor& tensor : argument) visit(tensor);
+  } else {
+    static_assert(!std::is_same_v<Argument, c10::List<std::optional<at::Tensor>>>,
+                  "such ops have boxed kernels");
+  }
+}
+
+// As decide() is to see it.
+inline DType dtype_seen(const at::Tensor& tensor) {
+  const DType dtype = dtype_of(tensor);
+  // A Python number that torch wraps (D38).
+  return dtype == DType::Float64 && tensor.unsafeGetTensorImpl()->is_wrapped_number() ? DType::Other
+                                                                                      : dtype;
+}
+
+// The same for a call on tensors of `device`: a tensor of another device type is none of it.
+inline DType dtype_on(const at::Tensor& tensor, c10::DeviceType device) {
+  return tensor.defined() && tensor.device().type() == device ? dtype_seen(tensor) : DType::Other;
+}
+
+// What the tensors of a call are, as bits: DeviceTypes and dtype_bit()s.
+struct Seen {
+  std::uint32_t devices = 0;
+  unsigned dtypes = 0;
+
+  void operator()(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    devices |= std::uint32_t{1} << static_cast<unsigned>(tensor.device().type());
+    dtypes |= dtype_bit(dtype_seen(tensor));
+  }
+  bool on_one_device() const { return (devices & (devices - 1)) == 0; }
+};
+
+// The device type that a call is for, as an index into kDevices, by those of all its tensors: of
+// the ones that autocast is on for, the one that torch asks first. kDeviceCount where there is
+// none.
+inline std::size_t device_of(const Seen& seen, c10::DispatchKeySet excluded) {
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if ((seen.devices >> static_cast<unsigned>(kDevices[i]) & 1) != 0 && is_on(i, excluded))
+      return i;
+  }
+  return kDeviceCount;
+}
+
+class Call {
+ public:
+  Call(const Form& form, torch::jit::Stack& stack, c10::DeviceType device);
+
+  std::span<const Arg> described() const { return {args_.data(), args_.size()}; }
+  bool explicit_dtype() const;  // D11
+  bool any_to_cast(const Decision& decision) const;
+  // Whether a tracer or a compiler makes the call, which computes nothing.
+  bool traced() const;
+  // The name of a tensor's argument for the log: "self", "tensors[1]".
+  std::string label(std::size_t i, const c10::FunctionSchema& schema) const;
+
+  // Puts the casts into the stack; lists are replaced, the caller's stay as they are. `cached`:
+  // those of weights may be the weight cache's.
+  void cast(const Decision& decision, bool cached);
+
+  // After the op: whether a result shares memory with one of the weight cache's copies (a view, or
+  // dropout in eval). It must not be handed out: the caller may write to it.
+  bool gave_away_copy() const;
+  // Puts the arguments back as they were before cast(), in place of the results.
+  void take_back();
+
+ private:
+  struct Place {
+    std::uint8_t position;
+    std::int32_t item;  // -1: the argument itself
+  };
+
+  c10::IValue& slot(std::uint8_t position) const {
+    return stack_[stack_.size() - form_.count + position];
+  }
+  const at::Tensor& tensor(std::size_t i) const;
+  void add(const at::Tensor& tensor, Place place, Role role);
+  bool is_copy(const at::Tensor& result) const;
+
+  const Form& form_;
+  torch::jit::Stack& stack_;
+  const c10::DeviceType device_;
+  c10::SmallVector<Arg, 8> args_;
+  c10::SmallVector<Place, 8> places_;
+  c10::SmallVector<at::Tensor, 2> copies_;  // casts that the weight cache holds too
+  std::vector<c10::IValue> given_;          // the arguments, where there are such
+};
+
+}  // namespace habana_mp::autocast

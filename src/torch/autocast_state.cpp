@@ -1,0 +1,299 @@
+#include "torch/autocast_state.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+#include "torch/autocast_kernel.h"
+#include "torch/casts_off.h"
+
+namespace habana_mp::autocast {
+namespace {
+
+// The digits of a code. Any dtypes would do that Python has an object for.
+constexpr std::array kDigits = {at::kByte,
+                                at::kChar,
+                                at::kShort,
+                                at::kInt,
+                                at::kLong,
+                                at::kHalf,
+                                at::kFloat,
+                                at::kDouble,
+                                at::kComplexHalf,
+                                at::kComplexFloat,
+                                at::kComplexDouble,
+                                at::kBool,
+                                at::kQInt8,
+                                at::kQUInt8,
+                                at::kQInt32,
+                                at::kBFloat16,
+                                at::kQUInt4x2,
+                                at::kQUInt2x4,
+                                at::kBits1x8,
+                                at::kBits2x4,
+                                at::kBits4x2,
+                                at::kBits8,
+                                at::kBits16,
+                                at::kFloat8_e5m2,
+                                at::kFloat8_e4m3fn,
+                                at::kFloat8_e5m2fnuz,
+                                at::kFloat8_e4m3fnuz,
+                                at::kUInt16,
+                                at::kUInt32,
+                                at::kUInt64};
+constexpr int kBase = static_cast<int>(kDigits.size());
+constexpr int kCodes = kBase * kBase * kBase;  // 0 stands for no policy
+
+using Code = std::array<at::ScalarType, kSigns.size()>;
+
+Code spelled(int code) {
+  Code digits;
+  for (at::ScalarType& digit : digits) {
+    digit = kDigits[static_cast<std::size_t>(code % kBase)];
+    code /= kBase;
+  }
+  return digits;
+}
+
+// Codes of what has been in force in this process. A code is never given to another content: graphs
+// of torch.compile outlive the policies that they were traced under. It comes from the content
+// alone but for rare collisions, so that caches on disk, which know graphs by it, serve other
+// processes.
+class Codes {
+ public:
+  std::shared_ptr<const State> state_of(const Scopes& scopes) {
+    const std::uint64_t content = hash_of(scopes);
+    const std::lock_guard guard(mutex_);
+    const int code = code_of(content);
+    std::weak_ptr<const State>& known = states_[code];
+    if (auto state = known.lock(); state && state->scopes == scopes) return state;
+    auto state = std::make_shared<const State>(State{scopes, code});
+    known = state;
+    return state;
+  }
+
+ private:
+  static std::uint64_t hash_of(const Scopes& scopes) {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const Scope& scope : scopes) {
+      hash = (hash ^ (scope.rules ? scope.rules->policy->hash() : 0)) * 0x100000001b3u;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+
+  int code_of(std::uint64_t content) {
+    int code = static_cast<int>(content % (kCodes - 1)) + 1;
+    for (int tried = 1; tried < kCodes; ++tried) {
+      const auto [place, fresh] = contents_.try_emplace(code, content);
+      if (fresh || place->second == content) return code;
+      code = code % (kCodes - 1) + 1;
+    }
+    throw std::runtime_error("more than " + std::to_string(kCodes - 1) +
+                             " policies have been in force in this process");
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<int, std::uint64_t> contents_;
+  std::unordered_map<int, std::weak_ptr<const State>> states_;
+};
+
+Codes& codes() {
+  static auto* all = new Codes;  // threads may outlive the end of the process's statics
+  return *all;
+}
+
+// What leave() brings back.
+struct Frame {
+  const void* owner;
+  std::shared_ptr<const State> entered;  // keeps now.state alive
+  Now before;
+  Flags flags;
+  std::array<std::pair<bool, at::ScalarType>, kSigns.size()> signs;
+  bool included;
+  bool torch_cache;
+  std::optional<bool> casts_off;  // where the region has set it
+};
+thread_local std::vector<Frame> frames;
+
+// Owners whose regions were left with one around them: a generator that was in it may go on later.
+constexpr std::size_t kMostLeftEarly = 64;
+thread_local std::deque<const void*> left_early;
+
+Flags read_flags() {
+  Flags flags;
+  const c10::DispatchKeySet excluded = excluded_here();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    flags.enabled[i] = is_on(i, excluded);
+    flags.dtypes[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+  }
+  return flags;
+}
+
+void set_device(std::size_t device, bool enabled, at::ScalarType dtype) {
+  c10::impl::tls_set_dispatch_key_excluded(kDeviceKeys[device], !enabled);
+  at::autocast::set_autocast_dtype(kDevices[device], dtype);
+}
+
+void set_included(bool included) { c10::impl::tls_set_dispatch_key_included(kKey, included); }
+
+void set_sign(std::size_t sign, bool on, at::ScalarType dtype) {
+  c10::impl::tls_set_dispatch_key_excluded(kSignKeys[sign], !on);
+  at::autocast::set_autocast_dtype(kSigns[sign], dtype);
+}
+
+// What of ours rules on this thread, as a value that may be changed.
+Scopes scopes_now() {
+  Scopes scopes;
+  const c10::DispatchKeySet excluded = excluded_here();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if (!is_on(i, excluded)) continue;
+    const Here here = scope_here(i, excluded);
+    if (here.whose == Whose::Ours) scopes[i] = *here.scope;
+  }
+  return scopes;
+}
+
+// The device types that autocast is on for though nobody rules them: in a backward pass.
+std::array<bool, kDeviceCount> nobodys() {
+  std::array<bool, kDeviceCount> found{};
+  const c10::DispatchKeySet excluded = excluded_here();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    found[i] = is_on(i, excluded) && scope_here(i, excluded).whose == Whose::Nobody;
+  }
+  return found;
+}
+
+// Null where nothing of ours is in force inside.
+std::shared_ptr<const State> state_inside(const Region& region) {
+  Scopes scopes = scopes_now();
+  for (const Setting& setting : region.settings) {
+    scopes[setting.device] = setting.enabled ? setting.scope : Scope{};
+  }
+  return scopes == Scopes{} ? nullptr : codes().state_of(scopes);
+}
+
+}  // namespace
+
+void enter(const Region& region, const void* owner) {
+  std::shared_ptr<const State> state = state_inside(region);
+  Frame frame{.owner = owner,
+              .entered = state,
+              .before = now,
+              .flags = read_flags(),
+              .signs = {},
+              .included = c10::impl::tls_is_dispatch_key_included(kKey),
+              .torch_cache = at::autocast::is_autocast_cache_enabled(),
+              .casts_off = region.casts_off ? std::optional(casts_off()) : std::nullopt};
+  for (std::size_t i = 0; i < kSigns.size(); ++i) {
+    frame.signs[i] = {!excluded_here().has(kSignKeys[i]),
+                      at::autocast::get_autocast_dtype(kSigns[i])};
+  }
+  const std::array<bool, kDeviceCount> off = nobodys();
+  frames.push_back(std::move(frame));
+  now = {};
+
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if (off[i]) set_device(i, false, at::autocast::get_autocast_dtype(kDevices[i]));
+  }
+  for (const Setting& setting : region.settings) {
+    set_device(setting.device, setting.enabled, setting.dtype);
+  }
+  const Code code = spelled(state ? state->code : 0);
+  for (std::size_t i = 0; i < kSigns.size(); ++i) set_sign(i, state != nullptr, code[i]);
+  set_included(state != nullptr);
+  // torch's cache serves its own kernels only, which do not run in a region of ours.
+  at::autocast::set_autocast_cache_enabled(
+      region.torch_cache.value_or(state ? false : frames.back().torch_cache));
+  if (region.casts_off) set_casts_off(*region.casts_off);
+  now = {.state = state.get(),
+         .nesting = torch_nesting(),
+         .graph_task = graph_task(),
+         .flags = read_flags(),
+         .hidden = {}};
+}
+
+void leave(const void* owner) {
+  for (std::size_t i = frames.size(); i-- > 0;) {
+    if (frames[i].owner != owner) continue;
+    for (std::size_t above = i + 1; above < frames.size(); ++above) {
+      if (left_early.size() == kMostLeftEarly) left_early.pop_front();
+      left_early.push_back(frames[above].owner);
+    }
+    return leave_to(i);
+  }
+  const auto early = std::find(left_early.begin(), left_early.end(), owner);
+  if (early == left_early.end()) {
+    throw std::runtime_error(
+        "a region of autocast was left more often than entered on this thread");
+  }
+  left_early.erase(early);
+}
+
+bool is_in(const void* owner) {
+  return std::any_of(frames.begin(), frames.end(),
+                     [&](const Frame& frame) { return frame.owner == owner; });
+}
+
+std::size_t depth() { return frames.size(); }
+
+void leave_to(std::size_t depth) {
+  while (frames.size() > depth) {
+    const Frame frame = std::move(frames.back());
+    frames.pop_back();
+    for (std::size_t i = 0; i < kDeviceCount; ++i) {
+      const bool on = frame.flags.enabled[i] && !frame.before.hidden.has(kDeviceKeys[i]);
+      set_device(i, on, frame.flags.dtypes[i]);
+    }
+    for (std::size_t i = 0; i < kSigns.size(); ++i) {
+      set_sign(i, frame.signs[i].first, frame.signs[i].second);
+    }
+    set_included(frame.included);
+    at::autocast::set_autocast_cache_enabled(frame.torch_cache);
+    if (frame.casts_off) set_casts_off(*frame.casts_off);
+    now = frame.before;
+  }
+}
+
+Region current() {
+  Region region;
+  const Scopes scopes = scopes_now();
+  const Flags flags = read_flags();
+  const std::array<bool, kDeviceCount> off = nobodys();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    region.settings.push_back({i, flags.enabled[i] && !off[i], flags.dtypes[i], scopes[i]});
+  }
+  region.torch_cache = at::autocast::is_autocast_cache_enabled();
+  region.casts_off = casts_off();
+  return region;
+}
+
+// A region of torch's that was entered inside ours rules its device type (the inner one rules). It
+// leaves no trace but its nesting and what it has set: where that differs from what ours set, it is
+// its device type; where nothing differs, it is taken for one of the same type and dtype as ours.
+Whose inside_torch_region(std::size_t device, const State& state) {
+  constexpr auto kHpu = static_cast<std::size_t>(
+      std::find(kDevices.begin(), kDevices.end(), c10::DeviceType::HPU) - kDevices.begin());
+  const Flags flags = read_flags();
+  const auto changed = [&](std::size_t i) {
+    return flags.enabled[i] != now.flags.enabled[i] || flags.dtypes[i] != now.flags.dtypes[i];
+  };
+  if (changed(device)) return Whose::Torch;
+  // A region of ours for HPU serves the tensors' own device where there is none (D28), and so does
+  // what switches it off.
+  if (changed(kHpu) && !flags.enabled[kHpu] && state.scopes[kHpu] == state.scopes[device])
+    return Whose::Nobody;
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if (changed(i)) return Whose::Ours;
+  }
+  return Whose::Torch;
+}
+
+int graph_task() { return torch::autograd::get_current_graph_task_id(); }
+
+}  // namespace habana_mp::autocast

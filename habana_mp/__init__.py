@@ -20,9 +20,10 @@ if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
 from torch.amp import GradScaler, is_autocast_available
 
 from habana_mp import cache
-from habana_mp._autocast import autocast, custom_bwd, custom_fwd
+from habana_mp._autocast import autocast
 from habana_mp._cast import cast
 from habana_mp._convert import convert, is_converted, revert
+from habana_mp._custom_function import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._explain import explain
 from habana_mp._modules import set_policies

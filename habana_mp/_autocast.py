@@ -6,16 +6,13 @@ What is in force where, and what a region changes, is src/torch/autocast_state.h
 from __future__ import annotations
 
 import functools
-import itertools
 import os
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
-from habana_mp import _core, _export, _guests, _log, cache
+from habana_mp import _core, _export, _guests, _log, _traced, cache
 from habana_mp._list_file import read_list, warn
 from habana_mp._policy import Policy, replace_preset
 
@@ -88,7 +85,7 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         """
         state = cls.__new__(cls)
         state._region = _core.current_autocast()
-        state._key = _remembered(state._region)
+        state._key = _traced.remember(state._region)
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -100,21 +97,21 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
     # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_disable.py). torch.compile reads them.
     def __enter__(self) -> Self:  # type: ignore[override]
         if torch.compiler.is_dynamo_compiling():
-            enter_traced(self._key)
+            _traced.enter(self._key)
         else:
             _core.enter_autocast(self._region, self)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if torch.compiler.is_dynamo_compiling():
-            leave_traced(self._key)
+            _traced.leave(self._key)
         else:
             _core.leave_autocast(self)
 
     def __getattr__(self, name: str) -> Any:
         # What traced code made, and runs on untraced where a graph breaks, has the key alone.
         if name == "_region":
-            return _regions[self.__dict__["_key"]]
+            return _traced.region(self.__dict__["_key"])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def clone(self) -> autocast:
@@ -154,8 +151,8 @@ def _region(
         return kept
     accepted = not enabled or is_accepted(device, dtype, chosen)
     rules = rules_of(chosen, dtype) if enabled and accepted else None
-    region = _core.autocast_region([(each, dtype, rules) for each in _acts_on(device)], cached)
-    found = region, _remembered(region)
+    region = _core.autocast_region([(each, dtype, rules) for each in acts_on(device)], cached)
+    found = region, _traced.remember(region)
     if accepted:  # else each one warns
         made[device, dtype, enabled, cached] = found
     return found
@@ -168,18 +165,6 @@ def _prepare() -> None:
     cache._open_for_autocast()
 
 
-_numbers = itertools.count()
-_regions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-
-
-def _remembered(region: Any) -> str:
-    key = f"region {next(_numbers)}"
-    _regions[key] = region
-    return key
-
-
-# Traced code knows a region by its name: a string is what torch.compile takes for a constant. It runs the functions that are marked
-# so while it traces, and puts calls of those that _prepare_traced() has allowed into its graphs, and runs them while it traces too.
 def _traced_region(
     device_type: str,
     dtype: torch.dtype | None,
@@ -187,56 +172,13 @@ def _traced_region(
     cache_enabled: bool | None,
     policy: str | os.PathLike[str] | None,
 ) -> str:
-    return keep_traced(*_region(device_type, dtype, enabled, cache_enabled, policy))
-
-
-def keep_traced(region: Any, key: str = "") -> str:
-    """The name of a region for traced code. It is kept for good: graphs may run at any time."""
-    key = key or _remembered(region)
-    _traced[key] = region
+    """Run by torch.compile while it traces."""
+    region, key = _region(device_type, dtype, enabled, cache_enabled, policy)
+    _traced.keep(key, region)
     return key
 
 
-def enter_traced(key: str) -> None:
-    _prepare_traced(key)
-    _enter_in_graph(key)
-
-
-def leave_traced(key: str) -> None:
-    _prepare_traced(key)
-    leave_in_graph(key)
-
-
-def _enter_in_graph(key: str) -> None:
-    region = _traced[key]
-    _core.enter_autocast(region, region)
-
-
-def leave_in_graph(key: str) -> None:
-    _core.leave_autocast(_traced[key])
-
-
-def _prepare_traced(key: str) -> None:
-    """Has torch.compile bring back the regions that it was in when its trace ends, as it does with torch's own."""
-    # Imported here, where torch.compile is at work: the package is not to import it.
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    torch._dynamo.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
-    torch._dynamo.allow_in_graph(leave_in_graph)  # type: ignore[no-untyped-call]
-    _traced.setdefault(key, _regions.get(key))
-    depth = _core.autocast_depth()
-
-    def bring_back() -> None:
-        _core.leave_autocast_to(depth)
-        if _core.autocast_depth() < depth:
-            _enter_in_graph(key)
-
-    InstructionTranslator.current_tx().output.add_cleanup_hook(bring_back)
-
-
-_traced: dict[str, Any] = {}
 _traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_prepare_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _device(device_type: object) -> str:
@@ -257,7 +199,7 @@ def _default(device: str) -> str:
     return _PRESET_OF[device]
 
 
-def _acts_on(device: str) -> list[str]:
+def acts_on(device: str) -> list[str]:
     """D28: a region for HPU on a machine without one is for the tensors' own devices."""
     if device != "hpu":
         return [device]
@@ -309,56 +251,6 @@ def rules_of(policy: Policy, dtype: torch.dtype) -> Any:
     if rules is None:
         rules = made[dtype] = _core.autocast_rules(policy.with_low_dtype(dtype)._core)
     return rules
-
-
-def custom_fwd(
-    fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
-) -> Callable[..., Any]:
-    """``torch.amp.custom_fwd``, for the forward of a ``torch.autograd.Function`` whose backward ``custom_bwd`` decorates (F150)."""
-    if fwd is None:
-        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
-    if len(_acts_on(device_type)) > 1:
-        return _custom_fwd_anywhere(fwd, cast_inputs)
-
-    @functools.wraps(fwd)
-    def remembering(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            ctx._habana_mp_autocast = autocast.current()
-        return fwd(ctx, *args, **kwargs)
-
-    made: Callable[..., Any] = torch.amp.custom_fwd(remembering, device_type=device_type, cast_inputs=cast_inputs)
-    return made
-
-
-def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | None) -> Callable[..., Any]:
-    """For HPU on a machine without one (D28): each call is for the device type of its first tensor."""
-    made: dict[str, Callable[..., Any]] = {}
-
-    @functools.wraps(fwd)
-    def by_device(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        device = next((tensor.device.type for tensor in tensors), "cpu")
-        if device not in made:
-            made[device] = custom_fwd(fwd, device_type=device, cast_inputs=cast_inputs)
-        return made[device](ctx, *args, **kwargs)
-
-    return by_device
-
-
-def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
-    """``torch.amp.custom_bwd`` that knows policies: backward runs under what the forward that ``custom_fwd`` decorates ran under (F151)."""
-    if bwd is None:
-        return functools.partial(custom_bwd, device_type=device_type)
-    torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)
-
-    @functools.wraps(bwd)
-    def as_forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or not hasattr(ctx, "_habana_mp_autocast"):
-            return torchs(ctx, *args, **kwargs)
-        with ctx._habana_mp_autocast:
-            return bwd(ctx, *args, **kwargs)
-
-    return as_forward
 
 
 class _Traced(autocast):

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from habana_mp import _autocast, _core, _state
+from habana_mp import _autocast, _core, _state, _traced
 from habana_mp._policy import Policy
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class _Hook:
         if torch.compiler.is_dynamo_compiling():
             key, on = _traced_inside(None if self.policy is None else self.policy._text)
             self.entered.append(key)
-            _autocast.enter_traced(key)
+            _traced.enter(key)
         else:
             devices = _ruled_devices()
             on = bool(devices) or _state.policy is not None
@@ -170,9 +170,9 @@ class _Leave:
 
     def __call__(self, *_: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
-            _autocast.leave_traced(self.hook.entered.pop())
+            _traced.leave(self.hook.entered.pop())
         elif self.hook.entered:  # by traced code, whose graph broke since
-            _autocast.leave_in_graph(self.hook.entered.pop())
+            _traced.leave_in_graph(self.hook.entered.pop())
         elif _core.is_in_autocast(self.hook):  # an earlier hook may have raised
             _core.leave_autocast(self.hook)
 
@@ -198,7 +198,9 @@ def _traced_inside(policy: str | None) -> tuple[str, bool]:
     """Run by torch.compile while it traces."""
     devices = _ruled_devices()
     region = _inside(devices, None if policy is None else Policy.load(policy))
-    return _autocast.keep_traced(region), bool(devices) or _state.policy is not None
+    key = _traced.remember(region)
+    _traced.keep(key, region)
+    return key, bool(devices) or _state.policy is not None
 
 
 _traced_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]

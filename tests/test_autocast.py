@@ -387,13 +387,14 @@ def test_exceptions_leave_it() -> None:
         assert results() == UNDER_A
 
 
-def test_a_generator_that_disable_casts_was_round_when_it_began() -> None:
-    def steps():
-        with hmp.autocast("cpu", policy=A):
-            yield results()
+def in_and_out(policy: hmp.Policy):
+    with hmp.autocast("cpu", policy=policy):
         yield results()
+    yield results()
 
-    running = steps()
+
+def test_a_generator_that_disable_casts_was_round_when_it_began() -> None:
+    running = in_and_out(A)
     with hmp.disable_casts():
         assert next(running) == PLAIN
     next(running)
@@ -402,12 +403,7 @@ def test_a_generator_that_disable_casts_was_round_when_it_began() -> None:
 
 
 def test_a_generator_that_goes_on_after_the_region_round_it() -> None:
-    def steps():
-        with hmp.autocast("cpu", policy=B):
-            yield results()
-        yield results()
-
-    running = steps()
+    running = in_and_out(B)
     with hmp.autocast("cpu", policy=A):
         assert next(running) == UNDER_B
     assert results() == PLAIN

@@ -55,6 +55,7 @@ demo: $(BUILT)
 	@echo && $(BIN)/python examples/linear.py
 
 test: $(BUILT)
+	@tools/system_packages.sh $(PYTHON) test
 	@echo "==> C++ tests"
 	$(call core_tests,core)
 	@echo "==> Python tests"

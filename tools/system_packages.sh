@@ -1,7 +1,8 @@
 #!/bin/sh
 # Makes sure of what comes from the system and not from pip: a C++20 compiler, Python's headers and venv, spdlog, fmt,
 # doctest. As root on a Debian or Ubuntu it installs what is missing; elsewhere it names it in one line and fails.
-# Usage: tools/system_packages.sh PYTHON [fuzz]     ("fuzz" asks for clang and its libFuzzer as well)
+# Usage: tools/system_packages.sh PYTHON [fuzz|test]
+# "fuzz" asks for clang and its libFuzzer as well, "test" for a browser and for Graphviz, which the pictures are made with.
 set -eu
 
 python=$1
@@ -27,6 +28,9 @@ has_header fmt/format.h || missing="$missing libfmt-dev"
 has_header doctest/doctest.h || missing="$missing doctest-dev"
 if [ "${2:-}" = fuzz ]; then
     command -v clang++ >/dev/null || missing="$missing clang"
+elif [ "${2:-}" = test ]; then
+    command -v dot >/dev/null || missing="$missing graphviz"
+    command -v chromium >/dev/null || missing="$missing chromium"
 fi
 
 [ -n "$missing" ] || exit 0

@@ -261,7 +261,7 @@ class _Traced(autocast):
 
 
 # D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
-_LIST_VARIABLES = {
+LIST_VARIABLES = {
     "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
     "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
 }
@@ -269,7 +269,7 @@ _LIST_VARIABLES = {
 
 def _read_environment() -> None:
     given: dict[str, str] = {}
-    for title, variables in _LIST_VARIABLES.items():
+    for title, variables in LIST_VARIABLES.items():
         variable = next(filter(os.environ.get, variables), None)
         if variable is None:
             continue

@@ -94,7 +94,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
 
     lines = []
     for number, (name, file, line) in enumerate(unknown):
-        place = f"{file}:{line}: " if file else ""
+        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
         near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")

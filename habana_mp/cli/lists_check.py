@@ -75,13 +75,14 @@ def _of_folder(folder: str) -> list[Finding]:
                     Finding(str(path), 0, "names that begin with + or - edit a list; the list of a policy has none")
                 )
     found += _claimed_twice(lists)
+    description = str(Path(folder) / DESCRIPTION)
     try:
-        read_description(Path(folder) / DESCRIPTION)
+        read_description(Path(description))
         if not found:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 Policy.load(Path(folder))
-            found += [Finding.of(line, folder) for each in caught for line in str(each.message).splitlines()[1:]]
+            found += [Finding.of(line, description) for each in caught for line in str(each.message).splitlines()[1:]]
     except OSError as error:
         found.append(
             Finding(
@@ -91,7 +92,7 @@ def _of_folder(folder: str) -> list[Finding]:
             )
         )
     except ValueError as error:
-        found.append(Finding.of(str(error), folder))
+        found.append(Finding.of(str(error), description))
     return found
 
 

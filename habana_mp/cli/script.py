@@ -45,7 +45,7 @@ def open_script(target: str, arguments: Sequence[str], *, is_module: bool) -> Sc
         SystemExit: its source is no Python, or a package round it raised; the traceback has been printed.
     """
     sys.argv = [target, *arguments]
-    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: from Python 3.11 on
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
     return _as_python_ends(lambda: _module_named(target) if is_module else _file(target))
 
@@ -83,16 +83,11 @@ def _file(path: str) -> Script:
 
 
 def _module_named(name: str) -> Script:
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        spec = None
-    except ValueError:  # no name of a module, or that of one that is no file
-        spec = None
+    if name.endswith(".py") and os.path.exists(name):  # noqa: PTH110
+        raise Problem(f"{name!r} is a file; without -m it is run as one")
+    spec = _find(name)
     if spec is None:
-        raise Problem(f"no module named {name!r}" + ("; a file is given without -m" if name.endswith(".py") else ""))
+        raise Problem(f"no module named {name!r}")
     if spec.submodule_search_locations is not None:
         if name.endswith(".__main__"):
             raise Problem(f"{name!r} is a package and cannot be run")
@@ -102,6 +97,20 @@ def _module_named(name: str) -> Script:
         raise Problem(f"module {name!r} has no Python code that could be run")
     sys.argv[0] = spec.origin or name
     return Script(name.removesuffix(".__main__"), code, _main_module(spec.origin, spec, spec.loader))
+
+
+def _find(name: str) -> ModuleSpec | None:
+    if name == "__main__" or not all(name.split(".")):
+        return None
+    outer = name.rpartition(".")[0]
+    try:
+        if outer:
+            importlib.import_module(outer)
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
 
 
 def _main_module(file: str | None, spec: ModuleSpec | None, loader: object) -> ModuleType:

@@ -19,15 +19,8 @@ DTYPE = "import torch\nprint((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)\n"
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """A folder to write scripts to, which is the current one; what running them changes in this process is undone."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    monkeypatch.setattr(sys, "argv", [*sys.argv])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr(_state, "held", None)
-    return tmp_path
+def here(place_for_scripts) -> Path:
+    return place_for_scripts
 
 
 def run(*arguments: str) -> Result:

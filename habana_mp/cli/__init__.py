@@ -16,14 +16,16 @@ _COMMANDS = {"run": "run", "report": "report", "explain": "explain", "lists": "l
 _EPILOG = """\b
 Exit codes:
   0    all is well
-  1    problems were found (lists check, lists diff, doctor), or the script failed
+  1    something was found (lists check, lists diff, doctor)
   2    the command line or a file that it names is wrong
   130  interrupted
 run and report end with the exit code of the script.
 
 \b
-Completion of commands, presets and op names, for bash (zsh and fish alike):
+Completion of commands, presets and op names, in bash, zsh and fish:
   eval "$(_HABANA_MP_COMPLETE=bash_source habana-mp)"
+  eval "$(_HABANA_MP_COMPLETE=zsh_source habana-mp)"
+  _HABANA_MP_COMPLETE=fish_source habana-mp | source
 """
 
 

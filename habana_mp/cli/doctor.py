@@ -58,7 +58,9 @@ class Examination:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def doctor(as_json: bool) -> None:
-    """Look at this machine: versions, CPU, cast kernels, weight cache, environment, and the speed of bfloat16 (two seconds).
+    """Look at this machine, and measure bfloat16 on it.
+
+    Versions, CPU, cast kernels, weight cache and environment are looked at; the measurement takes a second.
 
     Exit code 0: all is well; 1: something must be mended.
 

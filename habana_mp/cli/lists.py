@@ -44,7 +44,11 @@ def _words(setting: Any) -> str:
 @lists.command("presets")
 @_JSON
 def show_presets(as_json: bool) -> None:
-    """The policies that habana_mp ships."""
+    """The policies that habana_mp ships.
+
+    \b
+      habana-mp lists presets
+    """
     found = [Policy.load(name) for name in presets()]
     if as_json:
         rows = [

@@ -41,9 +41,9 @@ class Finding:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True))
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def check(files: tuple[str, ...], as_json: bool) -> None:
-    """Tell what is wrong in list files, edits of lists and folders of policies.
+    """Tell what is wrong in list files and policies.
 
-    One line per mistake: names that torch does not have, with the nearest that it has, lines that are no name, names that are listed
+    FILE is a list, a list of edits (+op, -op) or the folder of a policy. One line per mistake: names that torch does not have, with the nearest that it has, lines that are no name, names that are listed
     twice, and in folders ops that two lists claim. Exit code 0: no mistake; 1: some.
 
     \b

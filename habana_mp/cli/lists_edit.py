@@ -24,9 +24,9 @@ from habana_mp.cli.parameters import EditParameter, PolicyParameter
     help="Write the policy there, named as the folder is.",
 )
 def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
-    """Change a policy: +op:list puts an op into a list, -op takes it out of all.
+    """Make another policy out of one.
 
-    The lists are lower, fp32, promote and error. op@float16 and op@bfloat16 are for one low dtype alone. Without --output the text of
+    +op:list puts an op into a list, -op takes it out of all. The lists are lower, fp32, promote and error. op@float16 and op@bfloat16 are for one low dtype alone. Without --output the text of
     the policy is printed; the text and the folder are both what --policy, Policy.load and convert(policy=...) take:
 
     \b

@@ -6,7 +6,6 @@ Each command stands in a file of its own, which is imported when the command is 
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version
 
 import click
 
@@ -42,6 +41,6 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, epilog=_EPILOG)
-@click.version_option(version("habana_mp"), prog_name="habana-mp")
+@click.version_option(package_name="habana_mp", prog_name="habana-mp")
 def main() -> None:
     """Mixed precision for PyTorch by plain text lists of op names: run scripts with it, see its casts, read and edit its lists."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,14 +48,16 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: Iterable[str] = ()) -> None:
-    """Rows under bold titles; the columns ``numbers`` stand to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    """Rows under bold titles; the columns ``numbers`` stand to the right. Only the last column gives way to a narrow terminal."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in {*numbers} else "left", overflow="fold")
+    for i, column in enumerate(columns):
+        width = max(len(cell) for cell in (column, *(row[i] for row in rows)))
+        least = min(width, 12) if i == len(columns) - 1 else width
+        table.add_column(column, justify="right" if column in numbers else "left", min_width=least)
     for row in rows:
         table.add_row(*map(Text, row))
     print_rich(table)
@@ -65,7 +67,7 @@ def print_rich(*values: Any, **how: Any) -> None:
     """What rich makes of the values, without the blanks that it fills lines with."""
     out = console()
     with out.capture() as text:
-        out.print(*values, **how)
+        out.print(*values, crop=False, **how)
     click.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 

@@ -150,8 +150,9 @@ def test_check_of_several_files(here):
     assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["a.txt:1:", "c.txt:3:"]
 
 
-def test_check_stops_with_what_is_no_list(here):
-    Path("my.txt").write_text("no name\n" * 2000)
+@pytest.mark.parametrize("line", ["no name\n", "noname{}\n", "mm\n"], ids=["no names", "unknown", "twice"])
+def test_check_stops_with_what_is_no_list(here, line):
+    Path("my.txt").write_text("".join(line.format(i) for i in range(2000)))
     lines = lists("check", "my.txt").stdout.splitlines()
     assert len(lines) == 51
     assert lines[-1] == "my.txt: and more: 50 mistakes of a file are told"

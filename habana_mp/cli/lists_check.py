@@ -43,8 +43,9 @@ class Finding:
 def check(files: tuple[str, ...], as_json: bool) -> None:
     """Tell what is wrong in list files and policies.
 
-    FILE is a list, a list of edits (+op, -op) or the folder of a policy. One line per mistake: names that torch does not have, with the nearest that it has, lines that are no name, names that are listed
-    twice, and in folders ops that two lists claim. Exit code 0: no mistake; 1: some.
+    FILE is a list, a list of edits (+op, -op) or the folder of a policy. One line per mistake: names that torch does not have, with the
+    nearest that it has, lines that are no name, names that are listed twice, and in folders ops that two lists claim. Exit code 0: no
+    mistake; 1: some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
@@ -110,14 +111,11 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
             break
         except ValueError as error:
             finding = Finding.of(str(error), path)
-            if finding not in found:
-                found.append(finding)
-                lines[finding.line - 1] = b"\n"
-            else:  # not of that line alone: the file is too large
-                return ListFile(path, False, [], []), found
-            if len(found) == _MOST_PROBLEMS:
-                found.append(Finding(path, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are told"))
-                return ListFile(path, False, [], []), found
+            too_large = finding in found  # it is not that line's
+            if too_large or len(found) == _MOST_PROBLEMS:
+                return ListFile(path, False, [], []), found if too_large else _first([*found, finding])
+            found.append(finding)
+            lines[finding.line - 1] = b"\n"
     named = [*read.named, *read.removed]
     try:
         check_known(named, path, strict=True)
@@ -128,7 +126,16 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
         if name in first:
             found.append(Finding(path, line, f"{name!r} is in line {first[name]} already"))
         first.setdefault(name, line)
-    return read, sorted(found, key=lambda finding: finding.line)
+    return read, _first(sorted(found, key=lambda finding: finding.line))
+
+
+def _first(found: list[Finding]) -> list[Finding]:
+    if len(found) <= _MOST_PROBLEMS:
+        return found
+    return [
+        *found[:_MOST_PROBLEMS],
+        Finding(found[0].file, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are told"),
+    ]
 
 
 def _claimed_twice(lists: dict[str, ListFile]) -> list[Finding]:

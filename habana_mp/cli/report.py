@@ -45,19 +45,19 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     """
     process, ending = os.getpid(), None
     with habana_mp.report() as seen:  # type: ignore[attr-defined]
+        seen.title = script.name
         try:
             run_script(script)
         except SystemExit as error:
             ending = error
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending
-    _show(seen, script.name, html, json_file)
+    _show(seen, html, json_file)
     if ending is not None:
         raise ending
 
 
-def _show(seen: Any, title: str, html: str | None, json_file: str | None) -> None:
-    seen.title = title
+def _show(seen: Any, html: str | None, json_file: str | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()

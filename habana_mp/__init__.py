@@ -28,8 +28,10 @@ from habana_mp._disable import disable_casts
 from habana_mp._explain import explain
 from habana_mp._modules import set_policies
 from habana_mp._policy import Policy, presets
+from habana_mp._report import CastReport, report
 
 __all__ = [
+    "CastReport",
     "GradScaler",
     "Policy",
     "autocast",
@@ -43,6 +45,7 @@ __all__ = [
     "is_autocast_available",
     "is_converted",
     "presets",
+    "report",
     "revert",
     "set_policies",
 ]

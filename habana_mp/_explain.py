@@ -70,7 +70,7 @@ def explain(
     """
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
-    name = _plain_name(op)
+    name = plain_name(op)
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
@@ -156,7 +156,7 @@ def _notes(policy: Policy) -> tuple[str, ...]:
     return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
 
 
-def _plain_name(op: str) -> str:
+def plain_name(op: str) -> str:
     """The name of an op, out of one that says where it lives; overload names keep their dot."""
     op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
     if op in known_names():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,11 +59,11 @@ class ModuleCalls:
         at = bisect.bisect_right(self._starts, born) - 1
         return self._inside[at] if at >= 0 else None
 
-    def of_parameter(self, path: str) -> Call:
+    def of_parameter(self, path: str) -> Call | None:
         """The first call of the module that owns the parameter, or of the nearest one round it that is called."""
         while path and path not in self._first:
             path = path.rpartition(".")[0]
-        return self._first[path]
+        return self._first.get(path)
 
     def enter(self, module: torch.nn.Module, path: str, parent: Call | None) -> Call:
         self._count[path] += 1
@@ -94,7 +95,11 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.inference_mode(mode=False))
         undo.enter_context(torch.enable_grad())
+        if "torch._dynamo" in sys.modules:  # a compiled function is one node
+            undo.enter_context(torch.compiler.set_stance("force_eager"))
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
             undo.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
             undo.callback(module.register_forward_hook(leave, always_call=True).remove)
         calls.frozen = undo.enter_context(_thawed(model))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -68,12 +68,12 @@ class Frame:
     parent: Frame | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Drawing:
     """What ``draw`` made: Jupyter shows it as SVG, ``save`` writes it to a file. ``source`` is the graph in Graphviz's language."""
 
     nodes: tuple[Node, ...]
-    source: str = field(repr=False)
+    source: str
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture to a file whose name ends in .svg or .png.
@@ -87,6 +87,10 @@ class Drawing:
         if form not in {"svg", "png"}:
             raise ValueError(f"{os.fspath(path)!r}: a drawing is saved as .svg or .png")
         Path(path).write_bytes(self._rendered(form))
+
+    def __repr__(self) -> str:
+        casts = sum(node.kind == "cast" for node in self.nodes)
+        return f"<Drawing of {len(self.nodes)} nodes, {casts} of them casts: save it, or show it in Jupyter>"
 
     def _repr_svg_(self) -> str:
         return self._rendered("svg").decode()

@@ -139,6 +139,6 @@ def dtype_text(tensor: Any) -> str:
 
 def shape_text(tensor: Any) -> str:
     try:
-        return "×".join(map(str, tensor.shape)) or "scalar"  # noqa: RUF001
+        return "×".join(map(str, tensor.shape)) or "scalar"
     except RuntimeError:  # a nested tensor of the older kind has none
         return "nested"

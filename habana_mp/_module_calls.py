@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from habana_mp._disable import disable_casts
-
 
 @dataclass(eq=False)
 class Call:
@@ -103,8 +101,7 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             undo.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
             undo.callback(module.register_forward_hook(leave, always_call=True).remove)
         calls.frozen = undo.enter_context(_thawed(model))
-        with disable_casts():
-            args, kwargs = _with_gradient(args, kwargs, calls.inputs)
+        args, kwargs = _with_gradient(args, kwargs, calls.inputs)
         calls.output = model(*args, **kwargs)
     return calls
 
@@ -135,9 +132,12 @@ def _with_gradient(
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 return tensor
-            leaf = tensor.clone().detach().requires_grad_()
+            # As the dispatcher has it: what convert did to Tensor.clone does not matter, and the weight cache stays as it is.
+            clone = torch.ops.aten.clone.default
+            leaf = clone(tensor).detach().requires_grad_()
             names[torch.autograd._get_sequence_nr()] = name  # type: ignore[attr-defined]
-            return leaf.clone()
+            copied: torch.Tensor = clone(leaf)
+            return copied
 
         return copy
 

@@ -6,6 +6,8 @@ The ground is white for light pages and dark ones: every precision has one colou
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -107,7 +109,12 @@ class Drawing:
                 "drawing needs Graphviz's program dot, which is not on PATH: install it by apt-get install graphviz, "
                 "brew install graphviz or conda install graphviz"
             ) from None
-        return rendered
+        return rendered if form == "png" else self._with_own_ids(rendered)
+
+    def _with_own_ids(self, svg: bytes) -> bytes:
+        """Several pictures on a page must not take the colours of one another."""
+        own = f"\\1drawing{zlib.crc32(self.source.encode()):08x}_"
+        return re.sub(rb'(\bid="|url\(#)', own.encode(), svg)
 
 
 def _colours(dtype: str) -> tuple[str, str]:
@@ -139,6 +146,7 @@ def picture(nodes: Sequence[tuple[Node, Frame | None]], edges: Mapping[tuple[int
 
     shown = [node for node, _ in nodes]
     graph = graphviz.Digraph(
+        "autograd graph",
         graph_attr={
             "bgcolor": "white",
             "fontname": _FONT,

@@ -15,7 +15,7 @@ from habana_mp._autograd_graph import Origin, dtype_text, read_graph, shape_text
 from habana_mp._module_calls import Call, ModuleCalls, run
 from habana_mp._picture import Drawing, Frame, Node, picture
 
-_READABLE = 120  # nodes: modules are folded, the innermost first, until there are no more
+_READABLE = 80  # nodes: modules are folded, the innermost first, until there are no more
 _MOST = 1000  # what Graphviz lays out in seconds
 
 
@@ -29,7 +29,7 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
             runs: so their casts are in the graph too.
         **kwargs: the same.
         depth: how many levels of modules are open. One that is deeper is folded into a node, which tells how many ops and casts it
-            has. 0 folds the model itself. By default all that a picture of 120 nodes has room for.
+            has. 0 folds the model itself. By default all that a picture of 80 nodes has room for.
 
     Returns:
         A ``Drawing``: Jupyter shows it, its ``save`` writes SVG or PNG, ``nodes`` are what is in it.
@@ -152,7 +152,7 @@ class _Graph:
             frozen = "frozen" if id(origin.leaf) in self._calls.frozen else ""
             return Node(kind, full.removeprefix(f"{path}.") or kind, *result, frozen)
         if source := origin.cast_from:
-            return Node("cast", f"{source} → {origin.dtypes[0]}", *result, origin.name)
+            return Node("cast", f"{source} → {origin.dtypes[0]}", *result, origin.name, casts=1)
         linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
         return Node("op", "linear" if linear else origin.op, *result, origin.name)
 
@@ -161,9 +161,16 @@ def _module_node(call: Call, inside: list[Origin]) -> Node:
     casts = [origin for origin in inside if origin.cast_from]
     ops = [origin for origin in inside if origin.leaf is None and not origin.cast_from]
     last = max(ops or inside, key=lambda origin: origin.born)
-    counts = Counter(origin.dtypes[0] for origin in ops)
-    detail = f"ops: {', '.join(f'{count} {dtype}' for dtype, count in counts.most_common()) or 0}; casts: {len(casts)}"
-    return Node("module", _title(call), last.dtypes[0], last.shapes[0], call.path, detail)
+    precisions = Counter(origin.dtypes[0] for origin in ops).most_common()
+    return Node(
+        "module",
+        _title(call),
+        last.dtypes[0],
+        last.shapes[0],
+        call.path,
+        casts=len(casts),
+        ops=tuple(precisions),
+    )
 
 
 def _frame(call: Call | None, frames: dict[Call, Frame]) -> Frame | None:

@@ -6,8 +6,6 @@ The ground is white for light pages and dark ones: every precision has one colou
 from __future__ import annotations
 
 import os
-import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -38,8 +36,8 @@ _FRAME = {
 }
 _STYLES = {
     "op": {"shape": "box", "style": "rounded,filled", "margin": "0.12,0.06"},
-    "module": {"shape": "box", "style": "rounded,filled", "peripheries": "2", "margin": "0.16,0.08"},
-    "cast": {"shape": "box", "style": "rounded,filled", "margin": "0.08,0.02", "height": "0.2", "penwidth": "1.6"},
+    "module": {"shape": "box", "style": "striped", "peripheries": "2", "margin": "0.16,0.08"},
+    "cast": {"shape": "box", "style": "striped", "margin": "0.08,0.02", "height": "0.2", "penwidth": "1.6"},
     "parameter": {"shape": "box", "style": "filled", "margin": "0.08,0.04", "penwidth": "0.7"},
     "input": {"shape": "oval", "style": "filled", "margin": "0.02,0.02"},
     "output": {"shape": "oval", "style": "filled", "margin": "0.02,0.02"},
@@ -51,7 +49,8 @@ class Node:
     """One node of a ``Drawing``.
 
     ``kind`` is "op", "cast", "parameter", "input", "output" or "module", a folded one. ``dtype`` and ``shape`` are those of its
-    result, ``module`` is the path of the module that it belongs to, ``detail`` what else is to be known of it.
+    result, ``module`` is the path of the module that it belongs to, ``detail`` torch's name of the node, or "frozen". ``casts`` and,
+    of a folded module, ``ops`` are how many casts and ops of which precision are in it.
     """
 
     kind: str
@@ -60,6 +59,8 @@ class Node:
     shape: str
     module: str = ""
     detail: str = ""
+    casts: int = 0
+    ops: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(eq=False)
@@ -91,8 +92,8 @@ class Drawing:
         Path(path).write_bytes(self._rendered(form))
 
     def __repr__(self) -> str:
-        casts = sum(node.kind == "cast" for node in self.nodes)
-        return f"<Drawing of {len(self.nodes)} nodes, {casts} of them casts: save it, or show it in Jupyter>"
+        casts = sum(node.casts for node in self.nodes)
+        return f"<Drawing of {len(self.nodes)} nodes with {casts} casts: save it, or show it in Jupyter>"
 
     def _repr_svg_(self) -> str:
         return self._rendered("svg").decode()
@@ -109,16 +110,18 @@ class Drawing:
                 "drawing needs Graphviz's program dot, which is not on PATH: install it by apt-get install graphviz, "
                 "brew install graphviz or conda install graphviz"
             ) from None
-        return rendered if form == "png" else self._with_own_ids(rendered)
-
-    def _with_own_ids(self, svg: bytes) -> bytes:
-        """Several pictures on a page must not take the colours of one another."""
-        own = f"\\1drawing{zlib.crc32(self.source.encode()):08x}_"
-        return re.sub(rb'(\bid="|url\(#)', own.encode(), svg)
+        return rendered
 
 
 def _colours(dtype: str) -> tuple[str, str]:
     return _COLOURS.get(dtype, _COLOURS["other"])
+
+
+def _shares(ops: Sequence[tuple[str, int]]) -> str:
+    """Stripes, each as wide as its share; the last takes what is left, since Graphviz warns of a sum above 1."""
+    total = sum(many for _, many in ops)
+    stripes = [f"{_colours(dtype)[0]};{max(many / total, 0.01):.3f}" for dtype, many in ops]
+    return ":".join([*stripes[:-1], *(stripe.partition(";")[0] for stripe in stripes[-1:])])
 
 
 def _text(text: str) -> str:
@@ -131,7 +134,8 @@ def _small(text: str) -> str:
 
 
 def _legend(nodes: Sequence[Node]) -> str:
-    dtypes = {node.dtype if node.dtype in _COLOURS else "other" for node in nodes}
+    named = {dtype for node in nodes for dtype in (node.dtype, *dict(node.ops))}
+    dtypes = {dtype if dtype in _COLOURS else "other" for dtype in named}
     cells = "".join(
         f'<TD BGCOLOR="{fill}" COLOR="{border}" BORDER="1">{_small(dtype)}</TD>'
         for dtype, (fill, border) in _COLOURS.items()
@@ -195,11 +199,17 @@ def _add(graph: graphviz.Digraph, number: int, node: Node, title: str = "") -> N
     """``title`` is that of a frame that would have this node alone in it."""
     fill, border = _colours(node.dtype)
     result = f"{node.dtype} {node.shape}"
+    more = [title]
     if node.kind == "cast":
         fill = f"{_colours(node.text.partition(' ')[0])[0]}:{fill}"
         label = f"<{_small(node.text)}>"
     else:
-        more = [title, node.detail if node.kind in {"module", "parameter"} else ""]
+        if node.kind == "module":
+            ops = ", ".join(f"{many} {dtype}" for dtype, many in node.ops) or "none"
+            more = [f"ops: {ops}; casts: {node.casts}"]
+            fill = _shares(node.ops) or fill
+        elif node.kind == "parameter":
+            more.append(node.detail)
         lines = [_text(node.text), *map(_small, filter(None, more)), _small(result)]
         label = f"<{'<BR/>'.join(lines)}>"
     told = "\n".join(text for text in (node.module, node.detail, result) if text)

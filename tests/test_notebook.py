@@ -5,7 +5,6 @@ One kernel runs all cells, as a notebook's does.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -93,15 +92,6 @@ def test_the_value_of_a_cell_is_shown(run, code, kind, start) -> None:
     found = shown(run(code))
     assert found[kind].startswith(start)
     assert found["text/plain"]
-
-
-def test_two_drawings_have_no_id_in_common(run) -> None:
-    run("policy = hmp.convert()")
-    pictures = [shown(run(f"hmp.draw(torch.nn.Linear(4, {n}), x)"))["image/svg+xml"] for n in (3, 5)]
-    assert all("url(#" in svg for svg in pictures)
-    ids = [{element.get("id") for element in ET.fromstring(svg).iter()} - {None} for svg in pictures]
-    assert all(ids)
-    assert not ids[0] & ids[1]
 
 
 class Reader(HTMLParser):

@@ -88,9 +88,9 @@ class _Graph:
         self._outputs = outputs
         self._calls = calls
         origins, self._made = read_graph(outputs.values())
-        # An input came in by the copy of a leaf, which is ours.
-        copied = [origin for origin in origins if origin.born in calls.inputs]
-        ours = {origin.inputs.pop()[0] for origin in copied}
+        # An input came in by the copy of a leaf, which is ours. Another thread may have given the same number to a cast that is cached.
+        self._inputs = {o: calls.inputs[o.born] for o in origins if o.born in calls.inputs and o.op == "clone"}
+        ours = {origin.inputs.pop()[0] for origin in self._inputs}
         self._origins = [origin for origin in origins if origin not in ours]
         self._call_of: dict[Origin, Call | None] = {}
         for origin in self._origins:
@@ -144,8 +144,8 @@ class _Graph:
         call = self._call_of[origin]
         path = call.path if call else ""
         result = origin.dtypes[0], origin.shapes[0], path
-        if origin.born in self._calls.inputs:
-            return Node("input", self._calls.inputs[origin.born], *result)
+        if origin in self._inputs:
+            return Node("input", self._inputs[origin], *result)
         if origin.leaf is not None:
             full = self._calls.parameters.get(id(origin.leaf), "")
             kind = "parameter" if full or isinstance(origin.leaf, torch.nn.Parameter) else "input"

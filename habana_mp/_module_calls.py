@@ -83,12 +83,15 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     names = {id(module): path for path, module in model.named_modules()}
     current: list[Call] = []
 
+    # A module that is copied inside the call takes its hooks along.
     def enter(module: torch.nn.Module, _: Any) -> None:
-        current.append(calls.enter(module, names[id(module)], current[-1] if current else None))
+        if id(module) in names:
+            current.append(calls.enter(module, names[id(module)], current[-1] if current else None))
 
-    def leave(_: torch.nn.Module, __: Any, ___: Any) -> None:
-        current.pop()
-        calls.go_on_in(current[-1] if current else None)
+    def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+        if id(module) in names:
+            current.pop()
+            calls.go_on_in(current[-1] if current else None)
 
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.inference_mode(mode=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -226,6 +227,25 @@ def test_a_cast_that_the_cache_kept_stands_in_this_call() -> None:
         assert hmp.cache.info().hits > hits
         del kept
     assert names(drawing, "cast") == {(DOWN, "0"): 3}
+
+
+def test_parts_with_policies_of_their_own_cast_in_their_frames() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with hmp.set_policies(model, {"1": "fp32"}), hmp.autocast("cpu"):
+        drawing = hmp.draw(model, torch.randn(2, 4))
+    assert names(drawing, "cast") == {(DOWN, "0"): 3, (UP, "1"): 1}
+
+
+def test_a_module_copied_inside_the_call_has_no_frame() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return copy.deepcopy(self.inner)(self.inner(x))
+
+    assert names(hmp.draw(Copies(), torch.randn(2, 4)), "op") == {("linear", "inner"): 1, ("linear", ""): 1}
 
 
 def test_inputs_and_outputs_have_names() -> None:

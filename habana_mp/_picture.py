@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +125,8 @@ def _shares(ops: Sequence[tuple[str, int]]) -> str:
 
 def _text(text: str) -> str:
     """For labels and notes, in both of which Graphviz reads entities, and gives a backslash a meaning of its own."""
+    from html import escape
+
     return escape(text).replace("\\", "&#92;").replace("\n", "&#10;")
 
 

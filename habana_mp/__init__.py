@@ -25,6 +25,7 @@ from habana_mp._cast import cast
 from habana_mp._convert import convert, is_converted, revert
 from habana_mp._custom_function import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
+from habana_mp._draw import draw
 from habana_mp._explain import explain
 from habana_mp._modules import set_policies
 from habana_mp._policy import Policy, presets
@@ -41,6 +42,7 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "disable_casts",
+    "draw",
     "explain",
     "is_autocast_available",
     "is_converted",

@@ -19,10 +19,15 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
     """Refuse before the script runs, which may take hours, what cannot be written after it."""
     if path is None or path == "-":
         return path
-    folder = Path(path).parent
-    if Path(path).is_dir() or not folder.is_dir() or not os.access(path if Path(path).exists() else folder, os.W_OK):
-        raise Problem(f"{param.opts[0]} {path}: no file can be written there")
-    return str(Path(path).absolute())  # the script may change the folder
+    file = Path(path).absolute()  # the script may change the folder
+    was_there = file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise Problem(f"{param.opts[0]} {path}: {error.strerror}") from None
+    if not was_there:
+        file.unlink()
+    return str(file)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -44,7 +49,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     The exit code is the script's.
     """
     process, ending = os.getpid(), None
-    with habana_mp.report() as seen:  # type: ignore[attr-defined]
+    with habana_mp.report() as seen:
         seen.title = script.name
         try:
             run_script(script)

@@ -1,4 +1,7 @@
-"""docs/command-line.md is true: its sessions give what they show. "..." stands for anything, on a line of its own for any lines."""
+"""docs/command-line.md is true: its sessions give what they show.
+
+"..." stands for anything, on a line of its own for any lines. Times, shares and the blanks that they shift do not count.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,12 @@ STEPS = [
     for block in BLOCKS
     for command, _, shown in (part.partition("\n") for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part)
 ]
+
+
+def normal(text: str) -> str:
+    return "".join(
+        " ".join(re.sub(r"<?\d[\d.,]* (s|ms|µs|ns|%)", "N", line).split()) + "\n" for line in text.splitlines()
+    )
 
 
 def pattern(shown: str) -> str:
@@ -41,6 +50,6 @@ def test_the_sessions(place_for_scripts, monkeypatch):
         done = CliRunner().invoke(main, arguments)
         hmp.revert()
         _state.held = None
-        assert re.fullmatch(pattern(shown), done.output), f"{command}\n{done.output}"
+        assert re.fullmatch(pattern(normal(shown)), normal(done.output)), f"{command}\n{done.output}"
         ran += 1
     assert ran >= 8

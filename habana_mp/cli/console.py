@@ -63,12 +63,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, number
     print_rich(table)
 
 
-def print_rich(*values: Any, **how: Any) -> None:
+def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
     """What rich makes of the values, without the blanks that it fills lines with."""
-    out = console()
+    out = console(stderr=stderr)
     with out.capture() as text:
         out.print(*values, crop=False, **how)
-    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
+    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()), err=stderr)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import habana_mp
-from habana_mp.cli.console import Problem, console, told
+from habana_mp.cli.console import Problem, print_rich, told
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
@@ -66,7 +66,8 @@ def _show(seen: Any, html: str | None, json_file: str | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
-    console(stderr=True).print(seen)
+    click.echo(err=True)
+    print_rich(seen, stderr=True)
     with told():
         if html:
             seen.to_html(html)

@@ -1,0 +1,251 @@
+// The casts over time, on a canvas: a lane for each pair of dtypes, forward and backward; under it all of it, with what is shown.
+const LANE = 34, GAP = 8, AXIS = 22, OVERVIEW = 30, NEAR = 4;
+
+const timelineView = () => {
+  const place = document.getElementById("timeline-view");
+  const events = report.timeline.events
+    .map(([start, duration, row, from, to, kind]) => ({ start, duration, row: report.rows[row], from, to, kind }))
+    .sort((a, b) => a.start - b.start);
+  if (!events.length) {
+    place.append(make("p.none", {}, "No cast was recorded."));
+    return () => 0;
+  }
+  const lanes = [...grouped(events, (event) => JSON.stringify([event.kind === "backward", event.from, event.to]))]
+    .map(([key, of]) => {
+      const [backward, from, to] = JSON.parse(key);
+      return { backward, from, to, events: of, longest: Math.max(...of.slice(0, 1).map((e) => e.duration), of.reduce((m, e) => Math.max(m, e.duration), 0)) };
+    })
+    .sort((a, b) => a.backward - b.backward || b.events.length - a.events.length);
+  const last = events.reduce((end, event) => Math.max(end, event.start + event.duration), 0);
+  const whole = [Math.min(0, events[0].start), Math.max(report.seconds, last) || 1];
+  const shortest = (whole[1] - whole[0]) / 1e7;
+  let [from, to] = whole, width = 0, over = null, drag = null;
+
+  const labels = make("div.lanes", {}, ...lanes.map((lane) =>
+    make("div", {}, chip(lane.from), "→", chip(lane.to), " ", make("small", {}, lane.backward ? "backward" : ""))));
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label":
+    `${count(events.length)} casts over ${time(whole[1] - whole[0])}; arrow keys move, plus and minus zoom, 0 shows all` });
+  const overview = make("canvas.overview", { "aria-hidden": true });
+  const tip = make("div.tip", { role: "status", hidden: "" });
+  const buttons = [["−", "zoom out", () => zoom(2)], ["+", "zoom in", () => zoom(0.5)], ["all", "show all", () => show(...whole)]]
+    .map(([text, label, act]) => {
+      const button = make("button", { type: "button", "aria-label": label }, text);
+      button.addEventListener("click", act);
+      return button;
+    });
+  const range = make("output");
+  place.append(make("div.tools", {}, ...buttons, range), make("div.plot", {}, labels, make("div.canvases", {}, canvas, overview, tip)));
+
+  const x = (at) => ((at - from) / (to - from)) * width;
+  const at = (pixel) => from + (pixel / width) * (to - from);
+  const height = lanes.length * (LANE + GAP) + AXIS;
+
+  const show = (start, end) => {
+    const length = Math.min(whole[1] - whole[0], Math.max(shortest, end - start));
+    from = Math.min(Math.max(whole[0], start), whole[1] - length);
+    to = from + length;
+    tip.hidden = true;
+    over = null;
+    draw();
+  };
+  const zoom = (factor, centre = (from + to) / 2) => show(centre - (centre - from) * factor, centre + (to - centre) * factor);
+
+  // The first event of a lane that may reach into a time.
+  const firstAt = (lane, moment) => {
+    let low = 0, high = lane.events.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (lane.events[middle].start < moment - lane.longest) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+
+  // Seconds of casts in each pixel; -1 where there are only casts that took none.
+  const columns = (lane, start, end, pixels, wanted) => {
+    const busy = new Float64Array(pixels), scale = pixels / (end - start);
+    for (let i = firstAt(lane, start); i < lane.events.length && lane.events[i].start <= end; i++) {
+      const event = lane.events[i];
+      if (!wanted(event)) continue;
+      const a = (event.start - start) * scale, b = a + event.duration * scale;
+      const first = Math.max(0, Math.floor(a)), final = Math.min(pixels - 1, Math.floor(b));
+      for (let pixel = first; pixel <= final; pixel++) {
+        const part = Math.min(b, pixel + 1) - Math.max(a, pixel);
+        if (part > 0) busy[pixel] = Math.max(0, busy[pixel]) + part;
+        else if (!busy[pixel]) busy[pixel] = -1;
+      }
+    }
+    return busy;
+  };
+
+  const prepared = (of, tall) => {
+    const ratio = devicePixelRatio || 1;
+    of.width = Math.round(width * ratio);
+    of.height = Math.round(tall * ratio);
+    of.style.height = `${tall}px`;
+    const pen = of.getContext("2d");
+    pen.scale(ratio, ratio);
+    pen.font = "11px system-ui, sans-serif";
+    return pen;
+  };
+
+  const ticks = (pen, style, top) => {
+    const rough = ((to - from) / width) * 90, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((each) => each * power >= rough);
+    pen.textAlign = "left";
+    for (let n = Math.ceil(from / step); n * step <= to; n++) {
+      const left = Math.round(x(n * step)) + 0.5;
+      pen.fillStyle = style.getPropertyValue("--line");
+      pen.fillRect(left, 0, 1, top + 4);
+      pen.fillStyle = style.getPropertyValue("--faint");
+      const unit = TIMES.find(([each]) => Math.max(step, Math.abs(from), Math.abs(to)) / each >= 1) || TIMES[3];
+      const digits = Math.max(0, Math.ceil(Math.log10(unit[0] / step) - 1e-9));
+      pen.fillText(`${((n * step) / unit[0]).toFixed(digits)} ${unit[1]}`, left + 3, top + 15);
+    }
+  };
+
+  const bars = (pen, busy, top, tall, least) => {
+    for (let pixel = 0; pixel < busy.length; pixel++) {
+      if (!busy[pixel]) continue;
+      const part = busy[pixel] < 0 ? least : Math.max(least, Math.min(1, busy[pixel]) * tall);
+      pen.fillRect(pixel, top + tall - part, 1, part);
+    }
+  };
+
+  const draw = () => {
+    width = canvas.parentElement.clientWidth;
+    if (!width) return;
+    const style = getComputedStyle(document.documentElement);
+    const pen = prepared(canvas, height);
+    ticks(pen, style, height - AXIS);
+    const filtered = words.length > 0;
+    lanes.forEach((lane, i) => {
+      const top = i * (LANE + GAP);
+      pen.fillStyle = style.getPropertyValue("--line");
+      pen.fillRect(0, top + LANE, width, 1);
+      pen.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
+      if (filtered) {
+        pen.globalAlpha = 0.2;
+        bars(pen, columns(lane, from, to, Math.floor(width), () => true), top, LANE, 3);
+        pen.globalAlpha = 1;
+      }
+      bars(pen, columns(lane, from, to, Math.floor(width), (event) => event.row.shown), top, LANE, 3);
+    });
+    if (over) {
+      pen.strokeStyle = style.getPropertyValue("--text");
+      pen.lineWidth = 1.5;
+      pen.strokeRect(x(over.start) - 1.5, lanes.indexOf(over.lane) * (LANE + GAP) - 0.5, Math.max(3, (over.duration / (to - from)) * width + 3), LANE + 1);
+    }
+    if (drag) {
+      pen.fillStyle = style.getPropertyValue("--select");
+      pen.fillRect(Math.min(drag.start, drag.end), 0, Math.abs(drag.end - drag.start), height - AXIS);
+    }
+    const small = prepared(overview, OVERVIEW);
+    for (const lane of lanes) {
+      small.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
+      bars(small, columns(lane, ...whole, Math.floor(width), (event) => event.row.shown), 0, OVERVIEW, 2);
+    }
+    const scale = width / (whole[1] - whole[0]);
+    small.fillStyle = style.getPropertyValue("--veil");
+    small.fillRect(0, 0, (from - whole[0]) * scale, OVERVIEW);
+    small.fillRect((to - whole[0]) * scale, 0, width, OVERVIEW);
+    range.textContent = `${time(from)} to ${time(to)}, ${time(to - from)}`;
+  };
+
+  const under = (pixel, line) => {
+    const lane = lanes[Math.floor(line / (LANE + GAP))];
+    if (!lane) return null;
+    const margin = ((to - from) / width) * NEAR, moment = at(pixel);
+    let best = null, near = 0, away = Infinity;
+    for (let i = firstAt(lane, moment - margin); i < lane.events.length && lane.events[i].start <= moment + margin; i++) {
+      const event = lane.events[i];
+      const distance = Math.max(event.start - moment, moment - event.start - event.duration, 0);
+      if (distance > margin || !event.row.shown) continue;
+      near++;
+      if (distance < away) [best, away] = [event, distance];
+    }
+    return best && { ...best, lane, near };
+  };
+
+  const hover = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const found = under(event.clientX - box.left, event.clientY - box.top);
+    if (found?.start === over?.start && found?.row === over?.row) return;
+    over = found;
+    draw();
+    tip.hidden = !found;
+    if (!found) return;
+    const of = found.row.casts.find((cast) => found.kind === "backward"
+      ? cast.from === found.to && cast.to === found.from : cast.from === found.from && cast.to === found.to);
+    const cost = found.kind === "backward" ? of?.backward : of && { bytes: of.bytes, count: of.count - of.cached };
+    const facts = [
+      `${found.from} → ${found.to}${found.kind === "cast" ? "" : found.kind === "cached" ? ", from the cache" : ", in backward"}`,
+      `at ${time(found.start)}, ${found.kind === "cached" ? "no copy" : `took ${time(found.duration)}`}`
+        + (cost?.count && found.kind !== "cached" ? `, ${cost.count > 1 ? "on average " : ""}${size(cost.bytes / cost.count)}` : ""),
+      ...(found.near > 1 ? [`${count(found.near - 1)} more here: zoom in`] : []),
+    ];
+    tip.replaceChildren(make("b", {}, found.row.op), " ", found.row.module || "outside of any module",
+      ...facts.map((fact) => make("div", {}, fact)));
+    const left = x(found.start);
+    tip.style.left = `${Math.max(0, Math.min(left, width - tip.offsetWidth))}px`;
+    tip.style.top = `${(lanes.indexOf(found.lane) + 1) * (LANE + GAP)}px`;
+  };
+
+  const left = (event, of) => event.clientX - of.getBoundingClientRect().left;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    canvas.setPointerCapture(event.pointerId);
+    drag = { start: left(event, canvas), end: left(event, canvas) };
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!drag) return hover(event);
+    drag.end = left(event, canvas);
+    tip.hidden = true;
+    draw();
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    const done = drag;
+    drag = null;
+    if (done && Math.abs(done.end - done.start) > NEAR) {
+      show(at(Math.max(0, Math.min(done.start, done.end))), at(Math.min(width, Math.max(done.start, done.end))));
+    } else hover(event);
+  });
+  canvas.addEventListener("pointercancel", () => { drag = null; draw(); });
+  canvas.addEventListener("pointerleave", () => { over = null; tip.hidden = true; draw(); });
+  canvas.addEventListener("dblclick", () => show(...whole));
+  canvas.addEventListener("keydown", (event) => {
+    const step = (to - from) / 4;
+    const acts = {
+      ArrowLeft: () => show(from - step, to - step), ArrowRight: () => show(from + step, to + step),
+      "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), 0: () => show(...whole), Escape: () => show(...whole),
+    };
+    if (event.ctrlKey || event.metaKey || event.altKey || !acts[event.key]) return;
+    event.preventDefault();
+    acts[event.key]();
+  });
+  // With ctrl, as elsewhere: a plain wheel scrolls the page.
+  canvas.addEventListener("wheel", (event) => {
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!event.ctrlKey && !sideways) return;
+    event.preventDefault();
+    const moved = (event.deltaX / width) * (to - from);
+    if (sideways) show(from + moved, to + moved);
+    else zoom(event.deltaY < 0 ? 0.8 : 1.25, at(left(event, canvas)));
+  }, { passive: false });
+  const centre = (event) => {
+    if (!(event.buttons & 1)) return;
+    const moment = whole[0] + (left(event, overview) / width) * (whole[1] - whole[0]), half = (to - from) / 2;
+    show(moment - half, moment + half);
+  };
+  overview.addEventListener("pointerdown", centre);
+  overview.addEventListener("pointermove", centre);
+  new ResizeObserver(draw).observe(canvas.parentElement);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+
+  return () => {
+    tip.hidden = true;
+    over = null;
+    draw();
+    return events.reduce((shown, event) => shown + event.row.shown, 0);
+  };
+};

@@ -62,7 +62,7 @@ def _headline(report: dict[str, Any]) -> Text:
         _counted(report["casts"], "cast"),
         f"{report['cache_hits']:,} of them from the cache",
         f"{report['backward_casts']:,} in backward",
-        f"{_units.size(report['cast_bytes'])} read",
+        f"{_units.size(report['cast_bytes'])} cast",
     ]
     policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
     facts = [*policies, *report["devices"], f"torch {report['torch']}"]

@@ -4,7 +4,8 @@ const VISIBLE_AT_FIRST = 24;
 
 const moduleTree = () => {
   const place = document.getElementById("tree");
-  const toggled = new Map(); // what the reader opened and closed, by path
+  const whole = sum(report.rows, (row) => row.own + row.castSeconds);
+  const toggled = new Map(); // what the reader opened and closed outside of a search, by path
 
   const node = (name, path) => ({ name, path, children: new Map(), rows: [], parts: new Map(), seconds: 0, castSeconds: 0, casts: 0 });
 
@@ -49,34 +50,38 @@ const moduleTree = () => {
     return made;
   };
 
-  const columns = (line, whole) => [
+  const columns = (line) => [
     stack(line),
     make("span.number", {}, time(line.seconds)),
-    make("span.number.share", {}, bar(line.seconds, whole), share(line.seconds, whole)),
+    make("span.number.share", {}, bar(line.seconds, whole), figure(share(line.seconds, whole), line.seconds)),
     make("span.number", {}, ...zero(time(line.castSeconds), line.castSeconds)),
     make("span.number", {}, ...zero(count(line.casts), line.casts)),
   ];
 
-  const drawOp = (row, depth, whole) => {
+  const drawOp = (row, depth, module) => {
     const line = add(node(row.op, ""), row);
-    const made = make("div.line.leaf", {},
+    const made = make(module ? "div.line" : "div.line.leaf", {},
       make("span.label", { title: `${row.op}, ${row.decision}\n${row.rule}\n${row.source}` },
-        make("b", {}, row.op), " ", make("small", {}, row.decision)),
-      ...columns(line, whole));
+        ...(module ? [module, " "] : []), make("b", {}, row.op), " ", make("small", {}, row.decision)),
+      ...columns(line));
     made.style.setProperty("--depth", depth);
     return made;
   };
 
-  const drawNode = (line, depth, whole, opened) => {
+  // A module of a single op takes one line for both.
+  const single = (line) => !line.children.size && line.rows.length === 1;
+
+  const drawNode = (line, depth, opened) => {
+    if (single(line)) return drawOp(line.rows[0], depth, line.name);
     const made = make("details", {}, make("summary.line", {},
-      make("span.label", { title: line.path.trim().replaceAll("\n", ".") }, line.name), ...columns(line, whole)));
+      make("span.label", { title: line.path.trim().replaceAll("\n", ".") }, line.name), ...columns(line)));
     made.firstChild.style.setProperty("--depth", depth);
     const fill = () => {
       if (made.childElementCount > 1) return;
       // Modules in the order in which they ran, then the ops of the module itself.
       const inside = [...line.children.values(), ...line.rows];
-      paged(inside,
-        (each) => (each.children ? drawNode(each, depth + 1, whole, opened) : drawOp(each, depth + 1, whole)),
+      paged(inside, 50,
+        (each) => (each.children ? drawNode(each, depth + 1, opened) : drawOp(each, depth + 1)),
         (lines) => made.append(...lines),
         (more) => {
           const holder = make("div.line", {}, more);
@@ -84,12 +89,14 @@ const moduleTree = () => {
           return holder;
         });
     };
-    made.open = toggled.get(line.path) ?? opened.has(line);
+    made.open = (words.length ? undefined : toggled.get(line.path)) ?? opened.has(line);
     if (made.open) fill();
     made.addEventListener("toggle", () => {
       if (made.open) fill();
     });
-    made.firstChild.addEventListener("click", () => toggled.set(line.path, !made.open));
+    made.firstChild.addEventListener("click", () => {
+      if (!words.length) toggled.set(line.path, !made.open);
+    });
     return made;
   };
 
@@ -97,9 +104,9 @@ const moduleTree = () => {
     const root = build(rows);
     // Level by level, while all that is open fits on a screen.
     const opened = new Set();
-    let level = [...root.children.values()], lines = level.length;
+    let level = [...root.children.values()].filter((each) => !single(each)), lines = level.length;
     while (level.length) {
-      const next = level.flatMap((each) => [...each.children.values()]);
+      const next = level.flatMap((each) => [...each.children.values()]).filter((each) => !single(each));
       lines += sum(level, (each) => each.children.size + each.rows.length);
       if (lines > VISIBLE_AT_FIRST) break;
       for (const each of level) opened.add(each);
@@ -108,7 +115,7 @@ const moduleTree = () => {
     const heading = make("div.line.heading", {}, ...["module", "precision", "time", "share of all ops", "cast time", "casts"]
       .map((title, i) => make(i > 1 ? "span.number" : "span", {}, title)));
     place.replaceChildren(...(rows.length ? [heading] : []));
-    paged([...root.children.values()], (each) => drawNode(each, 0, root.seconds, opened), (made) => place.append(...made));
+    paged([...root.children.values()], 50, (each) => drawNode(each, 0, opened), (made) => place.append(...made));
     return grouped(rows, (row) => row.module).size;
   };
 };

@@ -2,7 +2,7 @@
 const pairs = (line) =>
   [...line.pairs].sort((a, b) => b[1] - a[1]).flatMap(([pair, number]) => {
     const [from, to] = JSON.parse(pair);
-    return [make("span.pair", {}, chip(from), "→", chip(to), line.pairs.size > 1 ? ` ${count(number)}` : "")];
+    return [path(from, to), line.pairs.size > 1 ? ` ${count(number)} ` : ""];
   });
 
 const bar = (part, whole) => {
@@ -11,6 +11,7 @@ const bar = (part, whole) => {
   return made;
 };
 
+const figure = (text, value) => make(value ? "span.figure" : "span.figure.zero", {}, text);
 const zero = (text, value) => (value ? [text] : [make("span.zero", {}, text)]);
 
 // title, what it sorts by, what its cells hold
@@ -21,7 +22,7 @@ const COLUMNS = [
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],
   ["share", (line) => line.castSeconds, (line) => [
-    bar(line.castSeconds, report.seconds), ...zero(share(line.castSeconds, report.seconds), line.castSeconds)]],
+    bar(line.castSeconds, report.seconds), figure(share(line.castSeconds, report.seconds), line.castSeconds)]],
   ["casts", (line) => line.casts, (line) => zero(count(line.casts), line.casts)],
   ["from → to", (line) => [...line.pairs.keys()].join(), pairs],
   ["cached", (line) => line.cached, (line) => zero(count(line.cached), line.cached)],
@@ -66,7 +67,7 @@ const opsTable = () => {
     const made = make("tr.op", {}, make("th.name", { scope: "row", title: line.name }, button, number), ...cells(line));
     let inside = [];
     const expand = () => {
-      paged(sorted(line.rows.map(moduleLine)), drawModule,
+      paged(sorted(line.rows.map(moduleLine)), 20, drawModule,
         (lines) => {
           (inside.at(-1) || made).after(...lines);
           inside.push(...lines);
@@ -89,7 +90,7 @@ const opsTable = () => {
     rows = shown;
     const lines = [...grouped(rows, (row) => row.op)].map(([name, of]) => Object.assign(summed(of), { name }));
     body.replaceChildren();
-    paged(sorted(lines), drawOp,
+    paged(sorted(lines), 50, drawOp,
       (made) => {
         body.append(...made);
         for (const line of made) if (line.expand && line.querySelector("[aria-expanded=true]")) line.expand();

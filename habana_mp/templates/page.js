@@ -3,13 +3,14 @@ const LISTED = 12;
 
 for (const each of document.querySelectorAll(".script")) each.hidden = false;
 
-document.getElementById("keys").append(...PRECISIONS
+document.getElementById("keys")?.append(...PRECISIONS
   .filter((name) => report.rows.some((row) => name === "cast" ? row.castSeconds > 0 : row.precision === name))
   .map((name) => make("span.key", {}, make(`i.${name}`), NAMES[name] || name)));
 
 // Lines and names that stand in the page: the search hides them, and long lists end in a button.
 const listed = (section, entries, limit) => {
-  const texts = entries.map((entry) => `${entry.textContent}\n${entry.title}\n${[...entry.querySelectorAll("[title]")].map((each) => each.title).join("\n")}`.toLowerCase());
+  const texts = entries.map((entry) =>
+    [entry.textContent, ...[entry, ...entry.querySelectorAll("[title]")].map((each) => each.title)].join("\n").toLowerCase());
   let all = false;
   const button = make("button.more", { type: "button" });
   button.addEventListener("click", () => {
@@ -29,24 +30,22 @@ const listed = (section, entries, limit) => {
   return draw;
 };
 
-const views = new Map([
-  ["ops", [opsTable(), new Set(report.rows.map((row) => row.op)).size]],
-  ["modules", [moduleTree(), new Set(report.rows.map((row) => row.module)).size]],
-  ["timeline", [timelineView(), report.timeline.events.length]],
-]);
-for (const id of ["ping-pong", "recast", "missed", "unlisted", "never-seen"]) {
-  const section = document.getElementById(id);
-  const entries = [...section.querySelectorAll("tbody > tr, .name")];
-  views.set(id, [listed(section, entries, id === "never-seen" ? Infinity : LISTED), entries.length]);
-}
+// A section that has nothing to show is not on the page. Each view draws what the search shows, and tells how much that is.
+const DRAWN = { ops: opsTable, modules: moduleTree, timeline: timelineView };
+const everything = search("");
+const views = [...document.querySelectorAll("main section:not(#help)")].map((section) => {
+  const entries = [...section.querySelectorAll("tbody > tr, .listed")];
+  const draw = DRAWN[section.id]?.() || listed(section, entries, section.id === "never-seen" ? Infinity : LISTED);
+  return { draw, shown: section.querySelector(".count"), all: draw(everything) };
+});
 
 const found = document.getElementById("found");
 const update = () => {
   const rows = search(input.value);
   found.textContent = words.length ? `${count(rows.length)} of ${count(report.rows.length)} rows` : "";
-  for (const [id, [draw, of]] of views) {
-    const shown = draw(rows);
-    document.querySelector(`#${id} .count`).textContent = words.length ? `${count(shown)} of ${count(of)}` : count(of);
+  for (const { draw, shown, all } of views) {
+    const matching = draw(rows);
+    shown.textContent = words.length ? `${count(matching)} of ${count(all)}` : count(all);
   }
 };
 
@@ -61,4 +60,6 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   input.focus();
 });
-update();
+// A browser that goes back to the page fills the search in again.
+if (input.value) update();
+else for (const { shown, all } of views) shown.textContent = count(all);

@@ -1,19 +1,15 @@
 // The casts over time, on a canvas: a lane for each pair of dtypes, forward and backward; under it all of it, with what is shown.
-const LANE = 34, GAP = 8, AXIS = 22, OVERVIEW = 30, NEAR = 4;
+const LANE = 34, GAP = 8, AXIS = 22, OVERVIEW = 18, NEAR = 4;
 
 const timelineView = () => {
   const place = document.getElementById("timeline-view");
   const events = report.timeline.events
     .map(([start, duration, row, from, to, kind]) => ({ start, duration, row: report.rows[row], from, to, kind }))
     .sort((a, b) => a.start - b.start);
-  if (!events.length) {
-    place.append(make("p.none", {}, "No cast was recorded."));
-    return () => 0;
-  }
   const lanes = [...grouped(events, (event) => JSON.stringify([event.kind === "backward", event.from, event.to]))]
     .map(([key, of]) => {
       const [backward, from, to] = JSON.parse(key);
-      return { backward, from, to, events: of, longest: Math.max(...of.slice(0, 1).map((e) => e.duration), of.reduce((m, e) => Math.max(m, e.duration), 0)) };
+      return { backward, from, to, events: of, longest: of.reduce((longest, event) => Math.max(longest, event.duration), 0) };
     })
     .sort((a, b) => a.backward - b.backward || b.events.length - a.events.length);
   const last = events.reduce((end, event) => Math.max(end, event.start + event.duration), 0);
@@ -22,7 +18,7 @@ const timelineView = () => {
   let [from, to] = whole, width = 0, over = null, drag = null;
 
   const labels = make("div.lanes", {}, ...lanes.map((lane) =>
-    make("div", {}, chip(lane.from), "→", chip(lane.to), " ", make("small", {}, lane.backward ? "backward" : ""))));
+    make("div", {}, path(lane.from, lane.to), " ", make("small", {}, lane.backward ? "backward" : ""))));
   const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label":
     `${count(events.length)} casts over ${time(whole[1] - whole[0])}; arrow keys move, plus and minus zoom, 0 shows all` });
   const overview = make("canvas.overview", { "aria-hidden": true });
@@ -51,31 +47,39 @@ const timelineView = () => {
   const zoom = (factor, centre = (from + to) / 2) => show(centre - (centre - from) * factor, centre + (to - centre) * factor);
 
   // The first event of a lane that may reach into a time.
-  const firstAt = (lane, moment) => {
+  const firstAt = (lane, when) => {
     let low = 0, high = lane.events.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (lane.events[middle].start < moment - lane.longest) low = middle + 1;
+      if (lane.events[middle].start < when - lane.longest) low = middle + 1;
       else high = middle;
     }
     return low;
   };
 
-  // Seconds of casts in each pixel; -1 where there are only casts that took none.
-  const columns = (lane, start, end, pixels, wanted) => {
+  // Draws a lane: casts of some pixels as they are, of shorter ones the share of each pixel that went into them.
+  const drawLane = (pen, lane, [start, end], top, tall, least, wanted) => {
+    const pixels = Math.floor(width);
     const busy = new Float64Array(pixels), scale = pixels / (end - start);
     for (let i = firstAt(lane, start); i < lane.events.length && lane.events[i].start <= end; i++) {
       const event = lane.events[i];
       if (!wanted(event)) continue;
       const a = (event.start - start) * scale, b = a + event.duration * scale;
+      if (b - a > 3) {
+        pen.fillRect(a, top, Math.max(1, b - a - 0.5), tall);
+        continue;
+      }
       const first = Math.max(0, Math.floor(a)), final = Math.min(pixels - 1, Math.floor(b));
       for (let pixel = first; pixel <= final; pixel++) {
         const part = Math.min(b, pixel + 1) - Math.max(a, pixel);
-        if (part > 0) busy[pixel] = Math.max(0, busy[pixel]) + part;
-        else if (!busy[pixel]) busy[pixel] = -1;
+        busy[pixel] += Math.max(part, 1e-9);
       }
     }
-    return busy;
+    for (let pixel = 0; pixel < pixels; pixel++) {
+      if (!busy[pixel]) continue;
+      const part = Math.max(least, Math.min(1, busy[pixel]) * tall);
+      pen.fillRect(pixel, top + tall - part, 1, part);
+    }
   };
 
   const prepared = (of, tall) => {
@@ -89,6 +93,11 @@ const timelineView = () => {
     return pen;
   };
 
+  // A moment in the unit of the whole, with as many digits as the view can tell apart.
+  const unit = TIMES.find(([each]) => whole[1] >= each) || TIMES[3];
+  const moment = (seconds, step) =>
+    `${(seconds / unit[0]).toFixed(Math.min(9, Math.max(0, Math.ceil(Math.log10(unit[0] / step) - 1e-9))))} ${unit[1]}`;
+
   const ticks = (pen, style, top) => {
     const rough = ((to - from) / width) * 90, power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((each) => each * power >= rough);
@@ -98,17 +107,7 @@ const timelineView = () => {
       pen.fillStyle = style.getPropertyValue("--line");
       pen.fillRect(left, 0, 1, top + 4);
       pen.fillStyle = style.getPropertyValue("--faint");
-      const unit = TIMES.find(([each]) => Math.max(step, Math.abs(from), Math.abs(to)) / each >= 1) || TIMES[3];
-      const digits = Math.max(0, Math.ceil(Math.log10(unit[0] / step) - 1e-9));
-      pen.fillText(`${((n * step) / unit[0]).toFixed(digits)} ${unit[1]}`, left + 3, top + 15);
-    }
-  };
-
-  const bars = (pen, busy, top, tall, least) => {
-    for (let pixel = 0; pixel < busy.length; pixel++) {
-      if (!busy[pixel]) continue;
-      const part = busy[pixel] < 0 ? least : Math.max(least, Math.min(1, busy[pixel]) * tall);
-      pen.fillRect(pixel, top + tall - part, 1, part);
+      pen.fillText(moment(n * step, step), left + 3, top + 15);
     }
   };
 
@@ -126,10 +125,10 @@ const timelineView = () => {
       pen.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
       if (filtered) {
         pen.globalAlpha = 0.2;
-        bars(pen, columns(lane, from, to, Math.floor(width), () => true), top, LANE, 3);
+        drawLane(pen, lane, [from, to], top, LANE, 3, () => true);
         pen.globalAlpha = 1;
       }
-      bars(pen, columns(lane, from, to, Math.floor(width), (event) => event.row.shown), top, LANE, 3);
+      drawLane(pen, lane, [from, to], top, LANE, 3, (event) => event.row.shown);
     });
     if (over) {
       pen.strokeStyle = style.getPropertyValue("--text");
@@ -143,23 +142,23 @@ const timelineView = () => {
     const small = prepared(overview, OVERVIEW);
     for (const lane of lanes) {
       small.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
-      bars(small, columns(lane, ...whole, Math.floor(width), (event) => event.row.shown), 0, OVERVIEW, 2);
+      drawLane(small, lane, whole, 0, OVERVIEW, 2, (event) => event.row.shown);
     }
     const scale = width / (whole[1] - whole[0]);
     small.fillStyle = style.getPropertyValue("--veil");
     small.fillRect(0, 0, (from - whole[0]) * scale, OVERVIEW);
     small.fillRect((to - whole[0]) * scale, 0, width, OVERVIEW);
-    range.textContent = `${time(from)} to ${time(to)}, ${time(to - from)}`;
+    range.textContent = `${moment(from, (to - from) / 100)} to ${moment(to, (to - from) / 100)}, ${time(to - from)}`;
   };
 
   const under = (pixel, line) => {
     const lane = lanes[Math.floor(line / (LANE + GAP))];
     if (!lane) return null;
-    const margin = ((to - from) / width) * NEAR, moment = at(pixel);
+    const margin = ((to - from) / width) * NEAR, centre = at(pixel);
     let best = null, near = 0, away = Infinity;
-    for (let i = firstAt(lane, moment - margin); i < lane.events.length && lane.events[i].start <= moment + margin; i++) {
+    for (let i = firstAt(lane, centre - margin); i < lane.events.length && lane.events[i].start <= centre + margin; i++) {
       const event = lane.events[i];
-      const distance = Math.max(event.start - moment, moment - event.start - event.duration, 0);
+      const distance = Math.max(event.start - centre, centre - event.start - event.duration, 0);
       if (distance > margin || !event.row.shown) continue;
       near++;
       if (distance < away) [best, away] = [event, distance];
@@ -180,7 +179,7 @@ const timelineView = () => {
     const cost = found.kind === "backward" ? of?.backward : of && { bytes: of.bytes, count: of.count - of.cached };
     const facts = [
       `${found.from} → ${found.to}${found.kind === "cast" ? "" : found.kind === "cached" ? ", from the cache" : ", in backward"}`,
-      `at ${time(found.start)}, ${found.kind === "cached" ? "no copy" : `took ${time(found.duration)}`}`
+      `at ${moment(found.start, (to - from) / 1000)}, ${found.kind === "cached" ? "no copy" : `took ${time(found.duration)}`}`
         + (cost?.count && found.kind !== "cached" ? `, ${cost.count > 1 ? "on average " : ""}${size(cost.bytes / cost.count)}` : ""),
       ...(found.near > 1 ? [`${count(found.near - 1)} more here: zoom in`] : []),
     ];
@@ -234,8 +233,8 @@ const timelineView = () => {
   }, { passive: false });
   const centre = (event) => {
     if (!(event.buttons & 1)) return;
-    const moment = whole[0] + (left(event, overview) / width) * (whole[1] - whole[0]), half = (to - from) / 2;
-    show(moment - half, moment + half);
+    const middle = whole[0] + (left(event, overview) / width) * (whole[1] - whole[0]), half = (to - from) / 2;
+    show(middle - half, middle + half);
   };
   overview.addEventListener("pointerdown", centre);
   overview.addEventListener("pointermove", centre);

@@ -33,28 +33,26 @@ const make = (kind, attributes = {}, ...children) => {
 };
 
 const colour = (dtype) => (["bfloat16", "float16", "float32"].includes(dtype) ? dtype : "other");
+const path = (from, to) => make("span.pair", {}, chip(from), " → ", chip(to));
 const chip = (dtype) => make("span.chip", { title: dtype }, make(`i.${colour(dtype)}`), short(dtype));
 
 // The first of many, and a button for the rest: a page of 20,000 lines is of use to nobody.
-const PAGE = 50;
-const paged = (entries, draw, place, wrap = (button) => button) => {
+const paged = (entries, first, draw, place, wrap = (button) => button) => {
   let shown = 0;
   const more = () => {
-    const next = entries.slice(shown, shown + PAGE * (shown ? 4 : 1));
+    const next = entries.slice(shown, shown ? shown + 200 : first);
     shown += next.length;
     const made = next.map(draw);
     if (shown < entries.length) {
       const button = make("button.more", { type: "button" }, `… and ${count(entries.length - shown)} more`);
       const holder = wrap(button);
       button.addEventListener("click", () => {
-        const first = more();
+        more(); // after the button, which marks the place
         holder.remove();
-        first?.focus?.();
       });
       made.push(holder);
     }
     place(made);
-    return made[0];
   };
   more();
 };

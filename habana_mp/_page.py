@@ -19,7 +19,7 @@ from markupsafe import Markup
 from habana_mp import _digest, _units
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPTS = ("units", "report", "ops", "modules", "timeline", "page")
+_SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
 
 
 def page(report: dict[str, Any]) -> str:
@@ -41,6 +41,12 @@ def page(report: dict[str, Any]) -> str:
     )
     # A path that is no UTF-8 has lone surrogates in it, which no file takes.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def frame(report: dict[str, Any]) -> str:
+    """The page in a frame for the cell of a notebook: neither can reach the style and the scripts of the other."""
+    srcdoc = Markup.escape(page(report))
+    return f'<iframe sandbox="allow-scripts" style="width: 100%; height: 40rem; border: 0" srcdoc="{srcdoc}"></iframe>'
 
 
 @cache

@@ -5,6 +5,7 @@ Names are shown as text, never as markup of rich, and without control characters
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,13 @@ _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 def table(report: dict[str, Any]) -> RenderableType:
     """What ``Console().print`` shows of a report, from the dict that ``CastReport.to_dict`` gives; as wide as the console."""
     return _Report(report)
+
+
+def text(report: dict[str, Any]) -> str:
+    """The same as plain text, as wide as the terminal, or 80 columns where there is none."""
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=False, color_system=None).print(table(report))
+    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 
 class _Report:
@@ -65,7 +73,7 @@ def _headline(report: dict[str, Any]) -> Text:
         f"{_units.size(report['cast_bytes'])} cast",
     ]
     policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
-    facts = [*policies, *report["devices"], f"torch {report['torch']}"]
+    facts = [*policies, f"torch {report['torch']}"]
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")

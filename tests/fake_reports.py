@@ -44,7 +44,6 @@ def empty(**changes: Any) -> dict[str, Any]:
         "cache_hits": 0,
         "backward_casts": 0,
         "cast_bytes": 0,
-        "devices": [],
         "rows": [],
         "ping_pong": [],
         "recast": [],
@@ -112,7 +111,6 @@ def summed(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
             cache_hits=sum(each["cached"] for each in casts),
             backward_casts=sum(each["backward"]["count"] for each in casts),
             cast_bytes=sum(each["bytes"] for each in casts),
-            devices=["cpu"] if rows else [],
             rows=rows,
         )
         | changes
@@ -182,7 +180,7 @@ def small() -> dict[str, Any]:
                 "calls": 4,
                 "module": "Net",
                 "source": "net.py:7",
-                "would": LOW,
+                "rule": "lower: gelu, lists/hmp-o1/lower.txt:9",
                 "held_by": ["net.ACTIVATIONS['gelu']"],
             }
         ],
@@ -351,7 +349,7 @@ def gpt(layers: int = 12, steps: int = 2) -> dict[str, Any]:
                 "calls": calls,
                 "module": "GPT: blocks.0.mlp.act",
                 "source": "transformers/activations.py:46",
-                "would": LOW,
+                "rule": "lower: gelu, lists/hmp-o1/lower.txt:9",
                 "held_by": ["transformers.activations.ACT2FN['gelu']", "gpt.ACTIVATION"],
             }
         ],
@@ -406,7 +404,6 @@ def hostile() -> dict[str, Any]:
         rows,
         title=HOSTILE[0],
         policies=[{"name": name, "text": name, "front_end": "autocast"} for name in HOSTILE],
-        devices=list(HOSTILE[:2]),
         ping_pong=[{"ops": ops, "path": [FULL, LOW, FULL], "count": 2, "seconds": 0.001}],
         recast=[
             {
@@ -424,7 +421,7 @@ def hostile() -> dict[str, Any]:
         ],
         never_seen=[{"op": name, "list": "lower", "rule": name} for name in HOSTILE],
         missed=[
-            {"op": name, "calls": 1, "module": name, "source": name, "would": LOW, "held_by": [name]}
+            {"op": name, "calls": 1, "module": name, "source": name, "rule": name, "held_by": [name]}
             for name in HOSTILE
         ],
         timeline={"stride": 1, "events": [[i * 0.001, 0.0005, i, FULL, LOW, "cast"] for i in range(len(HOSTILE))]},

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from habana_mp import _units
-from habana_mp._page import page
+from habana_mp._page import frame, page
 
 NAMES = ["linear", "softmax", "layer_norm", "gelu", "flatten"]
 
@@ -34,7 +34,10 @@ class Reader:
         self.complaints: list[str] = []
 
     def open(self, report: dict, **context) -> Page:
-        self._file.write_text(page(report), encoding="utf-8")
+        return self.open_text(page(report), **context)
+
+    def open_text(self, text: str, **context) -> Page:
+        self._file.write_text(text, encoding="utf-8")
         opened = self._opened(**context) if context else self._page
         opened.goto(self._file.as_uri())
         return opened
@@ -51,8 +54,8 @@ class Reader:
         self.complaints.append(f"console: {message.text}")
 
     def _requested(self, url: str) -> None:
-        # The icon stands in the page itself.
-        if url != self._file.as_uri() and not url.startswith("data:"):
+        # The icon stands in the page itself, and the page in the text of the frame.
+        if url != self._file.as_uri() and not url.startswith(("data:", "about:srcdoc")):
             self.complaints.append(f"request: {url}")
 
 
@@ -353,6 +356,18 @@ def test_a_huge_report_is_shown_by_pages(reader: Reader) -> None:
     opened.locator("#search").fill("stack.99.layers.3.part7 custom")
     expect(opened.locator("#found")).to_have_text("1 of 20,000 rows")
     assert len(ops(opened)) == 1
+
+
+def test_the_page_in_the_frame_of_a_notebook(reader: Reader) -> None:
+    notebook = "<!doctype html><meta charset='utf-8'><title>notebook</title><style>td { color: red !important }</style>"
+    opened = reader.open_text(notebook + frame(fake_reports.hostile()))
+    inside = opened.frame_locator("iframe")
+    expect(inside.locator("h1")).to_contain_text(fake_reports.HOSTILE[0])
+    expect(inside.locator("#unlisted h2")).not_to_be_in_viewport()
+    inside.get_by_role("link", name="In no list").click()
+    expect(inside.locator("#unlisted h2")).to_be_in_viewport()
+    assert inside.locator("td").first.evaluate("each => getComputedStyle(each).color") != "rgb(255, 0, 0)"
+    assert opened.title() == "notebook"
 
 
 SECONDS = [0, 1e-10, 1e-9, 4.4e-7, 9.96e-6, 9.94e-5, 0.0009994, 0.0009996, 0.012, 0.9996, 1.04, 9.96, 61, 12_345.6]

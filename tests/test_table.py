@@ -10,13 +10,12 @@ import fake_reports
 import pytest
 from rich.console import Console
 
-from habana_mp import _units
-from habana_mp._table import table
+from habana_mp import _table, _units
 
 AT_80 = """\
 train.py: 7.2 ms of 50 ms in casts, 14 %
 24 casts, 12 of them from the cache, 16 in backward, 3.8 MB cast
-convert: hmp, cpu, torch 2.13.0
+convert: hmp, torch 2.13.0
 
 1. softmax runs in float32 between two linear in bfloat16: try -softmax in
    fp32.txt
@@ -47,7 +46,7 @@ In no list
 AT_120 = """\
 train.py: 7.2 ms of 50 ms in casts, 14 %
 24 casts, 12 of them from the cache, 16 in backward, 3.8 MB cast
-convert: hmp, cpu, torch 2.13.0
+convert: hmp, torch 2.13.0
 
 1. softmax runs in float32 between two linear in bfloat16: try -softmax in fp32.txt
    linear -> softmax -> linear casts 4 times: 4.2 % of the block
@@ -78,13 +77,21 @@ In no list
 def text(report: dict, width: int, **console) -> str:
     """What a terminal of this width shows, without the blanks at the ends of lines."""
     file = io.StringIO()
-    Console(file=file, width=width, **console).print(table(report))
+    Console(file=file, width=width, **console).print(_table.table(report))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 @pytest.mark.parametrize(("width", "expected"), [(80, AT_80), (120, AT_120)])
 def test_the_whole_text(width: int, expected: str) -> None:
     assert text(fake_reports.small(), width) == expected
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE", "LANG"])
+def test_str_is_plain_text_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "1")
+    for width, expected in ((80, AT_80), (120, AT_120)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert _table.text(fake_reports.small()) + "\n" == expected
 
 
 def test_of_long_findings_the_first_are_shown() -> None:

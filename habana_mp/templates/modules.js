@@ -20,7 +20,8 @@ const moduleTree = () => {
 
   const build = (rows) => {
     const root = node("", "");
-    for (const row of rows) {
+    // What ran outside comes last: it is the optimizer and the like.
+    for (const row of [...rows.filter((each) => each.module), ...rows.filter((each) => !each.module)]) {
       const [type, ...rest] = row.module.split(": ");
       const dotted = rest.join(": ");
       let at = add(root, row);
@@ -102,13 +103,13 @@ const moduleTree = () => {
 
   return (rows) => {
     const root = build(rows);
-    // Level by level, while all that is open fits on a screen.
+    // Level by level, while all that is open fits on a screen; a lone module is opened always.
     const opened = new Set();
     let level = [...root.children.values()].filter((each) => !single(each)), lines = level.length;
     while (level.length) {
       const next = level.flatMap((each) => [...each.children.values()]).filter((each) => !single(each));
       lines += sum(level, (each) => each.children.size + each.rows.length);
-      if (lines > VISIBLE_AT_FIRST) break;
+      if (lines > VISIBLE_AT_FIRST && level.length > 1) break;
       for (const each of level) opened.add(each);
       level = next;
     }

@@ -6,6 +6,7 @@ const pairs = (line) =>
   });
 
 const bar = (part, whole) => {
+  if (!(part > 0)) return "";
   const made = make("span.bar");
   made.style.setProperty("--part", whole > 0 ? Math.min(1, part / whole) : 0);
   return made;

@@ -60,6 +60,16 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   input.focus();
 });
+// In a notebook's frame a link to a section would lead to the section of the notebook.
+if (location.protocol === "about:") {
+  document.querySelector("nav").addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link) return;
+    event.preventDefault();
+    document.getElementById(link.hash.slice(1)).scrollIntoView();
+  });
+}
+
 // A browser that goes back to the page fills the search in again.
 if (input.value) update();
 else for (const { shown, all } of views) shown.textContent = count(all);

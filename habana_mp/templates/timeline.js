@@ -6,12 +6,7 @@ const timelineView = () => {
   const events = report.timeline.events
     .map(([start, duration, row, from, to, kind]) => ({ start, duration, row: report.rows[row], from, to, kind }))
     .sort((a, b) => a.start - b.start);
-  const lanes = [...grouped(events, (event) => JSON.stringify([event.kind === "backward", event.from, event.to]))]
-    .map(([key, of]) => {
-      const [backward, from, to] = JSON.parse(key);
-      return { backward, from, to, events: of, longest: of.reduce((longest, event) => Math.max(longest, event.duration), 0) };
-    })
-    .sort((a, b) => a.backward - b.backward || b.events.length - a.events.length);
+  const lanes = lanesOf(events);
   const last = events.reduce((end, event) => Math.max(end, event.start + event.duration), 0);
   const whole = [Math.min(0, events[0].start), Math.max(report.seconds, last) || 1];
   const shortest = (whole[1] - whole[0]) / 1e7;
@@ -45,42 +40,6 @@ const timelineView = () => {
     draw();
   };
   const zoom = (factor, centre = (from + to) / 2) => show(centre - (centre - from) * factor, centre + (to - centre) * factor);
-
-  // The first event of a lane that may reach into a time.
-  const firstAt = (lane, when) => {
-    let low = 0, high = lane.events.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (lane.events[middle].start < when - lane.longest) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  };
-
-  // Draws a lane: casts of some pixels as they are, of shorter ones the share of each pixel that went into them.
-  const drawLane = (pen, lane, [start, end], top, tall, least, wanted) => {
-    const pixels = Math.floor(width);
-    const busy = new Float64Array(pixels), scale = pixels / (end - start);
-    for (let i = firstAt(lane, start); i < lane.events.length && lane.events[i].start <= end; i++) {
-      const event = lane.events[i];
-      if (!wanted(event)) continue;
-      const a = (event.start - start) * scale, b = a + event.duration * scale;
-      if (b - a > 3) {
-        pen.fillRect(a, top, Math.max(1, b - a - 0.5), tall);
-        continue;
-      }
-      const first = Math.max(0, Math.floor(a)), final = Math.min(pixels - 1, Math.floor(b));
-      for (let pixel = first; pixel <= final; pixel++) {
-        const part = Math.min(b, pixel + 1) - Math.max(a, pixel);
-        busy[pixel] += Math.max(part, 1e-9);
-      }
-    }
-    for (let pixel = 0; pixel < pixels; pixel++) {
-      if (!busy[pixel]) continue;
-      const part = Math.max(least, Math.min(1, busy[pixel]) * tall);
-      pen.fillRect(pixel, top + tall - part, 1, part);
-    }
-  };
 
   const prepared = (of, tall) => {
     const ratio = devicePixelRatio || 1;
@@ -117,18 +76,17 @@ const timelineView = () => {
     const style = getComputedStyle(document.documentElement);
     const pen = prepared(canvas, height);
     ticks(pen, style, height - AXIS);
-    const filtered = words.length > 0;
+    const all = lanes.map((lane) => measured(lane, [from, to], width, () => true));
+    const most = highest(all);
     lanes.forEach((lane, i) => {
       const top = i * (LANE + GAP);
       pen.fillStyle = style.getPropertyValue("--line");
       pen.fillRect(0, top + LANE, width, 1);
       pen.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
-      if (filtered) {
-        pen.globalAlpha = 0.2;
-        drawLane(pen, lane, [from, to], top, LANE, 3, () => true);
-        pen.globalAlpha = 1;
-      }
-      drawLane(pen, lane, [from, to], top, LANE, 3, (event) => event.row.shown);
+      pen.globalAlpha = words.length ? 0.2 : 1;
+      drawLane(pen, all[i], most, top, LANE, 3);
+      pen.globalAlpha = 1;
+      if (words.length) drawLane(pen, measured(lane, [from, to], width, (event) => event.row.shown), most, top, LANE, 3);
     });
     if (over) {
       pen.strokeStyle = style.getPropertyValue("--text");
@@ -140,15 +98,17 @@ const timelineView = () => {
       pen.fillRect(Math.min(drag.start, drag.end), 0, Math.abs(drag.end - drag.start), height - AXIS);
     }
     const small = prepared(overview, OVERVIEW);
-    for (const lane of lanes) {
+    const shown = lanes.map((lane) => measured(lane, whole, width, (event) => event.row.shown));
+    lanes.forEach((lane, i) => {
       small.fillStyle = style.getPropertyValue(`--${colour(lane.to)}`);
-      drawLane(small, lane, whole, 0, OVERVIEW, 2, (event) => event.row.shown);
-    }
+      drawLane(small, shown[i], highest(shown), 0, OVERVIEW, 2);
+    });
     const scale = width / (whole[1] - whole[0]);
     small.fillStyle = style.getPropertyValue("--veil");
     small.fillRect(0, 0, (from - whole[0]) * scale, OVERVIEW);
     small.fillRect((to - whole[0]) * scale, 0, width, OVERVIEW);
-    range.textContent = `${moment(from, (to - from) / 100)} to ${moment(to, (to - from) / 100)}, ${time(to - from)}`;
+    range.textContent = `${moment(from, (to - from) / 100)} to ${moment(to, (to - from) / 100)}, ${time(to - from)}`
+      + (most < 1 ? `; highest bar: ${share(Math.min(1, most * report.timeline.stride), 1)} of its time` : "");
   };
 
   const under = (pixel, line) => {

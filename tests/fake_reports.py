@@ -376,11 +376,11 @@ def gpt(layers: int = 12, steps: int = 2) -> dict[str, Any]:
 
 
 HOSTILE = (
-    "</script><script>document.title='owned'</script>",
+    "</script ><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
     "'\"><b>bold</b>&amp;{{ 7 * 7 }}{% raw %}",
     "line\u2028and\u2029paragraph [red]markup[/red]",
-    "lone \udcff surrogate \x1b[31m and <!-- comment",
+    "lone \udcff surrogate \x1b[31m and <!-- <script> comment",
     "__proto__",
     "a much " + "longer " * 40 + "name",
 )

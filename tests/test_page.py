@@ -212,6 +212,26 @@ def test_the_tree_of_modules(reader: Reader) -> None:
     assert lines(opened) == ["Net", "outside of any module flatten unlisted"], "and leaves closed what was closed"
 
 
+def test_precisions(reader: Reader) -> None:
+    runs_in = [["bfloat16"], ["float16"], ["float32"], ["bfloat16", "float32"], ["float64"], []]
+    opened = reader.open(
+        fake_reports.summed([fake_reports.row("mm", f"N: {i}", runs_in=each) for i, each in enumerate(runs_in)])
+    )
+    shares = ["bfloat16 17 %", "float16 17 %", "float32 17 %", "several dtypes 17 %", "other 33 %"]
+    assert opened.locator(".precision .key").all_inner_texts() == shares
+    assert opened.locator("#keys .key").all_inner_texts() == [
+        "bfloat16",
+        "float16",
+        "float32",
+        "several dtypes",
+        "other",
+    ]
+    assert [each.get_attribute("aria-label") for each in opened.locator("#tree .stack").all()] == [
+        ", ".join(shares),
+        *(f"{name} 100 %" for name in ("bfloat16", "float16", "float32", "several dtypes", "other", "other")),
+    ]
+
+
 def test_a_deep_tree_opens_as_far_as_a_screen_holds(reader: Reader) -> None:
     opened = reader.open(fake_reports.gpt())
     assert lines(opened)[:5] == ["GPT", "wte embedding unlisted", "wpe embedding unlisted", "blocks", "0"]
@@ -259,6 +279,13 @@ def test_the_timeline_tells_what_is_under_the_pointer(reader: Reader) -> None:
     expect(shown).to_have_text("18.8 ms to 43.8 ms, 25 ms")
     canvas.press("0")
     expect(shown).to_have_text("0.0 ms to 50.0 ms, 50 ms")
+
+
+def test_the_timeline_answers_a_finger(reader: Reader) -> None:
+    opened = reader.open(fake_reports.small(), has_touch=True)
+    canvas = opened.locator("#timeline canvas").first
+    canvas.tap(position={"x": canvas.bounding_box()["width"] * 2 / 50, "y": 17})
+    expect(opened.locator("#timeline .tip")).to_contain_text("linear Net: fc1")
 
 
 def test_the_timeline_dims_what_the_search_leaves_out(reader: Reader) -> None:

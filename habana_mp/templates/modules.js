@@ -75,7 +75,7 @@ const moduleTree = () => {
   const drawNode = (line, depth, opened) => {
     if (single(line)) return drawOp(line.rows[0], depth, line.name);
     const made = make("details", {}, make("summary.line", {},
-      make("span.label", { title: line.path.trim().replaceAll("\n", ".") }, line.name), ...columns(line)));
+      make("span.label", { title: line.path.slice(1).replace("\n", ": ").replaceAll("\n", ".") }, line.name), ...columns(line)));
     made.firstChild.style.setProperty("--depth", depth);
     const fill = () => {
       if (made.childElementCount > 1) return;

@@ -121,7 +121,7 @@ const timelineView = () => {
       const distance = Math.max(event.start - centre, centre - event.start - event.duration, 0);
       if (distance > margin || !event.row.shown) continue;
       near++;
-      if (distance < away) [best, away] = [event, distance];
+      if (distance < away || (distance === away && event.duration > best.duration)) [best, away] = [event, distance];
     }
     return best && { ...best, lane, near };
   };
@@ -170,7 +170,12 @@ const timelineView = () => {
     } else hover(event);
   });
   canvas.addEventListener("pointercancel", () => { drag = null; draw(); });
-  canvas.addEventListener("pointerleave", () => { over = null; tip.hidden = true; draw(); });
+  canvas.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "touch") return; // the finger leaves, what it asked for stays
+    over = null;
+    tip.hidden = true;
+    draw();
+  });
   canvas.addEventListener("dblclick", () => show(...whole));
   canvas.addEventListener("keydown", (event) => {
     const step = (to - from) / 4;

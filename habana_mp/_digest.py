@@ -54,6 +54,29 @@ def unlisted(report: dict[str, Any]) -> list[OpSum]:
     return sorted(by_op(rows), key=lambda each: (-each.seconds, each.op))
 
 
+@dataclass
+class MissedOp:
+    """All calls of one op that ran past the conversion."""
+
+    op: str
+    rule: str
+    source: str
+    calls: int = 0
+    modules: list[str] = field(default_factory=list)
+    held_by: list[str] = field(default_factory=list)
+
+
+def missed(report: dict[str, Any]) -> list[MissedOp]:
+    """What the report says was missed, one for each op, those that were called most first."""
+    found: dict[str, MissedOp] = {}
+    for each in report["missed"]:
+        into = found.setdefault(each["op"], MissedOp(each["op"], each["rule"], each["source"]))
+        into.calls += each["calls"]
+        into.modules += [each["module"]] if each["module"] and each["module"] not in into.modules else []
+        into.held_by += [holder for holder in each["held_by"] if holder not in into.held_by]
+    return sorted(found.values(), key=lambda each: -each.calls)
+
+
 def own_seconds(row: dict[str, Any]) -> float:
     """Time of a row without its casts."""
     own: float = row["seconds"] - sum(cast["seconds"] for cast in row["casts"])

@@ -31,6 +31,7 @@ def page(report: dict[str, Any]) -> str:
         data=_json({**report, "rows": rows, "precisions": _digest.PRECISIONS}),
         by_precision=_bars(_digest.seconds_by_precision(report)),
         unlisted=_digest.unlisted(report),
+        missed=_digest.missed(report),
         modules=len({row["module"] for row in report["rows"]}),
         ops=len({row["op"] for row in report["rows"]}),
         lists=_by_list(report["never_seen"]),

@@ -44,13 +44,13 @@ class _Report:
         yield _headline(report)
         parts = [_advice(report["advice"])] if report["advice"] else []
         if report["rows"]:
-            parts.append(_ops(report, options.max_width))
+            parts.append(_ops(report, wide))
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
                 ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
                 ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
-                ("Missed: held before convert", [_missed(each) for each in report["missed"]], 1),
+                ("Missed: held before convert", [_missed(each) for each in _digest.missed(report)], 1),
                 ("In no list", [_unlisted(each, report) for each in _digest.unlisted(report)], 3),
             )
             if rows
@@ -91,8 +91,7 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
     return lines
 
 
-def _ops(report: dict[str, Any], width: int) -> RenderableType:
-    wide = width >= _WIDE
+def _ops(report: dict[str, Any], wide: bool) -> RenderableType:
     found = _digest.by_op(report["rows"])
     made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
     made.add_column("op", max_width=30 if wide else 18)
@@ -148,9 +147,9 @@ def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
     return [f"{_counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
 
 
-def _missed(each: dict[str, Any]) -> list[Any]:
-    said = Text(_plain(each["op"]), style="bold").append(f"  {_plain(', '.join(each['held_by']))}", style="not bold")
-    return [_counted(each["calls"], "call"), said.append(f"  {_plain(each['source'])}", style="not bold dim")]
+def _missed(each: _digest.MissedOp) -> list[Any]:
+    said = Text(_plain(each.op), style="bold").append(f"  {_plain(', '.join(each.held_by))}", style="not bold")
+    return [_counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
 
 
 def _unlisted(each: _digest.OpSum, report: dict[str, Any]) -> list[Any]:

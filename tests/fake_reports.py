@@ -346,12 +346,13 @@ def gpt(layers: int = 12, steps: int = 2) -> dict[str, Any]:
         missed=[
             {
                 "op": "gelu",
-                "calls": calls,
-                "module": "GPT: blocks.0.mlp.act",
+                "calls": steps,
+                "module": f"GPT: blocks.{i}.mlp.act",
                 "source": "transformers/activations.py:46",
                 "rule": "lower: gelu, lists/hmp-o1/lower.txt:9",
                 "held_by": ["transformers.activations.ACT2FN['gelu']", "gpt.ACTIVATION"],
             }
+            for i in range(layers)
         ],
         timeline={"stride": 1, "events": clock.events},
         advice=[

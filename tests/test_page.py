@@ -363,6 +363,21 @@ def test_an_empty_report_says_so(reader: Reader) -> None:
     assert opened.locator("main section").count() == 0
 
 
+def test_a_missed_op_is_one_line_for_all_its_modules(reader: Reader) -> None:
+    opened = reader.open(fake_reports.gpt())
+    held = "transformers.activations.ACT2FN['gelu'], gpt.ACTIVATION"
+    expected = ["gelu", "24", held, "GPT: blocks.0.mlp.act and 11 more", "transformers/activations.py:46"]
+    assert opened.locator("#missed td").all_inner_texts() == [*expected, "lower: gelu, lists/hmp-o1/lower.txt:9"]
+
+
+def test_modules_sort_by_their_numbers(reader: Reader) -> None:
+    opened = reader.open(fake_reports.gpt())
+    opened.get_by_role("button", name="softmax").click()
+    opened.get_by_role("button", name="op", exact=True).click()
+    modules = opened.locator("#ops tr.module th").all_inner_texts()
+    assert modules == [f"GPT: blocks.{i}.attn" for i in range(12)]
+
+
 def test_sections_with_nothing_in_them_are_named_in_a_line(reader: Reader) -> None:
     opened = reader.open(fake_reports.small() | {"missed": [], "recast": []})
     assert opened.locator("#missed, #recast").count() == 0

@@ -32,6 +32,8 @@ const COLUMNS = [
   ["rule", (line) => line.rules.join(", "), (line) => [line.note]],
 ].map(([title, key, cells]) => ({ title, key, cells }));
 COLUMNS.unshift({ title: "op", key: (line) => line.name });
+const collator = new Intl.Collator("en", { numeric: true }); // blocks.2 before blocks.10
+const ordered = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
 const NUMBERS = new Set(["calls", "op time", "cast time", "share", "casts", "cached", "backward", "bytes"]);
 
 const opsTable = () => {
@@ -44,7 +46,7 @@ const opsTable = () => {
     const sign = down ? -1 : 1;
     return lines
       .map((line) => [by.key(line), line])
-      .sort(([a, x], [b, y]) => (a < b ? -sign : a > b ? sign : y.seconds - x.seconds))
+      .sort(([a, x], [b, y]) => sign * ordered(a, b) || y.seconds - x.seconds)
       .map(([, line]) => line);
   };
 

@@ -66,7 +66,7 @@ const timelineView = () => {
       pen.fillStyle = style.getPropertyValue("--line");
       pen.fillRect(left, 0, 1, top + 4);
       pen.fillStyle = style.getPropertyValue("--faint");
-      pen.fillText(moment(n * step, step), left + 3, top + 15);
+      if (left < width - 45) pen.fillText(moment(n * step, step), left + 3, top + 15);
     }
   };
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 import torch
 
-from habana_mp import _core, _log, cache
+from habana_mp import _core, _log, _units, cache
 from habana_mp._autocast import LIST_VARIABLES
 from habana_mp._built_against import TORCH_VERSION
 from habana_mp._list_file import nearest, read_list
@@ -144,7 +144,7 @@ def _examine_cache(found: Examination) -> None:
         return
     found.cache = {"on": limit > 0, "limit": limit}
     if limit:
-        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {_bytes(limit)}"))
+        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {_units.size(limit)}"))
     else:
         found.verdicts.append(
             Verdict("note", "the weight cache is off, by HABANA_MP_CACHE_BYTES: weights are cast at every use")
@@ -195,14 +195,6 @@ def _judge(speed: Speed, say: Any) -> None:
             )
         )
     say(Verdict("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to"))
-
-
-def _bytes(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024  # type: ignore[assignment]
-    return f"{count:.4g} GiB"
 
 
 def _show(found: Examination) -> None:

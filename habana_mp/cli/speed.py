@@ -5,13 +5,14 @@ On one thread: with more, whatever else the machine does would be measured with 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 
 from habana_mp import cast
+from habana_mp._units import time
 from habana_mp.cli.console import progress
 
 _SIDE = 512
@@ -32,8 +33,8 @@ class Speed:
 
     def lines(self) -> list[str]:
         return [
-            f"matmul {_SIDE} x {_SIDE}: float32 {self.matmul_float32 * 1e3:.2f} ms, bfloat16 {self.matmul_bfloat16 * 1e3:.2f} ms",
-            f"cast of {_KI_ELEMENTS} Ki numbers: Tensor.to {self.cast_to * 1e6:.0f} us, hmp.cast {self.cast_habana_mp * 1e6:.0f} us",
+            f"matmul {_SIDE} x {_SIDE}: float32 {time(self.matmul_float32)}, bfloat16 {time(self.matmul_bfloat16)}",
+            f"cast of {_KI_ELEMENTS} Ki numbers: Tensor.to {time(self.cast_to)}, hmp.cast {time(self.cast_habana_mp)}",
         ]
 
 
@@ -58,11 +59,11 @@ def _best_in_turns(*calls: Callable[[], object]) -> list[float]:
     best = [float("inf")] * len(calls)
     for call in calls:
         call()
-    end = time.perf_counter() + _SECONDS
+    end = perf_counter() + _SECONDS
     while True:
         for i, call in enumerate(calls):
-            start = time.perf_counter()
+            start = perf_counter()
             call()
-            best[i] = min(best[i], time.perf_counter() - start)
-        if time.perf_counter() > end:
+            best[i] = min(best[i], perf_counter() - start)
+        if perf_counter() > end:
             return best

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
-from habana_mp import _core, _export, _guests, _log, _traced, cache
+from habana_mp import _core, _export, _guests, _log, _state, _traced, cache
+from habana_mp._convert import revert
 from habana_mp._list_file import read_list, warn
 from habana_mp._policy import Policy, replace_preset
 
@@ -159,6 +160,9 @@ def _region(
 
 
 def _prepare() -> None:
+    if _state.stands_in:
+        _state.stands_in = False
+        revert()
     if not _core.log_level() and _core.environment_has(_log.VARIABLE):
         _log.open_log(False)
     _guests.serve_autocast()

@@ -10,3 +10,5 @@ policy: Policy | None = None
 verbose = False
 # What the command line was told to use: every call of ``convert`` puts this one in force, whatever the script asks for.
 held: Policy | None = None
+# Whether the conversion in force is the command line's default, which goes when the script sets a policy of its own.
+stands_in = False

@@ -33,4 +33,5 @@ def place_for_scripts(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(_state, "held", None)
+    monkeypatch.setattr(_state, "stands_in", False)
     return tmp_path

@@ -174,6 +174,17 @@ before = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 policy = hmp.convert(policy='torch-cuda')
 print(before, (torch.ones(2, 2) @ torch.ones(2, 2)).dtype, policy.name)
 """
+REGION = """
+from habana_mp import hmp
+import torch
+before = hmp.is_converted()
+with hmp.autocast("cpu", torch.float16, policy="torch-cuda"):
+    print(before, hmp.is_converted(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+"""
+OPTIONAL = (
+    "import sys\nif 'convert' in sys.argv:\n    from habana_mp import hmp\n    hmp.convert(policy='torch-cuda')\n"
+    + DTYPE
+)
 HIDDEN = "import library\n" + DTYPE
 LIBRARY = "from habana_mp import hmp\nhmp.convert(policy='torch-cuda')\n"
 GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.convert()\nf()\n" + DTYPE
@@ -183,8 +194,11 @@ GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.con
     ("script", "options", "printed"),
     [
         (DTYPE, ["--policy", "torch-cuda"], "torch.float16"),
-        (OWN, [], "torch.float32 torch.float16 torch-cuda"),
+        (OWN, [], "torch.bfloat16 torch.float16 torch-cuda"),
         (OWN, ["--policy", "hmp-o1"], "torch.bfloat16 torch.bfloat16 hmp-o1"),
+        (REGION, [], "True False torch.float16"),
+        (REGION, ["--policy", "hmp"], "True True torch.float16"),
+        (OPTIONAL, [], "torch.bfloat16"),
         (HIDDEN, [], "torch.float16"),
         (HIDDEN, ["--policy", "hmp"], "torch.bfloat16"),
         (GAUDI, [], "torch.bfloat16"),
@@ -197,7 +211,8 @@ GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.con
         (DTYPE, ["--policy", str(hmp.Policy.from_ops(lower=["matmul"], low_dtype=torch.float16))], "torch.float16"),
     ],
     ids=[
-        "preset", "own", "policy over own", "own in an import", "policy over that", "Gaudi", "policy over Gaudi",
+        "preset", "own", "policy over own", "own region", "policy before a region",
+        "own if asked", "own in an import", "policy over that", "Gaudi", "policy over Gaudi",
         "a list", "edits", "fp32", "edits of a policy", "folder", "text",
     ],
 )  # fmt: skip

@@ -24,8 +24,8 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         "--policy",
         type=PolicyParameter(),
         metavar="P",
-        help="A preset, a folder or the text of a policy. It wins over what the script sets. Default: the policy that the script "
-        "sets, if it imports habana_mp or habana_frameworks, else hmp.",
+        help="A preset, a folder or the text of a policy. It wins over what the script asks hmp.convert for. "
+        "Default: hmp, until the script sets a policy itself.",
     )
     @click.option(
         "--lower",
@@ -50,16 +50,11 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         with told():
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
-            if policy is not None:
-                convert(policy=policy)
-                _state.held = policy
+            convert(policy=policy)
+            _state.held, _state.stands_in = policy, policy is None
         opened = open_script(script, arguments, is_module=is_module)
-        named = {*imports(opened.code)}
-        if "habana_frameworks" in named:
+        if "habana_frameworks" in imports(opened.code):
             from habana_mp import gaudi  # noqa: F401 - its import is what makes the names importable
-        if policy is None and not named & {"habana_mp", "habana_frameworks"}:
-            with told():
-                convert()
         function(script=opened, **options)
 
     return command

@@ -42,7 +42,7 @@ def told() -> Iterator[None]:
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    made = Console(stderr=stderr, highlight=False)
     if not made.is_terminal:
         made.width = max(made.width, _WIDTH_OF_A_FILE)
     return made

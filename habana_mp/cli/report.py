@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,7 +16,7 @@ from habana_mp.cli.script import Script, run_script
 
 def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
     """Refuse before the script runs, which may take hours, what cannot be written after it."""
-    if path is None or path == "-":
+    if path is None or (path == "-" and param.name == "json_file"):
         return path
     file = Path(path).absolute()  # the script may change the folder
     was_there = file.exists()
@@ -62,7 +61,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
         raise ending
 
 
-def _show(seen: Any, html: str | None, json_file: str | None) -> None:
+def _show(seen: habana_mp.CastReport, html: str | None, json_file: str | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()

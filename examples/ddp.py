@@ -64,6 +64,18 @@ def train(model: nn.Module, steps: int, parts: list[int], world: int) -> tuple[l
     return losses, [parameter.grad for parameter in model.parameters()]
 
 
+def compare(mean: torch.Tensor, gradients: list[torch.Tensor], steps: int, world: int) -> None:
+    alone, gradients_alone = train(cnn(), steps, list(range(world)), world)
+    print(f"{'step':>4} {f'{world} processes':>12} {'one process':>12}")
+    for step in sorted({0, 1, 2, steps // 2, steps - 1}):
+        print(f"{step:4} {mean[step]:12.5f} {alone[step]:12.5f}")
+    print(f"gradients are {gradients[0].dtype}, a layer's output is {cnn()(torch.zeros(1, 1, 8, 8)).dtype}")
+    torch.testing.assert_close(mean, torch.tensor(alone), rtol=1e-4, atol=1e-5)
+    for ours, expected in zip(gradients, gradients_alone, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
+    print(f"losses of all {steps} steps and the last gradients are equal, within 1e-4")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on several processes, and compare with one.")
     parser.add_argument("--steps", type=int, default=100)
@@ -78,19 +90,10 @@ def main() -> None:
     mean = torch.tensor(losses)
     dist.all_reduce(mean)  # gloo has no mean
     mean /= world
+    if rank == 0:
+        compare(mean, gradients, steps, world)
+    dist.barrier()  # a process that ends while gloo still has its tensors may abort
     dist.destroy_process_group()
-    if rank != 0:
-        return
-
-    alone, gradients_alone = train(cnn(), steps, list(range(world)), world)
-    print(f"{'step':>4} {f'{world} processes':>12} {'one process':>12}")
-    for step in sorted({0, 1, 2, steps // 2, steps - 1}):
-        print(f"{step:4} {mean[step]:12.5f} {alone[step]:12.5f}")
-    print(f"gradients are {gradients[0].dtype}, a layer's output is {cnn()(torch.zeros(1, 1, 8, 8)).dtype}")
-    torch.testing.assert_close(mean, torch.tensor(alone), rtol=1e-4, atol=1e-5)
-    for ours, expected in zip(gradients, gradients_alone, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
-    print(f"losses of all {steps} steps and the last gradients are equal, within 1e-4")
 
 
 if __name__ == "__main__":

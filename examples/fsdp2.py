@@ -74,6 +74,18 @@ def train(net: nn.Module, steps: int, parts: list[int], world: int) -> list[floa
     return losses
 
 
+def compare(losses: torch.Tensor, weights: list[torch.Tensor], steps: int, world: int) -> None:
+    single = model()
+    alone = train(single, steps, list(range(world)), world)
+    print(f"{'step':>4} {f'{world} processes':>12} {'one process':>12}")
+    for step in sorted({0, 1, 2, steps // 2, steps - 1}):
+        print(f"{step:4} {losses[step]:12.5f} {alone[step]:12.5f}")
+    torch.testing.assert_close(losses, torch.tensor(alone), rtol=1e-3, atol=1e-4)
+    for ours, expected in zip(weights, single.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected.detach(), rtol=1e-2, atol=1e-4)
+    print(f"losses of all {steps} steps are equal within 1e-3, the weights at the end within 1e-2")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a sharded model on several processes, and compare with one.")
     parser.add_argument("--steps", type=int, default=50)
@@ -93,21 +105,11 @@ def main() -> None:
     dist.all_reduce(losses)  # gloo has no mean
     losses /= world
     weights = [p.full_tensor().detach() for p in sharded.parameters() if isinstance(p, DTensor)]
+    print(f"process {rank} holds {held:,} of {sum(w.numel() for w in weights):,} numbers, in {weights[0].dtype}")
+    if rank == 0:
+        compare(losses, weights, steps, world)
+    dist.barrier()  # a process that ends while gloo still has its tensors may abort
     dist.destroy_process_group()
-    if rank != 0:
-        return
-
-    single = model()
-    alone = train(single, steps, list(range(world)), world)
-    print(f"{'step':>4} {f'{world} processes':>12} {'one process':>12}")
-    for step in sorted({0, 1, 2, steps // 2, steps - 1}):
-        print(f"{step:4} {losses[step]:12.5f} {alone[step]:12.5f}")
-    numbers = sum(p.numel() for p in single.parameters())
-    print(f"each process holds {held:,} of {numbers:,} numbers, in {weights[0].dtype}")
-    torch.testing.assert_close(losses, torch.tensor(alone), rtol=1e-3, atol=1e-4)
-    for ours, expected in zip(weights, single.parameters(), strict=True):
-        torch.testing.assert_close(ours, expected.detach(), rtol=1e-2, atol=1e-4)
-    print(f"losses of all {steps} steps are equal within 1e-3, the weights at the end within 1e-2")
 
 
 if __name__ == "__main__":

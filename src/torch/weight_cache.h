@@ -67,7 +67,8 @@ class WeightCache {
   static bool accepts(const at::Tensor& tensor, DType to);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
-  at::Tensor cast(const at::Tensor& weight, DType to);
+  // `served`, where given, is told whether it was there already.
+  at::Tensor cast(const at::Tensor& weight, DType to, bool* served = nullptr);
 
   // Every copy has ended.
   void end_all(Ended why);

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from habana_mp._report_groups import grouped, pattern
+from habana_mp._units import share
 
 _MOST = 5
 _WORTH = 0.005  # of the time of the block: less is not worth a line
@@ -26,8 +27,8 @@ def advice(report: dict[str, Any]) -> list[Advice]:
     """At most five lines, what costs most first; ops that a conversion missed come before all, as they are mistakes."""
     whole = max(report["seconds"], 1e-9)
 
-    def share(seconds: float) -> str:
-        return f"{seconds / whole:.0%} of the time" if seconds >= whole / 100 else f"{seconds / whole:.1%} of the time"
+    def share_of(seconds: float) -> str:
+        return f"{share(seconds, whole)} of the time"
 
     lines: list[tuple[float, Advice]] = []
     for group in grouped(report["missed"], lambda row: row["op"]):
@@ -43,12 +44,12 @@ def advice(report: dict[str, Any]) -> list[Advice]:
         first, last, path = chain["ops"][0], chain["ops"][-1], chain["path"]
         text = (
             f"{' -> '.join(step['op'] for step in chain['ops'])}: {' -> '.join(path)}, there and back {chain['count']} times, "
-            f"{share(chain['seconds'])}"
+            f"{share_of(chain['seconds'])}"
         )
         reasons = [rule for rule in (_rule(report, first["op"]), _rule(report, last["op"])) if rule]
         lines.append((chain["seconds"], Advice(text, "; ".join(dict.fromkeys(reasons)) + _at(last["module"]))))
     for entry in report["recast"]:
-        text = f"{entry['tensor']} is cast to {entry['to']} {entry['times']} times where {entry['needed']} would do, {share(entry['seconds'])}"
+        text = f"{entry['tensor']} is cast to {entry['to']} {entry['times']} times where {entry['needed']} would do, {share_of(entry['seconds'])}"
         wanted = f" in {pattern(entry['modules'])}" if entry["modules"] else ""
         lines.append(
             (
@@ -60,13 +61,13 @@ def advice(report: dict[str, Any]) -> list[Advice]:
         seconds = sum(cast["seconds"] + cast["backward"]["seconds"] for row in group for cast in row["casts"])
         count = sum(cast["count"] for row in group for cast in row["casts"])
         way = max((cast for row in group for cast in row["casts"]), key=lambda cast: cast["seconds"])
-        text = f"{group[0]['op']}: {count} casts, mostly {way['from']} -> {way['to']}, {share(seconds)}"
+        text = f"{group[0]['op']}: {count} casts, mostly {way['from']} -> {way['to']}, {share_of(seconds)}"
         lines.append((seconds, Advice(text, f"{group[0]['rule']}" + _at(pattern(row["module"] for row in group)))))
     for group in grouped((row for row in report["rows"] if row["decision"] == "unlisted"), lambda row: row["op"]):
         seconds = sum(row["seconds"] for row in group)
         if seconds >= whole / 20 and any("float32" in row["dtypes"] for row in group):
             calls = sum(row["calls"] for row in group)
-            text = f"{group[0]['op']} takes {share(seconds)} in float32 and no list names it"
+            text = f"{group[0]['op']} takes {share_of(seconds)} in float32 and no list names it"
             # Half of it is what a lower precision could save at best.
             lines.append((seconds / 2, Advice(text, f"{calls} calls" + _at(pattern(row["module"] for row in group)))))
     worth = [entry for entry in lines if entry[0] >= _WORTH * whole]

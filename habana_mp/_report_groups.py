@@ -111,11 +111,18 @@ def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def never_seen(rows: list[dict[str, Any]], policies: list[Policy]) -> list[dict[str, str]]:
     """The names in the lists of the policies that no call was decided by."""
     seen = {(row["policy"], row["rule"].partition(": ")[2].partition(",")[0].partition("@")[0]) for row in rows}
-    found = []
-    for policy in policies:
-        for title, names in policy.lists.items():
-            for name in names:
-                if (policy.name, name.partition("@")[0]) not in seen:
-                    rule = str(policy.rule(name.partition("@")[0])).partition(", listed as ")[2]
-                    found.append({"op": name, "list": title, "rule": f"{title}: {rule.replace(OWN_FILES, '')}"})
-    return found
+    return [
+        {"op": name, "list": title, "rule": _rule_text(policy, title, name)}
+        for policy in policies
+        for title, names in policy.lists.items()
+        for name in names
+        if (policy.name, name.partition("@")[0]) not in seen
+    ]
+
+
+def _rule_text(policy: Policy, title: str, name: str) -> str:
+    """As the rows have it: "lower: mm, lists/hmp/lower.txt:24"."""
+    entries = {op: (file, line) for op, file, line in getattr(policy._core, title)}
+    file, line = entries[name]
+    place = f"{file.replace(OWN_FILES, '')}:{line}" if line else file.replace(OWN_FILES, "")
+    return f"{title}: {name}, {place or policy.name}"

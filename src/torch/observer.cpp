@@ -78,14 +78,22 @@ struct Undecided {
   std::string rule_text;
 };
 
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>{}(text);
+  }
+};
+
 struct Observatory {
   std::mutex mutex;
   std::vector<std::shared_ptr<record::Report>> open;
   record::Sites sites;
   record::Paths paths;
   TensorHistories histories;
-  std::unordered_map<std::uint64_t, Undecided> undecided;  // by op and context
-  std::unordered_map<std::string, std::uint32_t> names;
+  std::unordered_map<std::uint64_t, std::shared_ptr<const Undecided>>
+      undecided;  // by op and context
+  std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> names;
   std::deque<std::string> name_texts{""};
   at::CallbackHandle callback = 0;
 };
@@ -299,14 +307,15 @@ Undecided asked_of_python(const std::string& op, std::uint32_t region) {
   }
 }
 
-Undecided undecided(std::uint32_t op, std::uint32_t context, std::uint32_t region) {
+std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t context,
+                                           std::uint32_t region) {
   const std::uint64_t key = (std::uint64_t{op} << 32) | context;
   {
     const std::lock_guard guard(all().mutex);
     if (const auto found = all().undecided.find(key); found != all().undecided.end())
       return found->second;
   }
-  Undecided said = asked_of_python(name_of(op), region);
+  auto said = std::make_shared<const Undecided>(asked_of_python(name_of(op), region));
   const std::lock_guard guard(all().mutex);
   return all().undecided.try_emplace(key, std::move(said)).first->second;
 }
@@ -324,18 +333,18 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
               .context = region != 0 ? region : conversion.load(std::memory_order_relaxed),
               .front_end = FrontEnd::None,
               .fate = Fate::Unlisted};
-  const Undecided said = undecided(key.op, key.context, region);
-  if (said.policy.empty()) {
+  const auto said = undecided(key.op, key.context, region);
+  if (said->policy.empty()) {
     key.fate = Fate::Outside;
   } else if (casts_off()) {
     key.fate = Fate::Off;
-  } else if (said.rule.listed) {
-    key.fate = settled(said.rule, dtypes_of(given)) ? Fate::LeftAlone : Fate::Missed;
+  } else if (said->rule.listed) {
+    key.fate = settled(said->rule, dtypes_of(given)) ? Fate::LeftAlone : Fate::Missed;
   }
   Frame frame{.kind = Frame::Kind::Dispatched};
   frame.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
-    return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
+    return Site{.policy = said->policy, .rule = said->rule_text, .source = source_here()};
   });
   show(frame, given);
   frame.start = now_ns();
@@ -417,12 +426,11 @@ Told told_by(const record::Report& report) {
 std::uint32_t number_of(std::string_view name) {
   const std::lock_guard guard(all().mutex);
   auto& names = all().names;
-  std::string text(name);
-  if (const auto found = names.find(text); found != names.end()) return found->second;
+  if (const auto found = names.find(name); found != names.end()) return found->second;
   if (names.size() >= record::kMostSites) return 0;
   const auto number = static_cast<std::uint32_t>(all().name_texts.size());
-  all().name_texts.push_back(text);
-  names.emplace(std::move(text), number);
+  all().name_texts.emplace_back(name);
+  names.emplace(name, number);
   return number;
 }
 

@@ -247,8 +247,11 @@ void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast)
   }
   const unsigned times = count_cast(*history, source, cast.to, frame.site);
   if (times > 1) {
+    // Who filled a weight with its first numbers is not what made it.
+    const bool weight = source.is_leaf() && source.requires_grad();
+    const SiteId maker = weight ? kNone : history->maker;
     for (const auto& report : all().open) {
-      report->add_recast(history->maker, history->first, frame.site, cast, times);
+      report->add_recast(maker, history->first, frame.site, cast, times);
     }
   }
   // A weight is cast beside what the path is about.

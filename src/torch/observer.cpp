@@ -546,6 +546,17 @@ struct KnownModule {
   std::uint32_t path;
 };
 
+// To be compared, not to be used.
+PyObject* referent(const py::object& reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(reference.ptr(), &object) > 0) Py_DECREF(object);
+  return object;
+#else
+  return PyWeakref_GetObject(reference.ptr());
+#endif
+}
+
 using KnownModules = std::map<std::pair<PyObject*, std::uint32_t>, KnownModule>;
 
 KnownModules& known_modules() {  // with the GIL
@@ -557,7 +568,7 @@ std::uint32_t path_of(const Thread& thread, PyObject* module) {
   const std::pair key{module, module_here(thread)};
   auto& known = known_modules();
   if (const auto found = known.find(key); found != known.end()) {
-    if (found->second.reference().ptr() == module) return found->second.path;
+    if (referent(found->second.reference) == module) return found->second.path;
   }
   py::list stack;
   for (const Module& outer : thread.modules) {

@@ -31,7 +31,7 @@ CHAPTERS = "specialnames compound types formatstrings string-methods typesseq de
 LENGTH = 48  # words in a piece
 WORDS = 2000  # in the vocabulary
 PAD, UNKNOWN = 0, 1
-BATCH = 32
+BATCH = 16
 
 console = Console(file=sys.stdout, highlight=False)
 

@@ -9,17 +9,15 @@ rounds to -inf, and a line that is all padding (the manual has empty ones) gets 
 Somebody who does not know that finds it in four steps, all below:
 1. the loss under the policy is NaN;
 2. each op of the lower list in turn goes to float32: with one of them the loss is a number again;
-3. the cast log says which line of the model that op is on, and `hmp.explain` which line of which list it is in;
+3. `hmp.report` says where the model calls that op and which line of which list decides about it;
 4. `Policy.with_edits` moves this one op, and the training goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
-import os
-import tempfile
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
@@ -30,7 +28,7 @@ from habana_mp import hmp
 
 LENGTH = 48  # of a line, in bytes
 WIDTH, HEADS = 64, 4
-BATCH = 64
+BATCH = 32
 
 
 class Reader(nn.Module):
@@ -54,6 +52,7 @@ class Reader(nn.Module):
         return self.head(F.relu(self.hidden(self.norm2(x + seen).mean(1))))
 
 
+@functools.cache
 def lines() -> tuple[torch.Tensor, torch.Tensor]:
     """Lines that are indented are code."""
     found = "\n".join(topics.values()).split("\n")
@@ -84,18 +83,6 @@ def train(policy: hmp.Policy | None, steps: int) -> list[float]:
     return losses
 
 
-def lines_of_log(policy: hmp.Policy, op: str) -> list[str]:
-    """What the detailed cast log of one step says of an op: what was cast, by which line of which list, in which line of code."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "casts.log"
-        os.environ["HABANA_MP_LOG"] = f"detail:{log}"  # from a shell: HABANA_MP_LOG=detail python train.py
-        try:
-            train(policy, 1)
-        finally:
-            del os.environ["HABANA_MP_LOG"]
-        return [line.strip() for line in log.read_text().splitlines() if f"lower: {op}," in line]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Find the op that gives NaN, and mend the policy.")
     parser.add_argument("--steps", type=int, default=200)
@@ -117,10 +104,12 @@ def main() -> None:
     print("   with any other it stays NaN\n")
 
     print("3. where, and why:")
-    for op in culprits:
-        for line in dict.fromkeys(lines_of_log(policy, op)):
-            print(f"   {line}")
-        print(f"   {hmp.explain(op, policy=policy).rule}")
+    with hmp.report() as report:
+        train(policy, 1)
+    for row in report.to_dict()["rows"]:
+        if row["op"] in culprits and row["casts"]:
+            print(f"   {row['op']} at {row['source']}, from {row['dtypes'][0]} to {row['runs_in'][0]}")
+            print(f"   {row['rule']}")
     low = torch.tensor(torch.finfo(torch.float32).min).to(policy.low_dtype)
     print(f"   finfo(float32).min is {low} in {policy.low_dtype}\n")
 

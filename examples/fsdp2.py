@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 examples/fsdp2.py
 
-FSDP2 has a MixedPrecisionPolicy of its own, which holds whole modules in bfloat16, losses and norms among them. Without it, as here, each
-process has its half of every weight in float32, gathers the whole when a layer runs, and the lists say op by op what runs in
-bfloat16. Afterwards the first process trains alone, unsharded, on the same batches, a half after the other, and compares:
+FSDP2 has a MixedPrecisionPolicy of its own, which runs whole modules in bfloat16, their norms and softmaxes as well. Without it, as
+here, each process has its half of every weight in float32, gathers the whole when a layer runs, and the lists say op by op what
+runs in bfloat16. Afterwards the first process trains alone, unsharded, on the same batches, a half after the other, and compares:
 losses and weights are the same.
 """
 

@@ -181,7 +181,7 @@ def main() -> None:
         runs["hmp.autocast"] = train("hmp.autocast", text, words, args.steps, lambda: region)
     show(runs, args.steps)
     for name, run in runs.items():
-        print(f"\n{name}: " + write(run.model, words, "the value of", 40))
+        print(f"\n{name}: " + write(run.model, words, "the value of", 24))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 A network learns handwritten digits in a few seconds and is then served twice, in float32 and in bfloat16, to four clients at once over
 real connections. Autocast belongs to a thread, so the handler enters it; the weights are cast once, at the first request, and
-`hmp.cache.info()` shows that all threads use these copies. (`torch.autocast` has no cache under `inference_mode`: it would cast
+`hmp.cache.info()` shows that all threads use these copies. (`torch.autocast` forgets its casts where a region ends, so it would cast
 all weights for every request.) Printed are the latencies that the clients see, and how many digits they got right.
 """
 

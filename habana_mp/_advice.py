@@ -102,7 +102,9 @@ def _of_casts(report: dict[str, Any], whole: float) -> Iterator[_Line]:
 
 
 def _of_unlisted(report: dict[str, Any], whole: float) -> Iterator[_Line]:
-    for group in grouped((row for row in report["rows"] if row["decision"] == "unlisted"), lambda row: row["op"]):
+    # Outside of modules it is mostly an optimizer.
+    rows = (row for row in report["rows"] if row["decision"] == "unlisted" and row["module"])
+    for group in grouped(rows, lambda row: row["op"]):
         seconds = sum(row["seconds"] for row in group)
         if seconds >= _LONG * whole and any("float32" in row["dtypes"] for row in group):
             text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, whole)}"

@@ -53,6 +53,8 @@ $(BUILT): $(SETUP) CMakeLists.txt pyproject.toml $(shell find src -name '*.cpp' 
 demo: $(BUILT)
 	@$(BIN)/python examples/digits.py
 	@echo && $(BIN)/python examples/linear.py
+	@echo && $(BIN)/habana-mp report --html examples/out/gpt.html examples/gpt.py --steps 20
+	@echo "Page: examples/out/gpt.html"
 
 test: $(BUILT)
 	@tools/system_packages.sh $(PYTHON) test

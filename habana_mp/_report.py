@@ -41,9 +41,10 @@ class CastReport:
     Counts may be asked inside of the block too; afterwards they stay as they were at its end. ``print`` of it, and rich's, is a table;
     notebooks show the page of ``to_html``.
 
-    >>> with hmp.report() as r:
-    ...     model(x)
-    >>> assert r.casts("linear", to="bfloat16") == 4
+    >>> with hmp.autocast("cpu"), hmp.report() as r:
+    ...     y = model(x)
+    >>> r.casts("linear", to="bfloat16", module="lm_head")
+    3
     """
 
     def __init__(self) -> None:

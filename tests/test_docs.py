@@ -7,6 +7,7 @@ Blocks of a page run in order, in one folder of its own and each in a process of
     ```python title="train.py"               is a file for the blocks below it; so is any block whose title is a file name, and a
                                              list file has to be one
     ```text title="output"                   is what the block above it prints to stdout; "..." stands for anything
+    ```console                               is a session of habana-mp, which test_cli_docs.py runs
     ```python title="not run in the tests: a GPU"   is shown and not run; the title says why
 
 The file is also the program that does it: test_docs.py PAGE FOLDER.
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-LANGUAGES = {"python", "sh", "text", "toml"}
+LANGUAGES = {"console", "python", "sh", "text", "toml"}
 LIST_FILES = ("lower", "fp32", "promote")
 
 

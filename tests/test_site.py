@@ -149,6 +149,7 @@ class Checker(doctest.OutputChecker):
 @pytest.mark.parametrize("example", own_examples())
 def test_example_of_a_docstring(example, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -25,11 +25,14 @@ from habana_mp._cast import cast
 from habana_mp._convert import convert, is_converted, revert
 from habana_mp._custom_function import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
+from habana_mp._draw import draw
 from habana_mp._explain import explain
 from habana_mp._modules import set_policies
 from habana_mp._policy import Policy, presets
+from habana_mp._report import CastReport, report
 
 __all__ = [
+    "CastReport",
     "GradScaler",
     "Policy",
     "autocast",
@@ -39,10 +42,12 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "disable_casts",
+    "draw",
     "explain",
     "is_autocast_available",
     "is_converted",
     "presets",
+    "report",
     "revert",
     "set_policies",
 ]

@@ -13,6 +13,7 @@ from habana_mp._autocast import devices
 from habana_mp._convert import ops, rule_of
 from habana_mp._disable import casts_off
 from habana_mp._homes import NORMS, Home, known_names
+from habana_mp._html import render
 from habana_mp._list_file import nearest
 from habana_mp._modules import policy_of_module
 from habana_mp._patched import Rule
@@ -38,17 +39,23 @@ class Explanation:
 
     def __str__(self) -> str:
         homes = [f"{label}  ->  {what}" for label, what in self.homes.items()] or ["none: no Python call reaches it"]
-        rows = [
-            ("rule", (str(self.rule).partition(": ")[2],)),
-            ("policy", (f"{self.policy.name}, {self.state}",)),
-            ("arguments", self.arguments),
-            ("homes", tuple(homes)),
-            *([("note", self.notes)] if self.notes else []),
-        ]
+        rows = self._rows()
+        rows.insert(3, ("homes", tuple(homes)))
         lines = [self.op]
         for title, texts in rows:
             lines += [f"  {title if i == 0 else '':<10} {text}" for i, text in enumerate(texts)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return render("explanation.html", op=self.op, rows=self._rows(), homes=self.homes)
+
+    def _rows(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [
+            ("rule", (str(self.rule).partition(": ")[2],)),
+            ("policy", (f"{self.policy.name}, {self.state}",)),
+            ("arguments", self.arguments),
+            *([("note", self.notes)] if self.notes else []),
+        ]
 
 
 def explain(
@@ -70,7 +77,7 @@ def explain(
     """
     if not isinstance(op, str):
         raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
-    name = _plain_name(op)
+    name = plain_name(op)
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
@@ -156,7 +163,7 @@ def _notes(policy: Policy) -> tuple[str, ...]:
     return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
 
 
-def _plain_name(op: str) -> str:
+def plain_name(op: str) -> str:
     """The name of an op, out of one that says where it lives; overload names keep their dot."""
     op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
     if op in known_names():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core as core
+from habana_mp._html import render
 from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list, warn, whole_op
 from habana_mp._preset import LISTS, SHIPPED, read_folder
 
@@ -247,6 +248,10 @@ class Policy:
         sizes = ", ".join(f"{len(ops)} {name}" for name, ops in self.lists.items() if ops)
         return f"<Policy {self.name}: {self._core.low}, {sizes or 'no lists'}, rest={self.rest}>"
 
+    def _repr_html_(self) -> str:
+        lists = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        return render("policy.html", policy=self, low=self._core.low, lists=lists)
+
     def __eq__(self, other: object) -> bool:
         return self._core == other._core if isinstance(other, Policy) else NotImplemented
 
@@ -351,6 +356,11 @@ def _parts(
 ) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool]:
     lists = policy.lower, policy.fp32, policy.promote, policy.error
     return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached
+
+
+def renamed(policy: core.Policy, name: str) -> core.Policy:
+    """The same policy under another name. Raises ValueError for what is no name of one."""
+    return core.Policy(name, *_parts(policy)[1:])
 
 
 def _unpickle(*parts: Any) -> Policy:

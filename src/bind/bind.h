@@ -8,6 +8,7 @@ namespace habana_mp {
 void bind_autocast(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 void bind_record(pybind11::module_& module);
+void bind_report(pybind11::module_& module);
 void bind_patched_op(pybind11::module_& module);
 void bind_cast(pybind11::module_& module);
 void bind_cache(pybind11::module_& module);

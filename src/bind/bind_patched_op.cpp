@@ -4,6 +4,7 @@
 #include "bind/bind.h"
 #include "bind/run_in_c.h"
 #include "torch/casts_off.h"
+#include "torch/observer.h"
 #include "torch/patch_set.h"
 #include "torch/patched_op.h"
 #include "torch/torch_ops.h"
@@ -64,9 +65,14 @@ void bind_patched_op(py::module_& module) {
     if (!enable_vectorcall(type.ptr())) throw py::error_already_set();
   });
 
-  module.def("install",
-             [](const py::iterable& rows) { patch_set().install(assignments_of(rows)); });
-  module.def("uninstall", [] { patch_set().uninstall(); });
+  module.def("install", [](const py::iterable& rows) {
+    patch_set().install(assignments_of(rows));
+    observer::renew_conversion();
+  });
+  module.def("uninstall", [] {
+    patch_set().uninstall();
+    observer::renew_conversion();
+  });
   module.def("suspend", [] { patch_set().suspend(); });
   module.def("resume", [] { patch_set().resume(); });
   module.def("is_installed", [] { return patch_set().installed(); });

@@ -44,7 +44,7 @@ void open_log(int level, const std::string& path, py::object writer) {
 void write_event(const std::string& op, int to, int cause,
                  const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
                  const std::string& module, const std::string& source) {
-  std::vector<record::Cast> items;
+  std::vector<record::CastArgument> items;
   for (const auto& [argument, from] : casts) items.push_back({argument, static_cast<DType>(from)});
   record::write(
       {op, static_cast<DType>(to), static_cast<Cause>(cause), items, rule, module, source});

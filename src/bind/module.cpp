@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, module) {
   });
   habana_mp::bind_policy(module);
   habana_mp::bind_record(module);
+  habana_mp::bind_report(module);
   habana_mp::bind_patched_op(module);
   habana_mp::bind_autocast(module);
   habana_mp::bind_cast(module);

@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "record/listening.h"
+
 namespace habana_mp::record {
 namespace {
 
@@ -93,7 +95,7 @@ void put(std::string_view text) {
 void append_detail(const Event& event, spdlog::memory_buf_t& text) {
   const auto out = std::back_inserter(text);
   std::string_view separator = "\n    ";
-  for (const Cast& cast : event.casts) {
+  for (const CastArgument& cast : event.casts) {
     fmt::format_to(out, "{}{}: {} -> {}", separator, cast.argument, dtype_name(cast.from),
                    dtype_name(event.to));
     separator = ", ";
@@ -123,10 +125,12 @@ void open(Level level, const std::string& path, Writer writer) {
   opened->set_error_handler([](const std::string&) { throw; });
   logger() = std::move(opened);
   current_level.store(static_cast<int>(level), std::memory_order_relaxed);
+  set_listens(Listener::Log, true);
 }
 
 void close() {
   current_level.store(static_cast<int>(Level::Off), std::memory_order_relaxed);
+  set_listens(Listener::Log, false);
   logger().reset();
 }
 

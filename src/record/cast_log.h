@@ -31,7 +31,6 @@ enum class Level : int { Off, Casts, Detail };
 
 inline std::atomic<int> current_level{static_cast<int>(Level::Off)};
 
-// What a front end asks before it gathers anything for an event.
 inline Level level() { return static_cast<Level>(current_level.load(std::memory_order_relaxed)); }
 
 // D25: ops that a list decides have a line at every call, the others only where a tensor was cast.
@@ -52,7 +51,7 @@ constexpr bool worth_a_line(Cause cause, bool something_cast) {
   return false;
 }
 
-struct Cast {
+struct CastArgument {
   std::string argument;  // position or name: "0", "weight", "tensors[1]"
   DType from;
 };
@@ -62,7 +61,7 @@ struct Event {
   DType to;
   Cause cause;
   // What follows is read at Level::Detail only.
-  std::span<const Cast> casts{};
+  std::span<const CastArgument> casts{};
   std::string_view rule{};    // "lower: lists/hmp/lower.txt:12"
   std::string_view module{};  // "Net: encoder.layers.0"
   std::string_view source{};  // "train.py:31"

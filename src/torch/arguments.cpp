@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "torch/observer.h"
 #include "torch/tensor_cast.h"
 
 namespace habana_mp {
@@ -258,7 +259,7 @@ PyObject* CastArguments::own(PyObject* object) {
 }
 
 PyObject* CastArguments::cast(PyObject* tensor, DType to, How how) {
-  PyObject* result = own(cast_tensor(tensor, to, how));
+  PyObject* result = own(observer::watched_cast(tensor, to, how));
   if (result == nullptr || !is_exact_tensor(result)) return result;
   // A cast that is nobody else's has its memory for itself, and requires no grad where grad mode is
   // off.

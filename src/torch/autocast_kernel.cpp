@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "policy/names.h"
-#include "record/cast_log.h"
-#include "torch/autocast_log.h"
+#include "record/listening.h"
 #include "torch/autocast_op.h"
+#include "torch/autocast_record.h"
 #include "torch/autocast_state.h"
 #include "torch/casts_off.h"
 #include "torch/tensor_cast.h"
@@ -93,7 +93,7 @@ struct Course {
   // Whether the rule casts nothing, and nobody wants to hear of it.
   bool settled() const {
     return seen.on_one_device() && habana_mp::settled(rule, seen.dtypes) &&
-           record::level() == record::Level::Off && !pre_dispatch;
+           !record::anyone_listens() && !pre_dispatch;
   }
 };
 
@@ -127,20 +127,25 @@ void cast_and_call(const Op& op, const Course& course, Stack* stack) {
   Call call(op.form, *stack, course.device);
   const Decision decision = decide(course.rule, call.described(), call.explicit_dtype());
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
-  if (record::level() != record::Level::Off) {
+  observer::Watch watch;
+  if (record::anyone_listens()) {
     log_call(op, *course.scope->rules->policy, call, decision, casting);
+    watch_call(watch, op, *course.scope->rules, call, decision);
   }
   if (!casting) {
-    return course.pre_dispatch ? op.handle.callBoxed(stack)
-                               : op.handle.redispatchBoxed(course.keys, stack);
+    course.pre_dispatch ? op.handle.callBoxed(stack)
+                        : op.handle.redispatchBoxed(course.keys, stack);
+    return end_watch(watch, call);
   }
   call.cast(decision, course.scope->cached);
   op.handle.callBoxed(stack);
   if (call.gave_away_copy()) {
     call.take_back();
+    watch.forget_casts();
     call.cast(decision, /*cached=*/false);
     op.handle.callBoxed(stack);
   }
+  end_watch(watch, call);
 }
 
 // Serves any op.
@@ -271,6 +276,7 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy) {
     }
   }
   rules->policy = std::move(policy);
+  rules->context = observer::new_context();
   return rules;
 }
 

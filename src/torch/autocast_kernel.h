@@ -17,7 +17,8 @@ namespace habana_mp::autocast {
 // A policy for every op of the dispatcher.
 struct Rules {
   std::shared_ptr<const Policy> policy;
-  std::vector<Rule> by_op;  // as the catalogue of ops counts them
+  std::vector<Rule> by_op;    // as the catalogue of ops counts them
+  std::uint32_t context = 0;  // tells these rules from others in the report
   mutable std::atomic<bool> served = false;
 };
 

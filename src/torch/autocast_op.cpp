@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "torch/observer.h"
+
 namespace habana_mp::autocast {
 namespace {
 
@@ -106,6 +108,16 @@ bool Call::traced() const {
   return false;
 }
 
+c10::SmallVector<at::Tensor, 8> Call::tensors() const {
+  c10::SmallVector<at::Tensor, 8> found;
+  for (std::size_t i = 0; i < places_.size(); ++i) found.push_back(tensor(i));
+  return found;
+}
+
+c10::SmallVector<at::Tensor, 8> Call::results() const {
+  return observer::tensors_in(torch::jit::last(stack_, form_.returns));
+}
+
 std::string Call::label(std::size_t i, const c10::FunctionSchema& schema) const {
   const std::string& name = schema.arguments()[places_[i].position].name();
   return places_[i].item < 0 ? name : name + "[" + std::to_string(places_[i].item) + "]";
@@ -119,7 +131,7 @@ void Call::cast(const Decision& decision, bool cached) {
     for (const auto& [before, after] : done) {
       if (before.is_same(source)) return after;
     }
-    at::Tensor result = cast_to(source, decision.to, how);
+    at::Tensor result = observer::watched_cast(source, decision.to, how);
     // A cast that is nobody else's has its memory for itself.
     if (cached && result.has_storage() && result.storage().use_count() > 1) {
       copies_.push_back(result);

@@ -130,6 +130,9 @@ class Call {
   bool any_to_cast(const Decision& decision) const;
   // Whether a tracer or a compiler makes the call, which computes nothing.
   bool traced() const;
+  // Its tensors as they are now, and after the op its results.
+  c10::SmallVector<at::Tensor, 8> tensors() const;
+  c10::SmallVector<at::Tensor, 8> results() const;
   // The name of a tensor's argument for the log: "self", "tensors[1]".
   std::string label(std::size_t i, const c10::FunctionSchema& schema) const;
 

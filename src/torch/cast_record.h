@@ -1,13 +1,19 @@
-// Tells the cast log of a call of a patched op. Called only while the log is on.
+// Tells the cast log and the report of a call of a patched op. Called only while one of them is on.
 #pragma once
 
 #include "torch/arguments.h"
+#include "torch/observer.h"
 #include "torch/patched_op.h"
 
 namespace habana_mp {
 
-// Throws what the log's writer throws (a closed pipe, an interrupt).
+// Nothing where the log is off. Throws what its writer throws (a closed pipe, an interrupt).
 void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
               bool casting, Py_ssize_t positional, PyObject* kwnames);
+
+// Begins to watch the call where a report is open, and ends it with its result, which may be null.
+void watch_call(observer::Watch& watch, const PatchedOp& op, const Arguments& arguments,
+                const Decision& decision);
+void end_watch(observer::Watch& watch, PyObject* result);
 
 }  // namespace habana_mp

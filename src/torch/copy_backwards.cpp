@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "torch/observer.h"
 #include "torch/tensor_cast.h"
 #include "torch/weight_cache.h"
 
@@ -37,8 +38,11 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   variable_list apply(variable_list&& grads) override {
     if (cached != nullptr) weight_cache().end_backward(cached);
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
-    return {cast_gradient(grads[0], dtype_of_type(c10::typeMetaToScalarType(self_options.dtype())),
-                          strides)};
+    const DType to = dtype_of_type(c10::typeMetaToScalarType(self_options.dtype()));
+    variable_list result(1);
+    observer::tell_backward(origin, grads[0], to,
+                            [&] { result[0] = cast_gradient(grads[0], to, strides); });
+    return result;
   }
 
   // Of the source, where the gradient is to be laid out like it: AccumulateGrad takes a gradient in
@@ -46,6 +50,7 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   at::DimVector strides;
   const c10::StorageImpl* cached = nullptr;  // to be compared, not to be followed
   bool compiled = false;
+  std::uint64_t origin = observer::origin_here();
 };
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.

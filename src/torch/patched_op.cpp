@@ -3,9 +3,10 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
 
-#include "record/cast_log.h"
+#include "record/listening.h"
 #include "torch/cast_record.h"
 #include "torch/casts_off.h"
+#include "torch/observer.h"
 #include "torch/overrides.h"
 #include "torch/python_error.h"
 #include "torch/tensor_cast.h"
@@ -66,10 +67,16 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const bool relay = take_relayed(op);
-  if (record::level() != record::Level::Off && !compiling && (casting || !relay)) {
+  observer::Watch watch;
+  if (record::anyone_listens() && !compiling && (casting || !relay)) {
     log_call(op, arguments, decision, casting, positional, kwnames);
+    watch_call(watch, op, arguments, decision);
   }
-  if (!casting) return call_original(op, arguments, args, nargsf, kwnames);
+  if (!casting) {
+    PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
+    end_watch(watch, result);
+    return result;
+  }
 
   const auto call_with_casts = [&](bool cached, bool& again) -> PyObject* {
     CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
@@ -84,16 +91,18 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   PyObject* result = call_with_casts(/*cached=*/true, again);
   if (again) {  // a view, or dropout in eval: the caller may write to what it gets
     Py_DECREF(result);
+    watch.forget_casts();
     result = call_with_casts(/*cached=*/false, again);
   }
+  end_watch(watch, result);
   return result;
 }
 
 // What is left of a call where nothing can be cast: most calls of a converted model, so it is kept
-// short. The log off, no override by a mode, no tensor subclass, and every eligible tensor in one
-// dtype that the rule accepts as it is.
+// short. Nobody listening, no override by a mode, no tensor subclass, and every eligible tensor in
+// one dtype that the rule accepts as it is.
 bool is_settled(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
-  if (record::level() != record::Level::Off || op.rule.action == Action::Error ||
+  if (record::anyone_listens() || op.rule.action == Action::Error ||
       at::impl::torch_function_mode_enabled()) {
     return false;
   }
@@ -170,6 +179,7 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   op->active = false;
   op->rule_text = new std::string;
   op->repr = new std::string;
+  op->name_number = op->context = 0;
   return reinterpret_cast<PyObject*>(op);
 }
 
@@ -217,6 +227,7 @@ int set_rule(PatchedOp* op, PyObject* value) {
   if (!PyArg_ParseTuple(value, "iips", &action, &low, &listed, &text)) return -1;
   op->rule = Rule{static_cast<Action>(action), static_cast<DType>(low), listed != 0};
   *op->rule_text = text;
+  op->context = observer::new_context();
   op->active = true;
   return 0;
 }

@@ -24,6 +24,9 @@ struct PatchedOp {
                 // by this one)
   std::string* rule_text;  // which list line decided, for the detailed log
   std::string* repr;       // of the original, made at the first log line
+  // For the report: the op's name, found at its first call, and what tells this rule from others.
+  std::uint32_t name_number;
+  std::uint32_t context;
 };
 
 // D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.

@@ -21,6 +21,7 @@
 #include "cast/cast_kernels.h"
 #include "torch/autocast_state.h"
 #include "torch/copy_backwards.h"
+#include "torch/observer.h"
 #include "torch/parallel_cast.h"
 #include "torch/weight_cache.h"
 
@@ -90,7 +91,9 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
 }
 
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
-bool by_aten(const at::Tensor& source) { return !source.is_cpu() || at::hasCallbacks(); }
+bool by_aten(const at::Tensor& source) {
+  return !source.is_cpu() || (at::hasCallbacks() && observer::profiled());
+}
 
 at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
                         c10::Allocator* memory) {
@@ -167,7 +170,9 @@ at::Tensor cast_in(const at::Tensor& source, DType to, at::IntArrayRef strides, 
 }  // namespace
 
 at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
-  if (how.cached && WeightCache::accepts(source, to)) return weight_cache().cast(source, to);
+  if (how.cached && WeightCache::accepts(source, to)) {
+    return weight_cache().cast(source, to, how.served);
+  }
   const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
   const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
   if (how.contiguous && is_ordinary(source) && copied_by_matmul(source)) {

@@ -44,6 +44,7 @@ inline DType dtype_of(const at::TensorBase& tensor) {
 struct How {
   bool cached = false;      // a copy that the weight cache holds, where the tensor is a weight
   bool contiguous = false;  // contiguous, where the tensor lies so that an op would copy it again
+  bool* served = nullptr;   // told whether the copy was there already
 };
 
 // The cast of a tensor: differentiable, laid out as the source unless `how` says otherwise. On any

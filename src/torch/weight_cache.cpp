@@ -155,7 +155,7 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   return {};
 }
 
-at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* served) {
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
@@ -200,6 +200,7 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to) {
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
+  if (served != nullptr) *served = copy.defined();
   if (!copy.defined()) {
     copy = cast_for_keeping(weight, to, std::move(memory));
     if (keep) store(weight, std::move(now), copy);

@@ -107,10 +107,10 @@ TEST_CASE("D25: which calls have a line") {
 }
 
 TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
-  const std::vector<record::Cast> casts{{"0", DType::Float32}, {"tensors[1]", DType::Float16}};
+  const std::vector<record::CastArgument> casts{{"0", DType::Float32}, {"tensors[1]", DType::Float16}};
   const std::string first = "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n";
   struct Case {
-    std::vector<record::Cast> casts;
+    std::vector<record::CastArgument> casts;
     std::string_view rule, module, source;
     const char* detail;
   };
@@ -133,7 +133,7 @@ TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
 
 TEST_CASE("D26: the detail of an in-place call names no list") {
   const Written written(record::Level::Detail);
-  const std::vector<record::Cast> casts{{"1", DType::Float32}};
+  const std::vector<record::CastArgument> casts{{"1", DType::Float32}};
   record::write(
       {MUL, DType::BFloat16, Cause::InPlace, casts, "promote: my.txt:12", "", "train.py:31"});
   CHECK(written.texts ==

@@ -1,4 +1,4 @@
-#include "torch/autocast_log.h"
+#include "torch/autocast_record.h"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,12 +30,14 @@ std::string rule_text(const Op& op, const Policy& policy) {
 
 void log_call(const Op& op, const Policy& policy, const Call& call, const Decision& decision,
               bool casting) {
-  if (!record::worth_a_line(decision.cause, casting) || call.traced()) return;
+  if (record::level() == record::Level::Off || !record::worth_a_line(decision.cause, casting) ||
+      call.traced())
+    return;
   const std::string name = shown(op.handle.operator_name());
   record::Event event{.op = name, .to = decision.to, .cause = decision.cause};
   const py::gil_scoped_acquire gil;
   if (record::level() == record::Level::Casts) return record::write(event);
-  std::vector<record::Cast> casts;
+  std::vector<record::CastArgument> casts;
   for (std::size_t i = 0; i < call.described().size(); ++i) {
     const Arg& described = call.described()[i];
     if (decision.casts(described))
@@ -50,6 +52,27 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
   event.module = module;
   event.source = source;
   record::write(event);
+}
+
+void watch_call(observer::Watch& watch, const Op& op, const Rules& rules, const Call& call,
+                const Decision& decision) {
+  if (!observer::reporting() || call.traced()) return;
+  const std::string_view name = std::string_view(op.name).substr(0, op.name.find('.'));
+  const observer::Watch::What what{.op = observer::number_of(name),
+                                   .context = rules.context,
+                                   .front_end = record::FrontEnd::Autocast,
+                                   .decision = decision,
+                                   .hides = true};
+  watch.begin(what, call.tensors(), [&] {
+    record::Site site;
+    site.policy = rules.policy->name();
+    site.rule = rule_text(op, *rules.policy);
+    return site;
+  });
+}
+
+void end_watch(observer::Watch& watch, const Call& call) {
+  if (watch.begun()) watch.end(call.results());
 }
 
 }  // namespace habana_mp::autocast

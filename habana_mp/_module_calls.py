@@ -1,0 +1,153 @@
+"""One run of a model with a gradient for all that it takes, and which call of which module made which node of its graph.
+
+Knows nothing of pictures.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a module. ``number`` is 1 for the first of this module; ``depth`` is 0 for the model itself."""
+
+    module: torch.nn.Module
+    path: str
+    number: int
+    parent: Call | None
+
+    def __post_init__(self) -> None:
+        self.depth: int = 0 if self.parent is None else self.parent.depth + 1
+
+    def up_to(self, depth: int) -> Call:
+        """The call round this one, or itself, that is so deep."""
+        return self if self.parent is None or self.depth <= depth else self.parent.up_to(depth)
+
+
+@dataclass
+class ModuleCalls:
+    """What is known of a run. Without one all is empty.
+
+    ``inputs`` are the names of the inputs, by the numbers of the nodes that they came in by; ``parameters`` the paths of the weights
+    by their ids, of which ``frozen`` need no gradient otherwise.
+    """
+
+    output: Any = None
+    inputs: dict[int, str] = field(default_factory=dict)
+    parameters: dict[int, str] = field(default_factory=dict)
+    frozen: set[int] = field(default_factory=set)
+    calls: list[Call] = field(default_factory=list)
+    _count: Counter[str] = field(default_factory=Counter)
+    _first: dict[str, Call] = field(default_factory=dict)
+    _starts: list[int] = field(default_factory=list)
+    _inside: list[Call | None] = field(default_factory=list)
+
+    def of_node(self, born: int) -> Call | None:
+        """The innermost call that made the node with this number; None where none did."""
+        at = bisect.bisect_right(self._starts, born) - 1
+        return self._inside[at] if at >= 0 else None
+
+    def of_parameter(self, path: str) -> Call | None:
+        """The first call of the module that owns the parameter, or of the nearest one round it that is called."""
+        while path and path not in self._first:
+            path = path.rpartition(".")[0]
+        return self._first.get(path)
+
+    def enter(self, module: torch.nn.Module, path: str, parent: Call | None) -> Call:
+        self._count[path] += 1
+        call = Call(module, path, self._count[path], parent)
+        self.calls.append(call)
+        self._first.setdefault(path, call)
+        self.go_on_in(call)
+        return call
+
+    def go_on_in(self, call: Call | None) -> None:
+        """What is made from now on is made by this call."""
+        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._inside.append(call)
+
+
+def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCalls:
+    """Call the model, as it is, on copies of its inputs, and write down what its modules do."""
+    calls = ModuleCalls(parameters={id(weight): path for path, weight in model.named_parameters()})
+    names = {id(module): path for path, module in model.named_modules()}
+    current: list[Call] = []
+
+    # A module that is copied inside the call takes its hooks along.
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        if id(module) in names:
+            current.append(calls.enter(module, names[id(module)], current[-1] if current else None))
+
+    def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
+        if id(module) in names:
+            current.pop()
+            calls.go_on_in(current[-1] if current else None)
+
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(torch.inference_mode(mode=False))
+        undo.enter_context(torch.enable_grad())
+        if "torch._dynamo" in sys.modules:  # a compiled function is one node
+            undo.enter_context(torch.compiler.set_stance("force_eager"))
+        for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
+            undo.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+            undo.callback(module.register_forward_hook(leave, always_call=True).remove)
+        calls.frozen = undo.enter_context(_thawed(model))
+        args, kwargs = _with_gradient(args, kwargs, calls.inputs)
+        calls.output = model(*args, **kwargs)
+    return calls
+
+
+@contextlib.contextmanager
+def _thawed(model: torch.nn.Module) -> Iterator[set[int]]:
+    """Weights that need no gradient have no place in a graph."""
+    frozen = [
+        weight
+        for weight in model.parameters()
+        if not weight.requires_grad and weight.is_floating_point() and not weight.is_inference()
+    ]
+    try:
+        for weight in frozen:
+            weight.requires_grad = True
+        yield {id(weight) for weight in frozen}
+    finally:
+        for weight in frozen:
+            weight.requires_grad = False
+
+
+def _with_gradient(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: dict[int, str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies that are no leaves, since a model may write to its inputs."""
+
+    def copy_as(name: str) -> Any:
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                return tensor
+            # As the dispatcher has it: what convert did to Tensor.clone does not matter, and the weight cache stays as it is.
+            clone = torch.ops.aten.clone.default
+            leaf = clone(tensor).detach().requires_grad_()
+            names[torch.autograd._get_sequence_nr()] = name  # type: ignore[attr-defined]
+            copied: torch.Tensor = clone(leaf)
+            return copied
+
+        return copy
+
+    return (
+        tuple(
+            tree_map_only(torch.Tensor, copy_as(f"input {i}" if len(args) > 1 else "input"), arg)
+            for i, arg in enumerate(args)
+        ),
+        {name: tree_map_only(torch.Tensor, copy_as(name), value) for name, value in kwargs.items()},
+    )

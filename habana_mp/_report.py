@@ -1,0 +1,405 @@
+"""``report``: which op ran where, in which precision, by whose rule, and what its casts cost.
+
+The counting is in src/record/report.cpp, told by src/torch/observer.cpp. Here are its context manager, the names of what it tells, and
+the answers that the core asks of Python while it counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as _nn_module
+
+from habana_mp import _core, _state
+from habana_mp._advice import Advice, advice
+from habana_mp._captured import holders
+from habana_mp._patched import PatchedOp
+from habana_mp._policy import Policy
+from habana_mp._report_diff import ReportDiff
+from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FORMAT = "habana_mp.report"
+VERSION = 1
+_KINDS = ("cast", "cached", "backward")  # enum class Kind in src/record/report.h
+_FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd there
+
+
+class CastReport:
+    """What happened in a ``with hmp.report()`` block, on all threads. Made by ``report`` and by ``CastReport.load``.
+
+    Counts may be asked inside of the block too; afterwards they stay as they were at its end. ``print`` of it, and rich's, is a table;
+    notebooks show the page of ``to_html``.
+
+    >>> with hmp.report() as r:
+    ...     model(x)
+    >>> assert r.casts("linear", to="bfloat16") == 4
+    """
+
+    def __init__(self) -> None:
+        self._open: _core.Report | None = None
+        self._began = 0.0
+        self._told: dict[str, Any] | None = None
+        self._policies: dict[str, tuple[Policy, str]] = {}
+        self.title = ""
+
+    def __enter__(self) -> Self:
+        if self._open is not None or self._told is not None:
+            raise RuntimeError("a report is for one with block: call hmp.report() again for another")
+        _watch_modules(self)
+        self._began = time.perf_counter()
+        self._open = _core.open_report()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        opened, self._open = self._open, None
+        if opened is None:
+            raise RuntimeError("a report that was not entered cannot be left")
+        try:
+            told = _core.close_report(opened)
+        finally:
+            _unwatch_modules(self)
+        self._told = self._named(told, seconds)
+
+    def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
+        """How many tensors an op got in another dtype than its caller gave, in forward passes.
+
+        Those that the weight cache served count too (``cache_hits`` tells how many they were), so the figure does not depend on what ran
+        before. A tensor that stands twice in a call counts once.
+
+        Args:
+            op: an op by any of its names ("matmul" is "__matmul__" too), by default all.
+            to: a dtype or its name, by default any.
+            module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
+                counts too, and ``*`` stands for one name of it.
+
+        Raises:
+            TypeError, ValueError: for what is none of these.
+        """
+        return sum(cast["count"] for cast in self._asked(op, to, module))
+
+    def cache_hits(
+        self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
+    ) -> int:
+        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up."""
+        return sum(cast["cached"] for cast in self._asked(op, to, module))
+
+    def backward_casts(
+        self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
+    ) -> int:
+        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast."""
+        return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
+
+    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
+        names = None if op is None else names_of(op)
+        dtype = None if to is None else dtype_name(to)
+        if module is not None and not isinstance(module, str):
+            raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
+        for row in self.to_dict()["rows"]:
+            if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
+                yield from (cast for cast in row["casts"] if dtype in (None, cast["to"]))
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What to look at first: at most five lines, each with its evidence, what costs most first."""
+        return tuple(Advice(**line) for line in self.to_dict()["advice"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, as ``to_json`` writes them; docs/report.md describes the keys. Times are seconds, sizes bytes."""
+        if self._told is not None:
+            return self._told
+        if self._open is None:
+            raise RuntimeError("nothing has been counted yet: enter the report with `with`")
+        return self._named(_core.report_told(self._open), time.perf_counter() - self._began)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given."""
+        from habana_mp._page import page
+
+        text = page(self.to_dict())
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CastReport:
+        """A report that ``to_json`` has written.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds no report, or one of another version.
+        """
+        try:
+            told = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: no report: {error}") from None
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError(f"{path}: no report of habana_mp (format is to be {FORMAT!r})")
+        if told.get("version") != VERSION:
+            raise ValueError(
+                f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
+            )
+        loaded = cls()
+        loaded._told = told
+        loaded.title = told.get("title", "")
+        return loaded
+
+    def diff(self, other: CastReport) -> ReportDiff:
+        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is."""
+        if not isinstance(other, CastReport):
+            raise TypeError(f"a report is compared with another one, not with {other!r}")
+        return ReportDiff.between(self.to_dict(), other.to_dict())
+
+    def __rich__(self) -> Any:
+        from habana_mp._table import table
+
+        return table(self.to_dict())
+
+    def __str__(self) -> str:
+        from habana_mp._table import text
+
+        return text(self.to_dict())
+
+    def __repr__(self) -> str:
+        if self._open is None and self._told is None:
+            return "<CastReport, not begun>"
+        told = self.to_dict()
+        return f"<CastReport: {told['casts']} casts, {told['cache_hits']} of them from the weight cache, {len(told['rows'])} rows>"
+
+    def _repr_html_(self) -> str:
+        from habana_mp._page import frame
+
+        return frame(self.to_dict())
+
+    def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """What the core tells, under the names of docs/report.md."""
+        rows = [_row(*row) for row in told["rows"]]
+        casts = [cast for row in rows for cast in row["casts"]]
+        named = {
+            "format": FORMAT,
+            "version": VERSION,
+            "torch": torch.__version__,
+            "habana_mp": _version(),
+            "title": self.title,
+            "policies": [
+                {"name": policy.name, "text": str(policy), "front_end": front_end}
+                for policy, front_end in self._policies.values()
+            ],
+            "seconds": seconds,
+            "op_seconds": sum(row["seconds"] for row in rows),
+            "backward_seconds": told["backward_ns"] / 1e9,
+            "cast_seconds": sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts),
+            "casts": sum(cast["count"] for cast in casts),
+            "cache_hits": sum(cast["cached"] for cast in casts),
+            "backward_casts": sum(cast["backward"]["count"] for cast in casts),
+            "cast_bytes": sum(cast["bytes"] + cast["backward"]["bytes"] for cast in casts),
+            "rows": rows,
+            "ping_pong": grouped_ping_pong(told["ping_pong"]),
+            "recast": grouped_recast(told["recast"]),
+            "never_seen": never_seen(rows, [policy for policy, _ in self._policies.values()]),
+            "missed": _missed(rows),
+            "timeline": {
+                "stride": told["stride"],
+                "events": [
+                    [start / 1e9, lasted / 1e9, row, source, target, _KINDS[kind]]
+                    for start, lasted, row, source, target, kind in told["moments"]
+                ],
+            },
+        }
+        named["advice"] = [line.__dict__ for line in advice(named)]
+        return named
+
+
+def report() -> CastReport:
+    """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, and say why each happened.
+
+    Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
+    ops down (less than twice as slow); with none open, nothing of it runs.
+
+    >>> with hmp.report() as r:
+    ...     loss = model(x).sum()
+    ...     loss.backward()
+    >>> print(r)
+
+    See Also:
+        explain, draw
+    """
+    return CastReport()
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("habana_mp")
+
+
+def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
+    op: str,
+    module: str,
+    front_end: int,
+    policy: str,
+    decision: str,
+    rule: str,
+    source: str,
+    calls: int,
+    ns: int,
+    cast_ns: int,
+    dtypes: list[str],
+    runs_in: list[str],
+    casts: list[tuple[Any, ...]],
+) -> dict[str, Any]:
+    return {
+        "op": op,
+        "module": module,
+        "front_end": _FRONT_ENDS[front_end],
+        "policy": policy,
+        "decision": decision,
+        "rule": rule.replace(OWN_FILES, ""),
+        "source": source,
+        "calls": calls,
+        "seconds": ns / 1e9,
+        "cast_seconds": cast_ns / 1e9,
+        "dtypes": dtypes,
+        "runs_in": runs_in,
+        "casts": [
+            {
+                "from": source_dtype,
+                "to": target,
+                "count": count,
+                "cached": cached,
+                "bytes": size,
+                "seconds": lasted / 1e9,
+                "backward": {"count": backward, "bytes": backward_size, "seconds": backward_ns / 1e9},
+            }
+            for source_dtype, target, count, cached, size, lasted, backward, backward_size, backward_ns in casts
+        ],
+    }
+
+
+def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ops that the policy lists and that ran past it, with whoever holds the plain op."""
+    found = [row for row in rows if row["decision"] == "missed"]
+    held = holders({row["op"] for row in found}) if found else {}
+    return [
+        {
+            "op": row["op"],
+            "calls": row["calls"],
+            "module": row["module"],
+            "source": row["source"],
+            "rule": row["rule"],
+            "held_by": held[row["op"]],
+        }
+        for row in found
+    ]
+
+
+def names_of(op: object) -> set[str]:
+    if not isinstance(op, str):
+        raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
+    from habana_mp._explain import plain_name
+
+    name = plain_name(op).partition(".")[0]
+    return {name}.union(*_core.candidates(name))
+
+
+def dtype_name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"to is float16, bfloat16 or float32, which casts go to, not {dtype!r}")
+    return name
+
+
+# Who watches: the open reports, which note the policies that they meet. The hooks are there while one of them is.
+_reports: list[CastReport] = []
+_hooks: list[torch.utils.hooks.RemovableHandle] = []
+_lock = threading.Lock()
+
+
+def _watch_modules(report: CastReport) -> None:
+    with _lock:
+        if not _reports:
+            _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
+            _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
+        _reports.append(report)
+
+
+def _unwatch_modules(report: CastReport) -> None:
+    with _lock:
+        _reports.remove(report)
+        if not _reports:
+            while _hooks:
+                _hooks.pop().remove()
+
+
+def _entered(module: torch.nn.Module, _args: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _core.enter_module(module)
+
+
+def _left(module: torch.nn.Module, _args: Any, _output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _core.leave_module(module)
+
+
+# What the core asks, each time once for an op in a module.
+
+
+def _name_of(op: PatchedOp) -> str:
+    """The name of a patched op as lists spell it: "matmul" for torch.Tensor.__matmul__."""
+    name = op.__name__
+    if not name.startswith("__"):
+        return name
+    from habana_mp._homes import known_names
+
+    for level in _core.candidates(name):
+        for spelling in level:
+            if not spelling.startswith("__") and spelling in known_names() and hasattr(torch.Tensor, spelling):
+                return spelling
+    return name
+
+
+def _converted() -> str:
+    """The name of convert's policy."""
+    policy = _state.policy
+    return "" if policy is None else _met(policy, "convert")
+
+
+def _undecided(op: str, in_region: bool) -> tuple[str, int, int, bool, str]:
+    """(policy, action, low, listed, rule) for an op of the dispatcher that no rule has decided."""
+    if in_region:
+        from habana_mp._explain import region_policy
+
+        policy, _ = region_policy()
+        return ("" if policy is None else _met(policy, "autocast")), 0, 0, False, ""
+    if _state.policy is None:
+        return "", 0, 0, False, ""
+    action, low, listed, listed_as, file, line = _state.policy._core.resolve(op)
+    place = (f"{file}:{line}" if line else file) or _state.policy.name
+    text = f"{_core.ACTIONS[action]}: {listed_as}, {place}" if listed else ""
+    return _met(_state.policy, "convert"), action, low, listed, text
+
+
+def _met(policy: Policy, front_end: str) -> str:
+    for report in _reports:
+        report._policies.setdefault(str(policy) + front_end, (policy, front_end))
+    return policy.name

@@ -1,0 +1,131 @@
+// The report for Python: opening and closing one, what it tells as plain values
+// (habana_mp/_report.py gives them names), and the modules whose forward runs.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bind/bind.h"
+#include "record/report.h"
+#include "torch/observer.h"
+#include "torch/python_error.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+using record::SiteId;
+
+// Names of the dtypes among the bits.
+py::list dtypes_in(unsigned bits) {
+  py::list names;
+  for (const DType dtype : {DType::Float16, DType::BFloat16, DType::Float32, DType::Float64}) {
+    if ((bits & dtype_bit(dtype)) != 0) names.append(dtype_name(dtype));
+  }
+  return names;
+}
+
+py::tuple told_site(const record::Sites& sites, SiteId id) {
+  return py::make_tuple(sites[id].op, sites[id].module);
+}
+
+py::list told_rows(const observer::Told& told, std::vector<int>& row_of_site) {
+  py::list rows;
+  row_of_site.assign(told.sites.size(), -1);
+  for (SiteId id = 1; id < told.sites.size() && id < told.report.row_count(); ++id) {
+    const record::Row& row = told.report.row(id);
+    if (row.calls == 0 && row.casts.empty()) continue;
+    py::list casts;
+    for (const record::CastCount& cast : row.casts) {
+      casts.append(py::make_tuple(dtype_name(cast.from), dtype_name(cast.to), cast.count,
+                                  cast.cached, cast.bytes, cast.ns, cast.backward,
+                                  cast.backward_bytes, cast.backward_ns));
+    }
+    const record::Site& site = told.sites[id];
+    row_of_site[id] = static_cast<int>(rows.size());
+    rows.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end), site.policy,
+                               record::kFateNames[static_cast<std::size_t>(site.fate)], site.rule,
+                               site.source, row.calls, row.ns, row.cast_ns, dtypes_in(row.given),
+                               dtypes_in(row.ran), casts));
+  }
+  return rows;
+}
+
+// What a report tells, by the names that habana_mp/_report.py reads.
+py::dict told(const record::Report& report) {
+  const observer::Told told = observer::told_by(report);
+  std::vector<int> row_of_site;
+  py::dict result;
+  result["rows"] = told_rows(told, row_of_site);
+  py::list ping_pong;
+  for (const auto& [key, seen] : told.report.ping_pong()) {
+    py::list sites;
+    for (const SiteId site : told.paths.sites(key.path)) sites.append(told_site(told.sites, site));
+    sites.append(told_site(told.sites, key.site));
+    const record::Paths::Step& step = told.paths[key.path];
+    ping_pong.append(
+        py::make_tuple(sites, dtype_name(step.from), dtype_name(step.to), seen.count, seen.ns));
+  }
+  result["ping_pong"] = ping_pong;
+  py::list recast;
+  for (const auto& [key, seen] : told.report.recast()) {
+    py::list sites;
+    for (const SiteId site : seen.sites) sites.append(told_site(told.sites, site));
+    recast.append(py::make_tuple(told_site(told.sites, key.maker), sites, dtype_name(key.from),
+                                 dtype_name(key.to), seen.times, seen.needed, seen.bytes, seen.ns));
+  }
+  result["recast"] = recast;
+  py::list moments;
+  for (const record::Moment& moment : told.report.moments()) {
+    moments.append(py::make_tuple(moment.start_ns, moment.ns, row_of_site[moment.site],
+                                  dtype_name(moment.from), dtype_name(moment.to),
+                                  static_cast<int>(moment.kind)));
+  }
+  result["moments"] = moments;
+  result["stride"] = told.report.stride();
+  result["backward_ns"] = told.report.backward_ns();
+  result["bytes"] = told.report.bytes();
+  return result;
+}
+
+py::dict close(const std::shared_ptr<record::Report>& report) {
+  // Before its sites are given to the next one.
+  py::dict last = told(*report);
+  observer::close_report(report);
+  if (!observer::reporting()) observer::forget_modules();
+  return last;
+}
+
+template <void (*function)(PyObject*)>
+PyObject* in_c(PyObject*, PyObject* argument) {
+  try {
+    function(argument);
+    Py_RETURN_NONE;
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+void bind_report(py::module_& module) {
+  py::class_<record::Report, std::shared_ptr<record::Report>>(module, "Report");
+  module.def("open_report", &observer::open_report);
+  module.def("close_report", &close, py::arg("report"));
+  module.def("report_told", &told, py::arg("report"));
+  module.def("reporting", &observer::reporting);
+  // At every call of a module: without pybind11's way to a function, which takes longer than both.
+  static PyMethodDef methods[] = {
+      {"enter_module", in_c<observer::enter_module>, METH_O, nullptr},
+      {"leave_module", in_c<observer::leave_module>, METH_O, nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  if (PyModule_AddFunctions(module.ptr(), methods) < 0) throw py::error_already_set();
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,102 @@
+// What happens while a report is open, told by those who see it: patched ops and autocast kernels
+// (Watch), the casts among them, the backward of a cast, the modules whose forward runs, and torch
+// itself, which tells of every op that it dispatches.
+//
+// Each thread has a stack of the calls that it is in. An op is shown, as a row of the report, where
+// a rule decided it, or where no other op has called it: what torch does inside an op is that op's.
+//
+// With no report open, all of it costs the flag test of record::anyone_listens().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/python_headers.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "policy/decide.h"
+#include "record/listening.h"
+#include "record/report.h"
+#include "torch/tensor_cast.h"
+
+namespace habana_mp::observer {
+
+inline bool reporting() { return record::listens(record::Listener::Report); }
+
+// From now on, to all reports that are open. Several may be.
+std::shared_ptr<record::Report> open_report();
+void close_report(const std::shared_ptr<record::Report>& report);
+
+// A report as it is now, with what its numbers stand for.
+struct Told {
+  record::Report report;
+  record::Sites sites;
+  record::Paths paths;
+};
+Told told_by(const record::Report& report);
+
+// Numbers for names, the same until the process ends.
+std::uint32_t number_of(std::string_view name);
+
+// A number that nobody else has, for what decides: a rule that a conversion has set, the rules of a
+// region.
+std::uint32_t new_context();
+// What ops that nothing decides are counted under: another one after each conversion and revert.
+void renew_conversion();
+
+using Tensors = c10::ArrayRef<at::Tensor>;
+// Those among the arguments or the results of an op, in lists too.
+c10::SmallVector<at::Tensor, 8> tensors_in(c10::ArrayRef<c10::IValue> values);
+
+// A decided call of an op, from its decision to its end.
+class Watch {
+ public:
+  struct What {
+    std::uint32_t op;
+    std::uint32_t context;
+    record::FrontEnd front_end;
+    Decision decision;
+    bool hides;  // nothing inside it has a row of its own unless a rule decides it
+  };
+  // The rest of a Site, asked at the first call of it. Holds the GIL.
+  using Describe = c10::function_ref<record::Site()>;
+
+  Watch() = default;
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void begin(const What& what, Tensors given, Describe describe);
+  // The casts that were made do not count: they are made again.
+  void forget_casts();
+  void end(Tensors results);
+  bool begun() const { return begun_; }
+
+ private:
+  bool begun_ = false;
+};
+
+// cast_to(), told to the call that this thread is in.
+at::Tensor watched_cast(const at::Tensor& source, DType to, How how);
+PyObject* watched_cast(PyObject* source, DType to, How how);
+
+// What the node of a cast keeps, to tell whose backward it is. 0 while no report is open.
+std::uint64_t origin_here();
+void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
+                   c10::function_ref<void()> cast);
+
+// A module's forward begins and ends on this thread. With the GIL.
+void enter_module(PyObject* module);
+void leave_module(PyObject* module);
+// What is known of modules by then, after the last report.
+void forget_modules();
+
+// Whether somebody beside the report looks at what torch dispatches: a profiler.
+bool profiled();
+
+}  // namespace habana_mp::observer

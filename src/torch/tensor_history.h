@@ -1,0 +1,61 @@
+// What the report remembers of tensors: which op made one, which ops it went through since it was
+// last cast, and how often it was cast as it is. Kept by memory, as views of a tensor are the same
+// numbers. It keeps no tensor alive.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "policy/dtype.h"
+#include "record/report.h"
+
+namespace habana_mp {
+
+struct History {
+  explicit History(c10::weak_intrusive_ptr<c10::StorageImpl> of) : memory(std::move(of)) {}
+
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+  record::SiteId maker = record::kNone;
+  record::PathId path = record::kNone;
+  std::uint64_t path_ns = 0;  // of the cast that the path began with
+
+  // The last cast, and what the tensor was like then.
+  DType cast_to = DType::Other;
+  record::SiteId first = record::kNone;
+  unsigned times = 0;
+  std::uint32_t version = 0;
+  std::uint64_t epoch = 0;  // of the weight cache: fused optimizers do not move the version
+  const void* data = nullptr;
+  std::int64_t numel = 0;
+};
+
+// Whoever calls holds the observer's lock.
+class TensorHistories {
+ public:
+  // Null where nothing is known of the tensor.
+  History* find(const at::TensorBase& tensor);
+  // Null for a tensor without memory of its own kind.
+  History* get(const at::TensorBase& tensor);
+  // Those of memory that is gone, or all: to be freed without the lock, as memory that Python has
+  // seen waits for the GIL.
+  std::vector<History> take_expired() { return std::exchange(expired_, {}); }
+  std::vector<History> take_all();
+
+ private:
+  void sweep();
+
+  std::unordered_map<const c10::StorageImpl*, History> by_memory_;
+  std::vector<History> expired_;
+  std::size_t sweep_at_ = 4096;
+};
+
+// Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.
+unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, record::SiteId site);
+
+}  // namespace habana_mp

@@ -1,0 +1,144 @@
+// The report's counts, and the bounds of its memory.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "record/report.h"
+
+using namespace habana_mp;
+using namespace habana_mp::record;
+
+namespace {
+
+constexpr Cast kDown{DType::Float32, DType::BFloat16, false, 8, 100, 5};
+constexpr Cast kCached{DType::Float32, DType::BFloat16, true, 8, 100, 1};
+
+SiteKey key(std::uint32_t op, std::uint32_t module = 0) {
+  return {op, module, 0, FrontEnd::Convert, Fate::Lower};
+}
+
+}  // namespace
+
+TEST_CASE("a row counts calls, casts by dtypes, bytes of those that were made, and time") {
+  Report report(0);
+  const Cast casts[] = {
+      kDown, kDown, kCached, {DType::BFloat16, DType::Float32, false, 16, 100, 7}};
+  report.add_call(3, {.ns = 50, .given = 8, .ran = 4, .casts = casts});
+  report.add_call(3, {.ns = 30, .given = 4, .ran = 4});
+  Row row = report.row(3);
+  CHECK(row.calls == 2);
+  CHECK(row.ns == 80);
+  CHECK(row.cast_ns == 18);
+  CHECK(row.given == 12);
+  CHECK(row.casts.size() == 2);
+  const CastCount& down = row.casts_of(DType::Float32, DType::BFloat16);
+  CHECK(down.count == 3);
+  CHECK(down.cached == 1);
+  CHECK(down.bytes == 16);
+  CHECK(row.casts_of(DType::BFloat16, DType::Float32).bytes == 16);
+}
+
+TEST_CASE("the backward of a cast is counted with it, the other way round") {
+  Report report(0);
+  report.add_call(1, {.casts = {&kDown, 1}});
+  report.add_backward(1, {DType::BFloat16, DType::Float32, false, 16, 100, 9});
+  Row row = report.row(1);
+  REQUIRE(row.casts.size() == 1);
+  CHECK(row.casts[0].from == DType::Float32);
+  CHECK(row.casts[0].count == 1);
+  CHECK(row.casts[0].backward == 1);
+  CHECK(row.casts[0].backward_bytes == 16);
+}
+
+TEST_CASE("a site is found again by its key, and by that alone") {
+  Sites sites;
+  CHECK(sites.find(key(1)) == kNone);
+  const SiteId first = sites.add(key(1), {.op = "mm"});
+  const SiteId other = sites.add(key(1, 2), {.op = "mm", .module = "Net: fc"});
+  CHECK(first != other);
+  CHECK(sites.find(key(1)) == first);
+  CHECK(sites.add(key(1), {.op = "again"}) == first);
+  CHECK(sites[first].op == "mm");
+  CHECK(sites[other].module == "Net: fc");
+}
+
+TEST_CASE("sites beyond the limit are counted as one") {
+  Sites sites;
+  for (std::uint32_t i = 0; i < kMostSites + 100; ++i) sites.add(key(i), {.op = "mm"});
+  CHECK(sites.size() == kMostSites + 1);
+  CHECK(sites.find(key(kMostSites + 5000)) == kMostSites);
+  CHECK(sites[kMostSites].op == "others");
+  CHECK(sites[kMostSites - 1].op == "mm");
+}
+
+TEST_CASE("a path is its steps in order, and shares what it begins with") {
+  Paths paths;
+  const PathId begun = paths.begin(1, DType::Float32, DType::BFloat16);
+  const PathId longer = paths.extend(begun, 2);
+  CHECK(paths.sites(paths.extend(longer, 3)) == std::vector<SiteId>{1, 2, 3});
+  CHECK(paths.extend(begun, 2) == longer);
+  CHECK(paths.begin(1, DType::Float32, DType::BFloat16) == begun);
+  CHECK(paths.begin(1, DType::BFloat16, DType::Float32) != begun);
+  CHECK(paths[longer].from == DType::Float32);
+  PathId path = begun;
+  for (int i = 0; i < 100; ++i) path = paths.extend(path, 2);
+  CHECK(paths.sites(path).size() == 8);
+}
+
+TEST_CASE("paths beyond the limit are not remembered") {
+  Paths paths;
+  for (std::uint32_t i = 1; i < 2 * kMostPaths; ++i)
+    paths.begin(i, DType::Float32, DType::BFloat16);
+  CHECK(paths.begin(5, DType::Float32, DType::BFloat16) == 5);
+  CHECK(paths.begin(kMostPaths + 9, DType::Float32, DType::BFloat16) == kNone);
+  CHECK(paths.extend(5, kMostPaths + 9) == 5);
+}
+
+TEST_CASE("casts in time are a sample that covers all of it evenly") {
+  Report report(0);
+  constexpr std::uint64_t kCasts = 5 * kMostMoments / 2;
+  for (std::uint64_t i = 0; i < kCasts; ++i) {
+    const Cast cast{DType::Float32, DType::BFloat16, false, 8, i, 1};
+    report.add_call(1, {.casts = {&cast, 1}});
+  }
+  CHECK(report.stride() == 4);
+  REQUIRE(report.moments().size() == kCasts / 4);
+  bool even = true;
+  for (std::size_t i = 0; i < report.moments().size(); ++i) {
+    even = even && report.moments()[i].start_ns == 4 * i;
+  }
+  CHECK(even);
+}
+
+TEST_CASE("a tensor cast n times was cast once of need") {
+  Report report(0);
+  for (const unsigned again : {2, 3, 4}) report.add_recast(7, 1, again, kDown, again);
+  REQUIRE(report.recast().size() == 1);
+  const auto& [key, seen] = *report.recast().begin();
+  CHECK(key.maker == 7);
+  CHECK(seen.times == 4);
+  CHECK(seen.needed == 1);
+  CHECK(seen.ns == 15);
+  CHECK(seen.sites == std::vector<SiteId>{1, 2, 3, 4});
+}
+
+TEST_CASE("ten million events take no more memory than the first hundred thousand") {
+  Report report(0);
+  const auto add = [&](std::uint32_t from, std::uint32_t to) {
+    for (std::uint32_t i = from; i < to; ++i) {
+      const Cast cast{DType::Float32, DType::BFloat16, false, 8, i, 1};
+      report.add_call(1 + i % 1000, {.ns = 10, .casts = {&cast, 1}});
+      if (i % 10 == 0) report.add_ping_pong(1 + i % 100, 1 + i % 1000, 5);
+      if (i % 10 == 1) report.add_recast(1 + i % 1000, 1, 1 + i % 7, cast, 2);
+    }
+  };
+  add(0, 100'000);
+  const std::size_t before = report.bytes();
+  add(100'000, 10'000'000);
+  CHECK(report.bytes() == before);
+  CHECK(before < 4'000'000);
+  std::uint64_t calls = 0;
+  for (SiteId site = 1; site < report.row_count(); ++site) calls += report.row(site).calls;
+  CHECK(calls == 10'000'000);
+}

@@ -1,0 +1,460 @@
+"""hmp.draw: what stands in the picture of an autograd graph, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from habana_mp import hmp
+
+DOWN, UP = "float32 → bfloat16", "bfloat16 → float32"
+
+
+@contextlib.contextmanager
+def converted(*args, **kwargs):
+    hmp.convert(*args, **kwargs)
+    try:
+        yield
+    finally:
+        hmp.revert()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.proj = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.proj((q @ k.transpose(-1, -2)).softmax(-1) @ v)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = Attention()
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+def linear() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Linear(4, 3), torch.randn(2, 4)
+
+
+def block() -> tuple[nn.Module, torch.Tensor]:
+    return Block(), torch.randn(2, 5, 8)
+
+
+def cnn() -> tuple[nn.Module, torch.Tensor]:
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
+    return nn.Sequential(*layers, nn.LogSoftmax(-1)), torch.randn(2, 1, 4, 4)
+
+
+def encoder_layer() -> tuple[nn.Module, torch.Tensor]:
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 3, 16)
+
+
+def names(drawing, kind: str) -> Counter:
+    return Counter((node.text, node.module) for node in drawing.nodes if node.kind == kind)
+
+
+FP32_LINEAR = hmp.Policy.from_ops(lower=["relu"], fp32=["linear"])
+
+# Model, what is in force, {(cast, module): how many}.
+CASTS = [
+    pytest.param(linear, contextlib.nullcontext, {}, id="nothing-converted"),
+    pytest.param(linear, converted, {(DOWN, ""): 3}, id="linear-convert"),
+    pytest.param(
+        linear, lambda: hmp.autocast("cpu", torch.float16), {("float32 → float16", ""): 3}, id="linear-autocast-float16"
+    ),
+    pytest.param(linear, lambda: torch.autocast("cpu"), {(DOWN, ""): 3}, id="linear-torch-autocast"),
+    pytest.param(linear, lambda: converted(policy=FP32_LINEAR), {}, id="linear-fp32"),
+    pytest.param(cnn, converted, {(DOWN, "0"): 3, (DOWN, "5"): 2, (UP, "6"): 1}, id="cnn-convert"),
+    pytest.param(
+        block,
+        lambda: hmp.autocast("cpu"),
+        {(DOWN, "attention.qkv"): 3, (DOWN, "attention.proj"): 1, (DOWN, "mlp.0"): 3, (DOWN, "mlp.2"): 2},
+        id="block-autocast",
+    ),
+    # Inside, torch's scaled_dot_product_attention computes in float32.
+    pytest.param(
+        encoder_layer,
+        converted,
+        {
+            (DOWN, "self_attn"): 6,
+            (UP, "self_attn"): 3,
+            (UP, ""): 1,
+            (DOWN, "norm1"): 1,
+            (DOWN, "linear1"): 2,
+            (DOWN, "linear2"): 2,
+        },
+        id="encoder-layer-convert",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "region", "casts"), CASTS)
+def test_casts_stand_where_they_are_made(make, region, casts) -> None:
+    model, x = make()
+    with region():
+        drawing = hmp.draw(model, x)
+    assert names(drawing, "cast") == casts
+
+
+@pytest.mark.parametrize(("make", "region", "casts"), CASTS)
+def test_folded_modules_count_the_same_casts(make, region, casts) -> None:
+    model, x = make()
+    with region():
+        folded = hmp.draw(model, x, depth=0)
+    assert sorted(node.kind for node in folded.nodes) == ["input", "module", "output"]
+    assert [node.casts for node in folded.nodes if node.kind == "module"] == [sum(casts.values())]
+
+
+def test_everything_in_the_picture_of_a_linear() -> None:
+    model, x = linear()
+    with converted():
+        drawing = hmp.draw(model, x)
+    found = [(node.kind, node.text, node.dtype, node.shape) for node in drawing.nodes]
+    assert sorted(found) == [
+        ("cast", DOWN, "bfloat16", "2×4"),
+        ("cast", DOWN, "bfloat16", "3"),
+        ("cast", DOWN, "bfloat16", "3×4"),
+        ("input", "input", "float32", "2×4"),
+        ("op", "linear", "bfloat16", "2×3"),
+        ("output", "output", "bfloat16", "2×3"),
+        ("parameter", "bias", "float32", "3"),
+        ("parameter", "weight", "float32", "3×4"),
+    ]
+
+
+def _write(x):
+    y = torch.zeros(4, 4)
+    y[:2] = x[:2]
+    return y
+
+
+class Fn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+SQUARE, IMAGE = (4, 4), (1, 2, 4, 4)
+OPS = [
+    ("linear", SQUARE, lambda x: F.linear(x, x, torch.ones(4))),
+    ("linear", (2, 4, 4), lambda x: F.linear(x, torch.ones(4, 4).requires_grad_(), torch.ones(4).requires_grad_())),
+    ("mm", SQUARE, lambda x: x @ x),
+    ("bmm", (2, 4, 4), lambda x: x @ x),
+    ("layer_norm", SQUARE, lambda x: F.layer_norm(x, (4,))),
+    ("batch_norm", SQUARE, lambda x: F.batch_norm(x, None, None, training=True)),
+    ("group_norm", SQUARE, lambda x: F.group_norm(x, 2)),
+    ("conv2d", IMAGE, lambda x: F.conv2d(x, torch.ones(1, 2, 2, 2))),
+    ("conv1d", (1, 2, 4), lambda x: F.conv1d(x, torch.ones(1, 2, 2))),
+    ("conv_transpose2d", IMAGE, lambda x: F.conv_transpose2d(x, torch.ones(2, 1, 2, 2))),
+    ("max_pool2d", IMAGE, lambda x: F.max_pool2d(x, 2)),
+    ("softmax", SQUARE, lambda x: x.softmax(-1)),
+    ("log_softmax", SQUARE, lambda x: x.log_softmax(-1)),
+    ("scaled_dot_product_attention", IMAGE, lambda x: F.scaled_dot_product_attention(x, x, x)),
+    ("write to a slice", SQUARE, _write),
+    ("Fn", SQUARE, Fn.apply),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "call"), [pytest.param(*row, id=row[0]) for row in OPS])
+def test_ops_have_the_names_of_their_calls(name, shape, call) -> None:
+    drawing = hmp.draw(call(torch.randn(shape).requires_grad_()))
+    assert name in [node.text for node in drawing.nodes if node.kind == "op"]
+
+
+def test_ops_that_only_change_the_form_are_passed_over() -> None:
+    x = torch.randn(2, 6, requires_grad=True)
+    y = x.view(3, 4).t().unsqueeze(0).expand(5, 4, 3).permute(2, 0, 1).relu()
+    drawing = hmp.draw(y)
+    assert [node.text for node in drawing.nodes] == ["input", "relu", "output"]
+    assert "view, t, unsqueeze, expand, permute" in drawing.source
+
+
+def test_a_product_has_the_shape_that_its_caller_sees() -> None:
+    model, _ = linear()
+    assert [node.shape for node in hmp.draw(model, torch.randn(5, 2, 4)).nodes if node.kind == "op"] == ["5×2×3"]
+
+
+def test_a_linear_without_bias_is_a_linear() -> None:
+    assert names(hmp.draw(nn.Linear(4, 3, bias=False), torch.randn(2, 4)), "op") == {("linear", ""): 1}
+
+
+def test_a_shared_module_has_a_frame_for_each_call() -> None:
+    shared = nn.Linear(4, 4)
+    svg = hmp.draw(nn.Sequential(shared, nn.ReLU(), shared), torch.randn(2, 4))._repr_svg_()
+    assert "0: Linear" in svg
+    assert "0: Linear, call 2" in svg
+
+
+def test_weights_used_without_their_module_stand_in_the_module_that_is_called() -> None:
+    model, x = encoder_layer()
+    weights = names(hmp.draw(model, x), "parameter")
+    assert weights["out_proj.weight", "self_attn"] == 1
+    assert weights["weight", "linear1"] == 1
+
+
+def test_a_cast_that_the_cache_kept_stands_in_this_call() -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU())
+    x = torch.randn(2, 512)
+    with converted():
+        kept = model(x)
+        hits = hmp.cache.info().hits
+        drawing = hmp.draw(model, x)
+        assert hmp.cache.info().hits > hits
+        del kept
+    assert names(drawing, "cast") == {(DOWN, "0"): 3}
+
+
+def test_parts_with_policies_of_their_own_cast_in_their_frames() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with hmp.set_policies(model, {"1": "fp32"}), hmp.autocast("cpu"):
+        drawing = hmp.draw(model, torch.randn(2, 4))
+    assert names(drawing, "cast") == {(DOWN, "0"): 3, (UP, "1"): 1}
+
+
+def test_a_module_copied_inside_the_call_has_no_frame() -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return copy.deepcopy(self.inner)(self.inner(x))
+
+    assert names(hmp.draw(Copies(), torch.randn(2, 4)), "op") == {("linear", "inner"): 1, ("linear", ""): 1}
+
+
+def test_inputs_and_outputs_have_names() -> None:
+    class Two(nn.Module):
+        def forward(self, x, y, *, scale):
+            return {"sum": x + y, "rest": [x * scale, 3, torch.ones(2)]}
+
+    drawing = hmp.draw(Two(), torch.ones(2), torch.ones(2), scale=torch.tensor(2.0))
+    assert {text for text, _ in names(drawing, "input")} == {"input 0", "input 1", "scale"}
+    assert {text for text, _ in names(drawing, "output")} == {"output['sum']", "output['rest'][0]"}
+
+
+def test_the_model_and_its_inputs_stay_as_they_were() -> None:
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+    model[1].weight.requires_grad_(False)
+    x = torch.randn(2, 4)
+    before = x.clone()
+    drawing = hmp.draw(model, x)
+    assert [node.detail for node in drawing.nodes if node.text == "weight"] == ["frozen"]
+    assert torch.equal(x, before)
+    assert not x.requires_grad
+    assert [weight.requires_grad for weight in model.parameters()] == [False, True]
+    assert all(weight.grad is None for weight in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_after_an_error_in_the_model_it_stays_as_it_was() -> None:
+    model, _ = linear()
+    model.weight.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        hmp.draw(model, torch.randn(2, 5))
+    assert not model.weight.requires_grad
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("region", [torch.no_grad, torch.inference_mode], ids=lambda region: region.__name__)
+def test_a_model_is_drawn_where_gradients_are_off(region) -> None:
+    model, _ = linear()
+    with region():
+        drawing = hmp.draw(model, torch.randn(2, 4))
+        assert torch.is_grad_enabled() is False
+    assert names(drawing, "op") == {("linear", ""): 1}
+
+
+def test_a_compiled_model_is_drawn_as_it_was_written() -> None:
+    model, x = cnn()
+    assert sorted(text for text, _ in names(hmp.draw(torch.compile(model, backend="eager"), x), "op")) == sorted(
+        text for text, _ in names(hmp.draw(model, x), "op")
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_scripted_model_has_no_frames() -> None:
+    drawing = hmp.draw(torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())), torch.randn(2, 4))
+    assert {text for text, _ in names(drawing, "parameter")} == {"0.weight", "0.bias"}
+
+
+# The levels of: the encoder, its layers, their parts.
+DEPTHS = [
+    (0, {"TransformerEncoder"}),
+    (1, {"layers.0: TransformerEncoderLayer", "layers.1: TransformerEncoderLayer"}),
+    (2, {"self_attn: MultiheadAttention", "norm1: LayerNorm", "linear1: Linear", "dropout: Dropout"}),
+    (3, set()),
+]
+
+
+@pytest.mark.parametrize(("depth", "folded"), DEPTHS)
+def test_depth_is_how_many_levels_are_open(depth, folded) -> None:
+    layer, x = encoder_layer()
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    found = {text for text, _ in names(hmp.draw(model, x, depth=depth), "module")}
+    assert found >= folded
+    assert bool(found) == bool(folded)
+
+
+@pytest.mark.parametrize(("layers", "kinds"), [(1, 0), (12, 12 * 3)], ids=["small", "large"])
+def test_by_default_a_picture_can_be_read(layers, kinds) -> None:
+    drawing = hmp.draw(nn.Sequential(*(Block() for _ in range(layers))), torch.randn(2, 5, 8))
+    assert len(drawing.nodes) <= 80
+    assert sum(node.kind == "module" for node in drawing.nodes) == kinds
+
+
+def deep(length: int) -> torch.Tensor:
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(length):
+        x = x * 2
+    return x
+
+
+def nograd() -> torch.Tensor:
+    with torch.no_grad():
+        return linear()[0](torch.randn(2, 4))
+
+
+WRONG = [
+    ("no-graph", lambda: hmp.draw(nograd()), ValueError, "no tensor in what draw was given has a graph: .*no_grad"),
+    ("integers", lambda: hmp.draw(torch.ones(2, dtype=torch.int)), ValueError, "has a graph"),
+    ("none", lambda: hmp.draw(None), TypeError, r"takes a torch.nn.Module, or .* of NoneType and has none"),
+    ("function", lambda: hmp.draw(F.linear), TypeError, "builtin_function_or_method and has none"),
+    ("module-without-tensor", lambda: hmp.draw(nn.Module()), NotImplementedError, "forward"),
+    ("arguments", lambda: hmp.draw(deep(1), torch.ones(2)), TypeError, "go with a torch.nn.Module, not with a Tensor"),
+    ("depth-of-tensor", lambda: hmp.draw(deep(1), depth=1), TypeError, "go with a torch.nn.Module, not with a Tensor"),
+    ("depth", lambda: hmp.draw(*linear(), depth=-1), ValueError, "0 or more, not -1"),
+    ("depth-type", lambda: hmp.draw(*linear(), depth="1"), ValueError, "0 or more, not '1'"),
+    (
+        "too-many",
+        lambda: hmp.draw(deep(5000)),
+        ValueError,
+        r"5,002 nodes, and 1,000 are the most: hmp.draw\(model, x\)",
+    ),
+    (
+        "too-wide",
+        lambda: hmp.draw(nn.Sequential(*(nn.ReLU() for _ in range(1000))), torch.ones(2)),
+        ValueError,
+        "1,002 nodes, and 1,000 are the most: take a smaller depth",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), [pytest.param(*row[1:], id=row[0]) for row in WRONG])
+def test_wrong_input(call, error, message) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def groups(svg: str, kind: str) -> list[ET.Element]:
+    return [group for group in ET.fromstring(svg).iter(f"{SVG}g") if group.get("class") == kind]
+
+
+def test_svg_has_every_node_and_nested_frames() -> None:
+    model, x = block()
+    with hmp.autocast("cpu"):
+        drawing = hmp.draw(model, x)
+    svg = drawing._repr_svg_()
+    assert len(groups(svg, "node")) == len(drawing.nodes)
+    assert {frame.find(f"{SVG}text").text for frame in groups(svg, "cluster")} == {
+        "Block",
+        "norm: LayerNorm",
+        "attention: Attention",
+        "qkv: Linear",
+        "proj: Linear",
+        "mlp: Sequential",
+        "0: Linear",
+        "2: Linear",
+    }
+    assert any("1: GELU" in text for text in ET.fromstring(svg).itertext())
+
+
+def test_tensors_have_no_frames() -> None:
+    assert groups(hmp.draw(deep(1))._repr_svg_(), "cluster") == []
+
+
+def test_saved_files(tmp_path: Path) -> None:
+    drawing = hmp.draw(*linear())
+    drawing.save(tmp_path / "x.svg")
+    drawing.save(str(tmp_path / "x.PNG"))
+    assert (tmp_path / "x.svg").read_text() == drawing._repr_svg_()
+    with Image.open(tmp_path / "x.PNG") as image:
+        assert image.format == "PNG"
+        assert image.width > 300
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("x.gif", ValueError, "'x.gif': a drawing is saved as .svg or .png"),
+        ("x", ValueError, "'x': a drawing"),
+        ("no/folder/x.svg", FileNotFoundError, "no/folder"),
+        (3, TypeError, "not int"),
+    ],
+)
+def test_files_that_cannot_be_saved(path, error, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        hmp.draw(*linear()).save(path)
+
+
+def test_without_graphviz_the_error_says_what_to_install(monkeypatch) -> None:
+    drawing = hmp.draw(*linear())
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RuntimeError, match="apt-get install graphviz"):
+        drawing._repr_svg_()
+
+
+def test_names_are_text_and_no_markup() -> None:
+    model = nn.Sequential()
+    model.add_module('<script>\\N&"', nn.Linear(4, 3))
+    svg = hmp.draw(model, torch.randn(2, 4))._repr_svg_()
+    assert "<script" not in svg
+    assert any('<script>\\N&"' in text for text in ET.fromstring(svg).itertext())
+
+
+def test_the_same_model_gives_the_same_source() -> None:
+    model, x = block()
+    assert hmp.draw(model, x).source == hmp.draw(model, x).source
+
+
+def test_repr_is_short() -> None:
+    with converted():
+        assert repr(hmp.draw(*linear())) == "<Drawing of 8 nodes with 3 casts: save it, or show it in Jupyter>"
+
+
+def test_a_drawing_keeps_no_tensor_alive() -> None:
+    model, x = linear()
+    weight = weakref.ref(model.weight)
+    drawing = hmp.draw(model, x)
+    del model
+    assert weight() is None
+    assert drawing.nodes

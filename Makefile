@@ -84,7 +84,7 @@ format: $(SETUP)
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
 docs: $(BUILT)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> build/site/index.html"
 
 bench: $(BUILT)

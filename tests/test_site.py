@@ -22,6 +22,8 @@ from habana_mp import hmp
 ROOT = Path(__file__).parent.parent
 ADDRESS = "http://docs.invalid/"
 
+in_browser = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
@@ -46,7 +48,7 @@ def browser():
 def page(site, browser):
     """A page of a browser without a network, which has the files of the site alone."""
     context = browser.new_context(offline=True)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(30_000)
     page = context.new_page()
     page.problems = []
 
@@ -66,6 +68,7 @@ def page(site, browser):
     context.close()
 
 
+@in_browser
 def test_every_page_stands_alone(site, page):
     pages = sorted(path.name for path in site.glob("*.html") if path.name != "404.html")
     assert {"index.html", "api.html", "benchmarks.html", "presets.html"} <= set(pages)
@@ -80,6 +83,7 @@ def test_every_page_stands_alone(site, page):
     assert page.problems == []
 
 
+@in_browser
 def test_search(page):
     page.goto(ADDRESS + "index.html")
     page.keyboard.press("/")
@@ -92,6 +96,7 @@ def shown(page):
     return page.locator("#preset-table tbody tr:visible th").all_inner_texts()
 
 
+@in_browser
 def test_table_of_presets(page):
     page.goto(ADDRESS + "presets.html")
     everything = shown(page)

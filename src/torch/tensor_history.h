@@ -47,11 +47,12 @@ class TensorHistories {
   std::vector<History> take_all();
 
  private:
-  void sweep();
+  void sweep_some();
 
   std::unordered_map<const c10::StorageImpl*, History> by_memory_;
+  std::vector<const History*> swept_;  // the same, in the order in which they are looked at
+  std::size_t next_ = 0;
   std::vector<History> expired_;
-  std::size_t sweep_at_ = 4096;
 };
 
 // Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.

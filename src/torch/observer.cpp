@@ -137,10 +137,7 @@ std::string name_of(std::uint32_t number) {
 // The user's line, "" where Python cannot be asked.
 std::string source_here() {
   try {
-    return py::module_::import("habana_mp._where")
-        .attr("where")()
-        .cast<py::tuple>()[1]
-        .cast<std::string>();
+    return py::module_::import("habana_mp._where").attr("source")().cast<std::string>();
   } catch (...) {
     PyErr_Clear();
     return {};

@@ -386,17 +386,15 @@ def _converted() -> str:
 
 def _undecided(op: str, in_region: bool) -> tuple[str, int, int, bool, str]:
     """(policy, action, low, listed, rule) for an op of the dispatcher that no rule has decided."""
-    if in_region:
-        from habana_mp._explain import region_policy
+    from habana_mp._explain import region_policy
 
-        policy, _ = region_policy()
-        return ("" if policy is None else _met(policy, "autocast")), 0, 0, False, ""
-    if _state.policy is None:
+    policy = region_policy()[0] if in_region else _state.policy
+    if policy is None:
         return "", 0, 0, False, ""
-    action, low, listed, listed_as, file, line = _state.policy._core.resolve(op)
-    place = (f"{file}:{line}" if line else file) or _state.policy.name
+    action, low, listed, listed_as, file, line = policy._core.resolve(op)
+    place = (f"{file}:{line}" if line else file) or policy.name
     text = f"{_core.ACTIONS[action]}: {listed_as}, {place}" if listed else ""
-    return _met(_state.policy, "convert"), action, low, listed, text
+    return _met(policy, "autocast" if in_region else "convert"), action, low, listed, text
 
 
 def _met(policy: Policy, front_end: str) -> str:

@@ -327,7 +327,9 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   } else if (casts_off()) {
     key.fate = Fate::Off;
   } else if (said.rule.listed) {
-    key.fate = settled(said.rule, dtypes_of(given)) ? Fate::LeftAlone : Fate::Missed;
+    // A region sees all calls; those that it leaves to nobody are in place or have out=.
+    const bool left = region != 0 || settled(said.rule, dtypes_of(given));
+    key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
   Frame frame{.kind = Frame::Kind::Dispatched};
   frame.site = site_of(key, [&] {

@@ -340,6 +340,15 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   frame.start = now_ns();
   push(thread, std::move(frame));
 }
+// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
+bool is_op(const at::RecordFunction& call) {
+  return std::string_view(call.name()).find("::") != std::string_view::npos;
+}
+
+bool is_compiled(const at::RecordFunction& call) {
+  return std::string_view(call.name()).starts_with("Torch-Compiled Region");
+}
+
 
 std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   // The threads of a loop run parts of an op.
@@ -377,6 +386,8 @@ at::CallbackHandle listen() {
                                    .needsOutputs(true)
                                    .scopes({at::RecordScope::FUNCTION}));
 }
+  } else if (!is_op(call)) {
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
 
 }  // namespace
 

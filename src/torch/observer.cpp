@@ -203,14 +203,20 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   for (const auto& report : all().open) report->add_call(frame.site, call);
+// Whether a result in the memory of an argument was written there: x.add_(y).
+bool writes(const Frame& frame) {
+  const Site& site = all().sites[frame.site];
+  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
+}
+
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();
     // A view: the same numbers, made where they were made.
-    if (std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end()) continue;
+    if (given && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    history->maker = frame.site;
+    if (!given) history->maker = frame.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;
@@ -222,6 +228,8 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
 void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast) {
   frame.casts.push_back(cast);
   if (cast.cached || !source.has_storage()) return;
+    const bool given =
+        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   History* history = all().histories.get(source);
@@ -332,14 +340,6 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
     key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
   Frame frame{.kind = Frame::Kind::Dispatched};
-  frame.site = site_of(key, [&] {
-    const pybind11::gil_scoped_acquire gil;
-    return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
-  });
-  show(frame, given);
-  frame.start = now_ns();
-  push(thread, std::move(frame));
-}
 // Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
 bool is_op(const at::RecordFunction& call) {
   return std::string_view(call.name()).find("::") != std::string_view::npos;
@@ -349,6 +349,14 @@ bool is_compiled(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("Torch-Compiled Region");
 }
 
+  frame.site = site_of(key, [&] {
+    const pybind11::gil_scoped_acquire gil;
+    return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
+  });
+  show(frame, given);
+  frame.start = now_ns();
+  push(thread, std::move(frame));
+}
 
 std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   // The threads of a loop run parts of an op.
@@ -378,6 +386,8 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
     for (const auto& report : all().open) report->add_backward_ns(lasted);
   }
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
+  } else if (!is_op(call)) {
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
 }
 
 at::CallbackHandle listen() {
@@ -386,8 +396,6 @@ at::CallbackHandle listen() {
                                    .needsOutputs(true)
                                    .scopes({at::RecordScope::FUNCTION}));
 }
-  } else if (!is_op(call)) {
-    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
 
 }  // namespace
 

@@ -60,7 +60,8 @@ struct Frame {
 };
 
 struct Module {
-  PyObject* object;  // alive: its forward runs
+  PyObject* object;        // alive: its forward runs
+  const PyObject* caller;  // the Python frame that called us as it began, to be compared
   std::uint32_t path;
 };
 
@@ -202,13 +203,13 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
       .casts = {frame.casts.data(), frame.casts.size()}};
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
-  for (const auto& report : all().open) report->add_call(frame.site, call);
 // Whether a result in the memory of an argument was written there: x.add_(y).
 bool writes(const Frame& frame) {
   const Site& site = all().sites[frame.site];
   return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
 }
 
+  for (const auto& report : all().open) report->add_call(frame.site, call);
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();
@@ -227,9 +228,9 @@ bool writes(const Frame& frame) {
 
 void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast) {
   frame.casts.push_back(cast);
-  if (cast.cached || !source.has_storage()) return;
     const bool given =
         std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
+  if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   History* history = all().histories.get(source);
@@ -339,7 +340,6 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
     const bool left = region != 0 || settled(said.rule, dtypes_of(given));
     key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
-  Frame frame{.kind = Frame::Kind::Dispatched};
 // Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
 bool is_op(const at::RecordFunction& call) {
   return std::string_view(call.name()).find("::") != std::string_view::npos;
@@ -349,6 +349,7 @@ bool is_compiled(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("Torch-Compiled Region");
 }
 
+  Frame frame{.kind = Frame::Kind::Dispatched};
   frame.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
     return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
@@ -385,9 +386,9 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
     const std::lock_guard guard(all().mutex);
     for (const auto& report : all().open) report->add_backward_ns(lasted);
   }
-  if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
   } else if (!is_op(call)) {
     push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
+  if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }
 
 at::CallbackHandle listen() {
@@ -587,7 +588,7 @@ void enter_module(PyObject* module) {
   Thread& thread = this_thread();
   if (thread.epoch == 0) return;
   const std::uint32_t path = path_of(thread, module);
-  this_thread().modules.push_back({module, path});
+  this_thread().modules.push_back({module, caller.ptr(), path});
 }
 
 void leave_module(PyObject* module) {
@@ -603,3 +604,38 @@ bool profiled() {
 }
 
 }  // namespace habana_mp::observer
+namespace {
+
+py::object frame_before(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
+      PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+py::object code_of(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
+      PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+// Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
+// test), of which torch tells no hook: they may be gone. Their callers are not among those of
+// `caller`. A frame at the address of one that is gone is not taken for it: the frames of modules
+// that have begun since came by here and dropped it.
+void drop_interrupted(Thread& thread, const py::object& caller) {
+  const py::object code = code_of(caller);
+  const auto runs = [&](const Module& module) {
+    for (py::object frame = frame_before(caller); frame; frame = frame_before(frame)) {
+      if (frame.ptr() == module.caller && code_of(frame).is(code)) return true;
+    }
+    return false;
+  };
+  while (!thread.modules.empty() && !runs(thread.modules.back())) thread.modules.pop_back();
+}
+
+}  // namespace
+
+  // That of the hook in habana_mp/_report.py, and of what calls the hooks and then forward.
+  const auto hook =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  const py::object caller = hook ? frame_before(hook) : py::object();
+  if (!caller) return;
+  drop_interrupted(thread, caller);

@@ -47,7 +47,9 @@ struct Frame {
   Kind kind;
   bool shown = false;
   bool hides = true;
+  std::uint64_t epoch = 0;       // of the site
   DType runs_in = DType::Other;  // as a rule says
+  std::uint32_t op = 0;
   SiteId site = kNone;
   std::uint64_t start = 0;
   std::uint64_t inside_ns = 0;  // of rows of their own
@@ -70,6 +72,11 @@ struct Thread {
   unsigned hidden = 0;  // frames that hide
   std::vector<Frame> frames;
   std::vector<Module> modules;
+
+  // A function of torch that calls the method of its name (F.softmax) is one call with it.
+  bool in_function_of(std::uint32_t op) const {
+    return !frames.empty() && frames.back().kind == Frame::Kind::Decided && frames.back().op == op;
+  }
 };
 
 // What the dispatcher's name of an op stands for where no rule has decided it.
@@ -172,11 +179,18 @@ unsigned dtypes_of(Tensors tensors) {
 constexpr unsigned kFloats = dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) |
                              dtype_bit(DType::Float32) | dtype_bit(DType::Float64);
 
+// Whether what the frame refers to is still there: another thread may have closed the report, and
+// opened another. With the lock.
+bool is_current(const Frame& frame) {
+  return frame.epoch == epoch.load(std::memory_order_relaxed);
+}
+
 // A call begins that is a row: which way its tensors came.
 void show(Frame& frame, Tensors given) {
-  frame.shown = true;
   frame.given = dtypes_of(given);
   const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
+  frame.shown = true;
   for (const at::Tensor& tensor : given) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
@@ -187,6 +201,12 @@ void show(Frame& frame, Tensors given) {
     frame.path = all().paths.extend(history->path, frame.site);
     frame.path_ns = history->path_ns;
   }
+}
+
+// Whether a result in the memory of an argument was written there: x.add_(y).
+bool writes(const Frame& frame) {
+  const Site& site = all().sites[frame.site];
+  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
 }
 
 void finish(Thread& thread, const Frame& frame, Tensors results) {
@@ -203,16 +223,13 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
       .casts = {frame.casts.data(), frame.casts.size()}};
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
-// Whether a result in the memory of an argument was written there: x.add_(y).
-bool writes(const Frame& frame) {
-  const Site& site = all().sites[frame.site];
-  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
-}
-
+  if (!is_current(frame)) return;
   for (const auto& report : all().open) report->add_call(frame.site, call);
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();
+    const bool given =
+        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     // A view: the same numbers, made where they were made.
     if (given && !writes(frame)) continue;
     History* history = all().histories.get(result);
@@ -228,11 +245,10 @@ bool writes(const Frame& frame) {
 
 void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast) {
   frame.casts.push_back(cast);
-    const bool given =
-        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
   if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
   History* history = all().histories.get(source);
   if (history == nullptr) return;
   if (history->path != kNone) {
@@ -322,6 +338,15 @@ bool is_backward(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("autograd::engine::");
 }
 
+// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
+bool is_op(const at::RecordFunction& call) {
+  return std::string_view(call.name()).find("::") != std::string_view::npos;
+}
+
+bool is_compiled(const at::RecordFunction& call) {
+  return std::string_view(call.name()).starts_with("Torch-Compiled Region");
+}
+
 void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const auto given = tensors_in(call.inputs());
   const std::uint32_t region = region_here();
@@ -340,16 +365,8 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
     const bool left = region != 0 || settled(said.rule, dtypes_of(given));
     key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
-// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
-bool is_op(const at::RecordFunction& call) {
-  return std::string_view(call.name()).find("::") != std::string_view::npos;
-}
-
-bool is_compiled(const at::RecordFunction& call) {
-  return std::string_view(call.name()).starts_with("Torch-Compiled Region");
-}
-
-  Frame frame{.kind = Frame::Kind::Dispatched};
+  if (thread.in_function_of(key.op)) return push(thread, {.kind = Frame::Kind::Dispatched});
+  Frame frame{.kind = Frame::Kind::Dispatched, .epoch = thread.epoch};
   frame.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
     return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
@@ -369,6 +386,8 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else if (thread.hidden > 0 ||
              c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)) {
     push(thread, {.kind = Frame::Kind::Dispatched});
+  } else if (!is_op(call)) {
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
   } else {
     begin_shown(thread, call);
   }
@@ -386,8 +405,6 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
     const std::lock_guard guard(all().mutex);
     for (const auto& report : all().open) report->add_backward_ns(lasted);
   }
-  } else if (!is_op(call)) {
-    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }
 
@@ -457,7 +474,11 @@ void Watch::begin(const What& what, Tensors given, Describe describe) {
       thread.frames.back().kind == Frame::Kind::Dispatched) {
     thread.frames.back().shown = false;
   }
-  Frame frame{.kind = Frame::Kind::Decided, .hides = what.hides};
+  if (what.front_end == FrontEnd::Convert && thread.in_function_of(what.op)) return;
+  Frame frame{.kind = Frame::Kind::Decided,
+              .hides = what.hides,
+              .epoch = thread.epoch,
+              .op = what.op};
   const SiteKey key{.op = what.op,
                     .module = module_here(thread),
                     .context = what.context,
@@ -540,6 +561,7 @@ void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
       static_cast<std::uint64_t>(gradient.numel()) * (to == DType::Float32 ? 4 : 2);
   const record::Cast made{from, to, false, bytes, start, now_ns() - start};
   const std::lock_guard guard(all().mutex);
+  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return;
   for (const auto& report : all().open) {
     report->add_backward(static_cast<SiteId>(origin & 0xFFFFFFFFU), made);
   }
@@ -584,26 +606,6 @@ std::uint32_t path_of(const Thread& thread, PyObject* module) {
 
 void forget_modules() { known_modules().clear(); }
 
-void enter_module(PyObject* module) {
-  Thread& thread = this_thread();
-  if (thread.epoch == 0) return;
-  const std::uint32_t path = path_of(thread, module);
-  this_thread().modules.push_back({module, caller.ptr(), path});
-}
-
-void leave_module(PyObject* module) {
-  Thread& thread = this_thread();
-  const auto found = std::find_if(thread.modules.rbegin(), thread.modules.rend(),
-                                  [&](const Module& entry) { return entry.object == module; });
-  if (found != thread.modules.rend()) thread.modules.erase(found.base() - 1, thread.modules.end());
-}
-
-bool profiled() {
-  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
-  return callbacks && callbacks->callbacks_.size() > (reporting() ? 1U : 0U);
-}
-
-}  // namespace habana_mp::observer
 namespace {
 
 py::object frame_before(const py::object& frame) {
@@ -633,9 +635,29 @@ void drop_interrupted(Thread& thread, const py::object& caller) {
 
 }  // namespace
 
+void enter_module(PyObject* module) {
+  Thread& thread = this_thread();
+  if (thread.epoch == 0) return;
   // That of the hook in habana_mp/_report.py, and of what calls the hooks and then forward.
   const auto hook =
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
   const py::object caller = hook ? frame_before(hook) : py::object();
   if (!caller) return;
   drop_interrupted(thread, caller);
+  const std::uint32_t path = path_of(thread, module);
+  this_thread().modules.push_back({module, caller.ptr(), path});
+}
+
+void leave_module(PyObject* module) {
+  Thread& thread = this_thread();
+  const auto found = std::find_if(thread.modules.rbegin(), thread.modules.rend(),
+                                  [&](const Module& entry) { return entry.object == module; });
+  if (found != thread.modules.rend()) thread.modules.erase(found.base() - 1, thread.modules.end());
+}
+
+bool profiled() {
+  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  return callbacks && callbacks->callbacks_.size() > (reporting() ? 1U : 0U);
+}
+
+}  // namespace habana_mp::observer

@@ -24,7 +24,7 @@ from habana_mp._captured import holders
 from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
-from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen
+from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen, rule_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -392,8 +392,7 @@ def _undecided(op: str, in_region: bool) -> tuple[str, int, int, bool, str]:
     if policy is None:
         return "", 0, 0, False, ""
     action, low, listed, listed_as, file, line = policy._core.resolve(op)
-    place = (f"{file}:{line}" if line else file) or policy.name
-    text = f"{_core.ACTIONS[action]}: {listed_as}, {place}" if listed else ""
+    text = rule_text(policy, _core.ACTIONS[action], listed_as, file, line) if listed else ""
     return _met(policy, "autocast" if in_region else "convert"), action, low, listed, text
 
 

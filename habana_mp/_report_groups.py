@@ -111,11 +111,16 @@ def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def never_seen(rows: list[dict[str, Any]], policies: list[Policy]) -> list[dict[str, str]]:
     """The names in the lists of the policies that no call was decided by."""
     seen = {(row["policy"], row["rule"].partition(": ")[2].partition(",")[0].partition("@")[0]) for row in rows}
-    found = []
+    found: dict[tuple[str, str], dict[str, str]] = {}  # one policy may be there twice, for both front ends
     for policy in policies:
-        for title, names in policy.lists.items():
-            for name in names:
+        for title in policy.lists:
+            for name, file, line in getattr(policy._core, title):
                 if (policy.name, name.partition("@")[0]) not in seen:
-                    rule = str(policy.rule(name.partition("@")[0])).partition(", listed as ")[2]
-                    found.append({"op": name, "list": title, "rule": f"{title}: {rule.replace(OWN_FILES, '')}"})
-    return found
+                    rule = rule_text(policy, title, name, file, line).replace(OWN_FILES, "")
+                    found[policy.name, rule] = {"op": name, "list": title, "rule": rule}
+    return list(found.values())
+
+
+def rule_text(policy: Policy, action: str, listed_as: str, file: str, line: int) -> str:
+    """A line of a list as the rows name it: "lower: mm, lists/hmp/lower.txt:24"."""
+    return f"{action}: {listed_as}, {(f'{file}:{line}' if line else file) or policy.name}"

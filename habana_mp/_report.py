@@ -74,6 +74,10 @@ class CastReport:
             _unwatch_modules(self)
         self._told = self._named(told, seconds)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by ``copy`` or ``pickle``, of a report that is open is what it has counted by then."""
+        return {**self.__dict__, "_open": None, "_told": self._told if self._open is None else self.to_dict()}
+
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
         """How many tensors an op got in another dtype than its caller gave, in forward passes.
 

@@ -31,6 +31,20 @@ if TYPE_CHECKING:
 
 FORMAT = "habana_mp.report"
 VERSION = 1
+_KEYS = (  # those that are asked for
+    *(
+        "policies",
+        "seconds",
+        "op_seconds",
+        "cast_seconds",
+        "casts",
+        "cache_hits",
+        "backward_casts",
+        "cast_bytes",
+        "rows",
+    ),
+    *("ping_pong", "recast", "never_seen", "missed", "timeline", "advice"),
+)
 _KINDS = ("cast", "cached", "backward")  # enum class Kind in src/record/report.h
 _FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd there
 
@@ -88,7 +102,7 @@ class CastReport:
             op: an op by any of its names ("matmul" is "__matmul__" too), by default all.
             to: a dtype or its name, by default any.
             module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
-                counts too, and ``*`` stands for one name of it.
+                counts too, and ``*`` stands for one name of it; "" is what ran outside of any module.
 
         Raises:
             TypeError, ValueError: for what is none of these.
@@ -163,6 +177,8 @@ class CastReport:
             raise ValueError(
                 f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
             )
+        if lacking := [key for key in _KEYS if key not in told]:
+            raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
         loaded = cls()
         loaded._told = told
         loaded.title = told.get("title", "")

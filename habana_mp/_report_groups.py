@@ -18,7 +18,9 @@ _Item = TypeVar("_Item")
 
 
 def inside(module: str, asked: str) -> bool:
-    """Whether a module's path is ``asked`` or below it; ``*`` stands for one name. Both with or without the root's class."""
+    """Whether a module's path is ``asked`` or below it; ``*`` stands for one name. Both with or without the root's class. "" is outside."""
+    if not asked or not module:
+        return asked == module
     root, _, path = module.partition(": ")
     asked_root, colon, asked_path = asked.partition(": ")
     if not colon:
@@ -27,8 +29,12 @@ def inside(module: str, asked: str) -> bool:
         asked_root, asked_path = root, asked
     if asked_root != root:
         return False
-    names, wanted = path.split("."), asked_path.split(".")
+    names, wanted = _names(path), _names(asked_path)
     return len(names) >= len(wanted) and all(want in ("*", name) for want, name in zip(wanted, names, strict=False))
+
+
+def _names(path: str) -> list[str]:
+    return path.split(".") if path else []
 
 
 def pattern(modules: Iterable[str]) -> str:

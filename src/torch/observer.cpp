@@ -225,6 +225,9 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   for (const auto& report : all().open) report->add_call(frame.site, call);
+  if (results.empty() && !frame.memory.empty() && writes(frame)) {  // x[0] = y
+    if (History* history = all().histories.find(frame.memory.front())) history->times = 0;
+  }
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();

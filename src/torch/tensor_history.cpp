@@ -16,7 +16,11 @@ const c10::StorageImpl* memory_of(const at::TensorBase& tensor) {
 }  // namespace
 
 History* TensorHistories::find(const at::TensorBase& tensor) {
-  const auto found = by_memory_.find(memory_of(tensor));
+  return find(memory_of(tensor));
+}
+
+History* TensorHistories::find(const c10::StorageImpl* memory) {
+  const auto found = by_memory_.find(memory);
   return found == by_memory_.end() ? nullptr : &found->second;
 }
 

@@ -39,6 +39,7 @@ class TensorHistories {
  public:
   // Null where nothing is known of the tensor.
   History* find(const at::TensorBase& tensor);
+  History* find(const c10::StorageImpl* memory);
   // Null for a tensor without memory of its own kind.
   History* get(const at::TensorBase& tensor);
   // Those of memory that is gone, or all: to be freed without the lock, as memory that Python has

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as _nn_module
 
-from habana_mp import _core, _state
+from habana_mp import (
+    _core,
+    _state,
+    _where,  # noqa: F401 - the core asks it: a child that a fork makes while another thread imports it waits for good
+)
 from habana_mp._advice import Advice, advice
 from habana_mp._captured import holders
+from habana_mp._explain import plain_name, region_policy
+from habana_mp._homes import known_names
 from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
@@ -336,8 +343,6 @@ def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _names_of(op: object) -> set[str]:
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
-    from habana_mp._explain import plain_name
-
     name = plain_name(op).partition(".")[0]
     return {name}.union(*_core.candidates(name))
 
@@ -351,6 +356,8 @@ def _dtype_name(dtype: object) -> str:
 
 # Who watches: the open reports, which note the policies that they meet. The hooks are there while one of them is.
 _reports: list[CastReport] = []
+# torch.compile's warning that a compiled module calls hooks twice: ours do not mind.
+_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 _hooks: list[torch.utils.hooks.RemovableHandle] = []
 _lock = threading.Lock()
 
@@ -360,6 +367,7 @@ def _watch_modules(report: CastReport) -> None:
         if not _reports:
             _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
             _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
+            warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
         _reports.append(report)
 
 
@@ -369,6 +377,9 @@ def _unwatch_modules(report: CastReport) -> None:
         if not _reports:
             while _hooks:
                 _hooks.pop().remove()
+            ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", "") == _HOOKS_AND_COMPILE]
+            for entry in ours:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
 
 def _entered(module: torch.nn.Module, _args: Any) -> None:
@@ -389,8 +400,6 @@ def _name_of(op: PatchedOp) -> str:
     name = op.__name__
     if not name.startswith("__"):
         return name
-    from habana_mp._homes import known_names
-
     for level in _core.candidates(name):
         for spelling in level:
             if not spelling.startswith("__") and spelling in known_names() and hasattr(torch.Tensor, spelling):
@@ -406,8 +415,6 @@ def _converted() -> str:
 
 def _undecided(op: str, in_region: bool) -> tuple[str, int, int, bool, str]:
     """(policy, action, low, listed, rule) for an op of the dispatcher that no rule has decided."""
-    from habana_mp._explain import region_policy
-
     policy = region_policy()[0] if in_region else _state.policy
     if policy is None:
         return "", 0, 0, False, ""

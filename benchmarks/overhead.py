@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import timeit
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -152,6 +152,45 @@ def verbose_line(effort: Effort) -> Row:
     )
 
 
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    with converted("hmp"), hmp.report():
+        yield
+
+
+def training_step(model: torch.nn.Module, x: torch.Tensor) -> None:
+    model.zero_grad()
+    model(x).sum().backward()
+
+
+def open_report(effort: Effort) -> list[Row]:
+    """How much slower calls are while a report is open. With none open it is the flag test of the rows above."""
+    small = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(8)])
+    block = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+    cases = {
+        "mm(8x8), two float32 inputs": ("mm(a, b)", pair(torch.float32), 1),
+        "sin of 4 numbers, which no list names": ("x.sin()", {"x": torch.randn(4)}, 1),
+        "8 modules Linear(16), forward": ("model(x)", {"model": small, "x": torch.randn(4, 16)}, 10),
+        "encoder layer of 128, 4 x 64 tokens, training step": (
+            "step(model, x)",
+            {"step": training_step, "model": block, "x": torch.randn(4, 64, 128)},
+            400,
+        ),
+    }
+    rows = []
+    for name, (statement, values, weight) in cases.items():
+        best = best_ns(
+            replace(effort, calls=max(1, effort.calls // weight)),
+            {
+                "off": Variant(lambda: converted("hmp"), statement, values),
+                "on": Variant(reported, statement, values),
+            },
+        )
+        times = f"{best['on'] / 1e3:.2f} us against {best['off'] / 1e3:.2f} us"
+        rows.append(Row(f"report on over off: {name}", best["on"] / best["off"], "x", 2, times))
+    return rows
+
+
 def in_fresh_process(effort: Effort, script: str) -> list[str]:
     """The smallest of what the script prints first, with the rest of that line."""
     lines = [
@@ -275,6 +314,7 @@ def measure(quick: bool) -> Report:
         *regions(effort),
         *convert_and_revert(effort),
         verbose_line(effort),
+        *open_report(effort),
         import_time(effort),
     ]
     text = (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from habana_mp._report_groups import grouped, pattern
+from habana_mp._units import share
 
 _MOST = 5
-_WORTH = 0.005  # of the time of the block: less is not worth a line
+_MOST_CASTS = 3  # ops
+_WORTH = 0.005  # of the time of all ops: less is not worth a line
+_LONG = 0.05  # an op that no list names is, from here on
 
 
 @dataclass(frozen=True)
@@ -23,59 +27,100 @@ class Advice:
 
 
 def advice(report: dict[str, Any]) -> list[Advice]:
-    """At most five lines, what costs most first; ops that a conversion missed come before all, as they are mistakes."""
-    whole = max(report["seconds"], 1e-9)
+    """At most five lines: ops that a conversion missed, which are mistakes; then what costs most, the ops with most casts in any case.
 
-    def share(seconds: float) -> str:
-        return f"{seconds / whole:.0%} of the time" if seconds >= whole / 100 else f"{seconds / whole:.1%} of the time"
+    Shares are of the time of all ops, backward passes included.
+    """
+    whole = report["op_seconds"] + report["backward_seconds"]
+    casts = _sorted(_of_casts(report, whole))[:_MOST_CASTS]
+    others = _sorted([*_of_ping_pong(report, whole), *_of_recast(report, whole), *_of_unlisted(report, whole)])
+    worth = [line for line in others if line[0] >= _WORTH * whole]
+    missed = list(_of_missed(report))[: _MOST - len(casts)]
+    chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
+    return [*missed, *(line for _, line in chosen)]
 
-    lines: list[tuple[float, Advice]] = []
+
+_Line = tuple[float, Advice]  # the seconds that it is about
+
+
+def _sorted(lines: Iterable[_Line]) -> list[_Line]:
+    return sorted(lines, key=lambda line: -line[0])
+
+
+def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
     for group in grouped(report["missed"], lambda row: row["op"]):
+        op, rule, source = (group[0][key] for key in ("op", "rule", "source"))
         held = sorted({name for row in group for name in row["held_by"]})
-        where = f"held by {', '.join(held[:3])}" if held else f"called at {group[0]['source'] or 'an unknown place'}"
-        calls = sum(row["calls"] for row in group)
-        said = f"{group[0]['rule']}; {calls} calls; {where}"
-        text = (
-            f"{group[0]['op']} runs past the conversion: convert before the function is taken, or call it by its module"
+        where = f"held by {', '.join(held[:3])}" if held else f"called at {source or 'an unknown place'}"
+        yield Advice(
+            f"{op} runs past the conversion: convert before the function is taken, or call it by its module",
+            f"{rule}; {_calls(group)}; {where}",
         )
-        lines.append((float("inf"), Advice(text, said)))
+
+
+def _of_ping_pong(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+    rules = {row["op"]: row["rule"] for row in reversed(report["rows"]) if row["rule"]}
     for chain in report["ping_pong"]:
-        first, last, path = chain["ops"][0], chain["ops"][-1], chain["path"]
-        text = (
-            f"{' -> '.join(step['op'] for step in chain['ops'])}: {' -> '.join(path)}, there and back {chain['count']} times, "
-            f"{share(chain['seconds'])}"
+        ops = [step["op"] for step in chain["ops"]]
+        reasons = dict.fromkeys(rules[op] for op in (ops[0], ops[-1]) if op in rules)
+        yield (
+            chain["seconds"],
+            Advice(
+                f"{' -> '.join(ops)}: {' -> '.join(chain['path'])}, there and back {chain['count']} times, "
+                f"{_share(chain['seconds'], whole)}",
+                "; ".join(reasons) + _at([chain["ops"][-1]["module"]]),
+            ),
         )
-        reasons = [rule for rule in (_rule(report, first["op"]), _rule(report, last["op"])) if rule]
-        lines.append((chain["seconds"], Advice(text, "; ".join(dict.fromkeys(reasons)) + _at(last["module"]))))
+
+
+def _of_recast(report: dict[str, Any], whole: float) -> Iterator[_Line]:
     for entry in report["recast"]:
-        text = f"{entry['tensor']} is cast to {entry['to']} {entry['times']} times where {entry['needed']} would do, {share(entry['seconds'])}"
-        wanted = f" in {pattern(entry['modules'])}" if entry["modules"] else ""
-        lines.append(
-            (
-                entry["seconds"],
-                Advice(text, f"wanted by {', '.join(entry['ops'])}{wanted}; cast it once by hand (hmp.cast)"),
-            )
+        yield (
+            entry["seconds"],
+            Advice(
+                f"{entry['tensor']} is cast to {entry['to']} {entry['times']} times where {entry['needed']} would do, "
+                f"{_share(entry['seconds'], whole)}",
+                f"wanted by {', '.join(entry['ops'])}{_at(entry['modules'])}; cast it once by hand (hmp.cast)",
+            ),
         )
-    for group in grouped((row for row in report["rows"] if row["casts"]), lambda row: (row["op"], row["decision"])):
-        seconds = sum(cast["seconds"] + cast["backward"]["seconds"] for row in group for cast in row["casts"])
-        count = sum(cast["count"] for row in group for cast in row["casts"])
-        way = max((cast for row in group for cast in row["casts"]), key=lambda cast: cast["seconds"])
-        text = f"{group[0]['op']}: {count} casts, mostly {way['from']} -> {way['to']}, {share(seconds)}"
-        lines.append((seconds, Advice(text, f"{group[0]['rule']}" + _at(pattern(row["module"] for row in group)))))
-    for group in grouped((row for row in report["rows"] if row["decision"] == "unlisted"), lambda row: row["op"]):
+
+
+def _of_casts(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+    made = (row for row in report["rows"] if any(cast["count"] > cast["cached"] for cast in row["casts"]))
+    for group in grouped(made, lambda row: (row["op"], row["decision"])):
+        casts = [cast for row in group for cast in row["casts"]]
+        seconds = sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts)
+        way = max(casts, key=lambda cast: cast["seconds"])
+        count = sum(cast["count"] for cast in casts)
+        yield (
+            seconds,
+            Advice(
+                f"{group[0]['op']}: {count} casts, mostly {way['from']} -> {way['to']}, {_share(seconds, whole)}",
+                group[0]["rule"] + _at(row["module"] for row in group),
+            ),
+        )
+
+
+def _of_unlisted(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+    # Outside of modules it is mostly an optimizer.
+    rows = (row for row in report["rows"] if row["decision"] == "unlisted" and row["module"])
+    for group in grouped(rows, lambda row: row["op"]):
         seconds = sum(row["seconds"] for row in group)
-        if seconds >= whole / 20 and any("float32" in row["dtypes"] for row in group):
-            calls = sum(row["calls"] for row in group)
-            text = f"{group[0]['op']} takes {share(seconds)} in float32 and no list names it"
+        if seconds >= _LONG * whole and any("float32" in row["dtypes"] for row in group):
+            text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, whole)}"
             # Half of it is what a lower precision could save at best.
-            lines.append((seconds / 2, Advice(text, f"{calls} calls" + _at(pattern(row["module"] for row in group)))))
-    worth = [entry for entry in lines if entry[0] >= _WORTH * whole]
-    return [line for _, line in sorted(worth, key=lambda entry: -entry[0])[:_MOST]]
+            yield seconds / 2, Advice(text, _calls(group) + _at(row["module"] for row in group))
 
 
-def _rule(report: dict[str, Any], op: str) -> str:
-    return next((row["rule"] for row in report["rows"] if row["op"] == op and row["rule"]), "")
+def _share(seconds: float, whole: float) -> str:
+    return f"{share(seconds, whole)} of the time of all ops"
 
 
-def _at(module: str) -> str:
-    return f"; in {module}" if module else ""
+def _calls(rows: list[dict[str, Any]]) -> str:
+    count = sum(row["calls"] for row in rows)
+    return "1 call" if count == 1 else f"{count} calls"
+
+
+def _at(modules: Iterable[str]) -> str:
+    where = pattern(modules)
+    return f"; in {where}" if where else ""

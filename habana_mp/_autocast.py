@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
-from habana_mp import _core, _export, _guests, _log, _traced, cache
+from habana_mp import _core, _export, _guests, _log, _state, _traced, cache
+from habana_mp._convert import revert
 from habana_mp._list_file import read_list, warn
 from habana_mp._policy import Policy, replace_preset
 
@@ -159,6 +160,9 @@ def _region(
 
 
 def _prepare() -> None:
+    if _state.stands_in:
+        _state.stands_in = False
+        revert()
     if not _core.log_level() and _core.environment_has(_log.VARIABLE):
         _log.open_log(False)
     _guests.serve_autocast()
@@ -261,7 +265,7 @@ class _Traced(autocast):
 
 
 # D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
-_LIST_VARIABLES = {
+LIST_VARIABLES = {
     "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
     "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
 }
@@ -269,7 +273,7 @@ _LIST_VARIABLES = {
 
 def _read_environment() -> None:
     given: dict[str, str] = {}
-    for title, variables in _LIST_VARIABLES.items():
+    for title, variables in LIST_VARIABLES.items():
         variable = next(filter(os.environ.get, variables), None)
         if variable is None:
             continue

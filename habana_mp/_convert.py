@@ -68,9 +68,11 @@ def convert(
     See Also:
         disable_casts, revert, explain, Policy
     """
-    new = policy_for_convert(
+    asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )
+    new = _state.held or asked
+    _state.stands_in = False
     with _lock, _no_garbage_collection():
         _dynamo.prepare()
         rows = [

@@ -37,7 +37,11 @@ def read_list(path: ListPath) -> ListFile:
     name = os.fsdecode(path)
     with Path(name).open("rb") as file:
         data = file.read(core.MAX_LIST_BYTES + 1)
-    shown = name.encode(errors="backslashreplace").decode()
+    return parse_list(data, name.encode(errors="backslashreplace").decode())
+
+
+def parse_list(data: bytes, shown: str) -> ListFile:
+    """The list that a file holds; ``shown`` is its path for messages. Raises ValueError with ``path:line`` for the first mistake."""
     edits, ops = core.parse_op_list(data, shown)
     named = [(name, shown, line) for name, line, removed in ops if not removed]
     removed = [(name, shown, line) for name, line, removed in ops if removed]
@@ -90,7 +94,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
 
     lines = []
     for number, (name, file, line) in enumerate(unknown):
-        place = f"{file}:{line}: " if file else ""
+        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
         near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")
@@ -103,6 +107,9 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
 def nearest(name: str, known: frozenset[str]) -> list[str]:
     from difflib import get_close_matches
 
+    last = name.rpartition(".")[2]
+    if last != name and last in known:  # torch.relu
+        return [last]
     # Names of C++ helpers and overloads are near only to what looks like one.
     pool = [
         other for other in known if ("." in name or "." not in other) and other.startswith("_") <= name.startswith("_")

@@ -27,19 +27,24 @@ def open_log(is_verbose: bool) -> None:
     """Raises ValueError or OSError for what HABANA_MP_LOG says, and then leaves the log as it was."""
     global _path_of_process  # noqa: PLW0603 - there is one log in a process
     value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
+    level, path = read_setting(value)
+    try:
+        _core.open_log(level, _of_this_process(path), _write_to_stdout)
+    except OSError as error:
+        reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
+        raise type(error)(error.errno, reason, error.filename) from None
+    _path_of_process = path if "%p" in path else ""
+
+
+def read_setting(value: str) -> tuple[int, str]:
+    """Level and path of what HABANA_MP_LOG says, "" without a path. Raises ValueError for what it does not accept."""
     name, colon, path = value.partition(":")
     if name not in LEVELS or (colon and not path):
         raise ValueError(
             f"{VARIABLE}={value!r}: accepted are {', '.join(LEVELS)}, and {LEVELS[1]}:path or {LEVELS[2]}:path "
             "to append to a file"
         )
-    path = os.path.expanduser(path)  # noqa: PTH111 - pathlib raises where there is no home folder
-    try:
-        _core.open_log(LEVELS.index(name), _of_this_process(path), _write_to_stdout)
-    except OSError as error:
-        reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
-        raise type(error)(error.errno, reason, error.filename) from None
-    _path_of_process = path if "%p" in path else ""
+    return LEVELS.index(name), os.path.expanduser(path)  # noqa: PTH111 - pathlib raises where there is no home folder
 
 
 def close_log() -> None:

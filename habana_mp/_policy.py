@@ -358,6 +358,11 @@ def _parts(
     return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached
 
 
+def renamed(policy: core.Policy, name: str) -> core.Policy:
+    """The same policy under another name. Raises ValueError for what is no name of one."""
+    return core.Policy(name, *_parts(policy)[1:])
+
+
 def _unpickle(*parts: Any) -> Policy:
     return Policy(core.Policy(*parts))
 

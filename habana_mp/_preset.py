@@ -5,6 +5,7 @@ Knows the form of the folder; what its values mean is checked by src/policy/poli
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,19 @@ from habana_mp._list_file import check_known, read_list
 
 LISTS = ("lower", "fp32", "promote")
 SHIPPED = Path(__file__).parent / "lists"
-_DESCRIPTION = "policy.toml"
+DESCRIPTION = "policy.toml"
 _KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
 
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
-    described = _read_description(folder / _DESCRIPTION)
+    described = read_description(folder / DESCRIPTION)
     lower, fp32, promote = lists = [read_list(folder / f"{name}.txt") for name in LISTS]
     for file in lists:
         if file.edits:
             raise ValueError(
                 f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
             )
-    error = [(op, str(folder / _DESCRIPTION), 0) for op in described.get("error", [])]
+    error = [(op, str(folder / DESCRIPTION), 0) for op in described.get("error", [])]
     try:
         made = core.Policy(
             described.get("name", folder.name),
@@ -40,15 +41,39 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
         )
     except ValueError as mistake:
         told = str(mistake)
-        raise ValueError(told if str(folder) in told else f"{folder / _DESCRIPTION}: {told}") from None
+        raise ValueError(told if str(folder) in told else f"{folder / DESCRIPTION}: {told}") from None
     if not shipped:
         for file in lists:
             check_known(file.named, file.path, strict=False)
-        check_known(error, str(folder / _DESCRIPTION), strict=False)
+        check_known(error, str(folder / DESCRIPTION), strict=False)
     return made
 
 
-def _read_description(path: Path) -> dict[str, Any]:
+def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
+    """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError."""
+    described = {
+        "name": policy.name,
+        "source": source,
+        "low_dtype": policy.low,
+        "low_dtypes": policy.low_dtypes,
+        "rest": policy.rest,
+        "error": [op for op, _, _ in policy.error],
+        "cache": policy.cached,
+    }
+    # JSON's strings, lists of strings and booleans are TOML's.
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    for title in LISTS:
+        ops = "".join(f"{op}\n" for op, _, _ in getattr(policy, title))
+        (folder / f"{title}.txt").write_text(f"# Policy {policy.name}, {title}: {source}\n{ops}", encoding="utf-8")
+
+
+def source_of(preset: str) -> str:
+    """Which document the lists of a preset are from."""
+    return str(read_description(SHIPPED / preset / DESCRIPTION)["source"])
+
+
+def read_description(path: Path) -> dict[str, Any]:
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10

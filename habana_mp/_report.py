@@ -129,8 +129,8 @@ class CastReport:
         return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
 
     def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
-        names = None if op is None else _names_of(op)
-        dtype = None if to is None else _dtype_name(to)
+        names = None if op is None else names_of(op)
+        dtype = None if to is None else dtype_name(to)
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
         for row in self.to_dict()["rows"]:
@@ -340,14 +340,14 @@ def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _names_of(op: object) -> set[str]:
+def names_of(op: object) -> set[str]:
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
     name = plain_name(op).partition(".")[0]
     return {name}.union(*_core.candidates(name))
 
 
-def _dtype_name(dtype: object) -> str:
+def dtype_name(dtype: object) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"to is float16, bfloat16 or float32, which casts go to, not {dtype!r}")

@@ -5,6 +5,7 @@ Pure functions on the plain values that the core tells and ``CastReport.to_dict`
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -38,9 +39,19 @@ def _names(path: str) -> list[str]:
 
 
 def pattern(modules: Iterable[str]) -> str:
-    """One text for modules that are alike: the path itself, or with ``*`` where numbers differ."""
+    """One text for some modules: the path itself, with ``*`` where numbers differ, or what their paths have in common."""
     distinct = sorted(set(modules))
-    return distinct[0] if len(distinct) == 1 else _starred(distinct[0])
+    if len(distinct) < 2:
+        return "".join(distinct)
+    starred = sorted({_starred(module) for module in distinct})
+    if len(starred) == 1:
+        return starred[0]
+    names = zip(*(re.split(r"(?<=:) |\.", module) for module in starred), strict=False)
+    common = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, names)]
+    if not common:
+        return f"{len(distinct)} modules"
+    root, *path = common
+    return f"{root} {'.'.join(path)}".rstrip(": ") + f" ({len(distinct)} modules)"
 
 
 def _starred(module: str) -> str:
@@ -95,9 +106,7 @@ def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
         wanted = sorted({where for entry in group for _, where in entry[1] if where})
         tensor = f"output of {maker}" + (f" in {module}" if module else "")
         if not maker:
-            tensor = f"a tensor that no op seen has made, cast for {sites[0][0]}" + (
-                f" in {pattern(wanted)}" if wanted else ""
-            )
+            tensor = f"a weight or an input of {sites[0][0]}" + (f" in {pattern(wanted)}" if wanted else "")
         made.append(
             {
                 "tensor": tensor,

@@ -1,15 +1,195 @@
-"""stub until the page branch lands"""
+"""A report for the terminal: a headline, the advice, the ops that cost most casts, and the first of each finding.
+
+Names are shown as text, never as markup of rich, and without control characters, which would reach the terminal.
+"""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from habana_mp import _digest, _units
+
+_OPS = 10
+_LINES = 5
+# Below this the op table keeps to what 80 columns hold.
+_WIDE = 100
+_STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
+
+
+def table(report: dict[str, Any]) -> RenderableType:
+    """What ``Console().print`` shows of a report, from the dict that ``CastReport.to_dict`` gives; as wide as the console."""
+    return _Report(report)
 
 
 def text(report: dict[str, Any]) -> str:
-    import json
+    """The same as plain text, as wide as the terminal, or 80 columns where there is none."""
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=False, color_system=None).print(table(report))
+    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
-    return json.dumps({k: v for k, v in report.items() if k not in ("rows", "timeline", "never_seen")}, indent=1)
+
+class _Report:
+    def __init__(self, report: dict[str, Any]) -> None:
+        self._report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, wide = self._report, options.max_width >= _WIDE
+        yield _headline(report)
+        parts = [_advice(report["advice"])] if report["advice"] else []
+        if report["rows"]:
+            parts.append(_ops(report, wide))
+        parts += [
+            _section(title, rows, numbers)
+            for title, rows, numbers in (
+                ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
+                ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
+                ("Missed: held before convert", [_missed(each) for each in _digest.missed(report)], 1),
+                ("In no list", [_unlisted(each, report) for each in _digest.unlisted(report)], 3),
+            )
+            if rows
+        ]
+        for part in parts:
+            yield Text()
+            yield part
 
 
-def table(report: dict[str, Any]) -> Any:
-    return text(report)
+def _headline(report: dict[str, Any]) -> Text:
+    title = Text(_plain(report["title"]) or "Cast report", style="bold")
+    if not report["rows"]:
+        return title.append(": no op was seen", style="not bold")
+    took = [_units.time(report[name]) for name in ("cast_seconds", "seconds")]
+    share = _units.share(report["cast_seconds"], report["seconds"])
+    counts = [
+        _counted(report["casts"], "cast"),
+        f"{report['cache_hits']:,} of them from the cache",
+        f"{report['backward_casts']:,} in backward",
+        f"{_units.size(report['cast_bytes'])} cast",
+    ]
+    policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
+    facts = [*policies, f"torch {report['torch']}"]
+    return (
+        title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
+        .append(", ".join(counts) + "\n", style="not bold")
+        .append(_plain(", ".join(facts)), style="not bold dim")
+    )
+
+
+def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for number, each in enumerate(advice, start=1):
+        text = Text(_plain(each["text"]), style="bold")
+        lines.add_row(f"{number}.", text.append("\n" + _plain(each["evidence"]), style="not bold dim"))
+    return lines
+
+
+def _ops(report: dict[str, Any], wide: bool) -> RenderableType:
+    found = _digest.by_op(report["rows"])
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    made.add_column("op", max_width=30 if wide else 18)
+    made.add_column("decision", max_width=24 if wide else 11)
+    for title in ("calls", "casts"):
+        made.add_column(title, justify="right", no_wrap=True)
+    made.add_column("from → to", no_wrap=True)
+    for title in ("cached", "cast time" if wide else "in casts", "share"):
+        made.add_column(title, justify="right", no_wrap=True)
+    if wide:
+        made.add_column("op time", justify="right", no_wrap=True)
+        made.add_column("rule", style="dim")
+    for each in found[:_OPS]:
+        cells: list[Text | str] = [
+            _cut(each.op, style="bold"),
+            _cut(", ".join(each.decisions)),
+            f"{each.calls:,}",
+            _number(f"{each.casts.total():,}", each.casts.total()),
+            _pairs(each, wide),
+            _number(f"{each.cached:,}", each.cached),
+            _number(_units.time(each.cast_seconds), each.cast_seconds),
+            _number(_units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
+        ]
+        # Op and decision stand in the line already: the place in the list is left of a rule.
+        places = [rule.partition(", ")[2] or rule for rule in each.rules]
+        if wide:
+            cells += [_units.time(each.seconds), _cut("; ".join(places))]
+        made.add_row(*cells)
+    return Group(made, *_more(len(found) - _OPS, "op"))
+
+
+def _pairs(each: _digest.OpSum, wide: bool) -> Text:
+    pairs = each.casts.most_common()
+    shown = pairs if wide else pairs[:1]
+    parts = [
+        _path(pair).append(f" {count:,}" if len(pairs) > 1 and wide else "", style="default") for pair, count in shown
+    ]
+    return Text(", ").join(parts).append(f" +{len(pairs) - 1}" if len(shown) < len(pairs) else "")
+
+
+def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
+    said = _path(each["path"]).append("  " + _plain(" → ".join(op["op"] for op in each["ops"])), style="bold")
+    if wide:
+        said.append(f"  from {_plain(each['ops'][0]['module'])}", style="dim")
+    share = _units.share(each["seconds"], report["seconds"])
+    return [_counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
+
+
+def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
+    said = _path((each["from"], each["to"])).append(f"  {_plain(each['tensor'])}")
+    if wide:
+        said.append(_plain(f"  for {', '.join(each['ops'])}"), style="dim")
+    return [f"{_counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
+
+
+def _missed(each: _digest.MissedOp) -> list[Any]:
+    said = Text(_plain(each.op), style="bold").append(f"  {_plain(', '.join(each.held_by))}", style="not bold")
+    return [_counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
+
+
+def _unlisted(each: _digest.OpSum, report: dict[str, Any]) -> list[Any]:
+    share = _units.share(each.seconds, report["seconds"])
+    return [_counted(each.calls, "call"), _units.time(each.seconds), share, Text(_plain(each.op))]
+
+
+def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
+    """A title and the first rows under it: figures to the right, then one Text, cut where the line ends."""
+    made = Table.grid(padding=(0, 2))
+    for _ in range(numbers):
+        made.add_column(justify="right", no_wrap=True)
+    made.add_column()
+    for *figures, said in rows[:_LINES]:
+        said.no_wrap, said.overflow = True, "ellipsis"
+        made.add_row(*figures, said)
+    return Group(Text(title, style="bold"), Padding(made, (0, 0, 0, 2)), *_more(len(rows) - _LINES))
+
+
+def _more(count: int, noun: str = "") -> list[Text]:
+    said = f"… and {_counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
+    return [Text(said, style="dim")] if count > 0 else []
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _number(text: str, value: float) -> Text:
+    return Text(text, style="" if value else "dim")
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """One line, which gives way where the columns of figures beside it need the room: those never wrap."""
+    return Text(_plain(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _path(dtypes: Iterable[str]) -> Text:
+    return Text("→").join(Text(_plain(_units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)
+
+
+def _plain(text: str) -> str:
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from habana_mp import _core, hmp
+from habana_mp import _core, _state, hmp
 from habana_mp._homes import homes
 
 _ORIGINALS = [(home, home.function()) for home in homes()]
@@ -20,3 +22,16 @@ def _converted_by_none(monkeypatch):
     _core.set_casts_off(False)
     assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]
     assert not off
+
+
+@pytest.fixture
+def place_for_scripts(tmp_path, monkeypatch):
+    """An empty folder that is the current one. What the command line changes in this process to run a script there is undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(_state, "held", None)
+    monkeypatch.setattr(_state, "stands_in", False)
+    return tmp_path

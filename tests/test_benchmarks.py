@@ -21,6 +21,8 @@ CASES = [
             "mm(8x8), two float32 inputs, grad off: extra over torch.autocast's extra": 0.45,
             "mm(8x8), two float32 inputs, grad on: extra over torch.autocast's extra": 0.45,
             "disable_casts, enter and exit": 0.5,
+            "report on over off: mm(8x8), two float32 inputs": 2,
+            "report on over off: encoder layer of 128, 4 x 64 tokens, training step": 2,
             "import habana_mp, after import torch": 50,
         },
         id="overhead",

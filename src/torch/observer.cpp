@@ -86,14 +86,22 @@ struct Undecided {
   std::string rule_text;
 };
 
+struct TextHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>{}(text);
+  }
+};
+
 struct Observatory {
   std::mutex mutex;
   std::vector<std::shared_ptr<record::Report>> open;
   record::Sites sites;
   record::Paths paths;
   TensorHistories histories;
-  std::unordered_map<std::uint64_t, Undecided> undecided;  // by op and context
-  std::unordered_map<std::string, std::uint32_t> names;
+  std::unordered_map<std::uint64_t, std::shared_ptr<const Undecided>>
+      undecided;  // by op and context
+  std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> names;
   std::deque<std::string> name_texts{""};
   at::CallbackHandle callback = 0;
 };
@@ -264,8 +272,11 @@ void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast)
   }
   const unsigned times = count_cast(*history, source, cast.to, frame.site);
   if (times > 1) {
+    // Who filled a weight with its first numbers is not what made it.
+    const bool weight = source.is_leaf() && source.requires_grad();
+    const SiteId maker = weight ? kNone : history->maker;
     for (const auto& report : all().open) {
-      report->add_recast(history->maker, history->first, frame.site, cast, times);
+      report->add_recast(maker, history->first, frame.site, cast, times);
     }
   }
   // A weight is cast beside what the path is about.
@@ -324,14 +335,15 @@ Undecided asked_of_python(const std::string& op, std::uint32_t region) {
   }
 }
 
-Undecided undecided(std::uint32_t op, std::uint32_t context, std::uint32_t region) {
+std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t context,
+                                           std::uint32_t region) {
   const std::uint64_t key = (std::uint64_t{op} << 32) | context;
   {
     const std::lock_guard guard(all().mutex);
     if (const auto found = all().undecided.find(key); found != all().undecided.end())
       return found->second;
   }
-  Undecided said = asked_of_python(name_of(op), region);
+  auto said = std::make_shared<const Undecided>(asked_of_python(name_of(op), region));
   const std::lock_guard guard(all().mutex);
   return all().undecided.try_emplace(key, std::move(said)).first->second;
 }
@@ -358,21 +370,21 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
               .context = region != 0 ? region : conversion.load(std::memory_order_relaxed),
               .front_end = FrontEnd::None,
               .fate = Fate::Unlisted};
-  const Undecided said = undecided(key.op, key.context, region);
-  if (said.policy.empty()) {
+  const auto said = undecided(key.op, key.context, region);
+  if (said->policy.empty()) {
     key.fate = Fate::Outside;
   } else if (casts_off()) {
     key.fate = Fate::Off;
-  } else if (said.rule.listed) {
+  } else if (said->rule.listed) {
     // A region sees all calls; those that it leaves to nobody are in place or have out=.
-    const bool left = region != 0 || settled(said.rule, dtypes_of(given));
+    const bool left = region != 0 || settled(said->rule, dtypes_of(given));
     key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
   if (thread.in_function_of(key.op)) return push(thread, {.kind = Frame::Kind::Dispatched});
   Frame frame{.kind = Frame::Kind::Dispatched, .epoch = thread.epoch};
   frame.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
-    return Site{.policy = said.policy, .rule = said.rule_text, .source = source_here()};
+    return Site{.policy = said->policy, .rule = said->rule_text, .source = source_here()};
   });
   show(frame, given);
   frame.start = now_ns();
@@ -456,12 +468,11 @@ Told told_by(const record::Report& report) {
 std::uint32_t number_of(std::string_view name) {
   const std::lock_guard guard(all().mutex);
   auto& names = all().names;
-  std::string text(name);
-  if (const auto found = names.find(text); found != names.end()) return found->second;
+  if (const auto found = names.find(name); found != names.end()) return found->second;
   if (names.size() >= record::kMostSites) return 0;
   const auto number = static_cast<std::uint32_t>(all().name_texts.size());
-  all().name_texts.push_back(text);
-  names.emplace(std::move(text), number);
+  all().name_texts.emplace_back(name);
+  names.emplace(name, number);
   return number;
 }
 
@@ -579,6 +590,17 @@ struct KnownModule {
   std::uint32_t path;
 };
 
+// To be compared, not to be used.
+PyObject* referent(const py::object& reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(reference.ptr(), &object) > 0) Py_DECREF(object);
+  return object;
+#else
+  return PyWeakref_GetObject(reference.ptr());
+#endif
+}
+
 using KnownModules = std::map<std::pair<PyObject*, std::uint32_t>, KnownModule>;
 
 KnownModules& known_modules() {  // with the GIL
@@ -590,7 +612,7 @@ std::uint32_t path_of(const Thread& thread, PyObject* module) {
   const std::pair key{module, module_here(thread)};
   auto& known = known_modules();
   if (const auto found = known.find(key); found != known.end()) {
-    if (found->second.reference().ptr() == module) return found->second.path;
+    if (referent(found->second.reference) == module) return found->second.path;
   }
   py::list stack;
   for (const Module& outer : thread.modules) {

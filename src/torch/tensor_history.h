@@ -30,6 +30,7 @@ struct History {
   record::SiteId first = record::kNone;
   unsigned times = 0;
   std::uint32_t version = 0;
+  std::uint64_t epoch = 0;  // of the weight cache: fused optimizers do not move the version
   const void* data = nullptr;
   std::int64_t numel = 0;
 };

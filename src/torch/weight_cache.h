@@ -72,6 +72,8 @@ class WeightCache {
 
   // Every copy has ended.
   void end_all(Ended why);
+  // Another number after each of these: weights may be others though their versions are not.
+  std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
 
   // The backward pass has computed the gradient of the weight in this memory. Where a step follows
   // one backward pass the copy is of no use any more, and its memory is: it is given back unless
@@ -134,7 +136,7 @@ class WeightCache {
   static constexpr std::size_t kSweepBytes = std::size_t{8} << 20;
   std::size_t sweep_at_ = 64;  // entries
   std::size_t sweep_at_bytes_ = kSweepBytes;
-  std::uint64_t epoch_ = 0;
+  std::atomic<std::uint64_t> epoch_ = 0;
   Ended epoch_why_ = Ended::Optimizer;
   Info counts_;
   bool keep_after_backward_ = true;

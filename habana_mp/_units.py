@@ -1,0 +1,41 @@
+"""Times, sizes and shares as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
+
+from __future__ import annotations
+
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def time(seconds: float) -> str:
+    """``0.0012`` is ``1.2 ms``."""
+    if seconds <= 0:
+        return "0"
+    return _scaled(seconds, _TIMES) or "<1 ns"
+
+
+def size(count: float) -> str:
+    """``3_400_000`` bytes are ``3.4 MB``."""
+    return _scaled(count, _SIZES) or f"{count:.0f} B"
+
+
+def share(part: float, whole: float) -> str:
+    """``0.11`` of ``1`` is ``11 %``; nothing of nothing is nothing."""
+    if part <= 0 or whole <= 0:
+        return "0 %"
+    percent = 100 * part / whole
+    return "<0.1 %" if percent < 0.05 else f"{_figures(percent)} %"
+
+
+def short(dtype: str) -> str:
+    """``bfloat16`` is ``bf16``, where a column has little room."""
+    return _SHORT.get(dtype, dtype)
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    # 0.9995 of a unit is written as one of it: 999.6 ms would be 1000 ms.
+    return next((f"{_figures(value / step)} {unit}" for step, unit in steps if value / step >= 0.9995), "")
+
+
+def _figures(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"

@@ -1,0 +1,85 @@
+"""What the commands write to the terminal: tables, JSON, and problems in one line. The only file that knows rich."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Where no terminal says how wide it is: wide enough that no table is cut in a file.
+_WIDTH_OF_A_FILE = 200
+
+
+class Problem(click.ClickException):
+    """Wrong input, told in one line. Exit code 2, as for a wrong command line."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Errors about what the user gave become a ``Problem``, warnings a line on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except OSError as error:
+            raise Problem(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
+        except ValueError as error:
+            raise Problem(str(error)) from None
+        finally:
+            for warning in caught:
+                click.echo(f"Warning: {warning.message}", err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made.width = max(made.width, _WIDTH_OF_A_FILE)
+    return made
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    """Rows under bold titles; the columns ``numbers`` stand to the right. Only the last column gives way to a narrow terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        width = max(len(cell) for cell in (column, *(row[i] for row in rows)))
+        least = min(width, 12) if i == len(columns) - 1 else width
+        table.add_column(column, justify="right" if column in numbers else "left", min_width=least)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_rich(table)
+
+
+def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
+    """What rich makes of the values, without the blanks that it fills lines with."""
+    out = console(stderr=stderr)
+    with out.capture() as text:
+        out.print(*values, crop=False, **how)
+    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()), err=stderr)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@contextlib.contextmanager
+def progress(text: str, total: int) -> Iterator[Any]:
+    """A bar on stderr while something long runs, if stderr is a terminal; gives what to call after each step."""
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True, disable=not console(stderr=True).is_terminal) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,222 @@
+"""``habana-mp doctor``: what habana_mp finds on this machine, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import torch
+
+from habana_mp import _core, _log, _units, cache
+from habana_mp._autocast import LIST_VARIABLES
+from habana_mp._built_against import TORCH_VERSION
+from habana_mp._list_file import nearest, read_list
+from habana_mp.cli.console import print_json
+from habana_mp.cli.speed import Speed, measured
+
+# What acts on habana_mp and on the speed of its casts. Those that begin with HABANA_MP_ are all that there are.
+_VARIABLES = {
+    _log.VARIABLE: "the cast log",
+    "HABANA_MP_CACHE_BYTES": "the limit of the weight cache",
+    "HABANA_MP_CAST_VARIANT": "the cast kernels",
+    **{name: f"the {title} list of hpu-autocast" for title, names in LIST_VARIABLES.items() for name in names},
+    "OMP_NUM_THREADS": "threads of torch",
+    "MKL_NUM_THREADS": "threads of MKL",
+    "ATEN_CPU_CAPABILITY": "the instructions that torch uses",
+    "ONEDNN_MAX_CPU_ISA": "the instructions that oneDNN uses",
+    "CUDA_VISIBLE_DEVICES": "the GPUs that torch sees",
+}
+_FEATURES = ("avx2", "avx512_f", "bf16", "fp16", "f16c", "amx", "neon", "sve")
+# From here on a ratio is more than the noise of a short measurement.
+_FASTER = 1.2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    level: Literal["ok", "note", "problem"]
+    text: str
+
+
+@dataclass
+class Examination:
+    versions: dict[str, str]
+    cpu: dict[str, Any]
+    devices: list[str]
+    cast_variants: list[str]
+    cast_variant: str | None = None
+    cache: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    speed: Speed | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def doctor(as_json: bool) -> None:
+    """Look at this machine, and measure bfloat16 on it.
+
+    Versions, CPU, cast kernels, weight cache and environment are looked at; the measurement takes a second.
+
+    Exit code 0: all is well; 1: something must be mended.
+
+    \b
+      habana-mp doctor
+    """
+    found = _examine()
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _show(found)
+    if any(verdict.level == "problem" for verdict in found.verdicts):
+        raise SystemExit(1)
+
+
+def _examine() -> Examination:
+    found = Examination(
+        versions={
+            "habana_mp": version("habana_mp"),
+            "torch": torch.__version__,
+            "built against torch": TORCH_VERSION,
+            "python": platform.python_version(),
+        },
+        cpu=_cpu(),
+        devices=_devices(),
+        cast_variants=_core._testing.cast_variants(),
+    )
+    say = found.verdicts.append
+    # Another minor version does not get this far: the import says so.
+    say(Verdict("ok", f"torch {torch.__version__} fits the {TORCH_VERSION} that habana_mp was built against"))
+    _examine_kernels(found)
+    _examine_cache(found)
+    _examine_environment(found)
+    if found.cast_variant:
+        found.speed = measured()
+        _judge(found.speed, say)
+    return found
+
+
+def _cpu() -> dict[str, Any]:
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return {
+        "name": able.get("cpu_name", platform.processor() or platform.machine()),
+        "architecture": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads of torch": torch.get_num_threads(),
+        "features": sorted(
+            name for name, has in able.items() if has is True and any(part in name for part in _FEATURES)
+        ),
+    }
+
+
+def _devices() -> list[str]:
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    elif torch.accelerator.is_available():
+        found.append(str(torch.accelerator.current_accelerator()))
+    return found
+
+
+def _examine_kernels(found: Examination) -> None:
+    fastest = found.cast_variants[-1]
+    try:
+        found.cast_variant = _core._testing.cast_variant()
+    except ValueError as error:
+        found.verdicts.append(Verdict("problem", str(error)))
+        return
+    if found.cast_variant == fastest:
+        found.verdicts.append(Verdict("ok", f"casts run by the {fastest} kernels, the fastest for this CPU"))
+    else:
+        text = f"casts run by the {found.cast_variant} kernels, which HABANA_MP_CAST_VARIANT asks for; this CPU runs {fastest}"
+        found.verdicts.append(Verdict("note", text))
+
+
+def _examine_cache(found: Examination) -> None:
+    try:
+        limit = cache._limit()
+    except ValueError as error:
+        found.verdicts.append(Verdict("problem", str(error)))
+        return
+    found.cache = {"on": limit > 0, "limit": limit}
+    if limit:
+        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {_units.size(limit)}"))
+    else:
+        found.verdicts.append(
+            Verdict("note", "the weight cache is off, by HABANA_MP_CACHE_BYTES: weights are cast at every use")
+        )
+
+
+def _examine_environment(found: Examination) -> None:
+    say = found.verdicts.append
+    for name, value in sorted(os.environ.items()):
+        if not value:
+            continue
+        if name in _VARIABLES:
+            found.environment[name] = value
+        elif name.startswith("HABANA_MP_"):
+            near = nearest(name, frozenset(_VARIABLES))
+            hint = f"; did you mean {near[0]}?" if near else ""
+            say(Verdict("problem", f"{name} is no variable of habana_mp{hint}"))
+    try:
+        _, path = _log.read_setting(os.environ.get(_log.VARIABLE) or "off")
+        if path and not Path(path).parent.is_dir():
+            say(Verdict("problem", f"{_log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
+    except ValueError as error:
+        say(Verdict("problem", str(error)))
+    for name in (name for names in LIST_VARIABLES.values() for name in names if os.environ.get(name)):
+        if told := _refusal(os.environ[name]):
+            say(Verdict("problem", f"{name}: {told}"))
+
+
+def _refusal(path: str) -> str:
+    try:
+        read_list(path)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _judge(speed: Speed, say: Any) -> None:
+    ratio = speed.matmul_ratio
+    if ratio >= _FASTER:
+        say(Verdict("ok", f"matrix products on one CPU thread: bfloat16 is {ratio:.1f} x as fast as float32"))
+    else:
+        say(
+            Verdict(
+                "note",
+                f"matrix products on one CPU thread: bfloat16 is {ratio:.2g} x as fast as float32; it saves memory here, not time",
+            )
+        )
+    say(Verdict("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to"))
+
+
+def _show(found: Examination) -> None:
+    cpu = found.cpu
+    rows = [
+        ("versions", [f"{name} {number}" for name, number in found.versions.items()]),
+        ("cpu", [f"{cpu['name']}, {cpu['architecture']}, {cpu['cpus']} CPUs, torch uses {cpu['threads of torch']}"]),
+        ("features", [" ".join(cpu["features"]) or "unknown"]),
+        ("devices", found.devices),
+        ("kernels", [" ".join(f"[{name}]" if name == found.cast_variant else name for name in found.cast_variants)]),
+        (
+            "environment",
+            [f"{name}={value} ({_VARIABLES[name]})" for name, value in found.environment.items()]
+            or ["nothing set that acts"],
+        ),
+    ]
+    if found.speed is not None:
+        rows.append(("speed", found.speed.lines()))
+    for title, lines in rows:
+        for i, line in enumerate(lines):
+            click.echo(click.style(f"{title if i == 0 else '':<12}", bold=True) + line)
+    click.echo()
+    marks = {"ok": "green", "note": "yellow", "problem": "red"}
+    for verdict in found.verdicts:
+        click.echo(f"{click.style(f'{verdict.level:<8}', fg=marks[verdict.level])} {verdict.text}")

@@ -1,0 +1,46 @@
+"""``habana-mp explain``: what ``hmp.explain`` answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from habana_mp import Policy
+from habana_mp import explain as explain_op
+from habana_mp.cli.console import print_json, told
+from habana_mp.cli.parameters import OpParameter, PolicyParameter
+
+
+@click.command()
+@click.option(
+    "--policy", type=PolicyParameter(), metavar="P", help="A preset, a folder or the text of a policy. Default: hmp."
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.argument("op", type=OpParameter())
+def explain(op: str, policy: Policy | None, as_json: bool) -> None:
+    """Tell which rule an op has, and which line of which list says so.
+
+    OP is any of its names: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar.
+
+    \b
+      habana-mp explain softmax
+      habana-mp explain softmax --policy torch-cuda
+    """
+    with told():
+        told_of = explain_op(op, policy=policy or Policy.load("hmp"))
+    if as_json:
+        rule = {**dataclasses.asdict(told_of.rule), "low_dtype": str(told_of.rule.low_dtype).removeprefix("torch.")}
+        print_json(
+            {
+                "op": told_of.op,
+                "policy": told_of.policy.name,
+                "rule": rule,
+                "arguments": told_of.arguments,
+                "homes": told_of.homes,
+                "notes": told_of.notes,
+            }
+        )
+    else:
+        state = "asked for here" if policy else "what a plain convert() uses"
+        click.echo(dataclasses.replace(told_of, state=state))

@@ -1,0 +1,150 @@
+"""``habana-mp lists``: the presets and policies, shown and compared. ``check`` and ``edit`` have files of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from habana_mp import Policy, presets
+from habana_mp._preset import source_of
+from habana_mp.cli.console import print_json, print_rich, print_table
+from habana_mp.cli.lists_check import check
+from habana_mp.cli.lists_edit import edit
+from habana_mp.cli.parameters import PolicyParameter
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+_POLICY = PolicyParameter()
+
+
+@click.group()
+def lists() -> None:
+    """Show, compare, check and edit policies and lists of ops."""
+
+
+lists.add_command(check)
+lists.add_command(edit)
+
+
+def _settings(policy: Policy) -> dict[str, Any]:
+    return {
+        "low_dtype": policy._core.low,
+        "low_dtypes": policy._core.low_dtypes,
+        "rest": policy.rest,
+        "cache": policy.cached,
+    }
+
+
+def _words(setting: Any) -> str:
+    if isinstance(setting, list):
+        return ", ".join(setting)
+    return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)
+
+
+@lists.command("presets")
+@_JSON
+def show_presets(as_json: bool) -> None:
+    """The policies that habana_mp ships.
+
+    \b
+      habana-mp lists presets
+    """
+    found = [Policy.load(name) for name in presets()]
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                **_settings(each),
+                "source": source_of(each.name),
+                "listed": {title: len(ops) for title, ops in each.lists.items()},
+            }
+            for each in found
+        ]
+        print_json(rows)
+        return
+    print_table(
+        ("preset", "low dtype", "lower", "fp32", "promote", "rest", "cache", "source"),
+        [
+            (
+                each.name,
+                each._core.low,
+                *(str(len(each.lists[title])) for title in ("lower", "fp32", "promote")),
+                each.rest,
+                _words(each.cached),
+                source_of(each.name),
+            )
+            for each in found
+        ],
+        numbers=("lower", "fp32", "promote"),
+    )
+
+
+@lists.command()
+@click.argument("policy", type=_POLICY)
+@_JSON
+def show(policy: Policy, as_json: bool) -> None:
+    """A policy: its settings and its lists.
+
+    POLICY is a preset, a folder or the text of a policy.
+
+    \b
+      habana-mp lists show hmp
+    """
+    if as_json:
+        print_json({"name": policy.name, **_settings(policy), "lists": policy.lists})
+        return
+    from rich.columns import Columns
+
+    print_rich(policy.name, style="bold")
+    for title, setting in _settings(policy).items():
+        click.echo(f"  {title:<10}  {_words(setting)}")
+    for title, ops in policy.lists.items():
+        if ops:
+            print_rich(f"\n{title} ({len(ops)})", style="bold")
+            print_rich(Columns(ops, padding=(0, 2), column_first=True))
+
+
+@lists.command()
+@click.argument("a", type=_POLICY)
+@click.argument("b", type=_POLICY)
+@_JSON
+def diff(a: Policy, b: Policy, as_json: bool) -> None:
+    """What two policies decide otherwise: settings, then ops.
+
+    Exit code 0: nothing; 1: something.
+
+    \b
+      habana-mp lists diff hmp hmp-resnet50
+    """
+    settings = {
+        title: (before, after)
+        for (title, before), after in zip(_settings(a).items(), _settings(b).values(), strict=True)
+        if before != after
+    }
+    listed = {name for policy in (a, b) for ops in policy.lists.values() for name in ops}
+    # Of an op that is listed for one low dtype, what holds without it is asked too.
+    names = sorted(listed | {name.partition("@")[0] for name in listed})
+    pairs = {name: (_action(a, name), _action(b, name)) for name in names}
+    ops = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if as_json:
+        print_json({"a": a.name, "b": b.name, "settings": settings, "ops": ops})
+    elif settings or ops:
+        titles = (a.name, b.name) if a.name != b.name else (f"{a.name} (A)", f"{b.name} (B)")
+        rests = [{"rest": f"rest: {policy.rest}"} for policy in (a, b)]
+        rows = [(title, _words(before), _words(after)) for title, (before, after) in settings.items()]
+        rows += [
+            (name, rests[0].get(before, before), rests[1].get(after, after)) for name, (before, after) in ops.items()
+        ]
+        print_table(("", *titles), rows)
+    if settings or ops:
+        raise SystemExit(1)
+
+
+def _action(policy: Policy, listed: str) -> str:
+    """What a policy does with an op; of "op@float16", with float16 as its low dtype."""
+    op, at, low = listed.partition("@")
+    if at:
+        import torch
+
+        policy = policy.with_low_dtype(getattr(torch, low))
+    return policy.rule(op).action

@@ -1,0 +1,159 @@
+"""``habana-mp lists check``: everything that is wrong in list files and folders of policies, with file and line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+from pathlib import Path
+
+import click
+
+from habana_mp import Policy
+from habana_mp import _core as core
+from habana_mp._list_file import Entry, ListFile, check_known, parse_list
+from habana_mp._preset import DESCRIPTION, LISTS, read_description
+from habana_mp.cli.console import print_json
+
+# Per file: one that is no list at all is told soon enough.
+_MOST_PROBLEMS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One mistake. ``line`` is 0 where it is none of a line."""
+
+    file: str
+    line: int
+    message: str
+
+    @classmethod
+    def of(cls, told: str, file: str) -> Finding:
+        """Of the text of an error: "file:line: message", or a message alone."""
+        place = re.match(rf"{re.escape(file)}(?::(\d+))?: ", told)
+        return cls(file, int(place[1] or 0), told[place.end() :]) if place else cls(file, 0, told)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True))
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def check(files: tuple[str, ...], as_json: bool) -> None:
+    """Tell what is wrong in list files and policies.
+
+    FILE is a list, a list of edits (+op, -op) or the folder of a policy. One line per mistake: names that torch does not have, with the
+    nearest that it has, lines that are no name, names that are listed twice, and in folders ops that two lists claim. Exit code 0: no
+    mistake; 1: some.
+
+    \b
+      habana-mp lists check lower.txt fp32.txt my_policy/
+    """
+    found = [finding for file in files for finding in (_of_folder if Path(file).is_dir() else _of_file)(file)]
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in found])
+    else:
+        for finding in found:
+            click.echo(finding)
+        if not found:
+            click.echo("no mistakes found")
+    if found:
+        raise SystemExit(1)
+
+
+def _of_folder(folder: str) -> list[Finding]:
+    paths = {title: Path(folder, f"{title}.txt") for title in LISTS}
+    lists: dict[str, ListFile] = {}
+    found: list[Finding] = []
+    for title, path in paths.items():
+        if path.is_file():
+            list_file, mistakes = _read(str(path))
+            lists[title] = list_file
+            found += mistakes
+            if list_file.edits:
+                found.append(
+                    Finding(str(path), 0, "names that begin with + or - edit a list; the list of a policy has none")
+                )
+    found += _claimed_twice(lists)
+    description = str(Path(folder) / DESCRIPTION)
+    try:
+        read_description(Path(description))
+        if not found:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                Policy.load(Path(folder))
+            found += [Finding.of(line, description) for each in caught for line in str(each.message).splitlines()[1:]]
+    except OSError as error:
+        found.append(
+            Finding(
+                str(error.filename),
+                0,
+                f"{error.strerror}; a policy is policy.toml, lower.txt, fp32.txt and promote.txt",
+            )
+        )
+    except ValueError as error:
+        found.append(Finding.of(str(error), description))
+    return found
+
+
+def _of_file(path: str) -> list[Finding]:
+    return _read(path)[1]
+
+
+def _read(path: str) -> tuple[ListFile, list[Finding]]:
+    """What can be read of a list, and its mistakes. The reader stops at the first: go on without the line that it is in."""
+    found: list[Finding] = []
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    while True:
+        try:
+            read = parse_list(b"".join(lines), path)
+            break
+        except ValueError as error:
+            finding = Finding.of(str(error), path)
+            too_large = finding in found  # it is not that line's
+            if too_large or len(found) == _MOST_PROBLEMS:
+                return ListFile(path, False, [], []), found if too_large else _first([*found, finding])
+            found.append(finding)
+            lines[finding.line - 1] = b"\n"
+    named = [*read.named, *read.removed]
+    try:
+        check_known(named, path, strict=True)
+    except ValueError as error:
+        found += [Finding.of(line, path) for line in str(error).splitlines()]
+    first: dict[str, int] = {}
+    for name, _, line in named:
+        if name in first:
+            found.append(Finding(path, line, f"{name!r} is in line {first[name]} already"))
+        first.setdefault(name, line)
+    return read, _first(sorted(found, key=lambda finding: finding.line))
+
+
+def _first(found: list[Finding]) -> list[Finding]:
+    if len(found) <= _MOST_PROBLEMS:
+        return found
+    return [
+        *found[:_MOST_PROBLEMS],
+        Finding(found[0].file, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are told"),
+    ]
+
+
+def _claimed_twice(lists: dict[str, ListFile]) -> list[Finding]:
+    """Ops that the lower and the fp32 list both have. A policy tells of the first: go on without it."""
+    lower, fp32 = ([*lists[title].named] if title in lists else [] for title in ("lower", "fp32"))
+    found: list[Finding] = []
+    while told := _refusal(lower, fp32):
+        name = told.split("'")[1]
+        found += [Finding(file, line, told) for op, file, line in fp32 if op == name]
+        if not any(op == name for op, _, _ in fp32):
+            break
+        fp32 = [entry for entry in fp32 if entry[0] != name]
+    return sorted(found, key=lambda finding: finding.line)
+
+
+def _refusal(lower: list[Entry], fp32: list[Entry]) -> str:
+    try:
+        core.Policy("checked", "bfloat16", "inputs", lower, fp32, [], [])
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,48 @@
+"""``habana-mp lists edit``: a policy with some ops listed otherwise, as a folder or as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from habana_mp import Policy
+from habana_mp._policy import renamed
+from habana_mp._preset import write_folder
+from habana_mp.cli.console import Problem, told
+from habana_mp.cli.parameters import EditParameter, PolicyParameter
+
+
+# -mm is an edit, not an option.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("policy", type=PolicyParameter())
+@click.argument("edits", nargs=-1, required=True, metavar="EDIT...", type=EditParameter())
+@click.option(
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False),
+    help="Write the policy there, named as the folder is.",
+)
+def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
+    """Make another policy out of one.
+
+    +op:list puts an op into a list, -op takes it out of all. The lists are lower, fp32, promote and error. op@float16 and op@bfloat16 are for one low dtype alone. Without --output the text of
+    the policy is printed; the text and the folder are both what --policy, Policy.load and convert(policy=...) take:
+
+    \b
+      habana-mp lists edit hmp +softmax:lower -layer_norm --output my_policy
+      habana-mp run --policy my_policy train.py
+      habana-mp run --policy "$(habana-mp lists edit hmp -mm)" train.py
+    """
+    with told():
+        edited = policy.with_edits(*edits, strict=True)
+        if output is None:
+            click.echo(str(edited))
+            return
+        folder = Path(output)
+        before = folder / "policy.toml"
+        if folder.is_dir() and any(folder.iterdir()) and not (before.is_file() and Policy.load(folder) == policy):
+            raise Problem(f"{output} has files in it; give a new folder, or that of the policy which is edited")
+        named = renamed(edited._core, folder.resolve().name)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_folder(folder, named, f"{policy.name} with {' '.join(edits)}")

@@ -1,0 +1,78 @@
+"""``habana-mp report``: a script run inside ``hmp.report()``, and what it showed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+import habana_mp
+from habana_mp.cli.console import Problem, print_rich, told
+from habana_mp.cli.run import script_command
+from habana_mp.cli.script import Script, run_script
+
+
+def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
+    """Refuse before the script runs, which may take hours, what cannot be written after it."""
+    if path is None or (path == "-" and param.name == "json_file"):
+        return path
+    file = Path(path).absolute()  # the script may change the folder
+    was_there = file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise Problem(f"{param.opts[0]} {path}: {error.strerror}") from None
+    if not was_there:
+        file.unlink()
+    return str(file)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--html", callback=_new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option(
+    "--json", "json_file", callback=_new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+)
+@script_command
+def report(script: Script, html: str | None, json_file: str | None) -> None:
+    """Run a script and report its casts.
+
+    It runs as by `habana-mp run`; then which op ran in which precision, why, and what that cost is printed on stderr, also if the
+    script fails:
+
+    \b
+      habana-mp report train.py --epochs 1
+      habana-mp report --html casts.html --policy torch-cpu train.py
+
+    The exit code is the script's.
+    """
+    process, ending = os.getpid(), None
+    with habana_mp.report() as seen:
+        seen.title = script.name
+        try:
+            run_script(script)
+        except SystemExit as error:
+            ending = error
+    if os.getpid() != process:  # a child that the script forked and that came to its end
+        raise SystemExit if ending is None else ending
+    _show(seen, html, json_file)
+    if ending is not None:
+        raise ending
+
+
+def _show(seen: habana_mp.CastReport, html: str | None, json_file: str | None) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    click.echo(err=True)
+    print_rich(seen, stderr=True)
+    with told():
+        if html:
+            seen.to_html(html)
+        if json_file == "-":
+            import json
+
+            click.echo(json.dumps(seen.to_dict()))
+        elif json_file:
+            seen.to_json(json_file)

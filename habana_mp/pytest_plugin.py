@@ -1,0 +1,101 @@
+"""A pytest plugin: the fixture ``assert_casts``, which says exactly which casts a call makes.
+
+``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of the project switches it on. It is no entry point, as pytest would
+import torch for every project in the environment then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp._report import CastReport, dtype_name, names_of, report
+
+Expected = Mapping[str, Mapping[torch.dtype | str, int]]
+
+
+@pytest.fixture(name="assert_casts")
+def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
+    """``assert_casts(function, {"linear": {"bfloat16": 2}})``: calls it, fails unless these were its casts and all of them.
+
+    Keys are ops by any of their names, and dtypes or their names; the counts are those of ``CastReport.casts``, so they do not depend on
+    what the weight cache holds. ``{}`` says that nothing is cast. Returns the report, for more questions.
+    """
+    return assert_casts
+
+
+def assert_casts(function: Callable[[], object], expected: Expected) -> CastReport:
+    __tracebackhide__ = True
+    if not callable(function):
+        raise TypeError(f"assert_casts takes a function without arguments, as lambda: model(x), not {function!r}")
+    wanted = _checked(expected)
+    with report() as seen:
+        function()
+    counts = _counts(seen, wanted)
+    if any(want != got for want, got in counts.values()):
+        pytest.fail(_difference(seen, counts), pytrace=False)
+    return seen
+
+
+def _checked(expected: Expected) -> dict[tuple[str, str], int]:
+    wanted = {}
+    if not isinstance(expected, Mapping):
+        raise TypeError(f'the expected casts are {{"linear": {{"bfloat16": 2}}}} or the like, not {expected!r}')
+    for op, by_dtype in expected.items():
+        names_of(op)
+        if not isinstance(by_dtype, Mapping):
+            raise TypeError(f'the casts of {op!r} are {{"bfloat16": 2}} or the like, not {by_dtype!r}')
+        for dtype, count in by_dtype.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise TypeError(f"the casts of {op!r} to {dtype!r} are a number from 0 on, not {count!r}")
+            wanted[op, dtype_name(dtype)] = count
+    return wanted
+
+
+def _counts(seen: CastReport, wanted: dict[tuple[str, str], int]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(expected, seen) by op and dtype; an op has the name that the test gives it."""
+    named = {name: op for op, _ in wanted for name in names_of(op)}
+    got: dict[tuple[str, str], int] = {}
+    for row in seen.to_dict()["rows"]:
+        for cast in row["casts"]:
+            key = named.get(row["op"], row["op"]), cast["to"]
+            got[key] = got.get(key, 0) + cast["count"]
+    keys = dict.fromkeys([*wanted, *(key for key in got if got[key])])
+    return {key: (wanted.get(key, 0), got.get(key, 0)) for key in keys}
+
+
+def _difference(seen: CastReport, counts: dict[tuple[str, str], tuple[int, int]]) -> str:
+    rows = seen.to_dict()["rows"]
+    lines = ["the casts are not the expected ones:"]
+    for (op, dtype), (want, got) in counts.items():
+        if want == got:
+            continue
+        lines.append(f"  {op} to {dtype}: expected {want}, got {got}")
+        for row in rows:
+            here = sum(cast["count"] for cast in row["casts"] if cast["to"] == dtype)
+            if here and row["op"] in names_of(op):
+                where = " | ".join(
+                    part for part in (row["rule"] or row["decision"], row["module"], row["source"]) if part
+                )
+                lines.append(f"      {here} | {where}")
+        if got == 0:
+            lines += [
+                f"      seen, {row['decision']}: {row['calls']} calls on {', '.join(row['dtypes'])}"
+                for row in rows
+                if row["op"] in names_of(op)
+            ] or ["      never called"]
+    actual: dict[str, dict[str, int]] = {}
+    for (op, dtype), (_, got) in counts.items():
+        if got:
+            actual.setdefault(op, {})[dtype] = got
+    return "\n".join([*lines, "all casts, as assert_casts takes them:", f"  {_dict_text(actual)}"])
+
+
+def _dict_text(value: Any) -> str:
+    """As black and ruff write it, with double quotes."""
+    import json
+
+    return json.dumps(value)

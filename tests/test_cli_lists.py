@@ -1,0 +1,268 @@
+"""habana-mp lists: presets, show, diff, check and edit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from habana_mp import hmp
+from habana_mp.cli import main
+
+
+def lists(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["lists", *arguments])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- presets, show
+
+
+def test_presets():
+    done = lists("presets")
+    assert done.exit_code == 0
+    title, *rows = done.stdout.splitlines()
+    assert title.split() == "preset low dtype lower fp32 promote rest cache source".split()
+    assert tuple(row.split()[0] for row in rows) == hmp.presets()
+    assert rows[0].split() == "hmp bfloat16 25 15 18 first_input on HMP guide".split()
+
+
+def test_presets_as_json():
+    found = {row["name"]: row for row in json.loads(lists("presets", "--json").stdout)}
+    assert tuple(found) == hmp.presets()
+    assert found["hpu-autocast"] == {
+        "name": "hpu-autocast",
+        "low_dtype": "bfloat16",
+        "low_dtypes": ["bfloat16"],
+        "rest": "inputs",
+        "cache": False,
+        "source": "HPU autocast guide",
+        "listed": {title: len(ops) for title, ops in hmp.Policy.load("hpu-autocast").lists.items()},
+    }
+
+
+@pytest.mark.parametrize("preset", hmp.presets())
+def test_show_has_every_name(preset):
+    policy = hmp.Policy.load(preset)
+    words = lists("show", preset).stdout.split()
+    assert words[0] == preset
+    assert {policy.rest, str(policy.low_dtype).removeprefix("torch.")} <= {*words}
+    assert {op for ops in policy.lists.values() for op in ops} <= {*words}
+
+
+def test_show_as_json():
+    told = json.loads(lists("show", "torch-cuda", "--json").stdout)
+    assert told["lists"] == {title: [*ops] for title, ops in hmp.Policy.load("torch-cuda").lists.items()}
+    assert (told["low_dtype"], told["rest"], told["cache"]) == ("float16", "inputs", True)
+
+
+# --- diff
+
+BASE = hmp.Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"], promote=["add"])
+
+
+@pytest.mark.parametrize(
+    ("other", "settings", "ops"),
+    [
+        (BASE, {}, {}),
+        (BASE.with_edits("+mul:lower", "-mm"), {}, {"mm": ["lower", "rest"], "mul": ["rest", "lower"]}),
+        (BASE.with_edits("+softmax:lower"), {}, {"softmax": ["fp32", "lower"]}),
+        (BASE.with_edits("+mul@float16:lower"), {}, {"mul@float16": ["rest", "lower"]}),
+        (
+            BASE.with_edits("+mm@float16:fp32", "+mul@bfloat16:lower"),
+            {},
+            {"mm@float16": ["lower", "fp32"], "mul": ["rest", "lower"], "mul@bfloat16": ["rest", "lower"]},
+        ),
+        (BASE.with_low_dtype(torch.float16), {"low_dtype": ["bfloat16", "float16"]}, {}),
+        (
+            hmp.Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"], promote=["add"], rest="fp32"),
+            {"rest": ["inputs", "fp32"]},
+            {},
+        ),
+        # An alias of what the other lists is the same op.
+        (hmp.Policy.from_ops(lower=["mm", "linear", "__matmul__"], fp32=["softmax"], promote=["add"]), {}, {"__matmul__": ["rest", "lower"]}),
+    ],
+    ids=["same", "ops", "moved", "for one dtype", "for the other dtype", "low dtype", "rest", "alias"],
+)  # fmt: skip
+def test_diff(other, settings, ops):
+    done = lists("diff", str(BASE), str(other), "--json")
+    told = json.loads(done.stdout)
+    assert (told["settings"], told["ops"]) == (settings, ops)
+    plain = lists("diff", str(BASE), str(other))
+    assert done.exit_code == plain.exit_code == bool(settings or ops)
+    rows = [line.split()[0] for line in plain.stdout.splitlines()[1:]]
+    assert rows == [*settings, *ops]
+
+
+# --- check
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", []),
+        (b"# only a comment\n\n", []),
+        (b"linear\nmm@float16 # attention\npow.Tensor_Scalar\n", []),
+        (b"+linear\n-mm@bfloat16\n", []),
+        (b"linear\nlienar\n", [(2, "'lienar' is no op of torch", "did you mean 'linear'")]),
+        (b"torch.relu\n", [(1, "'torch.relu' is no op of torch", "did you mean 'relu'?")]),
+        (b"+linear\n-rellu@float16\n", [(2, "'rellu' is no op of torch", "did you mean 'relu'")]),
+        (b"mm mm\n\nmm,\nbmm\n", [(1, "'mm mm' is no op name", ""), (3, "'mm,' is no op name", "")]),
+        (b"aten::mm\n", [(1, "'aten::mm' is no op name", "(write 'mm')")]),
+        (b"mm@float64\r\nmm@\rbmm", [(1, "'mm@float64' is no entry", "float16 or bfloat16"), (2, "'mm@' is no entry", "")]),
+        (b"mm\nbmm\nmm\n", [(3, "'mm' is in line 1 already", "")]),
+        (b"+mm\n+bmm\n-mm\n", [(3, "'mm' is taken out here and added in line 1", "")]),
+        (b"mm\n+bmm\n", [(2, "'bmm' begins with + or -", "")]),
+        (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is no op name", ""), (2, "'lienar' is no op", "")]),
+        (b"mm\n" * 400000, [(1, "the file is over 1 MiB", "")]),
+    ],
+    ids=[
+        "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
+        "in and out", "mixed", "bytes", "large",
+    ],
+)  # fmt: skip
+def test_check(here, content, told):
+    Path("my.txt").write_bytes(content)
+    done = lists("check", "my.txt")
+    lines = done.stdout.splitlines() if told else []
+    assert done.exit_code == bool(told)
+    assert len(lines) == len(told)
+    for line, (number, begin, hint) in zip(lines, told):
+        assert line.startswith(f"my.txt:{number}: {begin}")
+        assert hint in line
+    found = json.loads(lists("check", "my.txt", "--json").stdout)
+    assert [f"{each['file']}:{each['line']}: {each['message']}" for each in found] == lines
+
+
+def test_check_of_several_files(here):
+    Path("a.txt").write_text("lienar\n")
+    Path("b.txt").write_text("linear\n")
+    Path("c.txt").write_text("linear\n\nsofmax\n")
+    done = lists("check", "a.txt", "b.txt", "c.txt")
+    assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["a.txt:1:", "c.txt:3:"]
+
+
+@pytest.mark.parametrize("line", ["no name\n", "noname{}\n", "mm\n"], ids=["no names", "unknown", "twice"])
+def test_check_stops_with_what_is_no_list(here, line):
+    Path("my.txt").write_text("".join(line.format(i) for i in range(2000)))
+    lines = lists("check", "my.txt").stdout.splitlines()
+    assert len(lines) == 51
+    assert lines[-1] == "my.txt: and more: 50 mistakes of a file are told"
+
+
+@pytest.mark.parametrize("preset", hmp.presets())
+def test_the_presets_have_no_mistakes(preset):
+    folder = Path(hmp.__file__).parent / "lists" / preset
+    done = lists("check", str(folder))
+    assert (done.exit_code, done.stdout) == (0, "no mistakes found\n")
+
+
+TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, []),
+        (
+            {"fp32.txt": "softmax\nmm\nlinear\n"},
+            ["my/fp32.txt:2: 'mm' is in the lower list", "my/fp32.txt:3: 'linear' is in the lower list"],
+        ),
+        ({"fp32.txt": "mm@float16\n"}, []),
+        ({"promote.txt": "+add\n"}, ["my/promote.txt: names that begin with + or - edit a list"]),
+        ({"lower.txt": "lienar\n", "fp32.txt": "a b\n"}, ["my/lower.txt:1: 'lienar'", "my/fp32.txt:1: 'a b'"]),
+        ({"policy.toml": TOML + 'rset = "fp32"\n'}, ["my/policy.toml: 'rset' is no key of a policy"]),
+        ({"policy.toml": TOML.replace("inputs", "all")}, ["my/policy.toml: "]),
+        ({"policy.toml": TOML + "="}, ["my/policy.toml: "]),
+        ({"policy.toml": TOML + 'error = ["lienar"]'}, ["my/policy.toml: 'lienar' is no op of torch"]),
+        ({"promote.txt": None}, ["my/promote.txt: No such file or directory; a policy is policy.toml, lower.txt"]),
+        ({"policy.toml": None}, ["my/policy.toml: No such file or directory; a policy is policy.toml, lower.txt"]),
+    ],
+    ids=["fine", "claimed twice", "one dtype", "edits", "two files", "key", "rest", "toml", "error list", "no list", "no toml"],
+)  # fmt: skip
+def test_check_of_a_folder(here, changed, told):
+    Path("my").mkdir()
+    for name, text in {
+        "policy.toml": TOML,
+        "lower.txt": "mm\nlinear\n",
+        "fp32.txt": "softmax\n",
+        "promote.txt": "add\n",
+        **changed,
+    }.items():
+        if text is not None:
+            Path("my", name).write_text(text)
+    done = lists("check", "my")
+    lines = done.stdout.splitlines() if told else []
+    assert done.exit_code == bool(told)
+    assert len(lines) == len(told)
+    assert [line.startswith(begin) for line, begin in zip(lines, told)] == [True] * len(told), lines
+
+
+# --- edit
+
+
+@pytest.mark.parametrize(
+    ("base", "edits"),
+    [
+        ("hmp", ["+softmax:lower", "-mm"]),
+        ("hmp", ["-mm@float16", "+gelu@bfloat16:fp32"]),
+        ("torch-cuda", ["+binary_cross_entropy:fp32", "+dist:error"]),
+        ("hpu-autocast", ["-add", "-mm"]),
+        ("hmp-o2", ["+pow.Tensor_Scalar:promote"]),
+        (str(BASE), ["-linear"]),
+    ],
+    ids=["moved", "for one dtype", "error", "no cache", "overload", "text"],
+)  # fmt: skip
+def test_what_edit_writes_is_the_policy(here, base, edits):
+    expected = hmp.Policy.load(base).with_edits(*edits)
+    written = lists("edit", base, *edits, "--output", "deep/my-policy_1")
+    assert (written.exit_code, written.output) == (0, "")
+    loaded = hmp.Policy.load("deep/my-policy_1")
+    assert loaded == expected
+    assert loaded.name == "my-policy_1"
+    assert hmp.convert(policy="deep/my-policy_1") == expected
+    text = lists("edit", base, *edits)
+    assert hmp.Policy.load(text.stdout.strip()) == expected
+    assert lists("check", "deep/my-policy_1").exit_code == 0
+
+
+def test_a_policy_can_be_edited_where_it_is(here):
+    lists("edit", "hmp", "-mm", "--output", "my")
+    done = lists("edit", "my", "-bmm", "--output", "my")
+    assert (done.exit_code, done.output) == (0, "")
+    assert hmp.Policy.load("my") == hmp.Policy.load("hmp").with_edits("-mm", "-bmm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nope", "-mm"], "Error: 'nope' is no policy"),
+        (["hmp", "mm"], "Error: 'mm' is no edit of a policy: '+op:list' and '-op' are accepted"),
+        (["hmp", "+mm"], "Error: '+mm' is no edit of a policy"),
+        (["hmp", "+mm:lowest"], "Error: '+mm:lowest' is no edit of a policy"),
+        (["hmp", "-lienar"], "Error: 'lienar' is no op of torch"),
+        (["hmp", "-mm", "--output", "full"], "Error: full has files in it; give a new folder"),
+        (["hmp", "-mm", "--output", "other"], "Error: other has files in it; give a new folder"),
+        (["hmp", "-mm", "--output", "my lists"], "Error: 'my lists' is no policy name"),
+        (["hmp", "-mm", "--output", "/proc/my"], "Error: /proc/my: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_edit_used_wrongly(here, arguments, told):
+    Path("full").mkdir()
+    Path("full/letter.txt").write_text("Dear Ada")
+    lists("edit", "hmp-o1", "-bmm", "--output", "other")
+    before = sorted(here.rglob("*"))
+    done = lists("edit", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(told)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert sorted(here.rglob("*")) == before

@@ -1,0 +1,97 @@
+"""The fixture assert_casts, in a pytest of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+HEAD = """
+import pytest, torch
+from habana_mp import hmp
+
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
+big = torch.nn.Linear(128, 128)
+x = torch.randn(2, 4)
+
+@pytest.fixture(autouse=True)
+def converted():
+    hmp.convert()
+    yield
+    hmp.revert()
+"""
+TESTS = """
+def test_exact(assert_casts):
+    r = assert_casts(lambda: net(x), {"linear": {"bfloat16": 3}, "softmax": {torch.float32: 1}})
+    assert r.casts(module="Sequential: 0") == 3
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_cache_does_not_change_the_count(assert_casts, turn):
+    assert_casts(lambda: big(torch.randn(2, 128)), {"linear": {"bfloat16": 3}})
+
+def test_another_name_of_the_op(assert_casts):
+    assert_casts(lambda: x @ x.mT, {"matmul": {"bfloat16": 2}})
+
+def test_nothing(assert_casts):
+    assert_casts(lambda: x.sin(), {})
+
+def test_too_few(assert_casts):
+    assert_casts(lambda: net(x), {"linear": {"bfloat16": 2}, "softmax": {"float32": 1}})
+
+def test_one_more_op(assert_casts):
+    assert_casts(lambda: net(x), {"linear": {"bfloat16": 3}})
+
+def test_never_called(assert_casts):
+    assert_casts(lambda: x.sin(), {"conv2d": {"bfloat16": 1}})
+
+def test_seen_and_not_cast(assert_casts):
+    assert_casts(lambda: torch.mm(x.bfloat16(), x.bfloat16().mT), {"mm": {"bfloat16": 2}})
+
+def test_an_error_of_the_function(assert_casts):
+    assert_casts(lambda: net(x[:, :3]), {})
+"""
+MISTAKES = {
+    "no-function": ("net(x), {}", "TypeError: assert_casts takes a function without arguments"),
+    "no-dict": ("lambda: net(x), 3", "TypeError: the expected casts are"),
+    "no-counts": ('lambda: net(x), {"linear": 3}', "TypeError: the casts of 'linear' are"),
+    "no-number": (
+        'lambda: net(x), {"linear": {"bfloat16": "3"}}',
+        "TypeError: the casts of 'linear' to 'bfloat16' are a number",
+    ),
+    "no-op": ('lambda: net(x), {"lienar": {"bfloat16": 3}}', "ValueError: 'lienar' is no op*did you mean 'linear'"),
+    "no-dtype": ('lambda: net(x), {"linear": {"bf16": 3}}', "ValueError: to is float16, bfloat16 or float32"),
+}
+
+
+@pytest.fixture
+def project(pytester):
+    pytester.makeconftest('pytest_plugins = ["habana_mp.pytest_plugin"]\n')
+    return pytester
+
+
+def test_it_says_which_casts_are_others(project):
+    project.makepyfile(HEAD + TESTS)
+    result = project.runpytest_inprocess("-p", "no:randomly", "-p", "no:xdist", "-q")
+    result.assert_outcomes(passed=6, failed=5)
+    result.stdout.fnmatch_lines(
+        [
+            "  linear to bfloat16: expected 2, got 3",
+            "      3 | lower: linear, *lower.txt:* | Sequential: 0 | *test_it_says_which_casts_are_others.py:*",
+            "all casts, as assert_casts takes them:",
+            '  {"linear": {"bfloat16": 3}, "softmax": {"float32": 1}}',
+            "  softmax to float32: expected 0, got 1",
+            "  conv2d to bfloat16: expected 1, got 0",
+            "      never called",
+            "  mm to bfloat16: expected 2, got 0",
+            "      seen, lower: 1 calls on bfloat16",
+        ]
+    )
+    result.stdout.fnmatch_lines(["E*RuntimeError: mat1 and mat2 shapes cannot be multiplied*"])
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told(project, call, message):
+    project.makepyfile(HEAD + f"\ndef test(assert_casts):\n    assert_casts({call})\n")
+    result = project.runpytest_inprocess("-p", "no:xdist", "-q")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{message}*"])

@@ -31,7 +31,7 @@ def recasts(function):
     with hmp.report() as report:
         function()
     return [
-        (entry["tensor"].partition(", cast for")[0], entry["to"], entry["times"], entry["needed"], entry["ops"])
+        (entry["tensor"], entry["to"], entry["times"], entry["needed"], entry["ops"])
         for entry in report.to_dict()["recast"]
     ]
 
@@ -178,7 +178,7 @@ RECASTS = {
     "changed through a view": (lambda: again(lambda x: x[0].zero_()), []),
     "once": (lambda: again(times=1), []),
     "by two ops": (lambda: [f(y, W.bfloat16()) for y in [torch.sin(X)] for f in (torch.mm, F.linear)], [("output of sin", "bfloat16", 2, 1, ["linear", "mm"])]),
-    "made elsewhere": (lambda: [torch.mm(X, LOW.mT) for _ in range(2)], [("a tensor that no op seen has made", "bfloat16", 2, 1, ["mm"])]),
+    "made elsewhere": (lambda: [torch.mm(X, LOW.mT) for _ in range(2)], [("a weight or an input of mm", "bfloat16", 2, 1, ["mm"])]),
     "another part": (lambda: [torch.mm(X[i : i + 2], LOW.mT) for i in (0, 2)], []),
     "to other dtypes": (lambda: [torch.sin(X), torch.mm(X, LOW.mT)], []),
     "made anew each time": (lambda: [torch.mm(torch.sin(X), LOW.mT) for _ in range(3)], []),

@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -109,7 +110,6 @@ struct Observatory {
 Observatory& all() { return process_wide<Observatory>(); }
 
 std::atomic<std::uint64_t> epoch{0};  // of the open reports, 0 while there is none
-std::atomic<std::uint32_t> contexts{0};
 std::atomic<std::uint32_t> conversion{0};
 
 // Its frames are of the reports that are open now.
@@ -476,9 +476,20 @@ std::uint32_t number_of(std::string_view name) {
   return number;
 }
 
-std::uint32_t new_context() { return contexts.fetch_add(1, std::memory_order_relaxed) + 1; }
+std::uint32_t context_of(const Policy& policy, FrontEnd front_end) {
+  return number_of("policy " + std::to_string(static_cast<int>(front_end)) + " " + policy.name() +
+                   " " + std::to_string(policy.hash()));
+}
 
-void renew_conversion() { conversion.store(new_context(), std::memory_order_relaxed); }
+std::uint32_t context_of(std::string_view rule) {
+  return number_of("rule " + std::to_string(conversion.load(std::memory_order_relaxed)) + " " +
+                   std::string(rule));
+}
+
+void renew_conversion(const Policy* policy) {
+  conversion.store(policy == nullptr ? 0 : context_of(*policy, FrontEnd::Convert),
+                   std::memory_order_relaxed);
+}
 
 void Watch::begin(const What& what, Tensors given, Describe describe) {
   Thread& thread = this_thread();

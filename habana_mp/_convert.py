@@ -87,7 +87,7 @@ def convert(
             _log.open_log(isVerbose)
             if isVerbose:
                 _log.banner(opt_level.upper())
-            _core.install(rows)
+            _core.install(rows, new._core)
             cache._open(limit)
         except BaseException:
             if _state.policy is None:

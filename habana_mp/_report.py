@@ -363,6 +363,17 @@ _hooks: list[torch.utils.hooks.RemovableHandle] = []
 _lock = threading.Lock()
 
 
+class _ModuleHook(_core.ModuleHookBase):
+    """Tells the core that a module's forward begins or ends, by its C slot. Graphs do not tell, so what is traced does nothing."""
+
+    def __call__(self, *_args: Any) -> None:
+        return None
+
+
+_core.enable_vectorcall(_ModuleHook)
+_entered, _left = _ModuleHook(False), _ModuleHook(True)
+
+
 def _watch_modules(report: CastReport) -> None:
     with _lock:
         if not _reports:
@@ -381,16 +392,6 @@ def _unwatch_modules(report: CastReport) -> None:
             ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", "") == _HOOKS_AND_COMPILE]
             for entry in ours:
                 warnings.filters.remove(entry)  # type: ignore[attr-defined]
-
-
-def _entered(module: torch.nn.Module, _args: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _core.enter_module(module)
-
-
-def _left(module: torch.nn.Module, _args: Any, _output: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _core.leave_module(module)
 
 
 # What the core asks, each time once for an op in a module.

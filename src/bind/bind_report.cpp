@@ -2,7 +2,9 @@
 // (habana_mp/_report.py gives them names), and the modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <structmember.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +13,7 @@
 #include "bind/bind.h"
 #include "record/report.h"
 #include "torch/observer.h"
+#include "torch/patched_op.h"
 #include "torch/python_error.h"
 
 namespace py = pybind11;
@@ -100,15 +103,49 @@ py::dict close(const std::shared_ptr<record::Report>& report) {
   return last;
 }
 
+// A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
+// the `__call__` of the subclass in habana_mp/_report.py. As a PatchedOp does.
+struct ModuleHook {
+  PyObject_HEAD vectorcallfunc vectorcall;
+};
+static_assert(offsetof(ModuleHook, vectorcall) == offsetof(PatchedOp, vectorcall));
+
 template <void (*function)(PyObject*)>
-PyObject* in_c(PyObject*, PyObject* argument) {
+PyObject* call_hook(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
   try {
-    function(argument);
+    function(args[0]);
     Py_RETURN_NONE;
   } catch (...) {
     set_python_error();
     return nullptr;
   }
+}
+
+// Takes whether it is for the end of forward.
+PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject*) {
+  int leaves = 0;
+  if (!PyArg_ParseTuple(args, "p", &leaves)) return nullptr;
+  PyObject* hook = type->tp_alloc(type, 0);
+  if (hook == nullptr) return nullptr;
+  reinterpret_cast<ModuleHook*>(hook)->vectorcall =
+      leaves != 0 ? call_hook<observer::leave_module> : call_hook<observer::enter_module>;
+  return hook;
+}
+
+py::object module_hook_type() {
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(ModuleHook, vectorcall), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr},
+  };
+  PyType_Slot slots[] = {
+      {Py_tp_new, reinterpret_cast<void*>(new_hook)},
+      {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+      {Py_tp_members, members},
+      {0, nullptr},
+  };
+  PyType_Spec spec = {"habana_mp._core.ModuleHookBase", sizeof(ModuleHook), 0,
+                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+  return py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
 }
 
 }  // namespace
@@ -119,13 +156,7 @@ void bind_report(py::module_& module) {
   module.def("close_report", &close, py::arg("report"));
   module.def("report_told", &told, py::arg("report"));
   module.def("reporting", &observer::reporting);
-  // At every call of a module: without pybind11's way to a function, which takes longer than both.
-  static PyMethodDef methods[] = {
-      {"enter_module", in_c<observer::enter_module>, METH_O, nullptr},
-      {"leave_module", in_c<observer::leave_module>, METH_O, nullptr},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  if (PyModule_AddFunctions(module.ptr(), methods) < 0) throw py::error_already_set();
+  module.attr("ModuleHookBase") = module_hook_type();
 }
 
 }  // namespace habana_mp

@@ -189,9 +189,7 @@ constexpr unsigned kFloats = dtype_bit(DType::Float16) | dtype_bit(DType::BFloat
 
 // Whether what the frame refers to is still there: another thread may have closed the report, and
 // opened another. With the lock.
-bool is_current(const Frame& frame) {
-  return frame.epoch == epoch.load(std::memory_order_relaxed);
-}
+bool is_current(const Frame& frame) { return frame.epoch == epoch.load(std::memory_order_relaxed); }
 
 // A call begins that is a row: which way its tensors came.
 void show(Frame& frame, Tensors given) {
@@ -353,7 +351,8 @@ bool is_backward(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("autograd::engine::");
 }
 
-// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
+// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have
+// none.
 bool is_op(const at::RecordFunction& call) {
   return std::string_view(call.name()).find("::") != std::string_view::npos;
 }
@@ -500,10 +499,8 @@ void Watch::begin(const What& what, Tensors given, Describe describe) {
     thread.frames.back().shown = false;
   }
   if (what.front_end == FrontEnd::Convert && thread.in_function_of(what.op)) return;
-  Frame frame{.kind = Frame::Kind::Decided,
-              .hides = what.hides,
-              .epoch = thread.epoch,
-              .op = what.op};
+  Frame frame{
+      .kind = Frame::Kind::Decided, .hides = what.hides, .epoch = thread.epoch, .op = what.op};
   const SiteKey key{.op = what.op,
                     .module = module_here(thread),
                     .context = what.context,
@@ -619,12 +616,14 @@ KnownModules& known_modules() {  // with the GIL
   return *known;
 }
 
-std::uint32_t path_of(const Thread& thread, PyObject* module) {
-  const std::pair key{module, module_here(thread)};
-  auto& known = known_modules();
-  if (const auto found = known.find(key); found != known.end()) {
-    if (referent(found->second.reference) == module) return found->second.path;
-  }
+// 0 where it is not known yet below the module that this thread is in.
+std::uint32_t known_path(const Thread& thread, PyObject* module) {
+  const auto found = known_modules().find({module, module_here(thread)});
+  if (found == known_modules().end() || referent(found->second.reference) != module) return 0;
+  return found->second.path;
+}
+
+std::uint32_t find_path(const Thread& thread, PyObject* module) {
   py::list stack;
   for (const Module& outer : thread.modules) {
     stack.append(py::reinterpret_borrow<py::object>(outer.object));
@@ -633,8 +632,9 @@ std::uint32_t path_of(const Thread& thread, PyObject* module) {
   const auto text =
       py::module_::import("habana_mp._where").attr("_path")(stack).cast<std::string>();
   const std::uint32_t path = number_of(text);
+  auto& known = known_modules();
   if (known.size() >= record::kMostSites) known.clear();
-  known.insert_or_assign(key, KnownModule{py::weakref(module), path});
+  known.insert_or_assign({module, module_here(thread)}, KnownModule{py::weakref(module), path});
   return path;
 }
 
@@ -645,13 +645,13 @@ void forget_modules() { known_modules().clear(); }
 namespace {
 
 py::object frame_before(const py::object& frame) {
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
-      PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+  return py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
 }
 
 py::object code_of(const py::object& frame) {
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
-      PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+  return py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
 }
 
 // Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
@@ -674,13 +674,15 @@ void drop_interrupted(Thread& thread, const py::object& caller) {
 void enter_module(PyObject* module) {
   Thread& thread = this_thread();
   if (thread.epoch == 0) return;
-  // That of the hook in habana_mp/_report.py, and of what calls the hooks and then forward.
-  const auto hook =
+  // What calls the hooks and then forward.
+  const auto caller =
       py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-  const py::object caller = hook ? frame_before(hook) : py::object();
   if (!caller) return;
-  drop_interrupted(thread, caller);
-  const std::uint32_t path = path_of(thread, module);
+  std::uint32_t path = known_path(thread, module);
+  if (path == 0) {
+    drop_interrupted(thread, caller);
+    path = find_path(thread, module);
+  }
   this_thread().modules.push_back({module, caller.ptr(), path});
 }
 

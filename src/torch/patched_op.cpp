@@ -301,15 +301,14 @@ PyObject* patched_method_type() {
 
 bool enable_vectorcall(PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
-  const auto is_subtype = [&](PyObject* base) {
-    return PyType_Check(object) &&
-           PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base)) != 0;
-  };
-  const bool binds = is_subtype(patched_method_type());
-  if (!binds && !is_subtype(patched_function_type())) {
-    PyErr_SetString(PyExc_TypeError, "enable_vectorcall takes a subclass of a patched op");
+  const bool given = PyType_Check(object) && type->tp_base != nullptr &&
+                     type->tp_base->tp_vectorcall_offset == offsetof(PatchedOp, vectorcall);
+  if (!given) {
+    PyErr_SetString(PyExc_TypeError, "enable_vectorcall takes a subclass of a type of _core");
     return false;
   }
+  const bool binds =
+      PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(patched_method_type())) != 0;
   type->tp_vectorcall_offset = offsetof(PatchedOp, vectorcall);
   type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL | (binds ? Py_TPFLAGS_METHOD_DESCRIPTOR : 0UL);
   PyType_Modified(type);

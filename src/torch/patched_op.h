@@ -40,7 +40,7 @@ PyObject* patched_function_type();
 PyObject* patched_method_type();
 
 // Lets the interpreter call instances of a Python subclass through the C slot although it defines
-// `__call__`. Raises TypeError (and returns false) for a type that is no subclass of a patched op.
+// `__call__`. Raises TypeError (and returns false) for a type whose base has no slot of ours.
 bool enable_vectorcall(PyObject* type);
 
 }  // namespace habana_mp

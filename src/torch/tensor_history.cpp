@@ -5,9 +5,9 @@
 namespace habana_mp {
 namespace {
 
-// So many are looked at for each new one, so that of those kept about one in eight is of memory that
-// is gone. What stands for such memory lies between the blocks of the heap, where few of them can
-// keep gigabytes from being used again.
+// So many are looked at for each new one, so that of those kept about one in eight is of memory
+// that is gone. What stands for such memory lies between the blocks of the heap, where few of them
+// can keep gigabytes from being used again.
 constexpr int kSwept = 8;
 
 const c10::StorageImpl* memory_of(const at::TensorBase& tensor) {
@@ -17,9 +17,7 @@ const c10::StorageImpl* memory_of(const at::TensorBase& tensor) {
 
 }  // namespace
 
-History* TensorHistories::find(const at::TensorBase& tensor) {
-  return find(memory_of(tensor));
-}
+History* TensorHistories::find(const at::TensorBase& tensor) { return find(memory_of(tensor)); }
 
 History* TensorHistories::find(const c10::StorageImpl* memory) {
   const auto found = by_memory_.find(memory);
@@ -32,7 +30,8 @@ History* TensorHistories::get(const at::TensorBase& tensor) {
   const auto found = by_memory_.find(memory);
   if (found != by_memory_.end()) return &found->second;
   sweep_some();
-  History& made = by_memory_.try_emplace(memory, tensor.storage().getWeakStorageImpl()).first->second;
+  History& made =
+      by_memory_.try_emplace(memory, tensor.storage().getWeakStorageImpl()).first->second;
   swept_.push_back(&made);
   return &made;
 }

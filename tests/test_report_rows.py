@@ -181,16 +181,36 @@ def test_a_policy_that_changes_in_the_middle_has_rows_of_its_own():
         torch.mm(X, W)
         hmp.convert()
         torch.mm(X, W)
-    rows = [(row["policy"], row["decision"], row["runs_in"]) for row in report.to_dict()["rows"]]
+    rows = [(row["policy"], row["decision"], row["runs_in"], row["calls"]) for row in report.to_dict()["rows"]]
     assert rows == [
-        ("hmp", "lower", ["bfloat16"]),
-        ("hmp-o2", "lower", ["bfloat16"]),
-        ("hmp", "lower", ["float16"]),
-        ("", "outside", ["float32"]),
-        ("hmp", "lower", ["bfloat16"]),
+        ("hmp", "lower", ["bfloat16"], 2),
+        ("hmp-o2", "lower", ["bfloat16"], 1),
+        ("hmp", "lower", ["float16"], 1),
+        ("", "outside", ["float32"], 1),
     ]
     assert report.casts("mm", to="float16") == 2
     assert [policy["name"] for policy in report.to_dict()["policies"]] == ["hmp", "hmp-o2", "hmp"]
+
+
+def region():
+    with hmp.autocast("cpu", policy=hmp.Policy.load("hmp").with_edits("+sin:lower")):
+        torch.mm(X, W)
+        torch.tan(X)
+
+
+def conversion():
+    hmp.convert(policy=hmp.Policy.load("hmp"))
+    torch.mm(X, W)
+    torch.tan(X)
+    hmp.revert()
+
+
+@pytest.mark.parametrize("step", [region, conversion])
+def test_what_is_made_anew_at_each_step_has_the_same_rows(step):
+    with hmp.report() as report:
+        for _ in range(5):
+            step()
+    assert [(row["op"], row["calls"]) for row in report.to_dict()["rows"]] == [("mm", 5), ("tan", 5)]
 
 
 ONE_CALL = {

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from habana_mp import _digest, _units
+from habana_mp._units import counted
 
 _OPS = 10
 _LINES = 5
@@ -67,7 +68,7 @@ def _headline(report: dict[str, Any]) -> Text:
     took = [_units.time(report[name]) for name in ("cast_seconds", "seconds")]
     share = _units.share(report["cast_seconds"], report["seconds"])
     counts = [
-        _counted(report["casts"], "cast"),
+        counted(report["casts"], "cast"),
         f"{report['cache_hits']:,} of them from the cache",
         f"{report['backward_casts']:,} in backward",
         f"{_units.size(report['cast_bytes'])} cast",
@@ -137,24 +138,24 @@ def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list
     if wide:
         said.append(f"  from {_plain(each['ops'][0]['module'])}", style="dim")
     share = _units.share(each["seconds"], report["seconds"])
-    return [_counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
+    return [counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
 
 
 def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
     said = _path((each["from"], each["to"])).append(f"  {_plain(each['tensor'])}")
     if wide:
         said.append(_plain(f"  for {', '.join(each['ops'])}"), style="dim")
-    return [f"{_counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
+    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
 
 
 def _missed(each: _digest.MissedOp) -> list[Any]:
     said = Text(_plain(each.op), style="bold").append(f"  {_plain(', '.join(each.held_by))}", style="not bold")
-    return [_counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
+    return [counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
 
 
 def _unlisted(each: _digest.OpSum, report: dict[str, Any]) -> list[Any]:
     share = _units.share(each.seconds, report["seconds"])
-    return [_counted(each.calls, "call"), _units.time(each.seconds), share, Text(_plain(each.op))]
+    return [counted(each.calls, "call"), _units.time(each.seconds), share, Text(_plain(each.op))]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
@@ -170,12 +171,8 @@ def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
 
 
 def _more(count: int, noun: str = "") -> list[Text]:
-    said = f"… and {_counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
+    said = f"… and {counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
     return [Text(said, style="dim")] if count > 0 else []
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _number(text: str, value: float) -> Text:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from habana_mp._report import CastReport, dtype_name, names_of, report
+from habana_mp._units import counted
 
 Expected = Mapping[str, Mapping[torch.dtype | str, int]]
 
@@ -83,7 +84,7 @@ def _difference(seen: CastReport, counts: dict[tuple[str, str], tuple[int, int]]
                 lines.append(f"      {here} | {where}")
         if got == 0:
             lines += [
-                f"      seen, {row['decision']}: {row['calls']} calls on {', '.join(row['dtypes'])}"
+                f"      seen, {row['decision']}: {counted(row['calls'], 'call')} on {', '.join(row['dtypes'])}"
                 for row in rows
                 if row["op"] in names_of(op)
             ] or ["      never called"]

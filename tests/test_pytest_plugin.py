@@ -83,7 +83,7 @@ def test_it_says_which_casts_are_others(project):
             "  conv2d to bfloat16: expected 1, got 0",
             "      never called",
             "  mm to bfloat16: expected 2, got 0",
-            "      seen, lower: 1 calls on bfloat16",
+            "      seen, lower: 1 call on bfloat16",
         ]
     )
     result.stdout.fnmatch_lines(["E*RuntimeError: mat1 and mat2 shapes cannot be multiplied*"])

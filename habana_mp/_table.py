@@ -6,7 +6,7 @@ Names are shown as text, never as markup of rich, and without control characters
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -19,8 +19,8 @@ from habana_mp._units import counted
 
 _OPS = 10
 _LINES = 5
-# Below this the op table keeps to what 80 columns hold.
-_WIDE = 100
+# From these widths on there is room for all columns of the op table, and for those that 80 columns hold.
+_WIDE, _MIDDLE = 100, 64
 _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 
 
@@ -41,11 +41,12 @@ class _Report:
         self._report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, wide = self._report, options.max_width >= _WIDE
+        report, width = self._report, options.max_width
+        wide = width >= _WIDE
         yield _headline(report)
         parts = [_advice(report["advice"])] if report["advice"] else []
         if report["rows"]:
-            parts.append(_ops(report, wide))
+            parts.append(_ops(report, width))
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
@@ -92,35 +93,45 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
     return lines
 
 
-def _ops(report: dict[str, Any], wide: bool) -> RenderableType:
+def _ops(report: dict[str, Any], width: int) -> RenderableType:
     found = _digest.by_op(report["rows"])
-    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
-    made.add_column("op", max_width=30 if wide else 18)
-    made.add_column("decision", max_width=24 if wide else 11)
-    for title in ("calls", "casts"):
-        made.add_column(title, justify="right", no_wrap=True)
-    made.add_column("from → to", no_wrap=True)
-    for title in ("cached", "cast time" if wide else "in casts", "share"):
-        made.add_column(title, justify="right", no_wrap=True)
-    if wide:
-        made.add_column("op time", justify="right", no_wrap=True)
-        made.add_column("rule", style="dim")
-    for each in found[:_OPS]:
-        cells: list[Text | str] = [
-            _cut(each.op, style="bold"),
-            _cut(", ".join(each.decisions)),
-            f"{each.calls:,}",
-            _number(f"{each.casts.total():,}", each.casts.total()),
-            _pairs(each, wide),
-            _number(f"{each.cached:,}", each.cached),
-            _number(_units.time(each.cast_seconds), each.cast_seconds),
-            _number(_units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
-        ]
+    wide = width >= _WIDE
+    number = {"justify": "right", "no_wrap": True}
+    # The width from which on a column is there, its title, how it is set, and what an op has in it.
+    columns: list[tuple[int, str, dict[str, Any], Callable[[_digest.OpSum], Text | str]]] = [
+        (0, "op", {"max_width": 30 if wide else 18}, lambda each: _cut(each.op, style="bold")),
+        (_MIDDLE, "decision", {"max_width": 24 if wide else 11}, lambda each: _cut(", ".join(each.decisions))),
+        (_MIDDLE, "calls", number, lambda each: f"{each.calls:,}"),
+        (0, "casts", number, lambda each: _number(f"{each.casts.total():,}", each.casts.total())),
+        (0, "from → to", {"no_wrap": True}, lambda each: _pairs(each, wide)),
+        (_MIDDLE, "cached", number, lambda each: _number(f"{each.cached:,}", each.cached)),
+        (
+            0,
+            "cast time" if wide else "in casts",
+            number,
+            lambda each: _number(_units.time(each.cast_seconds), each.cast_seconds),
+        ),
+        (
+            _MIDDLE,
+            "share",
+            number,
+            lambda each: _number(_units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
+        ),
+        (_WIDE, "op time", number, lambda each: _units.time(each.seconds)),
         # Op and decision stand in the line already: the place in the list is left of a rule.
-        places = [rule.partition(", ")[2] or rule for rule in each.rules]
-        if wide:
-            cells += [_units.time(each.seconds), _cut("; ".join(places))]
-        made.add_row(*cells)
+        (
+            _WIDE,
+            "rule",
+            {"style": "dim"},
+            lambda each: _cut("; ".join(rule.partition(", ")[2] or rule for rule in each.rules)),
+        ),
+    ]
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    shown = [column for column in columns if column[0] <= width]
+    for _, title, how, _ in shown:
+        made.add_column(title, **how)
+    for each in found[:_OPS]:
+        made.add_row(*(cell(each) for *_, cell in shown))
     return Group(made, *_more(len(found) - _OPS, "op"))
 
 

@@ -81,7 +81,7 @@ class CastReport:
         before. A tensor that stands twice in a call counts once.
 
         Args:
-            op: an op by any of its names ("matmul" is "__matmul__" too), by default all.
+            op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
             to: a dtype or its name, by default any.
             module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
                 counts too, and ``*`` stands for one name of it.
@@ -118,7 +118,17 @@ class CastReport:
         return tuple(Advice(**line) for line in self.to_dict()["advice"])
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, as ``to_json`` writes them; docs/report.md describes the keys. Times are seconds, sizes bytes."""
+        """All of it as plain values, as ``to_json`` writes them. Times are seconds, sizes bytes.
+
+        Each of ``rows`` is an op in a module under one decision: ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""), ``policy``,
+        ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (casts included),
+        ``cast_seconds`` (of forward casts), ``dtypes`` that came in, those that it ``runs_in``, and ``casts``, each with ``from``, ``to``, ``count``, ``cached``, ``bytes``,
+        ``seconds`` and the same of its ``backward``. ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings,
+        ``timeline`` the sample of casts in time: start, seconds, number of the row, from, to and kind of every ``stride``-th one.
+
+        Raises:
+            RuntimeError: the report was never entered.
+        """
         if self._told is not None:
             return self._told
         if self._open is None:
@@ -192,7 +202,7 @@ class CastReport:
         return frame(self.to_dict())
 
     def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the core tells, under the names of docs/report.md."""
+        """What the core tells, under the names of ``to_dict``."""
         rows = [_row(*row) for row in told["rows"]]
         casts = [cast for row in rows for cast in row["casts"]]
         named = {
@@ -317,9 +327,11 @@ def names_of(op: object) -> set[str]:
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
     from habana_mp._explain import plain_name
+    from habana_mp._homes import is_in_place
 
     name = plain_name(op).partition(".")[0]
-    return {name}.union(*_core.candidates(name))
+    # A list names add_ by add as well, and so covers both; here they are two ops.
+    return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
 
 
 def dtype_name(dtype: object) -> str:

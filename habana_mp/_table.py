@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from habana_mp import _digest, _units
-from habana_mp._units import counted
+from habana_mp._units import counted, printable
 
 _OPS = 10
 _LINES = 5
@@ -63,7 +63,7 @@ class _Report:
 
 
 def _headline(report: dict[str, Any]) -> Text:
-    title = Text(_plain(report["title"]) or "Cast report", style="bold")
+    title = Text(printable(report["title"]) or "Cast report", style="bold")
     if not report["rows"]:
         return title.append(": no op was seen", style="not bold")
     took = [_units.time(report[name]) for name in ("cast_seconds", "seconds")]
@@ -79,7 +79,7 @@ def _headline(report: dict[str, Any]) -> Text:
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
-        .append(_plain(", ".join(facts)), style="not bold dim")
+        .append(printable(", ".join(facts)), style="not bold dim")
     )
 
 
@@ -88,8 +88,8 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
     lines.add_column(style="bold")
     lines.add_column()
     for number, each in enumerate(advice, start=1):
-        text = Text(_plain(each["text"]), style="bold")
-        lines.add_row(f"{number}.", text.append("\n" + _plain(each["evidence"]), style="not bold dim"))
+        text = Text(printable(each["text"]), style="bold")
+        lines.add_row(f"{number}.", text.append("\n" + printable(each["evidence"]), style="not bold dim"))
     return lines
 
 
@@ -145,28 +145,28 @@ def _pairs(each: _digest.OpSum, wide: bool) -> Text:
 
 
 def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path(each["path"]).append("  " + _plain(" → ".join(op["op"] for op in each["ops"])), style="bold")
+    said = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
     if wide:
-        said.append(f"  from {_plain(each['ops'][0]['module'])}", style="dim")
+        said.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
     share = _units.share(each["seconds"], report["seconds"])
     return [counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
 
 
 def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path((each["from"], each["to"])).append(f"  {_plain(each['tensor'])}")
+    said = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
     if wide:
-        said.append(_plain(f"  for {', '.join(each['ops'])}"), style="dim")
+        said.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
     return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
 
 
 def _missed(each: _digest.MissedOp) -> list[Any]:
-    said = Text(_plain(each.op), style="bold").append(f"  {_plain(', '.join(each.held_by))}", style="not bold")
-    return [counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
+    said = Text(printable(each.op), style="bold").append(f"  {printable(', '.join(each.held_by))}", style="not bold")
+    return [counted(each.calls, "call"), said.append(f"  {printable(each.source)}", style="not bold dim")]
 
 
 def _unlisted(each: _digest.OpSum, report: dict[str, Any]) -> list[Any]:
     share = _units.share(each.seconds, report["seconds"])
-    return [counted(each.calls, "call"), _units.time(each.seconds), share, Text(_plain(each.op))]
+    return [counted(each.calls, "call"), _units.time(each.seconds), share, Text(printable(each.op))]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
@@ -192,12 +192,8 @@ def _number(text: str, value: float) -> Text:
 
 def _cut(text: str, style: str = "") -> Text:
     """One line, which gives way where the columns of figures beside it need the room: those never wrap."""
-    return Text(_plain(text), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _path(dtypes: Iterable[str]) -> Text:
-    return Text("→").join(Text(_plain(_units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)
-
-
-def _plain(text: str) -> str:
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return Text("→").join(Text(printable(_units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)

@@ -1,4 +1,4 @@
-"""Times, sizes, shares and counts as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
+"""Times, sizes, shares, counts and names as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def share(part: float, whole: float) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 cast``, ``4,658 casts``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(name: str) -> str:
+    """Without control characters and lone surrogates, which a terminal would act on and XML has no place for."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in name)
 
 
 def short(dtype: str) -> str:

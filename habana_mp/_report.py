@@ -88,19 +88,23 @@ class CastReport:
 
         Raises:
             TypeError, ValueError: for what is none of these.
+            RuntimeError: the report was never entered.
         """
         return sum(cast["count"] for cast in self._asked(op, to, module))
 
     def cache_hits(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up."""
+        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up. Arguments and errors are its."""
         return sum(cast["cached"] for cast in self._asked(op, to, module))
 
     def backward_casts(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast."""
+        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast.
+
+        Arguments and errors are those of ``casts``.
+        """
         return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
 
     def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
@@ -136,14 +140,24 @@ class CastReport:
         return self._named(_core.report_told(self._open), time.perf_counter() - self._began)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back."""
+        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
         text = json.dumps(self.to_dict(), indent=1)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given."""
+        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
         from habana_mp._page import page
 
         text = page(self.to_dict())
@@ -175,7 +189,12 @@ class CastReport:
         return loaded
 
     def diff(self, other: CastReport) -> ReportDiff:
-        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is."""
+        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is.
+
+        Raises:
+            TypeError: ``other`` is no report.
+            RuntimeError: one of the two was never entered.
+        """
         if not isinstance(other, CastReport):
             raise TypeError(f"a report is compared with another one, not with {other!r}")
         return ReportDiff.between(self.to_dict(), other.to_dict())

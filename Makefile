@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | exhaustive | lint | format | bench | fuzz | clean
+# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan exhaustive lint format bench fuzz clean
+.PHONY: help setup build demo test asan exhaustive lint format docs bench fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -53,6 +53,8 @@ $(BUILT): $(SETUP) CMakeLists.txt pyproject.toml $(shell find src -name '*.cpp' 
 demo: $(BUILT)
 	@$(BIN)/python examples/digits.py
 	@echo && $(BIN)/python examples/linear.py
+	@echo && $(BIN)/habana-mp report --html examples/out/gpt.html examples/gpt.py --steps 20
+	@echo "Page: examples/out/gpt.html"
 
 test: $(BUILT)
 	@tools/system_packages.sh $(PYTHON) test
@@ -80,6 +82,10 @@ lint: $(BUILT)
 format: $(SETUP)
 	@$(BIN)/ruff check --fix --exit-zero && $(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CPP_FILES)
+
+docs: $(BUILT)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "==> build/site/index.html"
 
 bench: $(BUILT)
 	@for script in overhead kernels models; do \

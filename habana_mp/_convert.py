@@ -43,7 +43,7 @@ def convert(
 
     Every home of every op that the policy concerns (``torch.mm``, ``Tensor.mm``, ``a @ b``, ``F.linear``, ...) is patched with one
     that casts its float32, bfloat16 and float16 tensors first. Modules, models and optimizers made before or after follow alike;
-    weights stay as they are and get gradients in their own dtype. A second call replaces the first (D7); ``revert`` undoes it.
+    weights stay as they are and get gradients in their own dtype. A second call replaces the first (D7); ``revert`` undoes it. After an error what was in force before still is.
 
     Args:
         opt_level: "O1" runs ops by lists; "O2" runs GEMM and convolution ops in the lower precision and all others in float32 (D4).
@@ -63,7 +63,6 @@ def convert(
         ValueError: an opt_level, dtype, list line or combination that is not accepted; the message says where and what is (D1, D9,
             D20 to D23).
         OSError: a list that cannot be read (D24), or a log file that cannot be written.
-        After any error what was in force before still is.
 
     See Also:
         disable_casts, revert, explain, Policy
@@ -88,7 +87,7 @@ def convert(
             _log.open_log(isVerbose)
             if isVerbose:
                 _log.banner(opt_level.upper())
-            _core.install(rows)
+            _core.install(rows, new._core)
             cache._open(limit)
         except BaseException:
             if _state.policy is None:

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,19 +19,39 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules import module as _nn_module
 
-from habana_mp import _core, _state
+from habana_mp import (
+    _core,
+    _state,
+    _where,  # noqa: F401 - the core asks it: a child that a fork makes while another thread imports it waits for good
+)
 from habana_mp._advice import Advice, advice
 from habana_mp._captured import holders
+from habana_mp._explain import plain_name, region_policy
+from habana_mp._homes import is_in_place, known_names
 from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
-from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen
+from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen, rule_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FORMAT = "habana_mp.report"
 VERSION = 1
+_KEYS = (  # those that are asked for
+    *(
+        "policies",
+        "seconds",
+        "op_seconds",
+        "cast_seconds",
+        "casts",
+        "cache_hits",
+        "backward_casts",
+        "cast_bytes",
+        "rows",
+    ),
+    *("ping_pong", "recast", "never_seen", "missed", "timeline", "advice"),
+)
 _KINDS = ("cast", "cached", "backward")  # enum class Kind in src/record/report.h
 _FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd there
 
@@ -41,9 +62,10 @@ class CastReport:
     Counts may be asked inside of the block too; afterwards they stay as they were at its end. ``print`` of it, and rich's, is a table;
     notebooks show the page of ``to_html``.
 
-    >>> with hmp.report() as r:
-    ...     model(x)
-    >>> assert r.casts("linear", to="bfloat16") == 4
+    >>> with hmp.autocast("cpu"), hmp.report() as r:
+    ...     y = model(x)
+    >>> r.casts("linear", to="bfloat16", module="lm_head")
+    3
     """
 
     def __init__(self) -> None:
@@ -74,6 +96,10 @@ class CastReport:
             _unwatch_modules(self)
         self._told = self._named(told, seconds)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by ``copy`` or ``pickle``, of a report that is open is what it has counted by then."""
+        return {**self.__dict__, "_open": None, "_told": self._told if self._open is None else self.to_dict()}
+
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
         """How many tensors an op got in another dtype than its caller gave, in forward passes.
 
@@ -84,7 +110,7 @@ class CastReport:
             op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
             to: a dtype or its name, by default any.
             module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
-                counts too, and ``*`` stands for one name of it.
+                counts too, and ``*`` stands for one name of it; "" is what ran outside of any module.
 
         Raises:
             TypeError, ValueError: for what is none of these.
@@ -183,6 +209,8 @@ class CastReport:
             raise ValueError(
                 f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
             )
+        if lacking := [key for key in _KEYS if key not in told]:
+            raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
         loaded = cls()
         loaded._told = told
         loaded.title = told.get("title", "")
@@ -345,9 +373,6 @@ def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def names_of(op: object) -> set[str]:
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
-    from habana_mp._explain import plain_name
-    from habana_mp._homes import is_in_place
-
     name = plain_name(op).partition(".")[0]
     # A list names add_ by add as well, and so covers both; here they are two ops.
     return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
@@ -362,6 +387,8 @@ def dtype_name(dtype: object) -> str:
 
 # Who watches: the open reports, which note the policies that they meet. The hooks are there while one of them is.
 _reports: list[CastReport] = []
+# torch.compile's warning that a compiled module calls hooks twice: ours do not mind.
+_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 _hooks: list[torch.utils.hooks.RemovableHandle] = []
 _lock = threading.Lock()
 
@@ -371,6 +398,7 @@ def _watch_modules(report: CastReport) -> None:
         if not _reports:
             _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
             _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
+            warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
         _reports.append(report)
 
 
@@ -380,6 +408,9 @@ def _unwatch_modules(report: CastReport) -> None:
         if not _reports:
             while _hooks:
                 _hooks.pop().remove()
+            ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", "") == _HOOKS_AND_COMPILE]
+            for entry in ours:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
 
 
 def _entered(module: torch.nn.Module, _args: Any) -> None:
@@ -400,8 +431,6 @@ def _name_of(op: PatchedOp) -> str:
     name = op.__name__
     if not name.startswith("__"):
         return name
-    from habana_mp._homes import known_names
-
     for level in _core.candidates(name):
         for spelling in level:
             if not spelling.startswith("__") and spelling in known_names() and hasattr(torch.Tensor, spelling):
@@ -417,17 +446,12 @@ def _converted() -> str:
 
 def _undecided(op: str, in_region: bool) -> tuple[str, int, int, bool, str]:
     """(policy, action, low, listed, rule) for an op of the dispatcher that no rule has decided."""
-    if in_region:
-        from habana_mp._explain import region_policy
-
-        policy, _ = region_policy()
-        return ("" if policy is None else _met(policy, "autocast")), 0, 0, False, ""
-    if _state.policy is None:
+    policy = region_policy()[0] if in_region else _state.policy
+    if policy is None:
         return "", 0, 0, False, ""
-    action, low, listed, listed_as, file, line = _state.policy._core.resolve(op)
-    place = (f"{file}:{line}" if line else file) or _state.policy.name
-    text = f"{_core.ACTIONS[action]}: {listed_as}, {place}" if listed else ""
-    return _met(_state.policy, "convert"), action, low, listed, text
+    action, low, listed, listed_as, file, line = policy._core.resolve(op)
+    text = rule_text(policy, _core.ACTIONS[action], listed_as, file, line) if listed else ""
+    return _met(policy, "autocast" if in_region else "convert"), action, low, listed, text
 
 
 def _met(policy: Policy, front_end: str) -> str:

@@ -19,7 +19,9 @@ _Item = TypeVar("_Item")
 
 
 def inside(module: str, asked: str) -> bool:
-    """Whether a module's path is ``asked`` or below it; ``*`` stands for one name. Both with or without the root's class."""
+    """Whether a module's path is ``asked`` or below it; ``*`` stands for one name. Both with or without the root's class. "" is outside."""
+    if not asked or not module:
+        return asked == module
     root, _, path = module.partition(": ")
     asked_root, colon, asked_path = asked.partition(": ")
     if not colon:
@@ -28,8 +30,12 @@ def inside(module: str, asked: str) -> bool:
         asked_root, asked_path = root, asked
     if asked_root != root:
         return False
-    names, wanted = path.split("."), asked_path.split(".")
+    names, wanted = _names(path), _names(asked_path)
     return len(names) >= len(wanted) and all(want in ("*", name) for want, name in zip(wanted, names, strict=False))
+
+
+def _names(path: str) -> list[str]:
+    return path.split(".") if path else []
 
 
 def pattern(modules: Iterable[str]) -> str:
@@ -120,18 +126,16 @@ def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 def never_seen(rows: list[dict[str, Any]], policies: list[Policy]) -> list[dict[str, str]]:
     """The names in the lists of the policies that no call was decided by."""
     seen = {(row["policy"], row["rule"].partition(": ")[2].partition(",")[0].partition("@")[0]) for row in rows}
-    return [
-        {"op": name, "list": title, "rule": _rule_text(policy, title, name)}
-        for policy in policies
-        for title, names in policy.lists.items()
-        for name in names
-        if (policy.name, name.partition("@")[0]) not in seen
-    ]
+    found: dict[tuple[str, str], dict[str, str]] = {}  # one policy may be there twice, for both front ends
+    for policy in policies:
+        for title in policy.lists:
+            for name, file, line in getattr(policy._core, title):
+                if (policy.name, name.partition("@")[0]) not in seen:
+                    rule = rule_text(policy, title, name, file, line).replace(OWN_FILES, "")
+                    found[policy.name, rule] = {"op": name, "list": title, "rule": rule}
+    return list(found.values())
 
 
-def _rule_text(policy: Policy, title: str, name: str) -> str:
-    """As the rows have it: "lower: mm, lists/hmp/lower.txt:24"."""
-    entries = {op: (file, line) for op, file, line in getattr(policy._core, title)}
-    file, line = entries[name]
-    place = f"{file.replace(OWN_FILES, '')}:{line}" if line else file.replace(OWN_FILES, "")
-    return f"{title}: {name}, {place or policy.name}"
+def rule_text(policy: Policy, action: str, listed_as: str, file: str, line: int) -> str:
+    """A line of a list as the rows name it: "lower: mm, lists/hmp/lower.txt:24"."""
+    return f"{action}: {listed_as}, {(f'{file}:{line}' if line else file) or policy.name}"

@@ -34,18 +34,24 @@ def where() -> tuple[str, str]:
     in flight. A module that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
     The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread).
     """
-    source = ""
     modules: list[torch.nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if not source and not code.co_filename.startswith(_NOT_OF_USER):
-            source = f"{code.co_filename}:{frame.f_lineno}"
         module = _module_of(frame)
         if module is not None and not (modules and modules[-1] is module):
             modules.append(module)
         frame = frame.f_back
-    return _path(modules[::-1]), source
+    return _path(modules[::-1]), source()
+
+
+def source() -> str:
+    """The source alone. It reads no locals, which would keep the tensors of a user's frame alive until the frame ends."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_OF_USER):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _module_of(frame: FrameType) -> torch.nn.Module | None:

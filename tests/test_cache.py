@@ -690,7 +690,7 @@ class TestHeldAliases:
             (alias, taken)
             for alias in ALIASES
             for taken in ("before-convert", "before-the-first-use", "after-it")
-            # A capsule of DLPack holds the very tensor, which nobody sees who was not there: a limit, told in the README.
+            # A capsule of DLPack holds the very tensor, which nobody sees who was not there: a limit, told in docs/limits.md.
             if not (taken == "before-convert" and alias in ("frozen-from_dlpack", "frozen-numpy-from_dlpack"))
         ],
     )

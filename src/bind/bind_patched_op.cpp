@@ -65,13 +65,16 @@ void bind_patched_op(py::module_& module) {
     if (!enable_vectorcall(type.ptr())) throw py::error_already_set();
   });
 
-  module.def("install", [](const py::iterable& rows) {
-    patch_set().install(assignments_of(rows));
-    observer::renew_conversion();
-  });
+  module.def(
+      "install",
+      [](const py::iterable& rows, const Policy& policy) {
+        patch_set().install(assignments_of(rows));
+        observer::renew_conversion(&policy);
+      },
+      py::arg("rows"), py::arg("policy"));
   module.def("uninstall", [] {
     patch_set().uninstall();
-    observer::renew_conversion();
+    observer::renew_conversion(nullptr);
   });
   module.def("suspend", [] { patch_set().suspend(); });
   module.def("resume", [] { patch_set().resume(); });

@@ -275,8 +275,8 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy) {
       }
     }
   }
+  rules->context = observer::context_of(*policy, record::FrontEnd::Autocast);
   rules->policy = std::move(policy);
-  rules->context = observer::new_context();
   return rules;
 }
 

@@ -1,11 +1,14 @@
 #include "torch/autocast_record.h"
 
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "record/cast_log.h"
+#include "torch/tensor_cast.h"
 
 namespace habana_mp::autocast {
 namespace {
@@ -24,6 +27,19 @@ std::string rule_text(const Op& op, const Policy& policy) {
   if (found.origin.line > 0) place += ":" + std::to_string(found.origin.line);
   return std::string(kLists[static_cast<int>(found.rule.action)]) + ": " + found.listed_as + ", " +
          place;
+}
+
+// Whether tensors of the call only describe some, for a compiler. A subclass that wraps tensors has
+// the keys of those that do.
+bool stand_in(const Call& call) {
+  if (!call.traced()) return false;
+  const py::gil_scoped_acquire gil;
+  const auto tensors = call.tensors();
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.defined() &&
+           (tensor.key_set().has(c10::DispatchKey::Functionalize) ||
+            is_fake(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)).ptr()));
+  });
 }
 
 }  // namespace
@@ -56,7 +72,7 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
 
 void watch_call(observer::Watch& watch, const Op& op, const Rules& rules, const Call& call,
                 const Decision& decision) {
-  if (!observer::reporting() || call.traced()) return;
+  if (!observer::reporting() || stand_in(call)) return;
   const std::string_view name = std::string_view(op.name).substr(0, op.name.find('.'));
   const observer::Watch::What what{.op = observer::number_of(name),
                                    .context = rules.context,

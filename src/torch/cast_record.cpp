@@ -71,6 +71,7 @@ void watch_call(observer::Watch& watch, const PatchedOp& op, const Arguments& ar
     if (is_fake(arguments.tensor(i).object)) return;
     given.push_back(THPVariable_Unpack(arguments.tensor(i).object));
   }
+  if (op.context == 0) const_cast<PatchedOp&>(op).context = observer::context_of(*op.rule_text);
   const observer::Watch::What what{.op = name_of(const_cast<PatchedOp&>(op)),
                                    .context = op.context,
                                    .front_end = record::FrontEnd::Convert,

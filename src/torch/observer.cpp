@@ -14,6 +14,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -47,7 +48,9 @@ struct Frame {
   Kind kind;
   bool shown = false;
   bool hides = true;
+  std::uint64_t epoch = 0;       // of the site
   DType runs_in = DType::Other;  // as a rule says
+  std::uint32_t op = 0;
   SiteId site = kNone;
   std::uint64_t start = 0;
   std::uint64_t inside_ns = 0;  // of rows of their own
@@ -60,7 +63,8 @@ struct Frame {
 };
 
 struct Module {
-  PyObject* object;  // alive: its forward runs
+  PyObject* object;        // alive: its forward runs
+  const PyObject* caller;  // the Python frame that called us as it began, to be compared
   std::uint32_t path;
 };
 
@@ -69,6 +73,11 @@ struct Thread {
   unsigned hidden = 0;  // frames that hide
   std::vector<Frame> frames;
   std::vector<Module> modules;
+
+  // A function of torch that calls the method of its name (F.softmax) is one call with it.
+  bool in_function_of(std::uint32_t op) const {
+    return !frames.empty() && frames.back().kind == Frame::Kind::Decided && frames.back().op == op;
+  }
 };
 
 // What the dispatcher's name of an op stands for where no rule has decided it.
@@ -101,7 +110,6 @@ struct Observatory {
 Observatory& all() { return process_wide<Observatory>(); }
 
 std::atomic<std::uint64_t> epoch{0};  // of the open reports, 0 while there is none
-std::atomic<std::uint32_t> contexts{0};
 std::atomic<std::uint32_t> conversion{0};
 
 // Its frames are of the reports that are open now.
@@ -145,10 +153,7 @@ std::string name_of(std::uint32_t number) {
 // The user's line, "" where Python cannot be asked.
 std::string source_here() {
   try {
-    return py::module_::import("habana_mp._where")
-        .attr("where")()
-        .cast<py::tuple>()[1]
-        .cast<std::string>();
+    return py::module_::import("habana_mp._where").attr("source")().cast<std::string>();
   } catch (...) {
     PyErr_Clear();
     return {};
@@ -182,11 +187,18 @@ unsigned dtypes_of(Tensors tensors) {
 constexpr unsigned kFloats = dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) |
                              dtype_bit(DType::Float32) | dtype_bit(DType::Float64);
 
+// Whether what the frame refers to is still there: another thread may have closed the report, and
+// opened another. With the lock.
+bool is_current(const Frame& frame) {
+  return frame.epoch == epoch.load(std::memory_order_relaxed);
+}
+
 // A call begins that is a row: which way its tensors came.
 void show(Frame& frame, Tensors given) {
-  frame.shown = true;
   frame.given = dtypes_of(given);
   const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
+  frame.shown = true;
   for (const at::Tensor& tensor : given) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
@@ -197,6 +209,12 @@ void show(Frame& frame, Tensors given) {
     frame.path = all().paths.extend(history->path, frame.site);
     frame.path_ns = history->path_ns;
   }
+}
+
+// Whether a result in the memory of an argument was written there: x.add_(y).
+bool writes(const Frame& frame) {
+  const Site& site = all().sites[frame.site];
+  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
 }
 
 void finish(Thread& thread, const Frame& frame, Tensors results) {
@@ -213,15 +231,21 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
       .casts = {frame.casts.data(), frame.casts.size()}};
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
   for (const auto& report : all().open) report->add_call(frame.site, call);
+  if (results.empty() && !frame.memory.empty() && writes(frame)) {  // x[0] = y
+    if (History* history = all().histories.find(frame.memory.front())) history->times = 0;
+  }
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();
+    const bool given =
+        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     // A view: the same numbers, made where they were made.
-    if (std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end()) continue;
+    if (given && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    history->maker = frame.site;
+    if (!given) history->maker = frame.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;
@@ -235,6 +259,7 @@ void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast)
   if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
   History* history = all().histories.get(source);
   if (history == nullptr) return;
   if (history->path != kNone) {
@@ -328,6 +353,15 @@ bool is_backward(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("autograd::engine::");
 }
 
+// Ops have a namespace. Functions of autograd and the marks that torch sets for profilers have none.
+bool is_op(const at::RecordFunction& call) {
+  return std::string_view(call.name()).find("::") != std::string_view::npos;
+}
+
+bool is_compiled(const at::RecordFunction& call) {
+  return std::string_view(call.name()).starts_with("Torch-Compiled Region");
+}
+
 void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const auto given = tensors_in(call.inputs());
   const std::uint32_t region = region_here();
@@ -342,9 +376,12 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   } else if (casts_off()) {
     key.fate = Fate::Off;
   } else if (said->rule.listed) {
-    key.fate = settled(said->rule, dtypes_of(given)) ? Fate::LeftAlone : Fate::Missed;
+    // A region sees all calls; those that it leaves to nobody are in place or have out=.
+    const bool left = region != 0 || settled(said->rule, dtypes_of(given));
+    key.fate = left ? Fate::LeftAlone : Fate::Missed;
   }
-  Frame frame{.kind = Frame::Kind::Dispatched};
+  if (thread.in_function_of(key.op)) return push(thread, {.kind = Frame::Kind::Dispatched});
+  Frame frame{.kind = Frame::Kind::Dispatched, .epoch = thread.epoch};
   frame.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
     return Site{.policy = said->policy, .rule = said->rule_text, .source = source_here()};
@@ -364,6 +401,8 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else if (thread.hidden > 0 ||
              c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)) {
     push(thread, {.kind = Frame::Kind::Dispatched});
+  } else if (!is_op(call)) {
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
   } else {
     begin_shown(thread, call);
   }
@@ -437,9 +476,20 @@ std::uint32_t number_of(std::string_view name) {
   return number;
 }
 
-std::uint32_t new_context() { return contexts.fetch_add(1, std::memory_order_relaxed) + 1; }
+std::uint32_t context_of(const Policy& policy, FrontEnd front_end) {
+  return number_of("policy " + std::to_string(static_cast<int>(front_end)) + " " + policy.name() +
+                   " " + std::to_string(policy.hash()));
+}
 
-void renew_conversion() { conversion.store(new_context(), std::memory_order_relaxed); }
+std::uint32_t context_of(std::string_view rule) {
+  return number_of("rule " + std::to_string(conversion.load(std::memory_order_relaxed)) + " " +
+                   std::string(rule));
+}
+
+void renew_conversion(const Policy* policy) {
+  conversion.store(policy == nullptr ? 0 : context_of(*policy, FrontEnd::Convert),
+                   std::memory_order_relaxed);
+}
 
 void Watch::begin(const What& what, Tensors given, Describe describe) {
   Thread& thread = this_thread();
@@ -449,7 +499,11 @@ void Watch::begin(const What& what, Tensors given, Describe describe) {
       thread.frames.back().kind == Frame::Kind::Dispatched) {
     thread.frames.back().shown = false;
   }
-  Frame frame{.kind = Frame::Kind::Decided, .hides = what.hides};
+  if (what.front_end == FrontEnd::Convert && thread.in_function_of(what.op)) return;
+  Frame frame{.kind = Frame::Kind::Decided,
+              .hides = what.hides,
+              .epoch = thread.epoch,
+              .op = what.op};
   const SiteKey key{.op = what.op,
                     .module = module_here(thread),
                     .context = what.context,
@@ -532,6 +586,7 @@ void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
       static_cast<std::uint64_t>(gradient.numel()) * (to == DType::Float32 ? 4 : 2);
   const record::Cast made{from, to, false, bytes, start, now_ns() - start};
   const std::lock_guard guard(all().mutex);
+  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return;
   for (const auto& report : all().open) {
     report->add_backward(static_cast<SiteId>(origin & 0xFFFFFFFFU), made);
   }
@@ -587,11 +642,46 @@ std::uint32_t path_of(const Thread& thread, PyObject* module) {
 
 void forget_modules() { known_modules().clear(); }
 
+namespace {
+
+py::object frame_before(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
+      PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+py::object code_of(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(
+      PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+// Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
+// test), of which torch tells no hook: they may be gone. Their callers are not among those of
+// `caller`. A frame at the address of one that is gone is not taken for it: the frames of modules
+// that have begun since came by here and dropped it.
+void drop_interrupted(Thread& thread, const py::object& caller) {
+  const py::object code = code_of(caller);
+  const auto runs = [&](const Module& module) {
+    for (py::object frame = frame_before(caller); frame; frame = frame_before(frame)) {
+      if (frame.ptr() == module.caller && code_of(frame).is(code)) return true;
+    }
+    return false;
+  };
+  while (!thread.modules.empty() && !runs(thread.modules.back())) thread.modules.pop_back();
+}
+
+}  // namespace
+
 void enter_module(PyObject* module) {
   Thread& thread = this_thread();
   if (thread.epoch == 0) return;
+  // That of the hook in habana_mp/_report.py, and of what calls the hooks and then forward.
+  const auto hook =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  const py::object caller = hook ? frame_before(hook) : py::object();
+  if (!caller) return;
+  drop_interrupted(thread, caller);
   const std::uint32_t path = path_of(thread, module);
-  this_thread().modules.push_back({module, path});
+  this_thread().modules.push_back({module, caller.ptr(), path});
 }
 
 void leave_module(PyObject* module) {

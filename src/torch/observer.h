@@ -20,6 +20,7 @@
 #include <string_view>
 
 #include "policy/decide.h"
+#include "policy/policy.h"
 #include "record/listening.h"
 #include "record/report.h"
 #include "torch/tensor_cast.h"
@@ -43,11 +44,12 @@ Told told_by(const record::Report& report);
 // Numbers for names, the same until the process ends.
 std::uint32_t number_of(std::string_view name);
 
-// A number that nobody else has, for what decides: a rule that a conversion has set, the rules of a
-// region.
-std::uint32_t new_context();
-// What ops that nothing decides are counted under: another one after each conversion and revert.
-void renew_conversion();
+// A number for what decides, of its content: a region that is made anew at each step is one.
+std::uint32_t context_of(const Policy& policy, record::FrontEnd front_end);
+// That of a rule of the conversion in force.
+std::uint32_t context_of(std::string_view rule);
+// What ops that nothing decides are counted under: set after each conversion and revert (null).
+void renew_conversion(const Policy* policy);
 
 using Tensors = c10::ArrayRef<at::Tensor>;
 // Those among the arguments or the results of an op, in lists too.

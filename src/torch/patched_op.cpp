@@ -227,7 +227,7 @@ int set_rule(PatchedOp* op, PyObject* value) {
   if (!PyArg_ParseTuple(value, "iips", &action, &low, &listed, &text)) return -1;
   op->rule = Rule{static_cast<Action>(action), static_cast<DType>(low), listed != 0};
   *op->rule_text = text;
-  op->context = observer::new_context();
+  op->context = 0;
   op->active = true;
   return 0;
 }

@@ -40,6 +40,7 @@ class TensorHistories {
  public:
   // Null where nothing is known of the tensor.
   History* find(const at::TensorBase& tensor);
+  History* find(const c10::StorageImpl* memory);
   // Null for a tensor without memory of its own kind.
   History* get(const at::TensorBase& tensor);
   // Those of memory that is gone, or all: to be freed without the lock, as memory that Python has
@@ -48,11 +49,12 @@ class TensorHistories {
   std::vector<History> take_all();
 
  private:
-  void sweep();
+  void sweep_some();
 
   std::unordered_map<const c10::StorageImpl*, History> by_memory_;
+  std::vector<const History*> swept_;  // the same, in the order in which they are looked at
+  std::size_t next_ = 0;
   std::vector<History> expired_;
-  std::size_t sweep_at_ = 4096;
 };
 
 // Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.

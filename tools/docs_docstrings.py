@@ -1,0 +1,28 @@
+"""Docstrings as Markdown, for docs/api.md: they are written to be read in help(), mkdocstrings takes them for Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+# Where a rule comes from, such as "(D7)": of use to who reads the code.
+_ORIGIN = re.compile(r"(?:,? \(|, )(?:[DF]\d+(?:, | and | to |,\s+)?)+\)(?=\W|$)", re.MULTILINE)
+_SEE_ALSO = re.compile(r"^See Also:\n +(.+)$", re.MULTILINE)
+_EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
+
+
+class Docstrings(griffe.Extension):
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = markdown(obj.docstring.value)
+
+
+def markdown(text: str) -> str:
+    text = _ORIGIN.sub(lambda found: ")" if found[0].startswith(", ") else "", text)
+    text = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", text)
+    text = _SEE_ALSO.sub(
+        lambda found: "See also " + re.sub(r"\w+", r"[`\g<0>`][habana_mp.\g<0>]", found[1]) + ".", text
+    )
+    return re.sub(r'"([\w.]*__\w+__)"', r'"`\1`"', text)

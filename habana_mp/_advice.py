@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from habana_mp._digest import cast_seconds
 from habana_mp._report_groups import grouped, pattern
-from habana_mp._units import share
+from habana_mp._units import counted, share
 
 _MOST = 5
 _MOST_CASTS = 3  # ops
@@ -29,11 +30,12 @@ class Advice:
 def advice(report: dict[str, Any]) -> list[Advice]:
     """At most five lines: ops that a conversion missed, which are mistakes; then what costs most, the ops with most casts in any case.
 
-    Shares are of the time of all ops, backward passes included.
+    Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
+    included, since a block may read data or import for minutes.
     """
     whole = report["op_seconds"] + report["backward_seconds"]
-    casts = _sorted(_of_casts(report, whole))[:_MOST_CASTS]
-    others = _sorted([*_of_ping_pong(report, whole), *_of_recast(report, whole), *_of_unlisted(report, whole)])
+    casts = _sorted(_of_casts(report))[:_MOST_CASTS]
+    others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
     missed = list(_of_missed(report))[: _MOST - len(casts)]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
@@ -58,7 +60,7 @@ def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
         )
 
 
-def _of_ping_pong(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+def _of_ping_pong(report: dict[str, Any]) -> Iterator[_Line]:
     rules = {row["op"]: row["rule"] for row in reversed(report["rows"]) if row["rule"]}
     for chain in report["ping_pong"]:
         ops = [step["op"] for step in chain["ops"]]
@@ -66,37 +68,42 @@ def _of_ping_pong(report: dict[str, Any], whole: float) -> Iterator[_Line]:
         yield (
             chain["seconds"],
             Advice(
-                f"{' -> '.join(ops)}: {' -> '.join(chain['path'])}, there and back {chain['count']} times, "
-                f"{_share(chain['seconds'], whole)}",
+                f"{' -> '.join(ops)}: {' -> '.join(chain['path'])}, there and back {counted(chain['count'], 'time')}, "
+                f"{_share(chain['seconds'], report)}",
                 "; ".join(reasons) + _at([chain["ops"][-1]["module"]]),
             ),
         )
 
 
-def _of_recast(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+def _of_recast(report: dict[str, Any]) -> Iterator[_Line]:
     for entry in report["recast"]:
         yield (
             entry["seconds"],
             Advice(
-                f"{entry['tensor']} is cast to {entry['to']} {entry['times']} times where {entry['needed']} would do, "
-                f"{_share(entry['seconds'], whole)}",
+                f"{entry['tensor']} is cast to {entry['to']} {counted(entry['times'], 'time')} where {entry['needed']} would do, "
+                f"{_share(entry['seconds'], report)}",
                 f"wanted by {', '.join(entry['ops'])}{_at(entry['modules'])}; cast it once by hand (hmp.cast)",
             ),
         )
 
 
-def _of_casts(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+def _of_casts(report: dict[str, Any]) -> Iterator[_Line]:
     made = (row for row in report["rows"] if any(cast["count"] > cast["cached"] for cast in row["casts"]))
     for group in grouped(made, lambda row: (row["op"], row["decision"])):
         casts = [cast for row in group for cast in row["casts"]]
-        seconds = sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts)
+        seconds = sum(map(cast_seconds, group))
         way = max(casts, key=lambda cast: cast["seconds"])
+        mostly = "mostly " if len({(cast["from"], cast["to"]) for cast in casts}) > 1 else ""
         count = sum(cast["count"] for cast in casts)
+        where = _at(row["module"] for row in group)
+        source = max(group, key=cast_seconds)["source"]
+        if not where and source:  # outside of modules, as losses are
+            where = f"; at {source}"
         yield (
             seconds,
             Advice(
-                f"{group[0]['op']}: {count} casts, mostly {way['from']} -> {way['to']}, {_share(seconds, whole)}",
-                group[0]["rule"] + _at(row["module"] for row in group),
+                f"{group[0]['op']}: {counted(count, 'cast')}, {mostly}{way['from']} -> {way['to']}, {_share(seconds, report)}",
+                group[0]["rule"] + where,
             ),
         )
 
@@ -107,18 +114,17 @@ def _of_unlisted(report: dict[str, Any], whole: float) -> Iterator[_Line]:
     for group in grouped(rows, lambda row: row["op"]):
         seconds = sum(row["seconds"] for row in group)
         if seconds >= _LONG * whole and any("float32" in row["dtypes"] for row in group):
-            text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, whole)}"
+            text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, report)}"
             # Half of it is what a lower precision could save at best.
             yield seconds / 2, Advice(text, _calls(group) + _at(row["module"] for row in group))
 
 
-def _share(seconds: float, whole: float) -> str:
-    return f"{share(seconds, whole)} of the time of all ops"
+def _share(seconds: float, report: dict[str, Any]) -> str:
+    return f"{share(seconds, report['seconds'])} of the block"
 
 
 def _calls(rows: list[dict[str, Any]]) -> str:
-    count = sum(row["calls"] for row in rows)
-    return "1 call" if count == 1 else f"{count} calls"
+    return counted(sum(row["calls"] for row in rows), "call")
 
 
 def _at(modules: Iterable[str]) -> str:

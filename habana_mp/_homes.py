@@ -47,8 +47,7 @@ class Home(NamedTuple):
     @property
     def in_place(self) -> bool:
         """Whether the name says that argument 0 is written to: relu_, __iadd__ (D12)."""
-        name = self.attribute
-        return name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+        return is_in_place(self.attribute)
 
     def function(self) -> Callable[..., Any]:
         """What torch itself has there, also while converted."""
@@ -65,6 +64,13 @@ _OPERATORS = frozenset(
     + [f"__{op}__" for op in "eq ne lt le gt ge neg pos abs invert getitem setitem contains".split()]
 )
 _IN_PLACE_OPERATORS = frozenset([f"__i{op}__" for op in f"{_ARITHMETIC} {_BITWISE}".split()] + ["__setitem__"])
+
+
+def is_in_place(op: str) -> bool:
+    """Whether the name of an op says that it writes to its first argument: relu_, __iadd__, iadd."""
+    operator = op in _IN_PLACE_OPERATORS or f"__{op}__" in _IN_PLACE_OPERATORS
+    return operator or (op.endswith("_") and not op.endswith("__"))
+
 
 # Functions of torch.nn.functional that are no ops but helpers of its source.
 _F_HELPERS = frozenset(

@@ -9,8 +9,13 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from habana_mp import _units
+
 if TYPE_CHECKING:
     import jinja2
+
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> str:
@@ -21,10 +26,12 @@ def render(template: str, **values: Any) -> str:
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters |= {"time": _units.time, "size": _units.size, "share": _units.share, "short": _units.short}
+    return made

@@ -10,15 +10,13 @@ import base64
 import hashlib
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from habana_mp import _digest, _units
+from habana_mp import _digest
+from habana_mp._html import TEMPLATES, render
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
 
 
@@ -26,7 +24,8 @@ def page(report: dict[str, Any]) -> str:
     """The page of a report, from the dict that ``CastReport.to_dict`` gives."""
     style, script = _style(), _script()
     rows = [{**row, "precision": _digest.precision(row)} for row in report["rows"]]
-    text = _template().render(
+    text = render(
+        "report.html",
         report=report,
         data=_json({**report, "rows": rows, "precisions": _digest.PRECISIONS}),
         by_precision=_bars(_digest.seconds_by_precision(report)),
@@ -51,26 +50,13 @@ def frame(report: dict[str, Any]) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"time": _units.time, "size": _units.size, "share": _units.share, "short": _units.short}
-    return environment.get_template("report.html")
-
-
-@cache
 def _style() -> str:
-    return (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+    return (TEMPLATES / "report.css").read_text(encoding="utf-8")
 
 
 @cache
 def _script() -> str:
-    parts = [(_TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    parts = [(TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     return "\n".join(['"use strict";', "(() => {", *parts, "})();"])
 
 

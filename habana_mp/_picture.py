@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from habana_mp._units import printable
+
 if TYPE_CHECKING:
     import graphviz
 
@@ -127,7 +129,7 @@ def _text(text: str) -> str:
     """For labels and notes, in both of which Graphviz reads entities, and gives a backslash a meaning of its own."""
     from html import escape
 
-    return escape(text).replace("\\", "&#92;").replace("\n", "&#10;")
+    return "&#10;".join(escape(printable(line)) for line in text.split("\n")).replace("\\", "&#92;")
 
 
 def _small(text: str) -> str:

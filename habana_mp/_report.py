@@ -27,7 +27,7 @@ from habana_mp import (
 from habana_mp._advice import Advice, advice
 from habana_mp._captured import holders
 from habana_mp._explain import plain_name, region_policy
-from habana_mp._homes import known_names
+from habana_mp._homes import is_in_place, known_names
 from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
@@ -107,26 +107,30 @@ class CastReport:
         before. A tensor that stands twice in a call counts once.
 
         Args:
-            op: an op by any of its names ("matmul" is "__matmul__" too), by default all.
+            op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
             to: a dtype or its name, by default any.
             module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
                 counts too, and ``*`` stands for one name of it; "" is what ran outside of any module.
 
         Raises:
             TypeError, ValueError: for what is none of these.
+            RuntimeError: the report was never entered.
         """
         return sum(cast["count"] for cast in self._asked(op, to, module))
 
     def cache_hits(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up."""
+        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up. Arguments and errors are its."""
         return sum(cast["cached"] for cast in self._asked(op, to, module))
 
     def backward_casts(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast."""
+        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast.
+
+        Arguments and errors are those of ``casts``.
+        """
         return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
 
     def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
@@ -144,7 +148,17 @@ class CastReport:
         return tuple(Advice(**line) for line in self.to_dict()["advice"])
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, as ``to_json`` writes them; docs/report.md describes the keys. Times are seconds, sizes bytes."""
+        """All of it as plain values, as ``to_json`` writes them. Times are seconds, sizes bytes.
+
+        Each of ``rows`` is an op in a module under one decision: ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""), ``policy``,
+        ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (casts included),
+        ``cast_seconds`` (of forward casts), ``dtypes`` that came in, those that it ``runs_in``, and ``casts``, each with ``from``, ``to``, ``count``, ``cached``, ``bytes``,
+        ``seconds`` and the same of its ``backward``. ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings,
+        ``timeline`` the sample of casts in time: start, seconds, number of the row, from, to and kind of every ``stride``-th one.
+
+        Raises:
+            RuntimeError: the report was never entered.
+        """
         if self._told is not None:
             return self._told
         if self._open is None:
@@ -152,14 +166,24 @@ class CastReport:
         return self._named(_core.report_told(self._open), time.perf_counter() - self._began)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back."""
+        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
         text = json.dumps(self.to_dict(), indent=1)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given."""
+        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
         from habana_mp._page import page
 
         text = page(self.to_dict())
@@ -193,7 +217,12 @@ class CastReport:
         return loaded
 
     def diff(self, other: CastReport) -> ReportDiff:
-        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is."""
+        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is.
+
+        Raises:
+            TypeError: ``other`` is no report.
+            RuntimeError: one of the two was never entered.
+        """
         if not isinstance(other, CastReport):
             raise TypeError(f"a report is compared with another one, not with {other!r}")
         return ReportDiff.between(self.to_dict(), other.to_dict())
@@ -220,7 +249,7 @@ class CastReport:
         return frame(self.to_dict())
 
     def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the core tells, under the names of docs/report.md."""
+        """What the core tells, under the names of ``to_dict``."""
         rows = [_row(*row) for row in told["rows"]]
         casts = [cast for row in rows for cast in row["casts"]]
         named = {
@@ -345,7 +374,8 @@ def names_of(op: object) -> set[str]:
     if not isinstance(op, str):
         raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
     name = plain_name(op).partition(".")[0]
-    return {name}.union(*_core.candidates(name))
+    # A list names add_ by add as well, and so covers both; here they are two ops.
+    return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
 
 
 def dtype_name(dtype: object) -> str:

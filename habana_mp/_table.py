@@ -6,7 +6,7 @@ Names are shown as text, never as markup of rich, and without control characters
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from habana_mp import _digest, _units
+from habana_mp._units import counted, printable
 
 _OPS = 10
 _LINES = 5
-# Below this the op table keeps to what 80 columns hold.
-_WIDE = 100
+# From these widths on there is room for all columns of the op table, and for those that 80 columns hold.
+_WIDE, _MIDDLE = 100, 64
 _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 
 
@@ -40,11 +41,12 @@ class _Report:
         self._report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, wide = self._report, options.max_width >= _WIDE
+        report, width = self._report, options.max_width
+        wide = width >= _WIDE
         yield _headline(report)
         parts = [_advice(report["advice"])] if report["advice"] else []
         if report["rows"]:
-            parts.append(_ops(report, wide))
+            parts.append(_ops(report, width))
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
@@ -61,13 +63,13 @@ class _Report:
 
 
 def _headline(report: dict[str, Any]) -> Text:
-    title = Text(_plain(report["title"]) or "Cast report", style="bold")
+    title = Text(printable(report["title"]) or "Cast report", style="bold")
     if not report["rows"]:
         return title.append(": no op was seen", style="not bold")
     took = [_units.time(report[name]) for name in ("cast_seconds", "seconds")]
     share = _units.share(report["cast_seconds"], report["seconds"])
     counts = [
-        _counted(report["casts"], "cast"),
+        counted(report["casts"], "cast"),
         f"{report['cache_hits']:,} of them from the cache",
         f"{report['backward_casts']:,} in backward",
         f"{_units.size(report['cast_bytes'])} cast",
@@ -77,7 +79,7 @@ def _headline(report: dict[str, Any]) -> Text:
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
-        .append(_plain(", ".join(facts)), style="not bold dim")
+        .append(printable(", ".join(facts)), style="not bold dim")
     )
 
 
@@ -86,40 +88,50 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
     lines.add_column(style="bold")
     lines.add_column()
     for number, each in enumerate(advice, start=1):
-        text = Text(_plain(each["text"]), style="bold")
-        lines.add_row(f"{number}.", text.append("\n" + _plain(each["evidence"]), style="not bold dim"))
+        text = Text(printable(each["text"]), style="bold")
+        lines.add_row(f"{number}.", text.append("\n" + printable(each["evidence"]), style="not bold dim"))
     return lines
 
 
-def _ops(report: dict[str, Any], wide: bool) -> RenderableType:
+def _ops(report: dict[str, Any], width: int) -> RenderableType:
     found = _digest.by_op(report["rows"])
-    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
-    made.add_column("op", max_width=30 if wide else 18)
-    made.add_column("decision", max_width=24 if wide else 11)
-    for title in ("calls", "casts"):
-        made.add_column(title, justify="right", no_wrap=True)
-    made.add_column("from → to", no_wrap=True)
-    for title in ("cached", "cast time" if wide else "in casts", "share"):
-        made.add_column(title, justify="right", no_wrap=True)
-    if wide:
-        made.add_column("op time", justify="right", no_wrap=True)
-        made.add_column("rule", style="dim")
-    for each in found[:_OPS]:
-        cells: list[Text | str] = [
-            _cut(each.op, style="bold"),
-            _cut(", ".join(each.decisions)),
-            f"{each.calls:,}",
-            _number(f"{each.casts.total():,}", each.casts.total()),
-            _pairs(each, wide),
-            _number(f"{each.cached:,}", each.cached),
-            _number(_units.time(each.cast_seconds), each.cast_seconds),
-            _number(_units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
-        ]
+    wide = width >= _WIDE
+    number = {"justify": "right", "no_wrap": True}
+    # The width from which on a column is there, its title, how it is set, and what an op has in it.
+    columns: list[tuple[int, str, dict[str, Any], Callable[[_digest.OpSum], Text | str]]] = [
+        (0, "op", {"max_width": 30 if wide else 18}, lambda each: _cut(each.op, style="bold")),
+        (_MIDDLE, "decision", {"max_width": 24 if wide else 11}, lambda each: _cut(", ".join(each.decisions))),
+        (_MIDDLE, "calls", number, lambda each: f"{each.calls:,}"),
+        (0, "casts", number, lambda each: _number(f"{each.casts.total():,}", each.casts.total())),
+        (0, "from → to", {"no_wrap": True}, lambda each: _pairs(each, wide)),
+        (_MIDDLE, "cached", number, lambda each: _number(f"{each.cached:,}", each.cached)),
+        (
+            0,
+            "cast time" if wide else "in casts",
+            number,
+            lambda each: _number(_units.time(each.cast_seconds), each.cast_seconds),
+        ),
+        (
+            _MIDDLE,
+            "share",
+            number,
+            lambda each: _number(_units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
+        ),
+        (_WIDE, "op time", number, lambda each: _units.time(each.seconds)),
         # Op and decision stand in the line already: the place in the list is left of a rule.
-        places = [rule.partition(", ")[2] or rule for rule in each.rules]
-        if wide:
-            cells += [_units.time(each.seconds), _cut("; ".join(places))]
-        made.add_row(*cells)
+        (
+            _WIDE,
+            "rule",
+            {"style": "dim"},
+            lambda each: _cut("; ".join(rule.partition(", ")[2] or rule for rule in each.rules)),
+        ),
+    ]
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    shown = [column for column in columns if column[0] <= width]
+    for _, title, how, _ in shown:
+        made.add_column(title, **how)
+    for each in found[:_OPS]:
+        made.add_row(*(cell(each) for *_, cell in shown))
     return Group(made, *_more(len(found) - _OPS, "op"))
 
 
@@ -133,28 +145,28 @@ def _pairs(each: _digest.OpSum, wide: bool) -> Text:
 
 
 def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path(each["path"]).append("  " + _plain(" → ".join(op["op"] for op in each["ops"])), style="bold")
+    said = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
     if wide:
-        said.append(f"  from {_plain(each['ops'][0]['module'])}", style="dim")
+        said.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
     share = _units.share(each["seconds"], report["seconds"])
-    return [_counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
+    return [counted(each["count"], "time"), _units.time(each["seconds"]), share, said]
 
 
 def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path((each["from"], each["to"])).append(f"  {_plain(each['tensor'])}")
+    said = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
     if wide:
-        said.append(_plain(f"  for {', '.join(each['ops'])}"), style="dim")
-    return [f"{_counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
+        said.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
+    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", _units.time(each["seconds"]), said]
 
 
 def _missed(each: _digest.MissedOp) -> list[Any]:
-    said = Text(_plain(each.op), style="bold").append(f"  {_plain(', '.join(each.held_by))}", style="not bold")
-    return [_counted(each.calls, "call"), said.append(f"  {_plain(each.source)}", style="not bold dim")]
+    said = Text(printable(each.op), style="bold").append(f"  {printable(', '.join(each.held_by))}", style="not bold")
+    return [counted(each.calls, "call"), said.append(f"  {printable(each.source)}", style="not bold dim")]
 
 
 def _unlisted(each: _digest.OpSum, report: dict[str, Any]) -> list[Any]:
     share = _units.share(each.seconds, report["seconds"])
-    return [_counted(each.calls, "call"), _units.time(each.seconds), share, Text(_plain(each.op))]
+    return [counted(each.calls, "call"), _units.time(each.seconds), share, Text(printable(each.op))]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
@@ -170,12 +182,8 @@ def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
 
 
 def _more(count: int, noun: str = "") -> list[Text]:
-    said = f"… and {_counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
+    said = f"… and {counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
     return [Text(said, style="dim")] if count > 0 else []
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _number(text: str, value: float) -> Text:
@@ -184,12 +192,8 @@ def _number(text: str, value: float) -> Text:
 
 def _cut(text: str, style: str = "") -> Text:
     """One line, which gives way where the columns of figures beside it need the room: those never wrap."""
-    return Text(_plain(text), style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _path(dtypes: Iterable[str]) -> Text:
-    return Text("→").join(Text(_plain(_units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)
-
-
-def _plain(text: str) -> str:
-    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+    return Text("→").join(Text(printable(_units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)

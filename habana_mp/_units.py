@@ -1,4 +1,4 @@
-"""Times, sizes and shares as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
+"""Times, sizes, shares, counts and names as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def share(part: float, whole: float) -> str:
         return "0 %"
     percent = 100 * part / whole
     return "<0.1 %" if percent < 0.05 else f"{_figures(percent)} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 cast``, ``4,658 casts``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def printable(name: str) -> str:
+    """Without control characters and lone surrogates, which a terminal would act on and XML has no place for."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in name)
 
 
 def short(dtype: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -86,20 +87,39 @@ def _path(modules: list[torch.nn.Module]) -> str:
 
 
 def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Level by level, since what a forward calls is mostly a child, or in a list that is one."""
-    seen: set[torch.nn.Module] = set()
+    """The path of ``module`` below ``outer``, "" where it is not there."""
+    path = _names.get(outer, {}).get(id(module), "")
+    if not _is_at(path, outer, module):
+        _names[outer] = _all_names(outer)
+        path = _names[outer].get(id(module), "")
+    return path
+
+
+# Of the modules that something was looked for in: a list of a thousand layers is not to be gone through for each of them. What stands
+# here may be of yesterday, and is looked at before it is used.
+_names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+def _is_at(path: str, outer: torch.nn.Module, module: torch.nn.Module) -> bool:
+    found: torch.nn.Module | None = outer
+    for name in path.split("."):
+        found = found._modules[name] if found is not None and name in found._modules else None
+    return found is module
+
+
+def _all_names(outer: torch.nn.Module) -> dict[int, str]:
+    """Level by level, so that each module has the shortest of its paths."""
+    names: dict[int, str] = {}
     level = [("", outer)]
     while level:
         below = []
         for path, parent in level:
             for name, child in parent.named_children():
-                if child is module:
-                    return _join(path, name)
-                if child not in seen:
-                    seen.add(child)
-                    below.append((_join(path, name), child))
+                if id(child) not in names:
+                    names[id(child)] = _join(path, name)
+                    below.append((names[id(child)], child))
         level = below
-    return ""
+    return names
 
 
 def _join(path: str, name: str) -> str:

@@ -6,6 +6,7 @@ import torch for every project in the environment then.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from habana_mp._report import CastReport, dtype_name, names_of, report
+from habana_mp._units import counted
 
 Expected = Mapping[str, Mapping[torch.dtype | str, int]]
 
@@ -22,7 +24,8 @@ def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
     """``assert_casts(function, {"linear": {"bfloat16": 2}})``: calls it, fails unless these were its casts and all of them.
 
     Keys are ops by any of their names, and dtypes or their names; the counts are those of ``CastReport.casts``, so they do not depend on
-    what the weight cache holds. ``{}`` says that nothing is cast. Returns the report, for more questions.
+    what the weight cache holds. ``{}`` says that nothing is cast. Returns the report, for more questions. Raises TypeError or ValueError
+    for a coroutine function, and for keys and counts that are none of these.
     """
     return assert_casts
 
@@ -33,7 +36,10 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
         raise TypeError(f"assert_casts takes a function without arguments, as lambda: model(x), not {function!r}")
     wanted = _checked(expected)
     with report() as seen:
-        function()
+        result = function()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"assert_casts calls {function!r} and awaits nothing: give it lambda: asyncio.run(f())")
     counts = _counts(seen, wanted)
     if any(want != got for want, got in counts.values()):
         pytest.fail(_difference(seen, counts), pytrace=False)
@@ -44,8 +50,11 @@ def _checked(expected: Expected) -> dict[tuple[str, str], int]:
     wanted = {}
     if not isinstance(expected, Mapping):
         raise TypeError(f'the expected casts are {{"linear": {{"bfloat16": 2}}}} or the like, not {expected!r}')
+    taken: dict[str, str] = {}
     for op, by_dtype in expected.items():
-        names_of(op)
+        for name in names_of(op):
+            if taken.setdefault(name, op) != op:
+                raise ValueError(f"{taken[name]!r} and {op!r} are one op: give its casts under one name")
         if not isinstance(by_dtype, Mapping):
             raise TypeError(f'the casts of {op!r} are {{"bfloat16": 2}} or the like, not {by_dtype!r}')
         for dtype, count in by_dtype.items():
@@ -83,7 +92,7 @@ def _difference(seen: CastReport, counts: dict[tuple[str, str], tuple[int, int]]
                 lines.append(f"      {here} | {where}")
         if got == 0:
             lines += [
-                f"      seen, {row['decision']}: {row['calls']} calls on {', '.join(row['dtypes'])}"
+                f"      seen, {row['decision']}: {counted(row['calls'], 'call')} on {', '.join(row['dtypes'])}"
                 for row in rows
                 if row["op"] in names_of(op)
             ] or ["      never called"]

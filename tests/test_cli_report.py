@@ -118,6 +118,12 @@ def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(here, opti
     assert done.stderr.count("\n") == 1
 
 
+def test_a_page_has_no_place_on_stdout(here):
+    Path("script.py").write_text(TRAIN)
+    done = report("--html", "-", "script.py")
+    assert (done.exit_code, done.stderr) == (2, "Error: --html -: a page is not written to stdout; give a file\n")
+
+
 def test_a_file_of_before_stays_if_the_command_line_is_wrong(here):
     Path("out.json").write_text("before")
     assert report("--json", "out.json", "none.py").exit_code == 2

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,30 @@ def test_a_module_cannot_tell_it_from_python(here):
     )
     plain = python("-m", "portrait", "a", "-m")
     assert run("-m", "portrait", "a", "-m").stdout == plain.stdout
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_a_container_cannot_tell_it_from_python(here, kind):
+    main = (
+        "import sys, beside\n"
+        "print(__name__, __file__, __package__, __spec__.name, type(__loader__), sys.argv, sys.path[0], beside.__name__)\n"
+        "1 / 0\n"
+    )
+    if kind == "folder":
+        Path(kind).mkdir()
+        Path(kind, "__main__.py").write_text(main)
+        Path(kind, "beside.py").write_text("")
+    else:
+        with zipfile.ZipFile(kind, "w") as archive:
+            archive.writestr("__main__.py", main)
+            archive.writestr("beside.py", "")
+    plain = python(kind, "a", "-m", cwd=here)
+    ours = python("-m", "habana_mp", "run", kind, "a", "-m", cwd=here)
+    # Python's own traceback goes through its runpy.
+    ends = [done.stderr[done.stderr.index("__main__.py") :] for done in (ours, plain)]
+    assert (ours.stdout, ends[0], ours.returncode) == (plain.stdout, ends[1], 1)
+    assert "__main__ " in plain.stdout
+    assert "habana_mp" not in ours.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,6 +169,14 @@ def test_a_package_is_run_by_its_main_module(here):
     Path("package/__main__.py").write_text("import sys\nprint(__package__, sys.argv)")
     assert run("-m", "package", "x").stdout == f"package\npackage ['{here}/package/__main__.py', 'x']\n"
     sys.modules.pop("package")
+
+
+def test_a_module_in_an_archive(here, monkeypatch):
+    with zipfile.ZipFile("archive", "w") as archive:
+        archive.writestr("inside.py", "print(__name__, __spec__.name)")
+    monkeypatch.syspath_prepend("archive")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # its first one is the script's
+    assert run("-m", "inside").stdout == "__main__ inside\n"
 
 
 def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
@@ -248,7 +281,7 @@ def test_the_log_of_the_environment(here, monkeypatch):
     ("arguments", "told"),
     [
         (["none.py"], "Error: none.py: No such file or directory"),
-        (["folder"], "Error: folder: Is a directory"),
+        (["folder"], "Error: 'folder' is no file with a script, and has no __main__.py in it"),
         (["-m", "no_module"], "Error: no module named 'no_module'"),
         (["-m", "no_module.inner"], "Error: no module named 'no_module.inner'"),
         (["-m", "json.none"], "Error: no module named 'json.none'"),

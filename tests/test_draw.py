@@ -433,12 +433,18 @@ def test_without_graphviz_the_error_says_what_to_install(monkeypatch) -> None:
         drawing._repr_svg_()
 
 
-def test_names_are_text_and_no_markup() -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [('<script>\\N&"', '<script>\\N&"'), ("\x1b[31m\x00", "\ufffd[31m\ufffd"), ("\udcff", "\ufffd")],
+    ids=["markup", "control", "surrogate"],
+)
+@pytest.mark.parametrize("layers", [nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.ReLU())], ids=["node", "frame"])
+def test_names_are_text_and_no_markup(name: str, shown: str, layers: nn.Module) -> None:
     model = nn.Sequential()
-    model.add_module('<script>\\N&"', nn.Linear(4, 3))
+    model.add_module(name, layers)
     svg = hmp.draw(model, torch.randn(2, 4))._repr_svg_()
     assert "<script" not in svg
-    assert any('<script>\\N&"' in text for text in ET.fromstring(svg).itertext())
+    assert any(shown in text for text in ET.fromstring(svg).itertext())
 
 
 def test_the_same_model_gives_the_same_source() -> None:

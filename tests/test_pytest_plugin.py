@@ -14,6 +14,9 @@ net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
 big = torch.nn.Linear(128, 128)
 x = torch.randn(2, 4)
 
+async def coroutine():
+    return net(x)
+
 @pytest.fixture(autouse=True)
 def converted():
     hmp.convert()
@@ -31,6 +34,10 @@ def test_the_cache_does_not_change_the_count(assert_casts, turn):
 
 def test_another_name_of_the_op(assert_casts):
     assert_casts(lambda: x @ x.mT, {"matmul": {"bfloat16": 2}})
+
+def test_an_op_and_its_in_place_form(assert_casts):
+    low = x.bfloat16()
+    assert_casts(lambda: (x + low, x.clone().add_(low), x.clone().__iadd__(low)), {"add": {"float32": 1}, "add_": {"float32": 2}})
 
 def test_nothing(assert_casts):
     assert_casts(lambda: x.sin(), {})
@@ -59,6 +66,11 @@ MISTAKES = {
         "TypeError: the casts of 'linear' to 'bfloat16' are a number",
     ),
     "no-op": ('lambda: net(x), {"lienar": {"bfloat16": 3}}', "ValueError: 'lienar' is no op*did you mean 'linear'"),
+    "an-op-twice": (
+        'lambda: net(x), {"matmul": {"bfloat16": 1}, "__matmul__": {"bfloat16": 1}}',
+        "ValueError: 'matmul' and '__matmul__' are one op",
+    ),
+    "coroutine": ("coroutine, {}", "TypeError: assert_casts calls <function coroutine*awaits nothing"),
     "no-dtype": ('lambda: net(x), {"linear": {"bf16": 3}}', "ValueError: to is float16, bfloat16 or float32"),
 }
 
@@ -72,7 +84,7 @@ def project(pytester):
 def test_it_says_which_casts_are_others(project):
     project.makepyfile(HEAD + TESTS)
     result = project.runpytest_inprocess("-p", "no:randomly", "-p", "no:xdist", "-q")
-    result.assert_outcomes(passed=6, failed=5)
+    result.assert_outcomes(passed=7, failed=5)
     result.stdout.fnmatch_lines(
         [
             "  linear to bfloat16: expected 2, got 3",
@@ -83,7 +95,7 @@ def test_it_says_which_casts_are_others(project):
             "  conv2d to bfloat16: expected 1, got 0",
             "      never called",
             "  mm to bfloat16: expected 2, got 0",
-            "      seen, lower: 1 calls on bfloat16",
+            "      seen, lower: 1 call on bfloat16",
         ]
     )
     result.stdout.fnmatch_lines(["E*RuntimeError: mat1 and mat2 shapes cannot be multiplied*"])

@@ -112,6 +112,12 @@ def test_several_paths_of_one_op() -> None:
     assert "add  promote, off      2      7  fp32→bf16 5, fp16→bf16 2 " in text(report, 120)
 
 
+def test_a_narrow_terminal_has_ops_and_their_casts_in_full() -> None:
+    shown = text(fake_reports.gpt(), 40)
+    assert "op            casts from → to in casts\n" in shown
+    assert "cross_entropy     2 bf16→fp32    10 ms\n" in shown
+
+
 def test_an_empty_report() -> None:
     assert text(fake_reports.empty(), 80) == "Cast report: no op was seen\n"
 

@@ -142,6 +142,35 @@ def test_module_path(wrap, path):
     assert path_of(probe) == path
 
 
+def test_a_long_list_is_gone_through_once():
+    """A model of a thousand layers asks for the path of each."""
+    listed = []
+
+    class Layers(nn.Sequential):
+        def named_children(self):
+            listed.append(self)
+            return super().named_children()
+
+    probes = [Probe() for _ in range(5)]
+    Layers(*probes)(X)
+    assert [path_of(probe) for probe in probes] == [f"Layers: {i}" for i in range(5)]
+    assert len(listed) == 1
+
+
+def test_a_module_that_is_moved_has_its_new_path():
+    probe = Probe()
+    net = nn.Sequential(nn.Sequential(probe), nn.Identity())
+    net(X)
+    net[0], net[1] = net[1], net[0]
+    net(X)
+    net[1] = probe
+    net(X)
+    net[1] = Probe()
+    net(X)
+    assert [path for path, _ in probe.seen] == ["Sequential: 0.0", "Sequential: 1.0", "Sequential: 1"]
+    assert path_of(net[1]) == "Sequential: 1"
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_the_forward_that_a_checkpoint_repeats_in_backward(use_reentrant):
     probe = Probe()

@@ -18,6 +18,8 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
     """Refuse before the script runs, which may take hours, what cannot be written after it."""
     if path is None or (path == "-" and param.name == "json_file"):
         return path
+    if path == "-":
+        raise Problem(f"{param.opts[0]} -: a page is not written to stdout; give a file")
     file = Path(path).absolute()  # the script may change the folder
     was_there = file.exists()
     try:

@@ -1,4 +1,4 @@
-"""Running a script as ``python script.py`` and ``python -m module`` do. Knows nothing of policies.
+"""Running a script as ``python script.py`` and ``python -m module`` do, also one in a folder or an archive. Knows nothing of policies.
 
 The script is ``__main__``, with the ``sys.argv`` and ``sys.path`` that Python would give it, and stays it until the process ends:
 pickle, multiprocessing and what the script registered for the exit look it up.
@@ -11,9 +11,9 @@ import dis
 import importlib.util
 import io
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NamedTuple, TypeVar
@@ -47,7 +47,7 @@ def open_script(target: str, arguments: Sequence[str], *, is_module: bool) -> Sc
     sys.argv = [target, *arguments]
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: from Python 3.11 on
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
-    return _as_python_ends(lambda: _module_named(target) if is_module else _file(target))
+    return _as_python_ends(lambda: _module_named(target) if is_module else _at(target))
 
 
 def run_script(script: Script) -> None:
@@ -68,6 +68,19 @@ def imports(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from imports(constant)
+
+
+def _at(path: str) -> Script:
+    """A file, or the __main__ module of a folder or a zip archive."""
+    place = os.path.abspath(path)  # noqa: PTH100
+    finder = pkgutil.get_importer(place)
+    if finder is None:
+        return _file(path)
+    spec = finder.find_spec("__main__")
+    if spec is None:
+        raise Problem(f"{path!r} is no file with a script, and has no __main__.py in it")
+    sys.path[0] = place
+    return Script(os.path.basename(place), _code_of(spec), _main_module(spec.origin, spec, spec.loader))  # noqa: PTH119
 
 
 def _file(path: str) -> Script:
@@ -92,11 +105,17 @@ def _module_named(name: str) -> Script:
         if name.endswith(".__main__"):
             raise Problem(f"{name!r} is a package and cannot be run")
         return _module_named(f"{name}.__main__")
-    code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
-    if code is None:
-        raise Problem(f"module {name!r} has no Python code that could be run")
+    code = _code_of(spec)
     sys.argv[0] = spec.origin or name
     return Script(name.removesuffix(".__main__"), code, _main_module(spec.origin, spec, spec.loader))
+
+
+def _code_of(spec: ModuleSpec) -> CodeType:
+    get_code = getattr(spec.loader, "get_code", None)  # the loader of archives is no InspectLoader
+    code: CodeType | None = get_code(spec.name) if get_code else None
+    if code is None:
+        raise Problem(f"module {spec.name!r} has no Python code that could be run")
+    return code
 
 
 def _find(name: str) -> ModuleSpec | None:

@@ -466,7 +466,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("question", "error", "message"), REFUSED, ids=[str(q).partition(" at 0x")[0] for q, *_ in REFUSED])
+@pytest.mark.parametrize(
+    ("question", "error", "message"), REFUSED, ids=[str(q).partition(" at 0x")[0] for q, *_ in REFUSED]
+)
 @pytest.mark.parametrize("method", ["casts", "cache_hits", "backward_casts"])
 def test_what_is_no_question_is_refused(asked, method, question, error, message):
     with pytest.raises(error, match=message):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import lightning
 import pytest
 import torch
@@ -15,6 +18,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]
+
+
+LOG = lightning.LightningModule.log
 
 
 class Module(lightning.LightningModule):
@@ -167,7 +173,7 @@ def test_exceptions(hook, error):
         trainer(plugin).fit(module, batches(), batches())
     assert not hmp.is_converted()
     assert not _core.casts_off()
-    assert "log" not in vars(module)
+    assert lightning.LightningModule.log is LOG
     assert repr(plugin.report).startswith("<CastReport: ")
 
 
@@ -177,6 +183,23 @@ def test_what_was_in_force_comes_back():
         trainer(HMPPrecision(POLICY), limit_train_batches=1).fit(Module(), batches())
         assert _core.casts_off()
     assert _state.policy is before
+
+
+def test_the_policy_of_the_command_line_wins(monkeypatch):
+    monkeypatch.setattr(_state, "held", hmp.Policy.load("hmp-o2"))
+    plugin = HMPPrecision(POLICY)
+    trainer(plugin, limit_train_batches=1).fit(Module(), batches())
+    assert plugin.state_dict() == hmp.PolicyState("hmp-o2").state_dict()
+    assert not hmp.is_converted()
+
+
+class Pickled(Evaluated):
+    def on_train_end(self):
+        pickle.loads(pickle.dumps(copy.deepcopy(self)))
+
+
+def test_a_module_can_be_pickled_while_it_is_trained():
+    trainer(HMPPrecision(POLICY), limit_train_batches=1).fit(Pickled(), batches(), batches())
 
 
 def test_a_checkpoint_tells_of_another_policy(tmp_path):

@@ -64,7 +64,8 @@ class Run:
             return
         # The command line's default is not one to come back to: it stands in for what is put in force now.
         before = (None if _state.stands_in else _state.policy), _state.verbose
-        convert(policy=self.policy, isVerbose=self._verbose)
+        # The command line's own policy wins over the one that is asked for.
+        self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
         if not self.begun:
             self._before = before
             if self.report:
@@ -116,13 +117,13 @@ def _inside(closure: Callable[[], Any], on: bool) -> Callable[[], Any]:
 
 
 def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """A method of one object decorated, until what is returned is called."""
-    own = vars(owner).get(name)  # a scheduler sets the step of an optimizer, for example
+    """A method of an object or a class decorated, until what is returned is called."""
+    own = vars(owner).get(name)  # the step of an optimizer may be a scheduler's already
     setattr(owner, name, decorate(getattr(owner, name)))
 
     def undo() -> None:
         if own is None:
-            vars(owner).pop(name, None)
+            delattr(owner, name)
         else:
             setattr(owner, name, own)
 

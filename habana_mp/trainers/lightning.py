@@ -17,6 +17,7 @@ from habana_mp._report import CastReport
 from habana_mp.trainers._run import Run, casts, needs, patch, without_casts
 
 with needs("lightning"):
+    from lightning.pytorch import LightningModule
     from lightning.pytorch.plugins import Precision
 
 
@@ -58,7 +59,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
             self._off_before = _core.casts_off()
             _core.set_casts_off(True)
             # Lightning multiplies what a step logs by the size of the batch.
-            self._undo_log = patch(module, "log", disable_casts())
+            self._undo_log = patch(LightningModule, "log", disable_casts())
         return module
 
     def teardown(self) -> None:

@@ -83,12 +83,12 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
         self.on_init_end(args, state, control)
         self._end()
+        self._undo_step = patch(optimizer, "step", without_casts)
+        self._run.begin()
         # What the checkpoint said, where one is resumed; else this callback's own.
         saved = state.stateful_callbacks.get(type(self).__name__)
         if isinstance(saved, dict) and "policy" in saved:
             self._run.state.load_state_dict(saved["policy"])
-        self._undo_step = patch(optimizer, "step", without_casts)
-        self._run.begin()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self._end()

@@ -175,3 +175,11 @@ def test_used_wrongly(arguments, error, told):
     with pytest.raises(error, match=told):
         HMPHook(first(cpu=True) if isinstance(first, type) else first, *others)
     assert not hmp.is_converted()
+
+
+def test_one_hook_at_a_time():
+    accelerator = accelerate.Accelerator(cpu=True)
+    with HMPHook(accelerator), pytest.raises(RuntimeError, match="has a HMPHook already"):
+        HMPHook(accelerator, POLICY)
+    HMPHook(accelerator).remove()
+    assert not hmp.is_converted()

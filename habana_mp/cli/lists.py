@@ -69,7 +69,7 @@ def show_presets(as_json: bool) -> None:
 def show(policy: Policy, as_json: bool) -> None:
     """A policy: its settings and its lists.
 
-    POLICY is a preset, a folder or the text of a policy.
+    POLICY is a preset, a folder, a gaudi_config.json or the text of a policy.
 
     \b
       habana-mp lists show hmp

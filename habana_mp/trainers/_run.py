@@ -11,6 +11,7 @@ from typing import Any
 
 from habana_mp import _core, _state
 from habana_mp._convert import convert, revert
+from habana_mp._disable import disable_casts
 from habana_mp._gaudi_config import is_gaudi_config, read_gaudi_config
 from habana_mp._policy import Policy
 from habana_mp._policy_state import PolicyState
@@ -86,10 +87,10 @@ class Run:
 
 
 @contextmanager
-def casts(on: bool) -> Iterator[None]:
-    """Casts of this thread on or off: unlike ``disable_casts`` it can switch them on inside of where they are off."""
+def casts_on() -> Iterator[None]:
+    """Casts of this thread, also inside of ``disable_casts``."""
     off = _core.casts_off()
-    _core.set_casts_off(not on)
+    _core.set_casts_off(False)
     try:
         yield
     finally:
@@ -101,17 +102,10 @@ def without_casts(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        on = not _core.casts_off()
-        with casts(False):
-            return step(None if closure is None else _inside(closure, on), *args, **kwargs)
-
-    return run
-
-
-def _inside(closure: Callable[[], Any], on: bool) -> Callable[[], Any]:
-    def run() -> Any:
-        with casts(on):
-            return closure()
+        if closure is not None and not _core.casts_off():
+            closure = casts_on()(closure)
+        with disable_casts():
+            return step(closure, *args, **kwargs)
 
     return run
 

@@ -37,6 +37,7 @@ class HMPHook:
     Raises:
         ValueError: a policy that is none; an accelerator with a mixed precision.
         TypeError: an accelerator that is none.
+        RuntimeError: an accelerator that has such a hook.
 
     >>> accelerator = Accelerator()
     >>> with HMPHook(accelerator, policy="hmp"):
@@ -54,6 +55,8 @@ class HMPHook:
             raise TypeError(f"the first argument is an Accelerator, not {accelerator!r}")
         if accelerator.mixed_precision != "no":
             refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
+        if "prepare_optimizer" in vars(accelerator):
+            raise RuntimeError("the accelerator has a HMPHook already: remove() that one first")
         self._accelerator = accelerator
         self._run = Run(policy, report)
         self._run.begin()

@@ -14,7 +14,7 @@ from habana_mp import _core
 from habana_mp._disable import disable_casts
 from habana_mp._policy import Policy
 from habana_mp._report import CastReport
-from habana_mp.trainers._run import Run, casts, needs, patch, without_casts
+from habana_mp.trainers._run import Run, casts_on, needs, patch, without_casts
 
 with needs("lightning"):
     from lightning.pytorch import LightningModule
@@ -71,11 +71,11 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        with casts(True):
+        with casts_on():
             yield
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        with casts(True):
+        with casts_on():
             super().backward(*args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:

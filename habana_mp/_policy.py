@@ -94,7 +94,10 @@ class Policy:
         Raises:
             ValueError: no preset, folder, file or text of a policy, or one with a mistake in it.
             OSError: a file that cannot be read.
+            TypeError: neither a string nor a path.
         """
+        if not isinstance(name_or_path, (str, os.PathLike)):
+            raise TypeError(f"a policy is loaded by its name, its path or its text, not by {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:

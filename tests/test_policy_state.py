@@ -79,9 +79,18 @@ def test_what_is_no_state(state):
         hmp.PolicyState("hmp").load_state_dict(state)
 
 
-def test_no_policy():
-    with pytest.raises(ValueError, match="'hpm' is no policy"):
-        hmp.PolicyState("hpm")
+@pytest.mark.parametrize(
+    ("policy", "error", "told"),
+    [
+        ("hpm", ValueError, "'hpm' is no policy"),
+        (None, TypeError, "a policy is loaded by its name, its path or its text, not by None"),
+        (b"hmp", TypeError, "a policy is loaded by its name, its path or its text, not by b'hmp'"),
+    ],
+    ids=["unknown", "None", "bytes"],
+)
+def test_no_policy(policy, error, told):
+    with pytest.raises(error, match=told):
+        hmp.PolicyState(policy)
 
 
 @pytest.mark.filterwarnings(

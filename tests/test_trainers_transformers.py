@@ -100,6 +100,8 @@ def test_evaluation_that_the_policy_misses(tmp_path):
     ):
         made.evaluate()
     assert callback.report.casts() == sum(CASTS.values()) * STEPS
+    hmp.convert()
+    made.evaluate()
 
 
 class Failing(Net):

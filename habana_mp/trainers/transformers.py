@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from habana_mp._convert import is_converted
 from habana_mp._list_file import warn
 from habana_mp._policy import Policy
 from habana_mp._report import CastReport
@@ -94,7 +95,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         self._end()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        if not self._run.begun:
+        if not is_converted():
             warn(
                 f"evaluate and predict outside of train run in float32, not by the policy {self.policy.name!r}: "
                 "call them inside of `with callback:`"

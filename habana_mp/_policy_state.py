@@ -32,6 +32,7 @@ class PolicyState:
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
 
     def state_dict(self) -> dict[str, str]:
+        """The policy's text ("policy") and its hash ("hash", 16 hexadecimal digits)."""
         return {"policy": str(self.policy), "hash": f"{hash(self.policy) & (1 << 64) - 1:016x}"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 LANGUAGES = {"console", "python", "sh", "text", "toml"}
+# Lightning warns, whatever runs in it.
+WARNINGS = {"docs/trainers.md": "default"}
 LIST_FILES = ("lower", "fp32", "promote")
 
 
@@ -166,7 +168,10 @@ def test_the_readme_has_examples():
 )
 def test_page(page, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", __file__, PAGES[page], tmp_path], capture_output=True, text=True, check=False
+        [sys.executable, "-W", WARNINGS.get(page, "error"), __file__, PAGES[page], tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

@@ -6,8 +6,11 @@ figure is the process's memory, and its peak.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
+import time
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from habana_mp import _core
+from habana_mp import _core, _units
 
 Device: TypeAlias = "torch.device | str | int | None"
 
@@ -47,9 +50,24 @@ def _on_cpu() -> bool:
     return _mapped_to() == "cpu"
 
 
+# Who makes itself ready for a Gaudi where it sees one: replaces functions of torch, takes other kernels and collectives. Told that
+# there is none, they work with the device in truth.
+_TOLD_THE_TRUTH = (
+    "accelerate.",
+    "diffusers.",
+    "peft.",
+    "transformers.",
+    "torch._subclasses.",
+    "torch.autograd.profiler.",
+)
+
+
 def is_available() -> bool:
-    """True: the device that "hpu" stands for was there when it was chosen."""
-    return True
+    """True, but for libraries that would make themselves ready for a Gaudi."""
+    return not f"{sys._getframe(1).f_globals.get('__name__')}.".startswith(_TOLD_THE_TRUTH)
+
+
+is_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_initialized() -> bool:
@@ -94,6 +112,20 @@ def get_device_name(device: Device = None) -> str:
 
 def default_stream(device: Device = None) -> Any:
     return _module().current_stream() if _on_cpu() else _module().default_stream(plain(device))
+
+
+class CpuEvent(torch.cpu.Event):
+    """``torch.hpu.Event`` on CPU: a time, because all work is done when it is recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:  # noqa: ARG002 - torch's arguments
+        self._seconds = 0.0
+
+    def record(self, stream: Any = None) -> None:  # noqa: ARG002 - torch's argument
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, end_event: CpuEvent) -> float:
+        """Milliseconds from this event to the other."""
+        return (end_event._seconds - self._seconds) * 1e3
 
 
 # Random numbers
@@ -146,23 +178,20 @@ def set_rng_state_all(new_states: Sequence[torch.Tensor]) -> None:
 # Memory
 
 
-def _of_process(field: str) -> int:
-    """Bytes, from a line as "VmRSS:     1234 kB"."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise RuntimeError(f"the system does not tell {field} of this process")
+def _of_process() -> dict[str, int]:
+    """VmRSS, what is resident now, and VmHWM, the most that was, in bytes; the system may note the peak late."""
+    lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, _, value in lines if name in ("VmRSS", "VmHWM")}
 
 
 def memory_allocated(device: Device = None) -> int:
     """Bytes in use."""
-    return _of_process("VmRSS") if _on_cpu() else int(_module().memory_allocated(plain(device)))
+    return _of_process()["VmRSS"] if _on_cpu() else int(_module().memory_allocated(plain(device)))
 
 
 def max_memory_allocated(device: Device = None) -> int:
     """The most bytes in use since the start or ``reset_peak_memory_stats``."""
-    return _of_process("VmHWM") if _on_cpu() else int(_module().max_memory_allocated(plain(device)))
+    return max(_of_process().values()) if _on_cpu() else int(_module().max_memory_allocated(plain(device)))
 
 
 def memory_reserved(device: Device = None) -> int:
@@ -175,7 +204,8 @@ def max_memory_reserved(device: Device = None) -> int:
 
 def reset_peak_memory_stats(device: Device = None) -> None:
     if _on_cpu():
-        Path("/proc/self/clear_refs").write_text("5")  # "the peak is what is in use now"
+        with contextlib.suppress(OSError):  # where the system permits it
+            Path("/proc/self/clear_refs").write_text("5")  # man 5 proc: the peak becomes what is resident now
     else:
         _module().reset_peak_memory_stats(plain(device))
 
@@ -215,13 +245,15 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     if not _on_cpu():
         return str(_module().memory_summary(plain(device), abbreviated))
-    return "\n".join(f"{key:<10}{value / 2**20:>12.1f} MiB" for key, value in memory_stats().items())
+    return "\n".join(f"{key:<10}{_units.size(value):>12}" for key, value in memory_stats().items())
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python asks for its own names and takes the plain answer
         raise AttributeError(name)
     device, module = _mapped_to(), _module()
+    if name == "Event" and device == "cpu":
+        return CpuEvent
     if name in ("Stream", "Event"):  # torch.compile asks every device for these
         return getattr(module, name, getattr(torch, name))
     try:

@@ -11,10 +11,12 @@ from textwrap import dedent
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from habana_mp import _core, hmp
-from habana_mp._hpu_device import is_real, map_hpu, unmap_hpu
+from habana_mp._hpu_device import map_hpu, unmap_hpu
+from habana_mp.cli import main
 
 pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
 X = torch.arange(12.0).reshape(3, 4)
@@ -31,7 +33,6 @@ GIVEN = [
     *((owner, "custom_fwd") for owner in (torch.amp, torch.amp.autocast_mode)),
     (torch.serialization, "_package_registry"),
     *((owner, "init_process_group") for owner in (dist, dist.distributed_c10d)),
-    (FakeTensorMode, "avoid_device_init"),
     *((torch.device, name) for name in ("type", "index", "__new__", "__str__", "__repr__")),
 ]
 NOTHING = object()
@@ -228,7 +229,7 @@ def test_memory_peak() -> None:
     assert stats["InUse"] <= stats["Limit"]
     assert list(stats) == ["Limit", "InUse", "MaxInUse"]
     assert "MaxInUse" in torch.hpu.memory_summary()
-    free, total = torch.hpu.mem_get_info()
+    free, total = torch.hpu.mem_get_info("hpu:0")
     assert 0 < free < total
 
 
@@ -250,6 +251,11 @@ def test_the_module_of_the_device() -> None:
     with module.stream(module.current_stream()):
         pass
     assert isinstance(module.default_stream(), module.Stream)
+    start, end = torch.hpu.Event(enable_timing=True), torch.hpu.Event(enable_timing=True)
+    start.record()
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) > 0
     with pytest.raises(AttributeError, match=r"torch\.hpu\.quant: hpu stands for cpu here, and torch\.cpu has no"):
         module.quant  # noqa: B018
     assert not hasattr(module, "quant")
@@ -469,6 +475,16 @@ def test_another_device_from_then_on() -> None:
     assert torch.device("hpu:1") == TRUTH
 
 
+def test_the_profiler() -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.HPU]
+    with (
+        pytest.warns(UserWarning, match="HPU is not available, disabling HPU profiling"),
+        torch.profiler.profile(activities=activities) as profile,
+    ):
+        torch.ones(2, device="hpu").add_(1)
+    assert "aten::add_" in [event.key for event in profile.key_averages()]
+
+
 # Switching on and off
 
 
@@ -546,10 +562,45 @@ def test_the_stand_in_is_not_taken_for_real(tmp_path: Path) -> None:
     told = in_fresh_process(
         """
         import habana_mp.gaudi, habana_frameworks.torch.core
-        from habana_mp._hpu_device import map_hpu, unmap_hpu
-        print(map_hpu() or map_hpu())
+        import torch
+        from habana_mp._hpu_device import map_hpu
+        print(map_hpu(), torch.hpu.is_available())
+        from transformers.utils import is_torch_hpu_available
+        print(is_torch_hpu_available())  # it would replace torch.gather, torch.compile and more
         """,
         tmp_path,
     )
-    assert told == "True"
-    assert not is_real()
+    assert told.split() == ["True", "True", "False"]
+
+
+# habana-mp run --device
+
+SAYS = """
+import torch
+device = torch.device("hpu")
+print(device, torch.ones(2, device=device).device, torch.hpu.is_available(), torch.ones(1, 1, device="hpu").mm(torch.ones(1, 1)).dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        pytest.param(["--device", "cpu"], 0, "hpu cpu True torch.bfloat16", id="cpu"),
+        pytest.param(["--device", "xpu"], 2, "--device: 'xpu' is not available here", id="absent"),
+        pytest.param(["--device", "gpu"], 2, "--device: torch has no device type 'gpu'", id="unknown"),
+        pytest.param(["--device", "hpu"], 2, "not for 'hpu'", id="itself"),
+    ],
+)
+def test_run(options: list[str], code: int, told: str, place_for_scripts: Path) -> None:
+    (place_for_scripts / "script.py").write_text(SAYS)
+    done = CliRunner().invoke(main, ["run", *options, "script.py"])
+    assert (done.exit_code, told in done.output) == (code, True), done.output
+
+
+def test_run_where_hpu_is_real(place_for_scripts: Path) -> None:
+    (place_for_scripts / "habana_frameworks.py").touch()
+    (place_for_scripts / "script.py").write_text("print('ran')")
+    command = [sys.executable, "-m", "habana_mp", "run", "--device", "cpu", "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place_for_scripts)
+    assert (done.stdout, done.returncode) == ("ran\n", 0)
+    assert "Warning: --device is not heeded" in done.stderr

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import re
 import sys
 from typing import Any
 
 import torch
 
 from habana_mp import _core, _hpu
+from habana_mp._dynamo import drop_stale_graphs
 from habana_mp._hpu_given import given
 
 # (owner, name, what its __dict__ held): what torch is given, in order.
@@ -50,6 +52,7 @@ def map_hpu(device: str = "cpu") -> bool:
         sys.modules[f"torch.{name}"] = _hpu
     # A copy of a device loses its name: copies are the device itself, as of a string.
     copy._copy_dispatch[torch.device] = copy._deepcopy_dispatch[torch.device] = _itself  # type: ignore[attr-defined]
+    _tell_dynamo(f"hpu:{device} ")
     return True
 
 
@@ -62,6 +65,7 @@ def unmap_hpu() -> None:
         del sys.modules[f"torch.{name}"]
     del copy._copy_dispatch[torch.device], copy._deepcopy_dispatch[torch.device]  # type: ignore[attr-defined]
     _core.unmap_hpu()
+    _tell_dynamo("")
 
 
 def is_real() -> bool:
@@ -96,6 +100,14 @@ def _restore() -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+def _tell_dynamo(tag: str) -> None:
+    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the caches on disk are told what it stands for."""
+    from torch.compiler import config
+
+    config.cache_key_tag = tag + re.sub(r"^hpu:\w+ ", "", config.cache_key_tag)
+    drop_stale_graphs()
 
 
 def _itself(device: torch.device, *_: Any) -> torch.device:

@@ -31,6 +31,7 @@ def given(device: str) -> Iterator[tuple[Any, str, Any]]:
     custom_fwd = _custom_fwd(torch.amp.custom_fwd)
     yield torch.amp, "custom_fwd", custom_fwd
     yield torch.amp.autocast_mode, "custom_fwd", custom_fwd
+    yield torch, "compile", _compile(torch.compile)
     registry = torch.serialization._package_registry
     habana = functools.partial(torch.serialization._deserialize, "habana")  # "hpu" torch has
     yield torch.serialization, "_package_registry", [*registry, (_LAST, _no_tag, habana)]
@@ -97,6 +98,16 @@ def _init_process_group(original: Callable[..., None]) -> Callable[..., None]:
 
 def _no_tag(_: Any) -> None:
     """Where a storage is, for torch.save: others say it."""
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
+        if kwargs.get("backend") == "hpu_backend":  # Gaudi's own
+            kwargs["backend"] = "inductor"
+        return original(*args, **kwargs)
+
+    return compile
 
 
 def _custom_fwd(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,7 +26,7 @@ NAMES = ["hpu", "hpu:0", "hpu:1", "habana", "habana:0"]
 
 # What map_hpu gives to torch: (owner, name).
 GIVEN = [
-    *((torch, name) for name in ("hpu", "habana")),
+    *((torch, name) for name in ("hpu", "habana", "compile")),
     *((torch.Tensor, name) for name in ("is_hpu", "hpu", "pin_memory")),
     (torch.nn.Module, "hpu"),
     (torch.autocast, "__new__"),
@@ -392,6 +392,21 @@ def test_compiled_with_a_region_from_outside(form: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     assert compiled(X).dtype is torch.bfloat16
+
+
+def test_compiled_again_where_the_names_change() -> None:
+    compiled = torch.compile(lambda x: x + torch.zeros(4, device="hpu"), backend="aot_eager")
+    assert torch.equal(compiled(X), X)
+    assert torch.compiler.config.cache_key_tag == "hpu:cpu "
+    unmap_hpu()
+    assert torch.compiler.config.cache_key_tag == ""
+    with pytest.raises(RuntimeError, match="has no attribute .hpu"):
+        compiled(X)
+
+
+def test_compiled_by_the_backend_of_gaudi() -> None:
+    model = torch.nn.Linear(4, 2)
+    assert torch.allclose(torch.compile(model, backend="hpu_backend")(X), model(X))
 
 
 class Model(torch.nn.Module):

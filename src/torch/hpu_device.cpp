@@ -62,6 +62,7 @@ std::string_view name_in(std::string_view text) {
 
 Device mapped(Device hpu) {
   const DeviceType type = target.load(std::memory_order_relaxed);
+  if (type == kNone) return hpu;  // another thread has just switched it off
   return {type, type == DeviceType::CPU ? c10::DeviceIndex{-1} : hpu.index()};
 }
 
@@ -97,8 +98,9 @@ void parse(Device* self, const std::string& text) {
 
 // torch.device
 
-std::map<Name, PyObject*> objects;                // of the mapping in force, kept for good
-std::unordered_map<const PyObject*, Name> names;  // of all
+// Never destroyed: devices may be asked while the process ends. The objects are kept for good.
+auto& objects = *new std::map<Name, PyObject*>;                // of the mapping in force
+auto& names = *new std::unordered_map<const PyObject*, Name>;  // of all
 
 newfunc original_new = nullptr;
 reprfunc original_str = nullptr;

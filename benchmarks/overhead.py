@@ -16,6 +16,7 @@ import torch
 from bench import Report, Row, autocast, converted, run, shortest, table_of, take_turns
 
 from habana_mp import hmp
+from habana_mp._hpu_device import map_hpu, unmap_hpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -303,6 +304,46 @@ def regions(effort: Effort) -> list[Row]:
     ]
 
 
+@contextlib.contextmanager
+def hpu_mapped() -> Iterator[None]:
+    map_hpu("cpu")
+    try:
+        yield
+    finally:
+        unmap_hpu()
+
+
+def device_names(effort: Effort) -> list[Row]:
+    """What "hpu" costs where it stands for CPU, beside "cpu" while it does not."""
+    values = {"torch": torch, "x": torch.randn(8, 8), **pair(torch.float32)}
+    with hpu_mapped():
+        hpu = torch.device("hpu")
+    statements = (
+        "mm(a, b)",
+        "torch.zeros(3)",
+        "torch.zeros(3, device=device)",
+        "torch.zeros(3, device=name)",
+        "x.to(device)",
+        "x.to(name)",
+        "torch.device(name)",
+        "x.device == device",
+    )
+    rows = []
+    for statement in statements:
+        best = best_ns(
+            effort,
+            {
+                "off": Variant(
+                    contextlib.nullcontext, statement, {**values, "name": "cpu", "device": torch.device("cpu")}
+                ),
+                "on": Variant(hpu_mapped, statement, {**values, "name": "hpu", "device": hpu}),
+            },
+        )
+        what = f"hpu mapped to cpu: {statement}, over the same with cpu"
+        rows.append(Row(what, best["on"] - best["off"], "ns", 50, f"{best['on']:.0f} ns against {best['off']:.0f} ns"))
+    return rows
+
+
 def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     torch.set_num_threads(1)
@@ -312,6 +353,7 @@ def measure(quick: bool) -> Report:
         two_casts(effort, grad=True),
         disable_casts(effort),
         *regions(effort),
+        *device_names(effort),
         *convert_and_revert(effort),
         verbose_line(effort),
         *open_report(effort),

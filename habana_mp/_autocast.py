@@ -209,7 +209,7 @@ def acts_on(device: str) -> list[str]:
     if device != "hpu":
         return [device]
     hpu = getattr(torch, "hpu", None)
-    if hpu is not None and hpu.is_available():
+    if _core.hpu_mapped_to() is None and hpu is not None and hpu.is_available():
         return ["hpu"]
     return devices()
 

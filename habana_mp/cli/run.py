@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from habana_mp import Policy, _state, convert
-from habana_mp.cli.console import told
+from habana_mp._hpu_device import map_hpu
+from habana_mp.cli.console import Problem, told
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.cli.script import Script, imports, open_script, run_script
 
@@ -34,6 +35,11 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         help="A list file for the lower precision, or edits (+op, -op) of it.",
     )
     @click.option("--fp32", type=_LIST_FILE, metavar="FILE", help="The same for float32.")
+    @click.option(
+        "--device",
+        metavar="TYPE",
+        help='The device type that "hpu" and "habana" stand for in the script: cpu, cuda, xpu, ... A real HPU stays what it is.',
+    )
     @click.argument("script", type=click.Path())
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
     @functools.wraps(function)
@@ -45,6 +51,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         policy: Policy | None,
         lower: str | None,
         fp32: str | None,
+        device: str | None,
         **options: Any,
     ) -> None:
         with told():
@@ -52,12 +59,23 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
             convert(policy=policy)
             _state.held, _state.stands_in = policy, policy is None
+        if device is not None:
+            _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
         if "habana_frameworks" in imports(opened.code):
             from habana_mp import gaudi  # noqa: F401 - its import is what makes the names importable
         function(script=opened, **options)
 
     return command
+
+
+def _choose(device: str) -> None:
+    try:
+        mapped = map_hpu(device)
+    except (ValueError, RuntimeError) as error:
+        raise Problem(f"--device: {error}") from None
+    if not mapped:
+        click.echo("Warning: --device is not heeded: HPU is real here, or another package has taken its name", err=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -12,5 +12,6 @@ void bind_report(pybind11::module_& module);
 void bind_patched_op(pybind11::module_& module);
 void bind_cast(pybind11::module_& module);
 void bind_cache(pybind11::module_& module);
+void bind_hpu_device(pybind11::module_& module);
 
 }  // namespace habana_mp

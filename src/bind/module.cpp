@@ -20,4 +20,5 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::bind_autocast(module);
   habana_mp::bind_cast(module);
   habana_mp::bind_cache(module);
+  habana_mp::bind_hpu_device(module);
 }

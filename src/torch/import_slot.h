@@ -1,0 +1,26 @@
+// The slot of a loaded library through which it calls a function of another library: the entry of
+// its global offset table that the dynamic linker fills in. Knows nothing of torch. ELF only.
+#pragma once
+
+#include <cstddef>
+
+namespace habana_mp {
+
+class ImportSlot {
+ public:
+  // The slot for the function that the linker knows as `symbol`, in the library that `inside` lies
+  // in. Not found: an empty slot.
+  static ImportSlot find(const void* inside, const char* symbol);
+
+  explicit operator bool() const { return address_ != nullptr; }
+
+  // From now on the library calls `function`; returns what it called before. std::system_error
+  // where the system does not let the slot be written.
+  void* exchange(void* function);
+
+ private:
+  void** address_ = nullptr;
+  bool read_only_ = false;
+};
+
+}  // namespace habana_mp

@@ -11,7 +11,7 @@ import click
 from habana_mp import Policy, _state, convert
 from habana_mp.cli.console import told
 from habana_mp.cli.parameters import PolicyParameter
-from habana_mp.cli.script import Script, imports, open_script, run_script
+from habana_mp.cli.script import Script, open_script, run_script
 
 _LIST_FILE = click.Path(exists=True, dir_okay=False)
 
@@ -47,14 +47,14 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         fp32: str | None,
         **options: Any,
     ) -> None:
+        from habana_mp import gaudi  # noqa: F401 - its import makes Habana's names importable, and heeds its flags
+
         with told():
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
             convert(policy=policy)
             _state.held, _state.stands_in = policy, policy is None
         opened = open_script(script, arguments, is_module=is_module)
-        if "habana_frameworks" in imports(opened.code):
-            from habana_mp import gaudi  # noqa: F401 - its import is what makes the names importable
         function(script=opened, **options)
 
     return command

@@ -2,7 +2,7 @@
 
     habana-mp run bert_lamb.py --hmp
 
-A sentence counts on by a step of its own. The next one has the same step; another one has not.
+A sentence is of one topic, which has words of its own. The next one is of the same topic; another one is not.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from habana_frameworks.torch.hpex.normalization import FusedClipNorm
 from habana_frameworks.torch.hpex.optimizers import FusedLamb
 from torch import nn
 
-WORDS, LENGTH, WIDTH = 64, 16, 64  # of the vocabulary, in a sentence, of a hidden state
+TOPICS, OF_TOPIC = 8, 8  # and the words of one
+WORDS = 1 + TOPICS * OF_TOPIC
 MASK = 0
+LENGTH, WIDTH = 16, 64  # words in a sentence, numbers in a hidden state
 ACCUMULATION = 2  # batches in a step
 IGNORED = -100
 
@@ -43,11 +45,10 @@ class Bert(nn.Module):
 def text(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words with one in seven masked, the words that were there, and whether the second sentence is the next one."""
     is_next = torch.randint(2, (count,))
-    start, step = torch.randint(WORDS - 1, (count, 1)), torch.randint(1, 4, (count, 1))
-    first = start + step * torch.arange(LENGTH)
-    other = torch.randint(WORDS - 1, (count, 1)) + (step + 4) * torch.arange(LENGTH)
-    second = torch.where(is_next.bool().unsqueeze(1), first + step * LENGTH, other)
-    words = torch.cat([first, second], dim=1) % (WORDS - 1) + 1
+    first = torch.randint(TOPICS, (count,))
+    second = torch.where(is_next.bool(), first, (first + torch.randint(1, TOPICS, (count,))) % TOPICS)
+    topics = torch.stack([first, second], dim=1).repeat_interleave(LENGTH, dim=1)
+    words = 1 + topics * OF_TOPIC + torch.randint(OF_TOPIC, topics.shape)
     masked = torch.rand(words.shape) < 0.15
     return words.masked_fill(masked, MASK), words.masked_fill(~masked, IGNORED), is_next
 
@@ -82,7 +83,7 @@ def main() -> None:
         for _ in range(ACCUMULATION):
             ids, labels, is_next = (processes.share(part).to(device) for part in text(args.batch_size))
             words, follows = model(ids)
-            loss = criterion(words.view(-1, WORDS), labels.view(-1)) + criterion(follows, is_next)
+            loss = criterion(words.flatten(0, 1), labels.flatten()) + criterion(follows, is_next)
             loss = loss / ACCUMULATION
             loss.backward()
             total += loss.detach()

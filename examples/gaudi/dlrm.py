@@ -70,8 +70,8 @@ def main() -> None:
     plain = Dlrm().to(device)
     model = processes.wrap(plain)
     optimizers = (
-        FusedSGD([*plain.bottom.parameters(), *plain.top.parameters()], lr=0.1),
-        FusedAdagrad(plain.tables.parameters(), lr=0.1),
+        FusedSGD([*plain.bottom.parameters(), *plain.top.parameters()], lr=0.3),
+        FusedAdagrad(plain.tables.parameters(), lr=0.3),
     )
     criterion = nn.BCEWithLogitsLoss()
     model.train()

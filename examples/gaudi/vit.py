@@ -77,7 +77,7 @@ def main() -> None:
     device = torch.device(args.device)
 
     digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
     labels = torch.tensor(digits.target)
 
     model = processes.wrap(ViT().to(device))

@@ -231,4 +231,4 @@ def _show(found: Examination) -> None:
 
 def _lines(flag: dict[str, str | None]) -> list[str]:
     given = "" if flag["value"] is None else f"={flag['value']}"
-    return [f"{flag['name']}{given}", f"  on Gaudi  {flag['on_gaudi']}", f"  here      {flag['here']}"]
+    return [f"{flag['name']}{given}, on Gaudi: {flag['on_gaudi']}", f"    here: {flag['here']}"]

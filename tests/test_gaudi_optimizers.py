@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -334,7 +337,7 @@ def test_hooks_are_called_once(make):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("make", [ALL[name] for name in ("sgd", "adamw", "adamw-uncorrected", "lamb")])
+@pytest.mark.parametrize("make", [ALL[name] for name in ("adamw", "adamw-uncorrected", "lamb")])
 def test_a_sparse_gradient_is_refused(make):
     embedding = nn.Embedding(4, 2, sparse=True)
     optimizer = make(embedding.parameters())
@@ -428,3 +431,54 @@ def test_embedding_bag(dtype, options):
 def test_indices_are_integers(dtype):
     with pytest.raises(TypeError, match=f"indices are integers, not {dtype}"):
         EmbeddingBagPreProc()(torch.zeros(2).to(dtype), torch.zeros(1, dtype=torch.int64))
+
+
+# --- FSDP2
+
+SHARDED = """
+    import os, sys
+    import torch
+    from torch import distributed, nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from habana_mp.gaudi import distributed as _
+    from habana_mp.gaudi.normalization import FusedClipNorm
+    from habana_mp.gaudi.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
+
+    rank = int(sys.argv[1])
+    distributed.init_process_group("hccl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for kind, options in (
+        (FusedSGD, {"momentum": 0.9}), (FusedAdagrad, {}), (FusedAdamW, {}), (FusedAdamW, {"bias_correction": False}),
+        (FusedLamb, {"max_grad_norm": 0.5}),
+    ):
+        torch.manual_seed(0)
+        whole, sharded = (nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)) for _ in range(2))
+        sharded.load_state_dict(whole.state_dict())
+        fully_shard(sharded, mesh=mesh)
+        x = torch.randn(4, 6)
+        for model in (whole, sharded):
+            optimizer = kind(model.parameters(), lr=0.1, **options)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                FusedClipNorm(model.parameters(), 5.0).clip_norm(model.parameters())
+                optimizer.step()
+        for one, other in zip(whole.parameters(), sharded.parameters()):
+            torch.testing.assert_close(other.full_tensor(), one)
+    distributed.destroy_process_group()
+"""
+
+
+def test_sharded_parameters_are_trained_as_whole_ones(tmp_path):
+    script = tmp_path / "sharded.py"
+    script.write_text(textwrap.dedent(SHARDED))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path / "rendezvous"], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors

@@ -14,7 +14,7 @@ __all__ = ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedSGD"]
 
 
 class FusedSGD(torch.optim.SGD):
-    """``torch.optim.SGD(fused=True)``."""
+    """``torch.optim.SGD(foreach=True)``: the fused one does not take the sharded parameters of FSDP2."""
 
     def __init__(  # noqa: PLR0917 - Habana's arguments
         self,
@@ -25,7 +25,7 @@ class FusedSGD(torch.optim.SGD):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, fused=True)
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, foreach=True)
 
 
 class FusedAdagrad(torch.optim.Adagrad):

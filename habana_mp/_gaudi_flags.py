@@ -54,16 +54,12 @@ def heed() -> None:
         return
     try:
         level = asked_level()
+        if level:
+            os.environ[_log.VARIABLE] = level + _file()
     except ValueError as error:
         warnings.warn(f"{error}; it is not used", stacklevel=2)
-        return
-    if not level:
-        return
-    if os.environ.get(_CONSOLE, "").lower() not in ("true", "1"):
-        folder = _FOLDER.expanduser()
-        folder.mkdir(exist_ok=True)
-        level += f":{folder}/habana_mp.%p.log"
-    os.environ[_log.VARIABLE] = level
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        warnings.warn(f"{_LEVELS} asks for a log, but there is no {_FOLDER} for it: {error}", stacklevel=2)
 
 
 def asked_level() -> str:
@@ -72,6 +68,15 @@ def asked_level() -> str:
     if not modules & _OPS:
         return ""
     return "detail" if levels & _DEBUG else "casts" if levels & _TRACE else ""
+
+
+def _file() -> str:
+    """The end of HABANA_MP_LOG that names a file, "" for the console."""
+    if os.environ.get(_CONSOLE, "").lower() in ("true", "1"):
+        return ""
+    folder = _FOLDER.expanduser()
+    folder.mkdir(exist_ok=True)
+    return f":{folder}/habana_mp.%p.log"
 
 
 def _mask(name: str, default: int) -> int:

@@ -69,6 +69,14 @@ def test_without_the_console_the_log_is_a_file_f209(heeded, tmp_path, console):
     assert (tmp_path / ".habana_logs").is_dir()
 
 
+def test_a_home_that_takes_no_folder_is_told(heeded, tmp_path):
+    (tmp_path / ".habana_logs").write_text("a file")
+    with pytest.warns(
+        UserWarning, match=rf"{LEVELS} asks for a log, but there is no ~/.habana_logs for it: .*File exists"
+    ):
+        assert heeded({LEVELS: "8"}) is None
+
+
 def test_nothing_asked_for_makes_no_folder(heeded, tmp_path):
     assert heeded({MODULES: "0xFF"}) is None
     assert list(tmp_path.iterdir()) == []

@@ -68,6 +68,12 @@ def unmap_hpu() -> None:
     _tell_dynamo("")
 
 
+def stands_for() -> str:
+    """The device type that "hpu" stands for; while it is not mapped, what it is to stand for: the accelerator that torch finds, or the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return _core.hpu_mapped_to() or ("cpu" if found is None else found.type)
+
+
 def is_real() -> bool:
     """Whether there is HPU support of somebody else's in this process."""
     if _core.hpu_mapped_to() is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from habana_mp import _core, _state, hmp
 from habana_mp._homes import homes
+from habana_mp._hpu_device import unmap_hpu
 
 _ORIGINALS = [(home, home.function()) for home in homes()]
 
@@ -17,6 +18,7 @@ def _converted_by_none(monkeypatch):
     monkeypatch.delenv("HABANA_MP_LOG", raising=False)
     yield
     hmp.revert()
+    unmap_hpu()  # a script for Gaudi maps it
     hmp.cache._close()  # regions of autocast leave it open
     off = _core.casts_off()
     _core.set_casts_off(False)

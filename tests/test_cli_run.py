@@ -220,6 +220,8 @@ OPTIONAL = (
 )
 HIDDEN = "import library\n" + DTYPE
 LIBRARY = "from habana_mp import hmp\nhmp.convert(policy='torch-cuda')\n"
+GAUDI_BELOW = "import gaudi_library\n" + DTYPE
+GAUDI_LIBRARY = "from habana_frameworks.torch.hpex import hmp\nhmp.convert(policy='torch-cuda')\n"
 GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.convert()\nf()\n" + DTYPE
 
 
@@ -236,6 +238,7 @@ GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.con
         (HIDDEN, ["--policy", "hmp"], "torch.bfloat16"),
         (GAUDI, [], "torch.bfloat16"),
         (GAUDI, ["--policy", "torch-cuda"], "torch.float16"),
+        (GAUDI_BELOW, [], "torch.float16"),
         (DTYPE, ["--lower", "none.txt"], "torch.float32"),
         (DTYPE, ["--lower", "edits.txt"], "torch.float32"),
         (DTYPE, ["--fp32", "matmul.txt"], "torch.float32"),
@@ -246,12 +249,13 @@ GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.con
     ids=[
         "preset", "own", "policy over own", "own region", "policy before a region",
         "own if asked", "own in an import", "policy over that", "Gaudi", "policy over Gaudi",
-        "a list", "edits", "fp32", "edits of a policy", "folder", "text",
+        "Gaudi in an import", "a list", "edits", "fp32", "edits of a policy", "folder", "text",
     ],
 )  # fmt: skip
 def test_policy(here, script, options, printed):
     Path("script.py").write_text(script)
     Path("library.py").write_text(LIBRARY)
+    Path("gaudi_library.py").write_text(GAUDI_LIBRARY)
     Path("none.txt").write_text("conv2d\n")
     Path("edits.txt").write_text("-matmul\n-__matmul__\n")
     Path("matmul.txt").write_text("matmul\n")
@@ -259,6 +263,7 @@ def test_policy(here, script, options, printed):
     assert edit.exit_code == 0
     done = run(*options, "script.py")
     sys.modules.pop("library", None)
+    sys.modules.pop("gaudi_library", None)
     assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, "", 0)
 
 

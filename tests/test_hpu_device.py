@@ -400,7 +400,7 @@ def test_compiled_again_where_the_names_change() -> None:
     assert torch.compiler.config.cache_key_tag == "hpu:cpu "
     unmap_hpu()
     assert torch.compiler.config.cache_key_tag == ""
-    with pytest.raises(RuntimeError, match="has no attribute .hpu"):
+    with pytest.raises(RuntimeError, match=r"has no attribute .hpu"):
         compiled(X)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 import torch
 
-from habana_mp import _core, _log, _units, cache
+from habana_mp import _core, _gaudi_flags, _log, _units, cache
 from habana_mp._autocast import LIST_VARIABLES
 from habana_mp._built_against import TORCH_VERSION
 from habana_mp._list_file import nearest, read_list
@@ -51,6 +51,7 @@ class Examination:
     cast_variant: str | None = None
     cache: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    flags: list[dict[str, str | None]] = field(default_factory=list)
     speed: Speed | None = None
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -168,6 +169,11 @@ def _examine_environment(found: Examination) -> None:
             say(Verdict("problem", f"{_log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
     except ValueError as error:
         say(Verdict("problem", str(error)))
+    found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in _gaudi_flags.FLAGS]
+    try:
+        _gaudi_flags.asked_level()
+    except ValueError as error:
+        say(Verdict("problem", str(error)))
     for name in (name for names in LIST_VARIABLES.values() for name in names if os.environ.get(name)):
         if told := _refusal(os.environ[name]):
             say(Verdict("problem", f"{name}: {told}"))
@@ -211,6 +217,7 @@ def _show(found: Examination) -> None:
             or ["nothing set that acts"],
         ),
     ]
+    rows.append(("gaudi flags", [line for flag in found.flags for line in _lines(flag)]))
     if found.speed is not None:
         rows.append(("speed", found.speed.lines()))
     for title, lines in rows:
@@ -220,3 +227,8 @@ def _show(found: Examination) -> None:
     marks = {"ok": "green", "note": "yellow", "problem": "red"}
     for verdict in found.verdicts:
         click.echo(f"{click.style(f'{verdict.level:<8}', fg=marks[verdict.level])} {verdict.text}")
+
+
+def _lines(flag: dict[str, str | None]) -> list[str]:
+    given = "" if flag["value"] is None else f"={flag['value']}"
+    return [f"{flag['name']}{given}, on Gaudi: {flag['on_gaudi']}", f"    here: {flag['here']}"]

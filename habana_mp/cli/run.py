@@ -12,7 +12,7 @@ from habana_mp import Policy, _state, convert
 from habana_mp._hpu_device import map_hpu
 from habana_mp.cli.console import Problem, told
 from habana_mp.cli.parameters import PolicyParameter
-from habana_mp.cli.script import Script, imports, open_script, run_script
+from habana_mp.cli.script import Script, open_script, run_script
 
 _LIST_FILE = click.Path(exists=True, dir_okay=False)
 
@@ -54,6 +54,8 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         device: str | None,
         **options: Any,
     ) -> None:
+        from habana_mp import gaudi  # noqa: F401 - its import makes Habana's names importable, and heeds its flags
+
         with told():
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
@@ -62,8 +64,6 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         if device is not None:
             _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
-        if "habana_frameworks" in imports(opened.code):
-            from habana_mp import gaudi  # noqa: F401 - its import is what makes the names importable
         function(script=opened, **options)
 
     return command

@@ -7,13 +7,12 @@ pickle, multiprocessing and what the script registered for the exit look it up.
 from __future__ import annotations
 
 import builtins
-import dis
 import importlib.util
 import io
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NamedTuple, TypeVar
@@ -58,16 +57,6 @@ def run_script(script: Script) -> None:
     """
     sys.modules["__main__"] = script.module
     _as_python_ends(lambda: exec(script.code, vars(script.module)))  # noqa: S102 - running it is what was asked for
-
-
-def imports(code: CodeType) -> Iterator[str]:
-    """The packages that the code imports, its functions too."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            yield str(instruction.argval).partition(".")[0]
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from imports(constant)
 
 
 def _at(path: str) -> Script:

@@ -1,0 +1,16 @@
+"""Lets a script written for Gaudi run unchanged where Habana's package is not installed.
+
+    import habana_mp.gaudi
+    from habana_frameworks.torch.hpex import hmp
+
+Importing this package makes `habana_frameworks.torch` importable, as far as the table in `_importer.py` goes (F1, F211 to F223), the older
+`hmp` package, and `torch.xpu.amp`. Real ones are left alone. It also heeds the log masks of Gaudi (`habana_mp/_gaudi_flags.py`).
+"""
+
+from habana_mp import _gaudi_flags, hmp
+from habana_mp.gaudi import _importer
+
+__all__ = ["hmp"]
+
+_importer.install()
+_gaudi_flags.heed()

@@ -1,0 +1,112 @@
+"""Finds and makes the modules that scripts for Gaudi import. What they hold is written in the other files of this folder."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+
+from habana_mp import _gaudi_flags
+from habana_mp._hpu_device import map_hpu, stands_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_XPU_AMP = "torch.xpu.amp"
+_OURS = "habana_mp.gaudi"
+# module -> where its names are at home, and the names
+_CONTENTS: Mapping[str, tuple[str, str]] = {
+    "hmp": (_OURS, "hmp"),
+    "habana_frameworks": ("", ""),
+    "habana_frameworks.torch": ("", ""),
+    "habana_frameworks.torch.core": (f"{_OURS}.core", "is_enabled_weight_permute_pass mark_step"),
+    "habana_frameworks.torch.core.hccl": (f"{_OURS}.distributed", "initialize_distributed_hpu"),
+    "habana_frameworks.torch.distributed": ("", ""),
+    "habana_frameworks.torch.distributed.hccl": (f"{_OURS}.distributed", "initialize_distributed_hpu"),
+    "habana_frameworks.torch.hpex": (_OURS, "hmp"),
+    "habana_frameworks.torch.hpex.kernels": (f"{_OURS}.kernels", "EmbeddingBag EmbeddingBagPreProc"),
+    "habana_frameworks.torch.hpex.normalization": (f"{_OURS}.normalization", "FusedClipNorm"),
+    "habana_frameworks.torch.hpex.optimizers": (
+        f"{_OURS}.optimizers",
+        "FusedAdagrad FusedAdamW FusedLamb FusedSGD",
+    ),
+    "habana_frameworks.torch.hpu": (
+        "habana_mp._hpu",
+        """current_device device_count get_device_name is_available manual_seed manual_seed_all max_memory_allocated
+        memory_allocated memory_stats memory_summary reset_peak_memory_stats synchronize""",
+    ),
+    "habana_frameworks.torch.utils": ("", ""),
+    "habana_frameworks.torch.utils.debug": ("", ""),
+    "habana_frameworks.torch.utils.experimental": (f"{_OURS}.utils", "_get_device_type synDeviceType"),
+    "habana_frameworks.torch.utils.library_loader": (f"{_OURS}.utils", "load_habana_module"),
+    _XPU_AMP: (f"{_OURS}.xpu", "autocast"),
+}
+
+
+def install() -> None:
+    """Make the modules of the table importable from here on; a second call does nothing."""
+    if not any(isinstance(finder, _Importer) for finder in sys.meta_path):
+        sys.meta_path.append(_Importer())
+    # A script may say torch.xpu.amp.autocast without an import of its own.
+    if not hasattr(torch.xpu, "amp"):
+        importlib.import_module(_XPU_AMP)
+
+
+def _names(module: str) -> list[str]:
+    """What a module of the table has: the names of its line and the modules below it."""
+    below = (name.rpartition(".") for name in _CONTENTS)
+    return sorted({*_CONTENTS[module][1].split(), *(name for parent, _, name in below if parent == module)})
+
+
+def _not_here(module: str, name: str) -> str:
+    there = ", ".join(_names(module)) or "nothing in it"
+    return f"habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
+
+
+class _StandIn(ModuleType):
+    def __getattr__(self, name: str) -> ModuleType:
+        below = f"{self.__name__}.{name}"
+        if below in _CONTENTS:  # `import habana_frameworks.torch as ht; ht.hpu` works with the real one
+            return importlib.import_module(below)
+        # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
+        told = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
+        raise AttributeError(told, name=name, obj=self)
+
+    def __dir__(self) -> list[str]:
+        return _names(self.__name__)
+
+
+class _Importer(MetaPathFinder, Loader):
+    """The last finder that Python asks, so that a real package wins, also one that lacks what the table has."""
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        parent, _, name = fullname.rpartition(".")
+        is_below = isinstance(sys.modules.get(parent), _StandIn)
+        if fullname in _CONTENTS and (is_below or not parent or fullname == _XPU_AMP):
+            return ModuleSpec(fullname, self, is_package=True)
+        if is_below:
+            # Under the name of what is missing in truth: `from module import name` swallows an error that names itself.
+            raise ModuleNotFoundError(_not_here(parent, name), name=parent)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        home, names = _CONTENTS[module.__name__]
+        for name in names.split():
+            value = getattr(importlib.import_module(home), name)
+            setattr(module, name, value)
+            if isinstance(value, ModuleType):  # so that `from ...hpex.hmp import convert` finds this very module
+                sys.modules[f"{module.__name__}.{name}"] = value
+        if "." not in module.__name__:
+            # As on Gaudi: this import registers the device and reads the flags, which the script may have set just before.
+            map_hpu(stands_for())
+            _gaudi_flags.heed()

@@ -1,0 +1,22 @@
+"""`torch.xpu.amp`, which torch has no longer: autocast by the lists of its time (F23, F24, preset `xpu`)."""
+
+from __future__ import annotations
+
+import torch
+
+import habana_mp
+
+__all__ = ["autocast"]
+
+
+def autocast(
+    enabled: bool = True, dtype: torch.dtype = torch.bfloat16, cache_enabled: bool | None = None
+) -> habana_mp.autocast:
+    """``hmp.autocast`` with the preset `xpu`. Without an XPU it acts on the tensors of every device.
+
+    Raises:
+        TypeError: a dtype that is none, or enabled or cache_enabled that are no bool.
+    """
+    # "hpu" without such a device is what acts everywhere (D28).
+    device_type = "xpu" if torch.xpu.is_available() else "hpu"
+    return habana_mp.autocast(device_type, dtype, enabled, cache_enabled, policy="xpu")

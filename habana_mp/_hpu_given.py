@@ -27,7 +27,7 @@ def given(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield torch.Tensor, "is_hpu", getattr(torch.Tensor, f"is_{device}")
     yield torch.Tensor, "hpu", getattr(torch.Tensor, device) if device in ("cuda", "xpu") else _mover()
     yield torch.nn.Module, "hpu", _module_to_hpu
-    yield torch.autocast, "__new__", _new_autocast
+    yield torch.autocast, "__init__", _init_autocast
     custom_fwd = _custom_fwd(torch.amp.custom_fwd)
     yield torch.amp, "custom_fwd", custom_fwd
     yield torch.amp.autocast_mode, "custom_fwd", custom_fwd
@@ -141,9 +141,14 @@ class _HpuAutocast(autocast, torch.autocast):
     __call__ = torch.autocast.__call__
 
 
-@functools.wraps(torch.autocast.__init__)
-def _new_autocast(cls: type[torch.autocast], device_type: Any = None, *args: Any, **kwargs: Any) -> torch.autocast:
-    # Of a class of somebody's own its __init__ decides.
-    if device_type in _hpu.NAMES and cls.__module__ == torch.autocast.__module__:
-        return _HpuAutocast(device_type, *args, **kwargs)
-    return object.__new__(cls)
+_init_of_torch = torch.autocast.__init__
+
+
+@functools.wraps(_init_of_torch)
+def _init_autocast(self: torch.autocast, device_type: Any, *args: Any, **kwargs: Any) -> None:
+    # Of a class of somebody's own its __init__ decides. Not by a __new__ of the class: Python cannot take one away again.
+    if device_type in _hpu.NAMES and type(self).__module__ == torch.autocast.__module__:
+        self.__class__ = _HpuAutocast
+        _HpuAutocast.__init__(self, device_type, *args, **kwargs)  # type: ignore[arg-type]
+    else:
+        _init_of_torch(self, device_type, *args, **kwargs)

@@ -29,7 +29,7 @@ GIVEN = [
     *((torch, name) for name in ("hpu", "habana", "compile")),
     *((torch.Tensor, name) for name in ("is_hpu", "hpu", "pin_memory")),
     (torch.nn.Module, "hpu"),
-    (torch.autocast, "__new__"),
+    (torch.autocast, "__init__"),
     *((owner, "custom_fwd") for owner in (torch.amp, torch.amp.autocast_mode)),
     (torch.serialization, "_package_registry"),
     *((owner, "init_process_group") for owner in (dist, dist.distributed_c10d)),
@@ -50,6 +50,13 @@ def mapped():
     yield
     unmap_hpu()
     assert all(now is then for now, then in zip(held(), before, strict=True))
+
+
+def test_torch_autocast_is_itself_again():
+    unmap_hpu()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (X @ X.mT).dtype is torch.bfloat16
+    assert map_hpu()
 
 
 def saved(value: object) -> io.BytesIO:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,7 +31,12 @@ def holders(names: Iterable[str]) -> dict[str, list[str]]:
     }
     referrers = _Referrers()
     referrers.look(itertools.chain.from_iterable(held.values()), _FAR + 1)
-    return {name: sorted(set(_held_by(found, torchs, referrers)))[:_MOST] for name, found in held.items()}
+    return {name: sorted(set(_held_by(found, torchs, referrers)), key=_order)[:_MOST] for name, found in held.items()}
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """Names of modules first: they say where, the classes of objects do not."""
+    return name.partition(".")[0] not in sys.modules, name
 
 
 class _Referrers:

@@ -29,12 +29,14 @@ from habana_mp._draw import draw
 from habana_mp._explain import explain
 from habana_mp._modules import set_policies
 from habana_mp._policy import Policy, presets
+from habana_mp._policy_state import PolicyState
 from habana_mp._report import CastReport, report
 
 __all__ = [
     "CastReport",
     "GradScaler",
     "Policy",
+    "PolicyState",
     "autocast",
     "cache",
     "cast",

@@ -14,6 +14,7 @@ from torch.utils._contextlib import _DecoratorContextManager
 
 from habana_mp import _core, _export, _guests, _log, _state, _traced, cache
 from habana_mp._convert import revert
+from habana_mp._gaudi_config import is_gaudi_config
 from habana_mp._list_file import read_list, warn
 from habana_mp._policy import Policy, replace_preset
 
@@ -243,7 +244,7 @@ def _named(name_or_path: str | os.PathLike[str]) -> Policy:
     policy = _loaded.get(name_or_path)
     if policy is None:
         policy = Policy.load(name_or_path)
-        if not os.path.isdir(name_or_path) and " " not in name_or_path:  # noqa: PTH112 - as Policy.load
+        if not (os.path.isdir(name_or_path) or is_gaudi_config(name_or_path) or " " in name_or_path):  # noqa: PTH112 - as Policy.load
             _loaded[name_or_path] = policy
     return policy
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core as core
+from habana_mp._gaudi_config import is_gaudi_config, read_gaudi_config
 from habana_mp._html import render
 from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list, warn, whole_op
 from habana_mp._preset import LISTS, SHIPPED, read_folder
@@ -79,16 +80,24 @@ class Policy:
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
-        """A preset by its name, a folder that holds one in the form of the presets, or what ``str(policy)`` gave.
+        """A preset by its name, a folder that holds one in the form of the presets, a gaudi_config.json, or what ``str(policy)`` gave.
 
         A folder has ``policy.toml`` (low_dtype, rest, and name, error, low_dtypes and cache where it wants) and the lists
         ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` tells the names; "cuda" and "cpu" are short for "torch-cuda"
         and "torch-cpu".
 
+        A path that ends in ``.json`` is a gaudi_config.json of optimum-habana. Where it says ``use_habana_mixed_precision``, the lists
+        hmp_bf16_ops and hmp_fp32_ops take the place of those of "hmp", and with the hmp_opt_level "O2" it is "hmp-o2"; where it says
+        ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops take the place of those of "hpu-autocast". Where it says neither,
+        nothing is cast. Keys of other things are passed over.
+
         Raises:
-            ValueError: no preset, folder or text of a policy, or one with a mistake in it.
-            OSError: a file of the folder that cannot be read.
+            ValueError: no preset, folder, file or text of a policy, or one with a mistake in it.
+            OSError: a file that cannot be read.
+            TypeError: neither a string nor a path.
         """
+        if not isinstance(name_or_path, (str, os.PathLike)):
+            raise TypeError(f"a policy is loaded by its name, its path or its text, not by {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:
@@ -98,12 +107,21 @@ class Policy:
                 return _replaced[name]
             if name in presets():
                 return cls(read_folder(SHIPPED / name, shipped=True))
-            if not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
-                raise ValueError(
-                    f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
-                    "and the text of a policy"
-                )
+        if is_gaudi_config(text):
+            return cls._of_gaudi_config(Path(text))
+        if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
+            raise ValueError(
+                f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
+                "a gaudi_config.json, and the text of a policy"
+            )
         return cls(read_folder(Path(text), shipped=False))
+
+    @classmethod
+    def _of_gaudi_config(cls, path: Path) -> Policy:
+        config = read_gaudi_config(path)
+        if config.base is None:
+            return cls.from_ops(name="float32")
+        return cls(_with_files(cls.load(config.base), config.lists, None, strict=False))
 
     @classmethod
     def from_files(

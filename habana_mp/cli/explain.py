@@ -14,7 +14,10 @@ from habana_mp.cli.parameters import OpParameter, PolicyParameter
 
 @click.command()
 @click.option(
-    "--policy", type=PolicyParameter(), metavar="P", help="A preset, a folder or the text of a policy. Default: hmp."
+    "--policy",
+    type=PolicyParameter(),
+    metavar="P",
+    help="A preset, a folder, a gaudi_config.json or the text of a policy. Default: hmp.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.argument("op", type=OpParameter())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from habana_mp import Policy, presets
+from habana_mp._policy_diff import PolicyDiff, settings_of, words
 from habana_mp._preset import source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
 from habana_mp.cli.lists_check import check
@@ -26,21 +25,6 @@ lists.add_command(check)
 lists.add_command(edit)
 
 
-def _settings(policy: Policy) -> dict[str, Any]:
-    return {
-        "low_dtype": policy._core.low,
-        "low_dtypes": policy._core.low_dtypes,
-        "rest": policy.rest,
-        "cache": policy.cached,
-    }
-
-
-def _words(setting: Any) -> str:
-    if isinstance(setting, list):
-        return ", ".join(setting)
-    return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)
-
-
 @lists.command("presets")
 @_JSON
 def show_presets(as_json: bool) -> None:
@@ -54,7 +38,7 @@ def show_presets(as_json: bool) -> None:
         rows = [
             {
                 "name": each.name,
-                **_settings(each),
+                **settings_of(each),
                 "source": source_of(each.name),
                 "listed": {title: len(ops) for title, ops in each.lists.items()},
             }
@@ -70,7 +54,7 @@ def show_presets(as_json: bool) -> None:
                 each._core.low,
                 *(str(len(each.lists[title])) for title in ("lower", "fp32", "promote")),
                 each.rest,
-                _words(each.cached),
+                words(each.cached),
                 source_of(each.name),
             )
             for each in found
@@ -85,19 +69,19 @@ def show_presets(as_json: bool) -> None:
 def show(policy: Policy, as_json: bool) -> None:
     """A policy: its settings and its lists.
 
-    POLICY is a preset, a folder or the text of a policy.
+    POLICY is a preset, a folder, a gaudi_config.json or the text of a policy.
 
     \b
       habana-mp lists show hmp
     """
     if as_json:
-        print_json({"name": policy.name, **_settings(policy), "lists": policy.lists})
+        print_json({"name": policy.name, **settings_of(policy), "lists": policy.lists})
         return
     from rich.columns import Columns
 
     print_rich(policy.name, style="bold")
-    for title, setting in _settings(policy).items():
-        click.echo(f"  {title:<10}  {_words(setting)}")
+    for title, setting in settings_of(policy).items():
+        click.echo(f"  {title:<10}  {words(setting)}")
     for title, ops in policy.lists.items():
         if ops:
             print_rich(f"\n{title} ({len(ops)})", style="bold")
@@ -116,35 +100,17 @@ def diff(a: Policy, b: Policy, as_json: bool) -> None:
     \b
       habana-mp lists diff hmp hmp-resnet50
     """
-    settings = {
-        title: (before, after)
-        for (title, before), after in zip(_settings(a).items(), _settings(b).values(), strict=True)
-        if before != after
-    }
-    listed = {name for policy in (a, b) for ops in policy.lists.values() for name in ops}
-    # Of an op that is listed for one low dtype, what holds without it is asked too.
-    names = sorted(listed | {name.partition("@")[0] for name in listed})
-    pairs = {name: (_action(a, name), _action(b, name)) for name in names}
-    ops = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    difference = PolicyDiff.between(a, b)
     if as_json:
-        print_json({"a": a.name, "b": b.name, "settings": settings, "ops": ops})
-    elif settings or ops:
+        print_json({"a": a.name, "b": b.name, "settings": difference.settings, "ops": difference.ops})
+    elif difference:
         titles = (a.name, b.name) if a.name != b.name else (f"{a.name} (A)", f"{b.name} (B)")
         rests = [{"rest": f"rest: {policy.rest}"} for policy in (a, b)]
-        rows = [(title, _words(before), _words(after)) for title, (before, after) in settings.items()]
+        rows = [(title, words(before), words(after)) for title, (before, after) in difference.settings.items()]
         rows += [
-            (name, rests[0].get(before, before), rests[1].get(after, after)) for name, (before, after) in ops.items()
+            (name, rests[0].get(before, before), rests[1].get(after, after))
+            for name, (before, after) in difference.ops.items()
         ]
         print_table(("", *titles), rows)
-    if settings or ops:
+    if difference:
         raise SystemExit(1)
-
-
-def _action(policy: Policy, listed: str) -> str:
-    """What a policy does with an op; of "op@float16", with float16 as its low dtype."""
-    op, at, low = listed.partition("@")
-    if at:
-        import torch
-
-        policy = policy.with_low_dtype(getattr(torch, low))
-    return policy.rule(op).action

@@ -19,7 +19,7 @@ else:  # click 8.1 has no type arguments
 
 
 class PolicyParameter(_ParamType):
-    """A preset, a folder or the text of a policy. Gives a ``Policy``."""
+    """A preset, a folder, a gaudi_config.json or the text of a policy. Gives a ``Policy``."""
 
     name = "policy"
 
@@ -31,7 +31,7 @@ class PolicyParameter(_ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         named = [CompletionItem(name) for name in presets() if name.startswith(incomplete)]
-        return named or [CompletionItem(incomplete, type="dir")]
+        return named or [CompletionItem(incomplete, type="file")]
 
 
 class OpParameter(_ParamType):

@@ -24,7 +24,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         "--policy",
         type=PolicyParameter(),
         metavar="P",
-        help="A preset, a folder or the text of a policy. It wins over what the script asks hmp.convert for. "
+        help="A preset, a folder, a gaudi_config.json or the text of a policy. It wins over what the script asks hmp.convert for. "
         "Default: hmp, until the script sets a policy itself.",
     )
     @click.option(

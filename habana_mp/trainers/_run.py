@@ -1,0 +1,132 @@
+"""What the trainers have in common: a policy in force while one runs, and the step of an optimizer without casts."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from habana_mp import _core, _state
+from habana_mp._convert import convert, revert
+from habana_mp._disable import disable_casts
+from habana_mp._gaudi_config import is_gaudi_config, read_gaudi_config
+from habana_mp._policy import Policy
+from habana_mp._policy_state import PolicyState
+from habana_mp._report import CastReport
+from habana_mp._report import report as new_report
+
+
+@contextmanager
+def needs(library: str) -> Iterator[None]:
+    """Round the imports of a trainer's library."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != library:
+            raise
+        raise ModuleNotFoundError(
+            f"habana_mp.trainers.{library} is for {library}, which is not installed: pip install {library}",
+            name=error.name,
+        ) from None
+
+
+class Run:
+    """A policy that is put in force by ``begin``, and what was before by ``end``. Both may be called twice.
+
+    ``report`` says whether each run is counted; ``counted`` is the report of the last one.
+    """
+
+    def __init__(self, policy: Policy | str | os.PathLike[str], report: bool) -> None:
+        if not isinstance(report, bool):
+            raise TypeError(f"report is True or False, not {report!r}")
+        self.state = PolicyState(policy)
+        self.counted: CastReport | None = None
+        self.report = report
+        self._verbose = (
+            not isinstance(policy, Policy)
+            and is_gaudi_config(policy)
+            and read_gaudi_config(Path(os.fspath(policy))).verbose
+        )
+        self._before: tuple[Policy | None, bool] | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    @property
+    def begun(self) -> bool:
+        return self._before is not None
+
+    def begin(self) -> None:
+        if self.begun and _state.policy is not None:
+            return
+        # The command line's default is not one to come back to: it stands in for what is put in force now.
+        before = (None if _state.stands_in else _state.policy), _state.verbose
+        # The command line's own policy wins over the one that is asked for.
+        self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
+        if not self.begun:
+            self._before = before
+            if self.report:
+                self.counted = new_report().__enter__()
+
+    def end(self) -> None:
+        if self._before is None:
+            return
+        (policy, verbose), self._before = self._before, None
+        try:
+            if self.report and self.counted is not None:
+                self.counted.__exit__(None, None, None)
+        finally:
+            if policy is None:
+                revert()
+            else:
+                convert(policy=policy, isVerbose=verbose)
+
+
+@contextmanager
+def casts_on() -> Iterator[None]:
+    """Casts of this thread, also inside of ``disable_casts``."""
+    off = _core.casts_off()
+    _core.set_casts_off(False)
+    try:
+        yield
+    finally:
+        _core.set_casts_off(off)
+
+
+def without_casts(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step of an optimizer with casts off; its closure, which runs the model, has them as the caller has."""
+
+    @functools.wraps(step)
+    def run(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        if closure is not None and not _core.casts_off():
+            closure = casts_on()(closure)
+        with disable_casts():
+            return step(closure, *args, **kwargs)
+
+    return run
+
+
+def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """A method of an object or a class decorated, until what is returned is called."""
+    own = vars(owner).get(name)  # the step of an optimizer may be a scheduler's already
+    setattr(owner, name, decorate(getattr(owner, name)))
+
+    def undo() -> None:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+    return undo
+
+
+def refuse(trainer: str, said: str) -> None:
+    """Raises ValueError for a mixed precision beside ours."""
+    raise ValueError(
+        f"{said} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
+        "which ops run lower."
+    )

@@ -1,0 +1,117 @@
+"""``HMPHook``: a policy for the loop of a user of accelerate."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from habana_mp._policy import Policy
+from habana_mp._report import CastReport
+from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
+
+with needs("accelerate"):
+    from accelerate import Accelerator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FILE = "habana_mp_policy.json"
+
+
+class HMPHook:
+    """Mixed precision by a policy, in place of ``Accelerator(mixed_precision="bf16")``.
+
+    From here on the policy is in force as ``hmp.convert`` has it; the steps of the optimizers that the accelerator has prepared, or
+    prepares later, are not cast. ``accelerator.end_training()``, ``hook.remove()`` or the end of a ``with`` put in force what was before.
+
+    ``accelerator.save_state`` saves the policy as a small file of its own, and ``load_state`` compares it, as ``hmp.PolicyState`` does.
+
+    Args:
+        accelerator: an ``Accelerator`` without a mixed precision of its own.
+        policy: a ``Policy``, or the name or path of one.
+        report: count the casts; ``hook.report`` is the ``CastReport``.
+
+    Raises:
+        ValueError: a policy that is none; an accelerator with a mixed precision.
+        TypeError: an accelerator that is none.
+        RuntimeError: an accelerator that has such a hook.
+
+    >>> accelerator = Accelerator()
+    >>> with HMPHook(accelerator, policy="hmp"):
+    ...     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        policy: Policy | str | os.PathLike[str] = "hmp",
+        *,
+        report: bool = False,
+    ) -> None:
+        if not isinstance(accelerator, Accelerator):
+            raise TypeError(f"the first argument is an Accelerator, not {accelerator!r}")
+        if accelerator.mixed_precision != "no":
+            refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
+        if "prepare_optimizer" in vars(accelerator):
+            raise RuntimeError("the accelerator has a HMPHook already: remove() that one first")
+        self._accelerator = accelerator
+        self._run = Run(policy, report)
+        self._run.begin()
+        self._undo_steps: dict[int, Callable[[], None]] = {}
+        self._handles = [
+            accelerator.register_save_state_pre_hook(self._save),
+            accelerator.register_load_state_pre_hook(self._load),
+        ]
+        accelerator.prepare_optimizer = self._prepare_optimizer
+        accelerator.end_training = self._end_training
+        for optimizer in accelerator._optimizers:
+            self._patch(optimizer)
+
+    @property
+    def policy(self) -> Policy:
+        return self._run.policy
+
+    @property
+    def report(self) -> CastReport | None:
+        return self._run.counted
+
+    def remove(self) -> None:
+        """Put in force what was before, and leave the accelerator as it was. A second call does nothing."""
+        for name in ("prepare_optimizer", "end_training"):
+            vars(self._accelerator).pop(name, None)
+        for handle in self._handles:
+            handle.remove()
+        while self._undo_steps:
+            self._undo_steps.popitem()[1]()
+        self._run.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+    def _patch(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._undo_steps:
+            self._undo_steps[id(optimizer)] = patch(optimizer, "step", without_casts)
+
+    def _prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = type(self._accelerator).prepare_optimizer(self._accelerator, *args, **kwargs)
+        self._patch(optimizer)
+        return optimizer
+
+    def _end_training(self) -> None:
+        self.remove()
+        self._accelerator.end_training()
+
+    def _save(self, _models: Any, _weights: Any, folder: str) -> None:
+        if self._accelerator.is_main_process:
+            Path(folder, _FILE).write_text(json.dumps(self._run.state.state_dict(), indent=1), encoding="utf-8")
+
+    def _load(self, _models: Any, folder: str) -> None:
+        file = Path(folder, _FILE)
+        if file.exists():
+            self._run.state.load_state_dict(json.loads(file.read_text(encoding="utf-8")))

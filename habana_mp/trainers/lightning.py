@@ -1,0 +1,89 @@
+"""``HMPPrecision``: a policy as a precision plugin of Lightning."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp._disable import disable_casts
+from habana_mp._policy import Policy
+from habana_mp._report import CastReport
+from habana_mp.trainers._run import Run, casts_on, needs, patch, without_casts
+
+with needs("lightning"):
+    from lightning.pytorch import LightningModule
+    from lightning.pytorch.plugins import Precision
+
+
+class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any here
+    """Mixed precision by a policy, in place of ``Trainer(precision="bf16-mixed")``.
+
+    The steps of training, validation, test and prediction and the backward pass run by the policy, as ``hmp.convert`` has it. What
+    is outside of them (callbacks, clipping, the steps of optimizers) is not cast; neither are, inside of them, ``self.log`` and the
+    ``optimizer.step()`` of manual optimization. The policy is in force in the process while ``fit``, ``validate``, ``test`` or ``predict``
+    runs, and afterwards, also after an exception, what was before. It is saved with checkpoints and compared when one is loaded, as
+    ``hmp.PolicyState`` does.
+
+    Args:
+        policy: a ``Policy``, or the name or path of one.
+        report: count the casts; afterwards ``plugin.report`` is the ``CastReport`` of the last run.
+
+    Raises:
+        ValueError: a policy that is none. ``Trainer`` raises it where it is given ``precision=`` as well.
+
+    >>> trainer = lightning.Trainer(plugins=[HMPPrecision(policy="hmp")])
+    """
+
+    def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
+        self._run = Run(policy, report)
+        self._off_before: bool | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self._run.policy
+
+    @property
+    def report(self) -> CastReport | None:
+        return self._run.counted
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
+        self._run.begin()
+        if self._off_before is None:
+            self._off_before = _core.casts_off()
+            _core.set_casts_off(True)
+            # Lightning multiplies what a step logs by the size of the batch.
+            self._undo_log = patch(LightningModule, "log", disable_casts())
+        return module
+
+    def teardown(self) -> None:
+        if self._off_before is not None:
+            _core.set_casts_off(self._off_before)
+            self._off_before = None
+            self._undo_log()
+        self._run.end()
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        with casts_on():
+            yield
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        with casts_on():
+            super().backward(*args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        step = functools.partial(super().optimizer_step, optimizer, model)
+        return without_casts(step)(closure, **kwargs)
+
+    def state_dict(self) -> dict[str, str]:
+        return self._run.state.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, str]) -> None:
+        self._run.state.load_state_dict(state_dict)

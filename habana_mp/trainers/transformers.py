@@ -1,0 +1,110 @@
+"""``HMPCallback``: a policy as a callback of the Trainer of transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from habana_mp._convert import is_converted
+from habana_mp._list_file import warn
+from habana_mp._policy import Policy
+from habana_mp._report import CastReport
+from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
+
+with needs("transformers"):
+    from transformers import TrainerCallback
+    from transformers.trainer_callback import ExportableState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_OTHERS = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
+
+
+class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
+    """Mixed precision by a policy, in place of ``TrainingArguments(bf16=True)``.
+
+    From the beginning of ``trainer.train()`` to its end the policy is in force as ``hmp.convert`` has it, evaluation in between
+    included; the steps of the optimizer are not cast. Afterwards what was before is in force again. The Trainer has no event for an
+    exception, and none before ``evaluate`` and ``predict``: as a context manager the callback holds round all of them.
+
+    The policy is saved with the checkpoints of the Trainer and compared when one is resumed, as ``hmp.PolicyState`` does.
+
+    Args:
+        policy: a ``Policy``, or the name or path of one.
+        report: count the casts; afterwards ``callback.report`` is the ``CastReport`` of the last run.
+
+    Raises:
+        ValueError: a policy that is none; where the Trainer is made: bf16, fp16, bf16_full_eval or fp16_full_eval.
+
+    >>> with HMPCallback(policy="hmp") as callback:
+    ...     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=[callback])
+    ...     trainer.train()
+    ...     trainer.evaluate()
+    """
+
+    def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
+        self._run = Run(policy, report)
+        self._held = False
+        self._undo_step: Callable[[], None] | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self._run.policy
+
+    @property
+    def report(self) -> CastReport | None:
+        return self._run.counted
+
+    def __enter__(self) -> Self:
+        self._held = True
+        self._run.begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._held = False
+        self._end()
+
+    def _end(self) -> None:
+        if self._undo_step is not None:
+            self._undo_step()
+            self._undo_step = None
+        if not self._held:
+            self._run.end()
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        for name in _OTHERS:
+            if getattr(args, name):
+                refuse("HMPCallback", f"TrainingArguments({name}=True)")
+        if args.mixed_precision != "no":  # accelerate launch has a say in it
+            refuse("HMPCallback", f"mixed_precision={args.mixed_precision!r} of accelerate")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
+        self.on_init_end(args, state, control)
+        self._end()
+        self._undo_step = patch(optimizer, "step", without_casts)
+        self._run.begin()
+        # What the checkpoint said, where one is resumed; else this callback's own.
+        saved = state.stateful_callbacks.get(type(self).__name__)
+        if isinstance(saved, dict) and "policy" in saved:
+            self._run.state.load_state_dict(saved["policy"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self._end()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if not is_converted():
+            warn(
+                f"evaluate and predict outside of train run in float32, not by the policy {self.policy.name!r}: "
+                "call them inside of `with callback:`"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """What trainer_state.json keeps of the callback."""
+        return {
+            "args": {"policy": str(self.policy), "report": self._run.report},
+            "attributes": {},
+            "policy": self._run.state.state_dict(),
+        }

@@ -30,6 +30,7 @@ from habana_mp._explain import explain
 from habana_mp._modules import set_policies
 from habana_mp._policy import Policy, presets
 from habana_mp._policy_state import PolicyState
+from habana_mp._rank_policies import check_ranks
 from habana_mp._report import CastReport, report
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "autocast",
     "cache",
     "cast",
+    "check_ranks",
     "convert",
     "custom_bwd",
     "custom_fwd",

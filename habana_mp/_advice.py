@@ -12,6 +12,7 @@ from habana_mp._units import counted, share
 
 _MOST = 5
 _MOST_CASTS = 3  # ops
+_MOST_RANKS = 8
 _WORTH = 0.005  # of the time of all ops: less is not worth a line
 _LONG = 0.05  # an op that no list names is, from here on
 
@@ -28,7 +29,8 @@ class Advice:
 
 
 def advice(report: dict[str, Any]) -> list[Advice]:
-    """At most five lines: ops that a conversion missed, which are mistakes; then what costs most, the ops with most casts in any case.
+    """At most five lines: ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes; then what costs
+    most, the ops with most casts in any case.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
@@ -37,7 +39,7 @@ def advice(report: dict[str, Any]) -> list[Advice]:
     casts = _sorted(_of_casts(report))[:_MOST_CASTS]
     others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
-    missed = list(_of_missed(report))[: _MOST - len(casts)]
+    missed = [*_of_missed(report), *_of_uneven(report)][: _MOST - len(casts)]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
     return [*missed, *(line for _, line in chosen)]
 
@@ -58,6 +60,22 @@ def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
             f"{op} runs past the conversion: convert before the function is taken, or call it by its module",
             f"{rule}; {_calls(group)}; {where}",
         )
+
+
+def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
+    """The one op that differs most: the others mostly follow from it."""
+    for each in report.get("uneven", [])[:1]:
+        least, most = min(each["casts"]), max(each["casts"])
+        ranks = [report["ranks"][each["casts"].index(count)]["rank"] for count in (most, least)]
+        yield Advice(
+            f"the ranks do not cast alike: {each['op']} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
+            "casts of each rank: " + ", ".join(map(_by_rank, report["uneven"][:_MOST_CASTS])),
+        )
+
+
+def _by_rank(uneven: dict[str, Any]) -> str:
+    casts = [f"{count:,}" for count in uneven["casts"]]
+    return f"{uneven['op']} {' / '.join(casts[:_MOST_RANKS])}{' / …' if len(casts) > _MOST_RANKS else ''}"
 
 
 def _of_ping_pong(report: dict[str, Any]) -> Iterator[_Line]:

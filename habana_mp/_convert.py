@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core, _dynamo, _guests, _log, _state, cache
+from habana_mp import _core, _dynamo, _guests, _log, _rank_policies, _state, cache
 from habana_mp._homes import Home, call_form, computes_on, homes, told_of
 from habana_mp._patched import Rule, patched_op
 from habana_mp._policy import Policy, policy_for_convert
@@ -79,6 +79,7 @@ def convert(
             *_guests.patches(new),
             *_dynamo.patches(new),
             *cache._patches(),
+            *_rank_policies.patches(),
             (_state, "policy", new),
             (_state, "verbose", isVerbose),
         ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from habana_mp import _core, _script, _state
+from habana_mp import _core, _rank, _script, _state
 from habana_mp._disable import casts_off
 from habana_mp._patched import _ops
 from habana_mp._policy import Policy
@@ -29,6 +31,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", _module_state
     yield from _checkpoint_patches()
+    yield from _redistribute_patches()
 
 
 _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
@@ -134,6 +137,40 @@ def _checkpoint_patches() -> Iterator[tuple[Any, str, Any]]:
         "forward",
         staticmethod(_carrying_state(_checkpoint_forward, 1)),
     )
+
+
+_DTENSOR = "torch.distributed.tensor"
+
+
+def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
+    """DTensor divides a bias by the number of ranks that will add it up, and more like this, amid an op whose casts are done.
+
+    Its package takes half a second to import, which one process alone is spared.
+    """
+    if _DTENSOR not in sys.modules and _rank.world_size() == 1:
+        return
+    for name in ("_redistribute", "_dispatch", "_api"):
+        module = importlib.import_module(f"{_DTENSOR}.{name}")
+        yield module, _REDISTRIBUTE, _without_casts(getattr(module, _REDISTRIBUTE))
+
+
+_REDISTRIBUTE = "redistribute_local_tensor"
+
+
+def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a function of torch's, amid an op: unlike the end of ``disable_casts``, that of the call says nothing of the weights."""
+    function = inspect.unwrap(function)  # a second conversion finds that of the first
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        off = _core.casts_off()
+        _core.set_casts_off(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _core.set_casts_off(off)
+
+    return run
 
 
 def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:

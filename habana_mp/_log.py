@@ -3,8 +3,9 @@
 The lines themselves are made in src/record/cast_log.cpp; nothing here runs while the log is off.
 
 HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with `:path`, a file that is appended to. In the path `~` is
-the home folder and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
-own. Set, it wins over isVerbose.
+the home folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
+own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
+that names the rank (_where.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import io
 import os
 import sys
 
-from habana_mp import _core
+from habana_mp import _core, _rank
 
 VARIABLE = "HABANA_MP_LOG"
 # The order of enum class Level in src/record/cast_log.h.
@@ -70,7 +71,7 @@ def _write_to_stdout(text: str) -> None:
 
 
 def _of_this_process(path: str) -> str:
-    return path.replace("%p", str(os.getpid()))
+    return path.replace("%p", str(os.getpid())).replace("%r", str(_rank.rank()))
 
 
 def _reopen_in_child() -> None:

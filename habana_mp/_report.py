@@ -11,16 +11,18 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules import module as _nn_module
 
 from habana_mp import (
     _core,
+    _rank,
     _state,
     _where,  # noqa: F401 - the core asks it: a child that a fork makes while another thread imports it waits for good
 )
@@ -32,6 +34,7 @@ from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
 from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen, rule_text
+from habana_mp._report_merge import merged
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -154,6 +157,7 @@ class CastReport:
         ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (casts included),
         ``cast_seconds`` (of forward casts), ``dtypes`` that came in, those that it ``runs_in``, and ``casts``, each with ``from``, ``to``, ``count``, ``cached``, ``bytes``,
         ``seconds`` and the same of its ``backward``. ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings,
+        ``rank`` is this process's; reports of several are ``merged``.
         ``timeline`` the sample of casts in time: start, seconds, number of the row, from, to and kind of every ``stride``-th one.
 
         Raises:
@@ -211,10 +215,54 @@ class CastReport:
             )
         if lacking := [key for key in _KEYS if key not in told]:
             raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
-        loaded = cls()
-        loaded._told = told
-        loaded.title = told.get("title", "")
-        return loaded
+        return cls._of(told)
+
+    @classmethod
+    def merged(cls, reports: Iterable[CastReport]) -> CastReport:
+        """The reports of several ranks as one: counts, sizes and times are sums, also the time of the block.
+
+        ``to_dict()["ranks"]`` has the sums of each rank, ``["uneven"]`` the ops that not all ranks cast alike, of which the advice
+        tells too. The timeline is that of the first. Ranks have the numbers that the reports were made under where these are
+        different, else their place.
+
+        Raises:
+            TypeError: one of them is no report.
+            ValueError: there is none.
+            RuntimeError: one of them was never entered.
+
+        >>> hmp.CastReport.merged(hmp.CastReport.load(f"casts-{rank}.json") for rank in range(2))
+        """
+        given = list(reports)
+        if wrong := [each for each in given if not isinstance(each, CastReport)]:
+            raise TypeError(f"reports are merged, not {wrong[0]!r}")
+        if not given:
+            raise ValueError("there is no report to merge")
+        told = merged([each.to_dict() for each in given])
+        told["advice"] = [line.__dict__ for line in advice(told)]
+        return cls._of(told)
+
+    def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
+        """The reports of all ranks of a process group, ``merged``, on its first rank; None on the others. All of them have to call it.
+
+        Without a process group it is that of this process alone.
+
+        Raises:
+            RuntimeError: the report was never entered.
+        """
+        told = self.to_dict()
+        if not _rank.is_joined():
+            return CastReport.merged([self])
+        first = dist.get_group_rank(group, dist.get_rank()) == 0 if group is not None else dist.get_rank() == 0
+        gathered: list[Any] | None = [None] * dist.get_world_size(group) if first else None
+        dist.gather_object(told, gathered, group=group, group_dst=0)
+        return None if gathered is None else CastReport.merged(map(CastReport._of, gathered))
+
+    @classmethod
+    def _of(cls, told: dict[str, Any]) -> CastReport:
+        made = cls()
+        made._told = told
+        made.title = told.get("title", "")
+        return made
 
     def diff(self, other: CastReport) -> ReportDiff:
         """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is.
@@ -258,6 +306,7 @@ class CastReport:
             "torch": torch.__version__,
             "habana_mp": _version(),
             "title": self.title,
+            "rank": _rank.rank(),
             "policies": [
                 {"name": policy.name, "text": str(policy), "front_end": front_end}
                 for policy, front_end in self._policies.values()

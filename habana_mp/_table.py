@@ -50,6 +50,7 @@ class _Report:
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
+                ("Ranks", [_rank(each) for each in report.get("ranks", [])], 5),
                 ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
                 ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
                 ("Missed: held before convert", [_missed(each) for each in _digest.missed(report)], 1),
@@ -75,7 +76,8 @@ def _headline(report: dict[str, Any]) -> Text:
         f"{_units.size(report['cast_bytes'])} cast",
     ]
     policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
-    facts = [*policies, f"torch {report['torch']}"]
+    ranks = [counted(len(report["ranks"]), "rank")] if "ranks" in report else []
+    facts = [*policies, *ranks, f"torch {report['torch']}"]
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
@@ -142,6 +144,16 @@ def _pairs(each: _digest.OpSum, wide: bool) -> Text:
         _path(pair).append(f" {count:,}" if len(pairs) > 1 and wide else "", style="default") for pair, count in shown
     ]
     return Text(", ").join(parts).append(f" +{len(pairs) - 1}" if len(shown) < len(pairs) else "")
+
+
+def _rank(each: dict[str, Any]) -> list[Any]:
+    times = [_units.time(each[name]) for name in ("cast_seconds", "seconds")]
+    figures = [
+        counted(each["casts"], "cast"),
+        f"{each['cache_hits']:,} cached",
+        f"{each['backward_casts']:,} in backward",
+    ]
+    return [f"rank {each['rank']}", *figures, times[0], Text(f"of {times[1]}", style="dim")]
 
 
 def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from habana_mp import _rank
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -32,7 +34,8 @@ def where() -> tuple[str, str]:
     The module is the class of the outermost one in flight in this thread and the dotted path from there to the
     innermost, the shortest one where it has several names; the class alone where they are the same, "" where none is
     in flight. A module that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
-    The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread).
+    The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread). Where there
+    are several ranks, this one stands behind it: "/home/me/train.py:31 | rank 1".
     """
     modules: list[torch.nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
@@ -41,7 +44,8 @@ def where() -> tuple[str, str]:
         if module is not None and not (modules and modules[-1] is module):
             modules.append(module)
         frame = frame.f_back
-    return _path(modules[::-1]), source()
+    parts = [source(), f"rank {_rank.rank()}" if _rank.world_size() > 1 else ""]
+    return _path(modules[::-1]), " | ".join(filter(None, parts))
 
 
 def source() -> str:

@@ -9,14 +9,22 @@ from pathlib import Path
 import click
 
 import habana_mp
+from habana_mp import _rank
 from habana_mp.cli.console import Problem, print_rich, told
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
 
 def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
-    """Refuse before the script runs, which may take hours, what cannot be written after it."""
-    if path is None or (path == "-" and param.name == "json_file"):
+    """Refuse before the script runs, which may take hours, what cannot be written after it, or what several ranks would write."""
+    if path is None:
+        return None
+    if _rank.world_size() > 1 and "%r" not in path:
+        raise Problem(
+            f"{param.opts[0]} {path}: {_rank.world_size()} ranks would write it; put %r, which is the rank, into the name"
+        )
+    path = path.replace("%r", str(_rank.rank()))
+    if path == "-" and param.name == "json_file":
         return path
     if path == "-":
         raise Problem(f"{param.opts[0]} -: a page is not written to stdout; give a file")
@@ -32,9 +40,18 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--html", callback=_new_file, metavar="FILE", help="Write it as a page for the browser, too.")
 @click.option(
-    "--json", "json_file", callback=_new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+    "--html",
+    callback=_new_file,
+    metavar="FILE",
+    help="Write it as a page for the browser, too; %r in the name is the rank.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    callback=_new_file,
+    metavar="FILE",
+    help="Write it as JSON, too; %r is the rank, - a last line of stdout.",
 )
 @script_command
 def report(script: Script, html: str | None, json_file: str | None) -> None:
@@ -46,6 +63,11 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     \b
       habana-mp report train.py --epochs 1
       habana-mp report --html casts.html --policy torch-cpu train.py
+
+    Under torchrun each rank writes its files, and the first one prints:
+
+    \b
+      torchrun --nproc-per-node 2 -m habana_mp report --json casts-%r.json train.py
 
     The exit code is the script's.
     """
@@ -67,8 +89,9 @@ def _show(seen: habana_mp.CastReport, html: str | None, json_file: str | None) -
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
-    click.echo(err=True)
-    print_rich(seen, stderr=True)
+    if _rank.rank() == 0:
+        click.echo(f"\nRank 0 of {_rank.world_size()}:" if _rank.world_size() > 1 else "", err=True)
+        print_rich(seen, stderr=True)
     with told():
         if html:
             seen.to_html(html)

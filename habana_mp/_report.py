@@ -230,7 +230,10 @@ class CastReport:
             ValueError: there is none.
             RuntimeError: one of them was never entered.
 
-        >>> hmp.CastReport.merged(hmp.CastReport.load(f"casts-{rank}.json") for rank in range(2))
+        >>> with hmp.report() as r:
+        ...     y = model(x)
+        >>> r.to_json("casts-0.json")
+        >>> whole = hmp.CastReport.merged([hmp.CastReport.load("casts-0.json"), r])
         """
         given = list(reports)
         if wrong := [each for each in given if not isinstance(each, CastReport)]:

@@ -47,6 +47,7 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "never_seen": [each for each in first["never_seen"] if all(each in other["never_seen"] for other in reports)],
         "missed": _missed(reports),
         "timeline": {
+            "seconds": first["seconds"],
             **first["timeline"],
             "events": [
                 [start, lasted, places[_key(first["rows"][row])], *rest]

@@ -8,7 +8,7 @@ const timelineView = () => {
     .sort((a, b) => a.start - b.start);
   const lanes = lanesOf(events);
   const last = events.reduce((end, event) => Math.max(end, event.start + event.duration), 0);
-  const whole = [Math.min(0, events[0].start), Math.max(report.seconds, last) || 1];
+  const whole = [Math.min(0, events[0].start), Math.max(report.timeline.seconds ?? report.seconds, last) || 1];
   const shortest = (whole[1] - whole[0]) / 1e7;
   let [from, to] = whole, width = 0, over = null, drag = null;
 

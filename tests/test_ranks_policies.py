@@ -1,0 +1,168 @@
+"""Ranks under different policies fail at once and on every rank; ranks that are late or few do not hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import WORLD, join, leave, run_ranks
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from habana_mp import Policy, _rank_policies, hmp
+
+EDITED = Policy.load("hmp").with_edits("+softmax:lower", "-mm")
+PLACES = {
+    "ddp": (lambda: DistributedDataParallel(nn.Linear(2, 2)), "DistributedDataParallel"),
+    "mesh": (lambda: init_device_mesh("cpu", (WORLD,)), "a DeviceMesh"),
+    "check": (hmp.check_ranks, "hmp.check_ranks()"),
+}
+DIFFERENT = """the ranks came to {place} under different policies:
+  rank 0: 'hmp', hash [0-9a-f]{{16}}
+  rank 1: 'hmp\\+edits', hash [0-9a-f]{{16}}
+    mm: lower -> rest
+    softmax: fp32 -> lower"""
+NOT_CONVERTED = """the ranks came to {place} under different policies:
+  rank 0: 'hmp', hash [0-9a-f]{{16}}
+  rank 1: none, hmp.convert was not called"""
+
+
+def raised(work):
+    try:
+        work()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def different(rank):
+    """Each place in turn; afterwards ranks that agree again go on."""
+    told = {}
+    for name, (make, _) in PLACES.items():
+        hmp.convert(policy="hmp" if rank == 0 else EDITED)
+        told[name] = raised(make)
+        hmp.convert(policy=EDITED)
+        told[f"{name}, same"] = raised(make)
+    told["given"] = raised(lambda: hmp.check_ranks(Policy.load("hmp" if rank == 0 else "hmp-o1")))
+    told["renamed"] = raised(lambda: hmp.check_ranks(Policy.from_ops(lower=["mm"], name=f"of-rank-{rank}")))
+    hmp.revert()
+    told["none"] = raised(hmp.check_ranks)
+    alone = [dist.new_group([each]) for each in range(WORLD)]
+    told["of another group"] = raised(lambda: hmp.check_ranks(Policy.load(["hmp", "hmp-o1"][rank]), group=alone[rank]))
+    return told
+
+
+def not_converted(rank):
+    """Rank 1 has no conversion. Only the other one can know."""
+    _rank_policies._PATIENCE = timedelta(seconds=1)
+    if rank == 0:
+        hmp.convert()
+    told = {"check": raised(PLACES["check"][0])}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        told["mesh"] = raised(PLACES["mesh"][0])
+    told["warned"] = [str(each.message) for each in warned]
+    told["ddp"] = raised(PLACES["ddp"][0]) if rank == 0 else raised(lambda: DistributedDataParallel(nn.Linear(2, 2)))
+    return told
+
+
+def absent(rank):
+    """Rank 1 does not come to check_ranks."""
+    return {"check": raised(hmp.check_ranks) if rank == 0 else None}
+
+
+CASES = {"different": different, "not converted": not_converted, "absent": absent}
+
+
+def worker(folder, case):
+    rank = join(folder, timeout=timedelta(seconds=2 if case == "absent" else 60))
+    told = CASES[case](rank)
+    torch.save(told, f"{folder}/{rank}.pt")
+    # Where one rank failed amid a collective there is no orderly end.
+    leave() if case == "different" else os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """By case, what each rank was told."""
+    found = {}
+    for case in CASES:
+        folder = tmp_path_factory.mktemp("ranks")
+        ended = run_ranks(__file__, folder, case)
+        assert [each.status for each in ended] == [0] * WORLD, "".join(each.err for each in ended)
+        found[case] = [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_different_policies_are_told_on_every_rank(told, place):
+    for rank in range(WORLD):
+        assert re.fullmatch(DIFFERENT.format(place=re.escape(PLACES[place][1])), told["different"][rank][place])
+
+
+@pytest.mark.parametrize("what", [*(f"{place}, same" for place in PLACES), "renamed", "none", "of another group"])
+def test_ranks_that_agree_go_on(told, what):
+    assert [told["different"][rank][what] for rank in range(WORLD)] == [None, None]
+
+
+def test_a_policy_of_no_conversion_is_given(told):
+    for rank in range(WORLD):
+        assert "rank 1: 'hmp-o1'" in told["different"][rank]["given"]
+
+
+@pytest.mark.parametrize("place", ["ddp", "check"])
+def test_a_rank_without_a_conversion(told, place):
+    assert re.fullmatch(NOT_CONVERTED.format(place=re.escape(PLACES[place][1])), told["not converted"][0][place])
+
+
+def test_a_mesh_does_not_wait_for_good(told):
+    """The other rank may be late, or not be converted: that is a warning."""
+    assert told["not converted"][0]["mesh"] is None
+    assert told["not converted"][0]["warned"] == [
+        "the policies of the ranks are not all compared: in 1 seconds rank 1 did not make the DeviceMesh under a conversion"
+    ]
+    assert told["not converted"][1]["warned"] == []
+
+
+def test_a_rank_that_does_not_come(told):
+    assert told["absent"][0]["check"] == "rank 1 did not come to hmp.check_ranks() within 2 seconds"
+
+
+def test_without_a_process_group_nothing_is_compared():
+    hmp.convert()
+    assert hmp.check_ranks() is None
+
+
+@pytest.mark.parametrize("policy", ["hmp", 1], ids=repr)
+def test_what_is_no_policy(policy):
+    with pytest.raises(TypeError, match=re.escape(f"policy is a Policy, as Policy.load makes it, not {policy!r}")):
+        hmp.check_ranks(policy)
+
+
+def test_revert_gives_torch_its_own_back():
+    module = torch.nn.parallel.distributed
+    before = module._verify_param_shape_across_processes, DeviceMesh._setup_world_group_and_device
+    hmp.convert()
+    hmp.convert(policy="hmp-o1")
+    hmp.revert()
+    assert (module._verify_param_shape_across_processes, DeviceMesh._setup_world_group_and_device) == before
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([1], "rank 1"), ([0, 1], "ranks 0-1"), ([0, 2, 3, 4, 7], "ranks 0, 2-4, 7"), (range(1000), "ranks 0-999")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ranks_in_words(ranks, text):
+    assert _rank_policies._ranks(ranks) == text
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

@@ -27,7 +27,7 @@ sys.path.insert(0, {str(FOLDER)!r})
 arguments = sys.argv[1:]
 for name, steps in {STEPS!r}.items():
     print("==", name, flush=True)
-    sys.argv = [name + ".py", "--device", "cpu", "--steps", str(steps), *arguments]
+    sys.argv = [name + ".py", "--steps", str(steps), *arguments]
     runpy.run_path({str(FOLDER)!r} + "/" + name + ".py", run_name="__main__")
 """
 
@@ -94,5 +94,5 @@ def test_float32_learns_and_casts_nothing(script, float32):
 
 @pytest.mark.parametrize("script", STEPS)
 def test_two_processes(script, float32):
-    text = run(*TORCHRUN, "-m", "habana_mp", "run", FOLDER / f"{script}.py", "--device", "cpu", "--steps", "5", "--hmp")
+    text = run(*TORCHRUN, "-m", "habana_mp", "run", FOLDER / f"{script}.py", "--steps", "5", "--hmp")
     assert losses(text) == pytest.approx(losses(float32[script])[:1], rel=HALVES.get(script, TOLERANCE))

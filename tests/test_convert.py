@@ -465,8 +465,8 @@ INTERRUPTED = """
     random.seed(0)
     interrupts = 0
     for round in range(200):
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, both * 1.1))
         try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, both * 1.1))
             hmp.convert()
             hmp.revert()
             signal.setitimer(signal.ITIMER_REAL, 0)

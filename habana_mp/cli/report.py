@@ -67,7 +67,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     Under torchrun each rank writes its files, and the first one prints:
 
     \b
-      torchrun --nproc-per-node 2 -m habana_mp report --json casts-%r.json train.py
+      torchrun --nproc-per-node 2 -m habana_mp report --json r%r.json train.py
 
     The exit code is the script's.
     """

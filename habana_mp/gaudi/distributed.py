@@ -5,7 +5,9 @@ Importing it registers "hccl" with torch.distributed, as importing Habana's does
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch.distributed as dist
 from habana_mp._hpu_device import stands_for
 
 __all__ = ["initialize_distributed_hpu"]
+
+_GLOO_SECONDS = 0.5
 
 # What torchrun sets, and what Open MPI does, with the value of a process that stands alone.
 _VARIABLES = (
@@ -51,7 +55,15 @@ def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
+    atexit.register(_outlast_gloo)
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def _outlast_gloo() -> None:
+    """Gloo's threads give back the tensors of the last collective some time after it has ended; one that does so while the interpreter goes
+    ends the process (seen with torch 2.13 alone, too). They need the GIL for it, which sleeping leaves to them.
+    """
+    time.sleep(_GLOO_SECONDS)
 
 
 if "hccl" not in dist.Backend.backend_list:

@@ -107,7 +107,8 @@ TEST_CASE("D25: which calls have a line") {
 }
 
 TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
-  const std::vector<record::CastArgument> casts{{"0", DType::Float32}, {"tensors[1]", DType::Float16}};
+  const std::vector<record::CastArgument> casts{{"0", DType::Float32},
+                                                {"tensors[1]", DType::Float16}};
   const std::string first = "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n";
   struct Case {
     std::vector<record::CastArgument> casts;

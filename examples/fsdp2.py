@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -108,8 +109,8 @@ def main() -> None:
     print(f"process {rank} holds {held:,} of {sum(w.numel() for w in weights):,} numbers, in {weights[0].dtype}")
     if rank == 0:
         compare(losses, weights, steps, world)
-    dist.barrier()  # a process that ends while gloo still has its tensors may abort
     dist.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads may still have tensors: a process that ends at once may abort
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """``report``: which op ran where, in which precision, by whose rule, and what its casts cost.
 
-The counting is in src/record/report.cpp, told by src/torch/observer.cpp. Here are its context manager, the names of what it tells, and
-the answers that the core asks of Python while it counts.
+The counting is in src/record/report.cpp, told by src/torch/observer.cpp. Here are its context manager and the answers that
+the core asks of Python while it counts.
 """
 
 from __future__ import annotations
@@ -27,36 +27,17 @@ from habana_mp import (
     _where,  # noqa: F401 - the core asks it: a child that a fork makes while another thread imports it waits for good
 )
 from habana_mp._advice import Advice, advice
-from habana_mp._captured import holders
 from habana_mp._explain import plain_name, region_policy
 from habana_mp._homes import is_in_place, known_names
 from habana_mp._patched import PatchedOp
 from habana_mp._policy import Policy
 from habana_mp._report_diff import ReportDiff
-from habana_mp._report_groups import OWN_FILES, grouped_ping_pong, grouped_recast, inside, never_seen, rule_text
+from habana_mp._report_groups import inside, rule_text
 from habana_mp._report_merge import merged
+from habana_mp._report_values import FORMAT, KEYS, VERSION, named
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-FORMAT = "habana_mp.report"
-VERSION = 1
-_KEYS = (  # those that are asked for
-    *(
-        "policies",
-        "seconds",
-        "op_seconds",
-        "cast_seconds",
-        "casts",
-        "cache_hits",
-        "backward_casts",
-        "cast_bytes",
-        "rows",
-    ),
-    *("ping_pong", "recast", "never_seen", "missed", "timeline", "advice"),
-)
-_KINDS = ("cast", "cached", "backward")  # enum class Kind in src/record/report.h
-_FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd there
 
 
 class CastReport:
@@ -213,7 +194,7 @@ class CastReport:
             raise ValueError(
                 f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
             )
-        if lacking := [key for key in _KEYS if key not in told]:
+        if lacking := [key for key in KEYS if key not in told]:
             raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
         return cls._of(told)
 
@@ -300,43 +281,7 @@ class CastReport:
         return frame(self.to_dict())
 
     def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """What the core tells, under the names of ``to_dict``."""
-        rows = [_row(*row) for row in told["rows"]]
-        casts = [cast for row in rows for cast in row["casts"]]
-        named = {
-            "format": FORMAT,
-            "version": VERSION,
-            "torch": torch.__version__,
-            "habana_mp": _version(),
-            "title": self.title,
-            "rank": _rank.rank(),
-            "policies": [
-                {"name": policy.name, "text": str(policy), "front_end": front_end}
-                for policy, front_end in self._policies.values()
-            ],
-            "seconds": seconds,
-            "op_seconds": sum(row["seconds"] for row in rows),
-            "backward_seconds": told["backward_ns"] / 1e9,
-            "cast_seconds": sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts),
-            "casts": sum(cast["count"] for cast in casts),
-            "cache_hits": sum(cast["cached"] for cast in casts),
-            "backward_casts": sum(cast["backward"]["count"] for cast in casts),
-            "cast_bytes": sum(cast["bytes"] + cast["backward"]["bytes"] for cast in casts),
-            "rows": rows,
-            "ping_pong": grouped_ping_pong(told["ping_pong"]),
-            "recast": grouped_recast(told["recast"]),
-            "never_seen": never_seen(rows, [policy for policy, _ in self._policies.values()]),
-            "missed": _missed(rows),
-            "timeline": {
-                "stride": told["stride"],
-                "events": [
-                    [start / 1e9, lasted / 1e9, row, source, target, _KINDS[kind]]
-                    for start, lasted, row, source, target, kind in told["moments"]
-                ],
-            },
-        }
-        named["advice"] = [line.__dict__ for line in advice(named)]
-        return named
+        return named(told, seconds, self.title, list(self._policies.values()))
 
 
 def report() -> CastReport:
@@ -354,72 +299,6 @@ def report() -> CastReport:
         explain, draw
     """
     return CastReport()
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("habana_mp")
-
-
-def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
-    op: str,
-    module: str,
-    front_end: int,
-    policy: str,
-    decision: str,
-    rule: str,
-    source: str,
-    calls: int,
-    ns: int,
-    cast_ns: int,
-    dtypes: list[str],
-    runs_in: list[str],
-    casts: list[tuple[Any, ...]],
-) -> dict[str, Any]:
-    return {
-        "op": op,
-        "module": module,
-        "front_end": _FRONT_ENDS[front_end],
-        "policy": policy,
-        "decision": decision,
-        "rule": rule.replace(OWN_FILES, ""),
-        "source": source,
-        "calls": calls,
-        "seconds": ns / 1e9,
-        "cast_seconds": cast_ns / 1e9,
-        "dtypes": dtypes,
-        "runs_in": runs_in,
-        "casts": [
-            {
-                "from": source_dtype,
-                "to": target,
-                "count": count,
-                "cached": cached,
-                "bytes": size,
-                "seconds": lasted / 1e9,
-                "backward": {"count": backward, "bytes": backward_size, "seconds": backward_ns / 1e9},
-            }
-            for source_dtype, target, count, cached, size, lasted, backward, backward_size, backward_ns in casts
-        ],
-    }
-
-
-def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ops that the policy lists and that ran past it, with whoever holds the plain op."""
-    found = [row for row in rows if row["decision"] == "missed"]
-    held = holders({row["op"] for row in found}) if found else {}
-    return [
-        {
-            "op": row["op"],
-            "calls": row["calls"],
-            "module": row["module"],
-            "source": row["source"],
-            "rule": row["rule"],
-            "held_by": held[row["op"]],
-        }
-        for row in found
-    ]
 
 
 def names_of(op: object) -> set[str]:

@@ -55,6 +55,9 @@ def tensor_parallel(module):
 
 WAYS = {
     "ddp": DistributedDataParallel,
+    "ddp, static graph": lambda module: DistributedDataParallel(
+        module, gradient_as_bucket_view=False, static_graph=True
+    ),
     "fsdp2": lambda module: fsdp(module, reshard=True),
     "fsdp2, weights kept": lambda module: fsdp(module, reshard=False),
     "tensor parallel": tensor_parallel,

@@ -61,5 +61,4 @@ class Processes:
 
     def end(self) -> None:
         if self.world_size > 1:
-            distributed.barrier()  # a process that ends while gloo still has its tensors may abort
             distributed.destroy_process_group()

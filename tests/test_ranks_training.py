@@ -177,12 +177,17 @@ class TestAgainstOneProcess:
 
         Weights that FSDP2 gathers are in memory that it gives to others, and a DTensor is no plain tensor: both are cast each time.
         """
-        hits = {"ddp": (9, 9), "tensor parallel": (1, 3)}.get(way, (0, 0))  # there the third linear is plain
+        hits = {
+            "ddp": (9, 9),
+            "ddp, static graph": (9, 9),
+            "tensor parallel": (1, 3),
+        }  # there the third linear is plain
+        least, most = hits.get(way, (0, 0))
         for each in ranks:
             cache = each[front_end, way]["cache"]
-            assert hits[0] <= cache["hits"] <= hits[1]
-            assert way != "ddp" or cache["misses"] + cache["refreshed"] == 12
-            assert way not in ("fsdp2", "fsdp2, weights kept") or cache["entries"] == 0
+            assert least <= cache["hits"] <= most
+            assert not way.startswith("ddp") or cache["misses"] + cache["refreshed"] == 12
+            assert not way.startswith("fsdp2") or cache["entries"] == 0
 
     def test_a_step_is_seen(self, ranks, front_end, way):
         """What the tolerance is not wide enough for: the gradients of another step."""

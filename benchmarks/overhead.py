@@ -318,7 +318,7 @@ def device_names(effort: Effort) -> list[Row]:
     values = {"torch": torch, "x": torch.randn(8, 8), **pair(torch.float32)}
     with hpu_mapped():
         hpu = torch.device("hpu")
-    statements = (
+    same = (
         "mm(a, b)",
         "torch.zeros(3)",
         "torch.zeros(3, device=device)",
@@ -329,17 +329,15 @@ def device_names(effort: Effort) -> list[Row]:
         "x.device == device",
     )
     rows = []
-    for statement in statements:
+    for statement, plain in (*zip(same, same, strict=True), ("x.hpu()", "x.to(device)")):
         best = best_ns(
             effort,
             {
-                "off": Variant(
-                    contextlib.nullcontext, statement, {**values, "name": "cpu", "device": torch.device("cpu")}
-                ),
+                "off": Variant(contextlib.nullcontext, plain, {**values, "name": "cpu", "device": torch.device("cpu")}),
                 "on": Variant(hpu_mapped, statement, {**values, "name": "hpu", "device": hpu}),
             },
         )
-        what = f"hpu mapped to cpu: {statement}, over the same with cpu"
+        what = f"hpu mapped to cpu: {statement}, over {'the same' if plain == statement else plain} with cpu"
         rows.append(Row(what, best["on"] - best["off"], "ns", 50, f"{best['on']:.0f} ns against {best['off']:.0f} ns"))
     return rows
 

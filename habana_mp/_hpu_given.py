@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from habana_mp import _hpu
+from habana_mp import _core, _hpu
 from habana_mp._autocast import autocast
 from habana_mp._hpu import Device, plain
 
@@ -25,7 +25,7 @@ def given(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield torch, name, _hpu
     if hasattr(torch.Tensor, f"is_{device}"):
         yield torch.Tensor, "is_hpu", getattr(torch.Tensor, f"is_{device}")
-    yield torch.Tensor, "hpu", getattr(torch.Tensor, device) if device in ("cuda", "xpu") else _mover()
+    yield torch.Tensor, "hpu", getattr(torch.Tensor, device) if device in ("cuda", "xpu") else _tensor_hpu()
     yield torch.nn.Module, "hpu", _module_to_hpu
     yield torch.autocast, "__init__", _init_autocast
     custom_fwd = _custom_fwd(torch.amp.custom_fwd)
@@ -51,21 +51,16 @@ def _hpu_device(device: Device) -> torch.device:
     return torch.device("hpu" if device is None else device)
 
 
-def _mover() -> Callable[..., torch.Tensor]:
-    there = torch.device("hpu")
-
+def _tensor_hpu() -> Callable[..., torch.Tensor]:
     def hpu(
         self: torch.Tensor,
         device: Device = None,
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> torch.Tensor:
-        """The tensor on the device that "hpu" stands for."""
-        if device is None and memory_format is torch.preserve_format:
-            return self.to(there, non_blocking=non_blocking) if non_blocking else self.to(there)
         return self.to(_hpu_device(device), non_blocking=non_blocking, memory_format=memory_format)
 
-    return hpu
+    return _core.hpu_method(torch.Tensor, torch.device("hpu"), hpu)
 
 
 def _module_to_hpu(self: torch.nn.Module, device: Device = None) -> torch.nn.Module:

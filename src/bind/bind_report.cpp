@@ -12,6 +12,7 @@
 
 #include "bind/bind.h"
 #include "record/report.h"
+#include "torch/module_stack.h"
 #include "torch/observer.h"
 #include "torch/patched_op.h"
 #include "torch/python_error.h"

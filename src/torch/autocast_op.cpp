@@ -115,7 +115,7 @@ c10::SmallVector<at::Tensor, 8> Call::tensors() const {
 }
 
 c10::SmallVector<at::Tensor, 8> Call::results() const {
-  return observer::tensors_in(torch::jit::last(stack_, form_.returns));
+  return tensors_in(torch::jit::last(stack_, form_.returns));
 }
 
 std::string Call::label(std::size_t i, const c10::FunctionSchema& schema) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "record/cast_log.h"
+#include "torch/names.h"
 #include "torch/tensor_cast.h"
 
 namespace habana_mp::autocast {
@@ -74,7 +75,7 @@ void watch_call(observer::Watch& watch, const Op& op, const Rules& rules, const 
                 const Decision& decision) {
   if (!observer::reporting() || stand_in(call)) return;
   const std::string_view name = std::string_view(op.name).substr(0, op.name.find('.'));
-  const observer::Watch::What what{.op = observer::number_of(name),
+  const observer::Watch::What what{.op = number_of(name),
                                    .context = rules.context,
                                    .front_end = record::FrontEnd::Autocast,
                                    .decision = decision,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "record/cast_log.h"
+#include "torch/names.h"
 
 namespace habana_mp {
 namespace {
@@ -18,7 +19,7 @@ const std::string& repr_of(const PatchedOp& op) {
 std::uint32_t name_of(PatchedOp& op) {
   if (op.name_number == 0) {
     const py::handle self(reinterpret_cast<PyObject*>(&op));
-    op.name_number = observer::number_of(
+    op.name_number = number_of(
         py::module_::import("habana_mp._report").attr("_name_of")(self).cast<std::string>());
   }
   return op.name_number;

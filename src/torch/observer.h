@@ -9,9 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
-#include <c10/util/SmallVector.h>
 #include <torch/csrc/python_headers.h>
 
 #include <cstdint>
@@ -24,6 +22,7 @@
 #include "record/listening.h"
 #include "record/report.h"
 #include "torch/tensor_cast.h"
+#include "torch/tensors.h"
 
 namespace habana_mp::observer {
 
@@ -41,19 +40,12 @@ struct Told {
 };
 Told told_by(const record::Report& report);
 
-// Numbers for names, the same until the process ends.
-std::uint32_t number_of(std::string_view name);
-
 // A number for what decides, of its content: a region that is made anew at each step is one.
 std::uint32_t context_of(const Policy& policy, record::FrontEnd front_end);
 // That of a rule of the conversion in force.
 std::uint32_t context_of(std::string_view rule);
 // What ops that nothing decides are counted under: set after each conversion and revert (null).
 void renew_conversion(const Policy* policy);
-
-using Tensors = c10::ArrayRef<at::Tensor>;
-// Those among the arguments or the results of an op, in lists too.
-c10::SmallVector<at::Tensor, 8> tensors_in(c10::ArrayRef<c10::IValue> values);
 
 // A decided call of an op, from its decision to its end.
 class Watch {
@@ -95,8 +87,6 @@ void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
 // A module's forward begins and ends on this thread. With the GIL.
 void enter_module(PyObject* module);
 void leave_module(PyObject* module);
-// What is known of modules by then, after the last report.
-void forget_modules();
 
 // Whether somebody beside the report looks at what torch dispatches: a profiler.
 bool profiled();

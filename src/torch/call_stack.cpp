@@ -1,0 +1,170 @@
+#include "torch/call_stack.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "policy/decide.h"
+#include "torch/observatory.h"
+#include "torch/tensor_cast.h"
+#include "torch/tensor_history.h"
+
+namespace habana_mp::observer {
+
+using record::Fate;
+using record::kNone;
+using record::Site;
+using record::SiteId;
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+
+std::string source_here() {
+  try {
+    return py::module_::import("habana_mp._where").attr("source")().cast<std::string>();
+  } catch (...) {
+    PyErr_Clear();
+    return {};
+  }
+}
+
+Thread& this_thread() {
+  thread_local Thread thread;
+  if (const std::uint64_t now = epoch.load(std::memory_order_relaxed); thread.epoch != now) {
+    thread.epoch = now;
+    thread.hidden = 0;
+    thread.frames.clear();
+    thread.modules.clear();
+  }
+  return thread;
+}
+
+Frame* top() {
+  Thread& thread = this_thread();
+  return thread.frames.empty() ? nullptr : &thread.frames.back();
+}
+
+void push(Thread& thread, Frame frame) {
+  thread.hidden += frame.hides ? 1 : 0;
+  thread.frames.push_back(std::move(frame));
+}
+
+Frame pop(Thread& thread) {
+  Frame frame = std::move(thread.frames.back());
+  thread.frames.pop_back();
+  thread.hidden -= frame.hides ? 1 : 0;
+  return frame;
+}
+
+namespace {
+
+constexpr unsigned kFloats = dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) |
+                             dtype_bit(DType::Float32) | dtype_bit(DType::Float64);
+
+// Whether what the frame refers to is still there: another thread may have closed the report, and
+// opened another. With the lock.
+bool is_current(const Frame& frame) { return frame.epoch == epoch.load(std::memory_order_relaxed); }
+
+// Whether a result in the memory of an argument was written there: x.add_(y).
+bool writes(const Frame& frame) {
+  const Site& site = all().sites[frame.site];
+  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
+}
+
+}  // namespace
+
+void show(Frame& frame, Tensors given) {
+  frame.given = dtypes_of(given);
+  const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
+  frame.shown = true;
+  for (const at::Tensor& tensor : given) {
+    if (!tensor.defined() || !tensor.has_storage()) continue;
+    frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
+    const History* history = all().histories.find(tensor);
+    if (frame.path != kNone || history == nullptr || history->path == kNone) continue;
+    // What is cast begins another path.
+    if (frame.runs_in != DType::Other && dtype_of(tensor) != frame.runs_in) continue;
+    frame.path = all().paths.extend(history->path, frame.site);
+    frame.path_ns = history->path_ns;
+  }
+}
+
+void finish(Thread& thread, const Frame& frame, Tensors results) {
+  const std::uint64_t lasted = now_ns() - frame.start;
+  for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
+    if (!outer->shown) continue;
+    outer->inside_ns += lasted;
+    break;
+  }
+  record::Call call{
+      .ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0,
+      .given = frame.given & kFloats,
+      .ran = frame.runs_in == DType::Other ? frame.given & kFloats : dtype_bit(frame.runs_in),
+      .casts = {frame.casts.data(), frame.casts.size()}};
+  std::vector<History> expired;
+  const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
+  for (const auto& report : all().open) report->add_call(frame.site, call);
+  if (results.empty() && !frame.memory.empty() && writes(frame)) {  // x[0] = y
+    if (History* history = all().histories.find(frame.memory.front())) history->times = 0;
+  }
+  for (const at::Tensor& result : results) {
+    if (!result.defined() || !result.has_storage()) continue;
+    const auto* memory = result.storage().unsafeGetStorageImpl();
+    const bool given =
+        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
+    // A view: the same numbers, made where they were made.
+    if (given && !writes(frame)) continue;
+    History* history = all().histories.get(result);
+    if (history == nullptr) continue;
+    if (!given) history->maker = frame.site;
+    const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
+    history->path = same ? frame.path : kNone;
+    history->path_ns = frame.path_ns;
+    history->times = 0;
+  }
+  expired = all().histories.take_expired();
+}
+
+void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast) {
+  frame.casts.push_back(cast);
+  if (cast.cached || !source.has_storage()) return;
+  std::vector<History> expired;
+  const std::lock_guard guard(all().mutex);
+  if (!is_current(frame)) return;
+  History* history = all().histories.get(source);
+  if (history == nullptr) return;
+  if (history->path != kNone) {
+    const record::Paths::Step& step = all().paths[history->path];
+    if (step.to == cast.from && step.from == cast.to) {
+      for (const auto& report : all().open) {
+        report->add_ping_pong(history->path, frame.site, history->path_ns + cast.ns);
+      }
+    }
+  }
+  const unsigned times = count_cast(*history, source, cast.to, frame.site);
+  if (times > 1) {
+    // Who filled a weight with its first numbers is not what made it.
+    const bool weight = source.is_leaf() && source.requires_grad();
+    const SiteId maker = weight ? kNone : history->maker;
+    for (const auto& report : all().open) {
+      report->add_recast(maker, history->first, frame.site, cast, times);
+    }
+  }
+  // A weight is cast beside what the path is about.
+  if (frame.path == kNone || (!frame.begins && !source.is_leaf())) {
+    frame.path = all().paths.begin(frame.site, cast.from, cast.to);
+    frame.path_ns = cast.ns;
+    frame.begins = true;
+  }
+  expired = all().histories.take_expired();
+}
+
+}  // namespace habana_mp::observer

@@ -1,0 +1,111 @@
+#include "torch/module_stack.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "record/report.h"
+#include "torch/names.h"
+
+namespace habana_mp::observer {
+namespace {
+
+// The path of a module below what it is called in, found once for each: a weak reference says
+// whether it is still that module.
+struct KnownModule {
+  py::object reference;
+  std::uint32_t path;
+};
+
+// To be compared, not to be used.
+PyObject* referent(const py::object& reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(reference.ptr(), &object) > 0) Py_DECREF(object);
+  return object;
+#else
+  return PyWeakref_GetObject(reference.ptr());
+#endif
+}
+
+using KnownModules = std::map<std::pair<PyObject*, std::uint32_t>, KnownModule>;
+
+KnownModules& known_modules() {  // with the GIL
+  static auto* known = new KnownModules;
+  return *known;
+}
+
+py::object frame_before(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+py::object code_of(const py::object& frame) {
+  return py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+}
+
+}  // namespace
+
+void forget_modules() { known_modules().clear(); }
+
+// 0 where it is not known yet below the innermost one.
+std::uint32_t ModuleStack::known_path(PyObject* module) const {
+  const auto found = known_modules().find({module, path()});
+  if (found == known_modules().end() || referent(found->second.reference) != module) return 0;
+  return found->second.path;
+}
+
+std::uint32_t ModuleStack::find_path(PyObject* module) const {
+  py::list stack;
+  for (const Entry& outer : entries_) {
+    stack.append(py::reinterpret_borrow<py::object>(outer.object));
+  }
+  stack.append(py::reinterpret_borrow<py::object>(module));
+  const auto text =
+      py::module_::import("habana_mp._where").attr("_path")(stack).cast<std::string>();
+  const std::uint32_t number = number_of(text);
+  auto& known = known_modules();
+  if (known.size() >= record::kMostSites) known.clear();
+  known.insert_or_assign({module, path()}, KnownModule{py::weakref(module), number});
+  return number;
+}
+
+// Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
+// test), of which torch tells no hook: they may be gone. Their callers are not among those of
+// `caller`. A frame at the address of one that is gone is not taken for it: the frames of modules
+// that have begun since came by here and dropped it.
+void ModuleStack::drop_interrupted(PyObject* calling) {
+  const auto caller = py::reinterpret_borrow<py::object>(calling);
+  const py::object code = code_of(caller);
+  const auto runs = [&](const Entry& module) {
+    for (py::object frame = frame_before(caller); frame; frame = frame_before(frame)) {
+      if (frame.ptr() == module.caller && code_of(frame).is(code)) return true;
+    }
+    return false;
+  };
+  while (!entries_.empty() && !runs(entries_.back())) entries_.pop_back();
+}
+
+void ModuleStack::enter(PyObject* module) {
+  // What calls the hooks and then forward.
+  auto* const caller = reinterpret_cast<PyObject*>(PyEval_GetFrame());
+  if (caller == nullptr) return;
+  std::uint32_t number = known_path(module);
+  if (number == 0) {
+    drop_interrupted(caller);
+    number = find_path(module);
+  }
+  entries_.push_back({module, caller, number});
+}
+
+void ModuleStack::leave(PyObject* module) {
+  const auto found = std::find_if(entries_.rbegin(), entries_.rend(),
+                                  [&](const Entry& entry) { return entry.object == module; });
+  if (found != entries_.rend()) entries_.erase(found.base() - 1, entries_.end());
+}
+
+}  // namespace habana_mp::observer

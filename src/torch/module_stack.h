@@ -1,0 +1,39 @@
+// The modules whose forward a thread is in, for the report: which of them an op belongs to.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace habana_mp::observer {
+
+class ModuleStack {
+ public:
+  // The number of the path of the innermost one (number_of), 0 outside of modules.
+  std::uint32_t path() const { return entries_.empty() ? 0 : entries_.back().path; }
+
+  // A forward begins and ends, told by torch's module hooks. With the GIL.
+  void enter(PyObject* module);
+  void leave(PyObject* module);
+
+  void clear() { entries_.clear(); }
+
+ private:
+  struct Entry {
+    PyObject* object;        // alive: its forward runs
+    const PyObject* caller;  // the Python frame that called us as it began, to be compared
+    std::uint32_t path;
+  };
+
+  std::uint32_t known_path(PyObject* module) const;
+  std::uint32_t find_path(PyObject* module) const;
+  void drop_interrupted(PyObject* caller);
+
+  std::vector<Entry> entries_;
+};
+
+// What is known of modules by then, after the last report.
+void forget_modules();
+
+}  // namespace habana_mp::observer

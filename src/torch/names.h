@@ -1,0 +1,15 @@
+// Numbers for names, for the report: of ops, paths of modules, policies. The same until the process
+// ends.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace habana_mp {
+
+// 0 for "", and once there are record::kMostSites.
+std::uint32_t number_of(std::string_view name);
+std::string name_of(std::uint32_t number);
+
+}  // namespace habana_mp

@@ -164,9 +164,15 @@ class TestLog:
 
     @pytest.mark.parametrize(
         ("rank", "name", "ending"),
-        [({}, "0.log", ".py:{line}"), ({"RANK": "3", "WORLD_SIZE": "4"}, "3.log", " | rank 3"), ({"RANK": "x"}, "0.log", ".py:{line}")],
-        ids=["no ranks", "a rank", "no number"],
-    )  # fmt: skip
+        [
+            pytest.param({}, "0.log", ".py:{line}", id="no ranks"),
+            pytest.param({"RANK": "3", "WORLD_SIZE": "4"}, "3.log", " | rank 3", id="a rank"),
+            pytest.param(
+                {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "2.log", " | rank 2", id="a rank of mpirun"
+            ),
+            pytest.param({"RANK": "x"}, "0.log", ".py:{line}", id="no number"),
+        ],
+    )
     def test_the_rank_of_the_environment(self, monkeypatch, tmp_path, rank, name, ending):
         for variable, value in rank.items():
             monkeypatch.setenv(variable, value)

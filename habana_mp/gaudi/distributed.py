@@ -6,7 +6,6 @@ Importing it registers "hccl" with torch.distributed, as importing Habana's does
 from __future__ import annotations
 
 import atexit
-import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -14,17 +13,11 @@ from typing import Any
 import torch.distributed as dist
 
 from habana_mp._hpu_device import stands_for
+from habana_mp._rank import launched_with
 
 __all__ = ["initialize_distributed_hpu"]
 
 _GLOO_SECONDS = 0.5
-
-# What torchrun sets, and what Open MPI does, with the value of a process that stands alone.
-_VARIABLES = (
-    ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1),
-    ("RANK", "OMPI_COMM_WORLD_RANK", 0),
-    ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-)
 
 
 def initialize_distributed_hpu() -> tuple[int, int, int]:
@@ -38,16 +31,15 @@ def initialize_distributed_hpu() -> tuple[int, int, int]:
     Raises:
         ValueError: one of the variables is no integer.
     """
-    world_size, rank, local_rank = (_integer(*variable) for variable in _VARIABLES)
-    return world_size, rank, local_rank
+    return _integer("WORLD_SIZE", 1), _integer("RANK", 0), _integer("LOCAL_RANK", 0)
 
 
-def _integer(name: str, name_of_mpi: str, default: int) -> int:
-    given = name if name in os.environ else name_of_mpi
+def _integer(variable: str, default: int) -> int:
+    name, text = launched_with(variable)
     try:
-        return int(os.environ.get(given, default))
+        return default if text is None else int(text)
     except ValueError:
-        raise ValueError(f"{given}={os.environ[given]!r} is no integer") from None
+        raise ValueError(f"{name}={text!r} is no integer") from None
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

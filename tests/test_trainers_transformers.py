@@ -191,6 +191,16 @@ def test_two_mixed_precisions(tmp_path, other):
     assert not hmp.is_converted()
 
 
+def test_two_policies(tmp_path):
+    with pytest.raises(ValueError, match="this one has two HMPCallbacks: leave one of them out"):
+        trainer(tmp_path, HMPCallback(), HMPCallback(POLICY))
+    made = trainer(tmp_path, HMPCallback())
+    made.add_callback(HMPCallback(POLICY))
+    with pytest.raises(ValueError, match="this one has two HMPCallbacks: leave one of them out"):
+        made.train()
+    assert not hmp.is_converted()
+
+
 def test_the_mixed_precision_of_a_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     with pytest.raises(ValueError, match="mixed_precision='bf16' of accelerate is a mixed precision of its own"):

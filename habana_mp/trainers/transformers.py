@@ -36,7 +36,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         report: count the casts; afterwards ``callback.report`` is the ``CastReport`` of the last run.
 
     Raises:
-        ValueError: a policy that is none; where the Trainer is made: bf16, fp16, bf16_full_eval or fp16_full_eval.
+        ValueError: a policy that is none; where the Trainer is made: bf16, fp16, bf16_full_eval or fp16_full_eval, or another HMPCallback.
 
     >>> with HMPCallback(policy="hmp") as callback:
     ...     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=[callback])
@@ -74,6 +74,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
             self._run.end()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
+            raise ValueError("a Trainer runs by one policy, and this one has two HMPCallbacks: leave one of them out")
         for name in _OTHERS:
             if getattr(args, name):
                 refuse("HMPCallback", f"TrainingArguments({name}=True)")

@@ -217,6 +217,13 @@ def test_two_mixed_precisions():
         trainer(HMPPrecision(), precision="bf16-mixed")
 
 
+def test_fabric():
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=[HMPPrecision()])
+    with pytest.raises(TypeError, match=r"HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert"):
+        fabric.setup(Net())
+    assert not hmp.is_converted()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "told"),
     [

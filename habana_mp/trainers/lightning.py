@@ -36,6 +36,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
 
     Raises:
         ValueError: a policy that is none. ``Trainer`` raises it where it is given ``precision=`` as well.
+        TypeError: Fabric sets up a module with it.
 
     >>> trainer = lightning.Trainer(plugins=[HMPPrecision(policy="hmp")])
     """
@@ -53,6 +54,11 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
         return self._run.counted
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        if not isinstance(module, LightningModule):  # Fabric, which never tells of an end
+            raise TypeError(
+                "HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert(), and optimizers inside of "
+                "hmp.disable_casts()"
+            )
         # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
         self._run.begin()
         if self._off_before is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from habana_mp import _core, _state, hmp
 from habana_mp._homes import homes
@@ -24,6 +25,13 @@ def _converted_by_none(monkeypatch):
     _core.set_casts_off(False)
     assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]
     assert not off
+
+
+@pytest.fixture
+def empty_cache():
+    """The cache of weights with nothing in it, and no counts from before."""
+    torch.manual_seed(0)
+    hmp.cache.clear()
 
 
 @pytest.fixture

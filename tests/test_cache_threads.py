@@ -1,0 +1,166 @@
+"""The weight cache with many threads, and in forked processes."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cached_weight import BF16, BYTES, ROW, N, X, casts, fork, is_fresh, may_fork, net, use, weight, written
+from torch import nn
+
+from habana_mp import hmp
+
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
+class TestThreads:
+    def test_eight_threads_and_one_that_changes_the_weights(self):
+        """Readers and the writer take turns; none sees numbers of an earlier turn."""
+        hmp.convert()
+        model, lock, wrong = net(), threading.Lock(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+
+        def read(_):
+            for _ in range(40):
+                with lock, torch.inference_mode():
+                    if not (is_fresh(model[0].weight) and is_fresh(model[2].weight)):
+                        wrong.append(1)
+                with torch.inference_mode():
+                    model(X)
+
+        def write(_):
+            for turn in range(40):
+                with lock:
+                    if turn % 3 == 0:
+                        for p in model.parameters():
+                            p.grad = torch.zeros_like(p)
+                            p.grad[ROW] = 1
+                        optimizer.step()
+                    elif turn % 3 == 1:
+                        model[0].weight.data[ROW] = turn
+                    else:
+                        model[2].weight.data = written(model[2].weight, turn)
+
+        with ThreadPoolExecutor(9) as pool:
+            list(pool.map(lambda job: job(None), [write] + [read] * 8))
+        assert not wrong
+        info = hmp.cache.info()
+        assert (info.entries, info.bytes) == (2, 2 * BYTES)
+
+    def test_threads_with_models_of_their_own(self):
+        hmp.convert()
+
+        def work(seed):
+            p = nn.Parameter(torch.randn(N, N, generator=torch.Generator().manual_seed(seed)))
+            good = []
+            for value in range(30):
+                good += [is_fresh(p), is_fresh(p)]
+                with torch.no_grad():
+                    p[ROW] = value
+            return all(good)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8)))
+        assert hmp.cache.info().entries == 0
+
+    def test_a_write_while_another_thread_casts(self):
+        """Who writes at the same time may miss this call, never all calls to come."""
+        hmp.convert()
+        x = torch.ones(1, 1024)
+        for turn in range(30):
+            p = nn.Parameter(torch.zeros(8192, 1024))
+            if turn % 2:
+                F.linear(x, p)
+                with torch.no_grad():
+                    p[1] = 1
+            started = threading.Event()
+
+            def cast(p=p, started=started):
+                started.set()
+                F.linear(x, p)
+
+            thread = threading.Thread(target=cast)
+            thread.start()
+            started.wait()
+            p.data[1:500] = 7  # between two samples
+            p.data[-500:-1] = 7
+            thread.join()
+            assert torch.equal(F.linear(x, p), F.linear(x.to(BF16), p.detach().to(BF16)))
+
+    def test_convert_clear_and_revert_while_threads_compute(self):
+        hmp.convert()
+        p, stop = weight(), threading.Event()
+
+        def compute(_):
+            with torch.inference_mode():
+                while not stop.is_set():
+                    use(p)
+
+        with ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(compute, None) for _ in range(4)]
+            for _ in range(5):
+                hmp.cache.clear()
+                hmp.revert()
+                hmp.convert()
+                hmp.cache.info()
+            stop.set()
+            for future in futures:
+                future.result()
+        hmp.revert()
+        info = hmp.cache.info()
+        assert (info.entries, info.bytes) == (0, 0)
+
+    def test_the_backward_thread(self):
+        """A hook that runs the model in the engine's thread uses the same copies."""
+        hmp.convert()
+        p = weight()
+        seen = []
+        y = use(p)
+        y.register_hook(lambda grad: seen.append(is_fresh(p)))
+        y.sum().backward()
+        assert seen == [True]
+
+    @may_fork
+    def test_a_forked_process_has_a_cache_of_its_own(self):
+        hmp.convert()
+        p = weight()
+        assert is_fresh(p)
+        queue = fork.SimpleQueue()
+
+        def child():
+            torch.set_num_threads(1)
+            first = is_fresh(p)
+            p.data[ROW] = 3
+            queue.put([first, is_fresh(p), hmp.cache.info().hits])
+
+        process = fork.Process(target=child)
+        process.start()
+        assert queue.get() == [True, True, 1]
+        process.join()
+        assert process.exitcode == 0
+        assert is_fresh(p)
+        assert casts() == (1, 1)
+
+    @may_fork
+    def test_a_fork_while_threads_cast(self):
+        """The child does not wait for a lock that a thread of the parent held."""
+        hmp.convert()
+        big, stop = nn.Parameter(torch.randn(1024, 1024)), threading.Event()
+
+        def cast():
+            while not stop.is_set():
+                big.data_ptr()
+                F.linear(torch.ones(1, 1024), big)
+
+        thread = threading.Thread(target=cast)
+        thread.start()
+        try:
+            for _ in range(10):
+                process = fork.Process(target=lambda: (torch.set_num_threads(1), use(weight()), hmp.cache.info()))
+                process.start()
+                process.join(60)
+                assert process.exitcode == 0
+        finally:
+            stop.set()
+            thread.join()

@@ -35,6 +35,16 @@ def empty_cache():
 
 
 @pytest.fixture
+def autocast_as_it_was():
+    """The test leaves torch.autocast off, with its cache on and at no depth."""
+    yield
+    assert not torch._C._is_any_autocast_enabled()
+    assert torch.is_autocast_cache_enabled()
+    assert torch.autocast_increment_nesting() == 1
+    torch.autocast_decrement_nesting()
+
+
+@pytest.fixture
 def place_for_scripts(tmp_path, monkeypatch):
     """An empty folder that is the current one. What the command line changes in this process to run a script there is undone."""
     monkeypatch.chdir(tmp_path)

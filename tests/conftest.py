@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from namespaces import snapshot
 
 from habana_mp import _core, _state, hmp
 from habana_mp._homes import homes
@@ -42,6 +43,12 @@ def autocast_as_it_was():
     assert torch.is_autocast_cache_enabled()
     assert torch.autocast_increment_nesting() == 1
     torch.autocast_decrement_nesting()
+
+
+@pytest.fixture
+def pristine():
+    """What the namespaces of torch hold before the test converts."""
+    return snapshot()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ The ranks tell one another by the store of the process group, which no collectiv
 1. ``DistributedDataParallel`` exchanges the shapes of the parameters when it is made. Each rank tells its policy before that, so
    afterwards all have told that ever will. Nothing waits.
 2. FSDP2 and tensor parallel begin with a ``DeviceMesh``, which is made by all ranks, but not at one time. A rank waits there for the
-   others, and after a minute goes on with a warning: a program that is right is only late by it.
+   others, and after a minute goes on with a warning: a program that is right is only late by it. From then on their meshes are not compared.
 3. ``check_ranks`` is called by all ranks, and waits as long as the process group was told to.
 
 What a rank reads does not grow with their number, unless policies differ.
@@ -101,14 +101,25 @@ if dist.is_available():
     def _setup(self: DeviceMesh) -> Any:
         made = _torch_setup(self)
         if _has_store() and (meeting := _Meeting("mesh", self.mesh.flatten().tolist())).is_ours:
-            meeting.tell(_state.policy)
-            if late := meeting.wait(_PATIENCE):
-                warn(
-                    f"the policies of the ranks are not all compared: in {_PATIENCE.seconds} seconds {_ranks(late)} did not make the "
-                    "DeviceMesh under a conversion"
-                )
-            meeting.compare("a DeviceMesh", late)
+            _meet_at_mesh(meeting)
         return made
+
+
+def _meet_at_mesh(meeting: _Meeting) -> None:
+    if meeting.given_up:
+        return
+    meeting.tell(_state.policy)
+    # Less than the others wait for this rank in a collective.
+    patience: timedelta = min(_PATIENCE, meeting.store.timeout / 2)
+    late = meeting.wait(patience)
+    if late and not meeting.given_up:
+        # Who comes later counts from another mesh on: what they say would be of different meshes.
+        meeting.give_up()
+        warn(
+            f"the policies of the ranks are not compared at a DeviceMesh: in {patience.total_seconds():g} seconds {_ranks(late)} did not "
+            "make it under a conversion. Call hmp.check_ranks() where all of them are converted."
+        )
+    meeting.compare("a DeviceMesh", late)
 
 
 _meetings: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -126,6 +137,15 @@ class _Meeting:
         among = hashlib.sha256(repr(which).encode()).hexdigest()[:16]
         self._key = f"habana_mp/policies/{kind}/{among}/{_meetings[which]}"
         self._hash = ""
+        self._given_up = f"habana_mp/policies/{kind}/{among}/given up"
+
+    @property
+    def given_up(self) -> bool:
+        """Whether these ranks have missed one another before."""
+        return bool(self.store.check([self._given_up]))
+
+    def give_up(self) -> None:
+        self.store.set(self._given_up, "")
 
     def tell(self, policy: Policy | None) -> None:
         state = {"policy": "", "hash": _NONE} if policy is None else PolicyState(policy).state_dict()
@@ -185,7 +205,11 @@ class _Meeting:
                 continue
             lines.append(f"  {whose}: {policy.name!r}, hash {found}")
             if first is not None and policy is not first:
-                lines += [f"    {line}" for line in str(PolicyDiff.between(first, policy)).splitlines()]
+                diff = (
+                    str(PolicyDiff.between(first, policy))
+                    or "the same for every op, by lists that are written differently"
+                )
+                lines += [f"    {line}" for line in diff.splitlines()]
         return "\n".join(lines)
 
 

@@ -34,6 +34,12 @@ NOT_CONVERTED = """the ranks came to {place} under different policies:
   rank 1: none, hmp.convert was not called"""
 
 
+NOT_AT_THE_MESH = (
+    "the policies of the ranks are not compared at a DeviceMesh: in 1 seconds rank 1 did not make it under a conversion. "
+    "Call hmp.check_ranks() where all of them are converted."
+)
+
+
 def raised(work):
     try:
         work()
@@ -51,6 +57,8 @@ def different(rank):
         hmp.convert(policy=EDITED)
         told[f"{name}, same"] = raised(make)
     told["given"] = raised(lambda: hmp.check_ranks(Policy.load("hmp" if rank == 0 else "hmp-o1")))
+    twice = Policy.from_ops(lower=["div", "true_divide"])
+    told["written"] = raised(lambda: hmp.check_ranks(twice if rank == 0 else Policy.from_ops(lower=["div"])))
     told["renamed"] = raised(lambda: hmp.check_ranks(Policy.from_ops(lower=["mm"], name=f"of-rank-{rank}")))
     hmp.revert()
     told["none"] = raised(hmp.check_ranks)
@@ -73,20 +81,52 @@ def not_converted(rank):
     return told
 
 
+def late(rank):
+    """Rank 1 converts after the first mesh: from then on they count meshes differently."""
+    _rank_policies._PATIENCE = timedelta(seconds=1)
+    if rank == 0:
+        hmp.convert()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        PLACES["mesh"][0]()
+        hmp.convert(policy="hmp-o2")
+        dist.barrier()
+        return {"mesh": raised(PLACES["mesh"][0]), "warned": [str(each.message) for each in warned]}
+
+
+def impatient(rank):
+    """The other rank is not to time out in a collective while this one waits."""
+    if rank == 0:
+        hmp.convert()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        PLACES["mesh"][0]()
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    return {"sum": one.item(), "warned": [str(each.message) for each in warned]}
+
+
 def absent(rank):
     """Rank 1 does not come to check_ranks."""
     return {"check": raised(hmp.check_ranks) if rank == 0 else None}
 
 
-CASES = {"different": different, "not converted": not_converted, "absent": absent}
+CASES = {
+    "different": different,
+    "not converted": not_converted,
+    "late": late,
+    "impatient": impatient,
+    "absent": absent,
+}
+SECONDS = {"absent": 2, "impatient": 4}  # how long the process group waits; else 60
 
 
 def worker(folder, case):
-    rank = join(folder, timeout=timedelta(seconds=2 if case == "absent" else 60))
+    rank = join(folder, timeout=timedelta(seconds=SECONDS.get(case, 60)))
     told = CASES[case](rank)
     torch.save(told, f"{folder}/{rank}.pt")
     # Where one rank failed amid a collective there is no orderly end.
-    leave() if case == "different" else os._exit(0)
+    leave() if case in ("different", "late", "impatient") else os._exit(0)
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +165,25 @@ def test_a_rank_without_a_conversion(told, place):
 def test_a_mesh_does_not_wait_for_good(told):
     """The other rank may be late, or not be converted: that is a warning."""
     assert told["not converted"][0]["mesh"] is None
-    assert told["not converted"][0]["warned"] == [
-        "the policies of the ranks are not all compared: in 1 seconds rank 1 did not make the DeviceMesh under a conversion"
-    ]
+    assert told["not converted"][0]["warned"] == [NOT_AT_THE_MESH]
     assert told["not converted"][1]["warned"] == []
+
+
+def test_ranks_that_have_missed_one_another_are_not_compared_at_meshes(told):
+    assert [told["late"][rank]["mesh"] for rank in range(WORLD)] == [None, None]
+    assert [told["late"][rank]["warned"] for rank in range(WORLD)] == [[NOT_AT_THE_MESH], []]
+
+
+def test_a_mesh_waits_less_than_the_process_group(told):
+    assert [told["impatient"][rank]["sum"] for rank in range(WORLD)] == [2, 2]
+    assert ["in 2 seconds" in warning for warning in told["impatient"][0]["warned"]] == [True]
+
+
+def test_policies_that_are_written_differently(told):
+    for rank in range(WORLD):
+        assert told["different"][rank]["written"].endswith(
+            "the same for every op, by lists that are written differently"
+        )
 
 
 def test_a_rank_that_does_not_come(told):

@@ -177,6 +177,16 @@ def test_used_wrongly(arguments, error, told):
     assert not hmp.is_converted()
 
 
+@pytest.mark.parametrize("first", ["outer", "inner"])
+def test_hooks_of_two_accelerators_end_in_any_order(first):
+    outer = HMPHook(accelerate.Accelerator(cpu=True), "hmp")
+    inner = HMPHook(accelerate.Accelerator(cpu=True), "hmp-o2")
+    (outer if first == "outer" else inner).remove()
+    assert _state.policy.name == ("hmp-o2" if first == "outer" else "hmp")
+    (inner if first == "outer" else outer).remove()
+    assert not hmp.is_converted()
+
+
 def test_one_hook_at_a_time():
     accelerator = accelerate.Accelerator(cpu=True)
     with HMPHook(accelerator), pytest.raises(RuntimeError, match="has a HMPHook already"):

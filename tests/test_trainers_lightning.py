@@ -219,7 +219,9 @@ def test_two_mixed_precisions():
 
 def test_fabric():
     fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=[HMPPrecision()])
-    with pytest.raises(TypeError, match=r"HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert"):
+    with pytest.raises(
+        TypeError, match=r"HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert"
+    ):
         fabric.setup(Net())
     assert not hmp.is_converted()
 

@@ -130,6 +130,33 @@ def test_training_again_after_an_exception(tmp_path):
     assert not hmp.is_converted()
 
 
+@pytest.mark.parametrize("since", ["nothing", "revert", "convert"])
+def test_training_with_another_callback_after_an_exception(tmp_path, since):
+    """The one that was left is over. What was put in force since then stays."""
+    with pytest.raises(ValueError, match="enough"):
+        trainer(tmp_path, HMPCallback("hmp-o2"), net=Failing()).train()
+    before = {"nothing": lambda: None, "revert": hmp.revert, "convert": lambda: hmp.convert(policy="hmp-o1")}[since]()
+    trainer(tmp_path, HMPCallback(POLICY)).train()
+    assert _state.policy is before
+
+
+class Trains(transformers.TrainerCallback):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        self.inner.train()
+        self.policy = _state.policy
+
+
+def test_a_trainer_inside_of_another(tmp_path):
+    outer = HMPCallback(POLICY)
+    trains = Trains(trainer(tmp_path, HMPCallback("hmp-o2")))
+    trainer(tmp_path, outer, trains).train()
+    assert trains.policy is outer.policy
+    assert not hmp.is_converted()
+
+
 def test_an_exception_in_the_step_of_the_optimizer(tmp_path):
     net = Net()
     made = trainer(tmp_path, HMPCallback(POLICY), net=net)

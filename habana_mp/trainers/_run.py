@@ -6,13 +6,12 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from habana_mp import _core, _state
 from habana_mp._convert import convert, revert
 from habana_mp._disable import disable_casts
-from habana_mp._gaudi_config import is_gaudi_config, read_gaudi_config
+from habana_mp._gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy import Policy
 from habana_mp._policy_state import PolicyState
 from habana_mp._report import CastReport
@@ -33,10 +32,13 @@ def needs(library: str) -> Iterator[None]:
         ) from None
 
 
+_begun: list[Run] = []  # the innermost is the last
+
+
 class Run:
     """A policy that is put in force by ``begin``, and what was before by ``end``. Both may be called twice.
 
-    ``report`` says whether each run is counted; ``counted`` is the report of the last one.
+    A run that ends inside of another leaves that one in force. ``report`` says whether each run is counted; ``counted`` is the report of the last one.
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str], report: bool) -> None:
@@ -45,11 +47,8 @@ class Run:
         self.state = PolicyState(policy)
         self.counted: CastReport | None = None
         self.report = report
-        self._verbose = (
-            not isinstance(policy, Policy)
-            and is_gaudi_config(policy)
-            and read_gaudi_config(Path(os.fspath(policy))).verbose
-        )
+        config = None if isinstance(policy, Policy) else gaudi_config_at(policy)
+        self._verbose = config is not None and read_gaudi_config(config).verbose
         self._before: tuple[Policy | None, bool] | None = None
 
     @property
@@ -69,21 +68,26 @@ class Run:
         self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
         if not self.begun:
             self._before = before
+            _begun.append(self)
             if self.report:
                 self.counted = new_report().__enter__()
 
     def end(self) -> None:
         if self._before is None:
             return
-        (policy, verbose), self._before = self._before, None
+        before, self._before = self._before, None
+        place = _begun.index(self)
+        inner = _begun[place + 1 :]
+        del _begun[place]
         try:
             if self.report and self.counted is not None:
                 self.counted.__exit__(None, None, None)
         finally:
-            if policy is None:
-                revert()
-            else:
-                convert(policy=policy, isVerbose=verbose)
+            policy, verbose = before
+            if inner:
+                inner[0]._before = before
+            elif _state.policy is self.policy:  # else somebody has converted or reverted since, and that stays
+                revert() if policy is None else convert(policy=policy, isVerbose=verbose)
 
 
 @contextmanager

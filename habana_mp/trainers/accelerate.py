@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from habana_mp._policy import Policy
+from habana_mp._rank_policies import check_ranks
 from habana_mp._report import CastReport
 from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
 
@@ -37,7 +38,7 @@ class HMPHook:
     Raises:
         ValueError: a policy that is none; an accelerator with a mixed precision.
         TypeError: an accelerator that is none.
-        RuntimeError: an accelerator that has such a hook.
+        RuntimeError: an accelerator that has such a hook; ranks with other policies.
 
     >>> accelerator = Accelerator()
     >>> with HMPHook(accelerator, policy="hmp"):
@@ -60,6 +61,11 @@ class HMPHook:
         self._accelerator = accelerator
         self._run = Run(policy, report)
         self._run.begin()
+        try:
+            check_ranks()
+        except BaseException:
+            self._run.end()
+            raise
         self._undo_steps: dict[int, Callable[[], None]] = {}
         self._handles = [
             accelerator.register_save_state_pre_hook(self._save),

@@ -54,7 +54,8 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
         return self._run.counted
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        if not isinstance(module, LightningModule):  # Fabric, which never tells of an end
+        of_trainer: bool = isinstance(module, LightningModule)
+        if not of_trainer:  # Fabric, which never tells of an end
             raise TypeError(
                 "HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert(), and optimizers inside of "
                 "hmp.disable_casts()"

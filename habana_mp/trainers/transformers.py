@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from habana_mp._convert import is_converted
 from habana_mp._list_file import warn
 from habana_mp._policy import Policy
+from habana_mp._rank_policies import check_ranks
 from habana_mp._report import CastReport
 from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
 
 with needs("transformers"):
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _OTHERS = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
+
+
+_begun: list[HMPCallback] = []  # whose training has begun, and has ended at most by an exception
+
+
+def _inside_of_training() -> bool:
+    """Whether a Trainer trains inside of the training of another one."""
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return sum(frame.f_code is Trainer.train.__code__ for frame in frames) > 1
 
 
 class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
@@ -29,7 +40,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     included; the steps of the optimizer are not cast. Afterwards what was before is in force again. The Trainer has no event for an
     exception, and none before ``evaluate`` and ``predict``: as a context manager the callback holds round all of them.
 
-    The policy is saved with the checkpoints of the Trainer and compared when one is resumed, as ``hmp.PolicyState`` does.
+    Where training begins the policies of the ranks are compared. The policy is saved with the checkpoints of the Trainer and compared when one is resumed, as ``hmp.PolicyState`` does.
 
     Args:
         policy: a ``Policy``, or the name or path of one.
@@ -67,6 +78,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         self._end()
 
     def _end(self) -> None:
+        if self in _begun:
+            _begun.remove(self)
         if self._undo_step is not None:
             self._undo_step()
             self._undo_step = None
@@ -75,7 +88,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
-            raise ValueError("a Trainer runs by one policy, and this one has two HMPCallbacks: leave one of them out")
+            raise ValueError("a Trainer runs by one policy, and this one has two HMPCallbacks: leave one of them out")  # noqa: TRY004
         for name in _OTHERS:
             if getattr(args, name):
                 refuse("HMPCallback", f"TrainingArguments({name}=True)")
@@ -85,9 +98,14 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **kwargs: Any) -> None:  # noqa: ARG002
         # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
         self.on_init_end(args, state, control)
+        if not _inside_of_training():
+            for other in [*_begun]:
+                other._end()
         self._end()
+        _begun.append(self)
         self._undo_step = patch(optimizer, "step", without_casts)
         self._run.begin()
+        check_ranks()
         # What the checkpoint said, where one is resumed; else this callback's own.
         saved = state.stateful_callbacks.get(type(self).__name__)
         if isinstance(saved, dict) and "policy" in saved:

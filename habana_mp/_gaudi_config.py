@@ -6,6 +6,7 @@ Knows the form of the file; a policy is made of it by ``Policy.load``.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,14 +38,27 @@ class GaudiConfig(NamedTuple):
     verbose: bool
 
 
-def is_gaudi_config(path: object) -> bool:
-    return str(path).endswith(SUFFIX)
+def gaudi_config_at(path: str | os.PathLike[str]) -> Path | None:
+    """The file that a path names: itself, or the one in a folder that is no policy, as it stands beside a model."""
+    text = os.fspath(path)
+    if text.endswith(SUFFIX):
+        return Path(text)
+    file = os.path.join(text, "gaudi_config.json")  # noqa: PTH118 - Path raises for names that are too long
+    if os.path.isfile(file) and not os.path.exists(os.path.join(text, "policy.toml")):  # noqa: PTH110, PTH113, PTH118
+        return Path(file)
+    return None
 
 
 def read_gaudi_config(path: Path) -> GaudiConfig:
     """Raises OSError, or ValueError with the file, the key and what is accepted there."""
     config = _read_keys(path)
     hmp, autocast = config.get(_HMP, False), config.get(_AUTOCAST, False)
+    if _HMP not in config and _AUTOCAST not in config:
+        # Later versions leave the switch to the arguments of the trainer: who loads the file has switched it on.
+        autocast = any(config.get(f"autocast_{title}_ops") is not None for title in ("bf16", "fp32"))
+        hmp = not autocast and any(config.get(f"hmp_{title}_ops") is not None for title in ("bf16", "fp32"))
+        if not hmp and not autocast:
+            warn(f"{path} says nothing of mixed precision: all ops run in float32")
     if hmp and autocast:
         raise ValueError(f"{path}: {_HMP} and {_AUTOCAST} are both true; one of them is accepted")
     if not hmp and not autocast:
@@ -67,8 +81,8 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
 
 def _read_keys(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, of UTF-8
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a gaudi_config.json is one object, {{...}}, not {config!r:.40}")  # noqa: TRY004 - of the file
@@ -93,6 +107,7 @@ def _is_fine(key: str, value: object) -> bool:
 
 def _list(path: Path, key: str, ops: list[str]) -> ListFile:
     shown = f"{path}: {key}"
+    ops = [op.strip() for op in ops]  # as the lines of a list file
     for op in ops:
         if not core.is_entry(op):
             raise ValueError(f"{shown}: {op!r} is no op name; accepted are letters, digits, _ and one dot")

@@ -110,6 +110,8 @@ def nearest(name: str, known: frozenset[str]) -> list[str]:
     last = name.rpartition(".")[2]
     if last != name and last in known:  # torch.relu
         return [last]
+    if name.lower() in known:  # the class of a module: ReLU
+        return [name.lower()]
     # Names of C++ helpers and overloads are near only to what looks like one.
     pool = [
         other for other in known if ("." in name or "." not in other) and other.startswith("_") <= name.startswith("_")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core as core
-from habana_mp._gaudi_config import is_gaudi_config, read_gaudi_config
+from habana_mp._gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._html import render
 from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list, warn, whole_op
 from habana_mp._preset import LISTS, SHIPPED, read_folder
@@ -88,8 +88,9 @@ class Policy:
 
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana. Where it says ``use_habana_mixed_precision``, the lists
         hmp_bf16_ops and hmp_fp32_ops take the place of those of "hmp", and with the hmp_opt_level "O2" it is "hmp-o2"; where it says
-        ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops take the place of those of "hpu-autocast". Where it says neither,
-        nothing is cast. Keys of other things are passed over.
+        ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops take the place of those of "hpu-autocast". A file that has neither
+        key is taken by the lists that it has; without any, and where the key is false, nothing is cast. Keys of other things are passed
+        over. A folder that holds such a file may be named instead.
 
         Raises:
             ValueError: no preset, folder, file or text of a policy, or one with a mistake in it.
@@ -107,8 +108,8 @@ class Policy:
                 return _replaced[name]
             if name in presets():
                 return cls(read_folder(SHIPPED / name, shipped=True))
-        if is_gaudi_config(text):
-            return cls._of_gaudi_config(Path(text))
+        if (config := gaudi_config_at(text)) is not None:
+            return cls._of_gaudi_config(config)
         if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
             raise ValueError(
                 f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
@@ -289,9 +290,12 @@ class Policy:
 _replaced: dict[str, Policy] = {}
 
 
-def replace_preset(name: str, policy: Policy) -> None:
-    """From now on a policy is what a preset's name stands for (D30)."""
-    _replaced[name] = policy
+def replace_preset(name: str, policy: Policy | None) -> None:
+    """From now on a policy is what a preset's name stands for (D30), or with None what is shipped."""
+    if policy is None:
+        _replaced.pop(name, None)
+    else:
+        _replaced[name] = policy
 
 
 def presets() -> tuple[str, ...]:

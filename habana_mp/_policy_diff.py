@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from habana_mp import _core as core
 from habana_mp._policy import Policy
 
 # Two policies of different origin differ in a hundred ops, which nobody reads in a warning.
@@ -31,6 +32,10 @@ class PolicyDiff:
         # Of an op that is listed for one low dtype, what holds without it is asked too.
         names = sorted(listed | {name.partition("@")[0] for name in listed})
         pairs = {name: (_action(before, name), _action(after, name)) for name in names}
+        # D17: autocast tells the overloads of an op apart, where one of them is listed.
+        ops = {name.partition(".")[0] for name in names if "." in name}
+        overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
+        pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
         return cls(settings, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
     def __bool__(self) -> bool:
@@ -58,6 +63,16 @@ def words(setting: Any) -> str:
     if isinstance(setting, list):
         return ", ".join(setting)
     return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)
+
+
+def _overloads(op: str) -> list[str]:
+    packet = getattr(torch.ops.aten, op, None)
+    return [] if packet is None else packet.overloads()
+
+
+def _of_overload(policy: Policy, overload: str) -> str:
+    action, _, listed, *_ = policy._core.resolve_overload(overload)
+    return core.ACTIONS[action] if listed else "rest"
 
 
 def _action(policy: Policy, listed: str) -> str:

@@ -24,6 +24,11 @@ _script = torch.jit.script
 def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
     _core.suspend()
     try:
+        # Names in the source of a class are looked up so many frames above: this one is one more.
+        if len(args) > 1:  # optimize, _frames_up, ...
+            args = (args[0], args[1] + 1, *args[2:])
+        else:
+            kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
         scripted = _script(obj, *args, **kwargs)
     finally:
         _core.resume()
@@ -33,8 +38,8 @@ def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_torch_own(obj: Any) -> bool:
-    """Whether torch scripts a function of its own: forward-mode AD does at its first use, with decompositions that say what an op means."""
-    return isinstance(obj, types.FunctionType) and obj.__module__.partition(".")[0] == "torch"
+    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that say what an op means."""
+    return isinstance(obj, (types.FunctionType, type)) and obj.__module__.partition(".")[0] == "torch"
 
 
 def _refuse_listed_ops(obj: Any, scripted: Any) -> None:

@@ -53,11 +53,43 @@ def test_the_policy_is_a_preset(write, config, base):
     assert hmp.Policy.load(write(config)) == hmp.Policy.load(base)
 
 
-@pytest.mark.parametrize("config", [{}, OTHERS, {"use_habana_mixed_precision": False, "hmp_bf16_ops": ["mm"]}], ids=["empty", "others", "off"])  # fmt: skip
-def test_no_mixed_precision(write, config):
-    policy = hmp.Policy.load(write(config))
+def test_mixed_precision_is_off(write):
+    policy = hmp.Policy.load(write({"use_habana_mixed_precision": False, "hmp_bf16_ops": ["mm"]}))
     assert policy == hmp.Policy.from_ops()
     assert policy.name == "float32"
+
+
+@pytest.mark.parametrize("config", [{}, OTHERS], ids=["empty", "others"])
+def test_nothing_of_mixed_precision(write, config):
+    with pytest.warns(UserWarning, match=r"gaudi_config\.json says nothing of mixed precision: all ops run in float32"):
+        assert hmp.Policy.load(write(config)).name == "float32"
+
+
+@pytest.mark.parametrize(
+    ("config", "base"),
+    [
+        ({"autocast_bf16_ops": ["softmax"], "autocast_fp32_ops": ["mm"]}, "hpu-autocast"),
+        ({"autocast_bf16_ops": ["softmax"], "autocast_fp32_ops": ["mm"], "hmp_bf16_ops": ["exp"]}, "hpu-autocast"),
+        ({"hmp_bf16_ops": ["softmax"], "hmp_fp32_ops": ["mm"], "autocast_bf16_ops": None}, "hmp"),
+    ],
+    ids=["autocast", "both", "hmp"],
+)
+def test_lists_without_a_switch(write, config, base):
+    """The switch of later versions is an argument of the trainer."""
+    policy = hmp.Policy.load(write(config))
+    assert actions(policy, "softmax", "mm") == ["lower", "fp32"]
+    assert policy.lists["promote"] == hmp.Policy.load(base).lists["promote"]
+
+
+def test_as_editors_write_it(write):
+    """As list files: blanks round a name, a byte-order mark (D20)."""
+    policy = hmp.Policy.load(write("\ufeff" + json.dumps({**HMP, "hmp_bf16_ops": [" softmax "]})))
+    assert policy.lists["lower"] == ("softmax",)
+
+
+def test_a_folder(write):
+    path = write({**HMP, "hmp_bf16_ops": ["softmax"]})
+    assert hmp.Policy.load(path.parent) == hmp.Policy.load(str(path.parent)) == hmp.Policy.load(path)
 
 
 @pytest.mark.parametrize(("switch", "front_end"), [(HMP, "hmp"), (AUTOCAST, "autocast")], ids=["hmp", "autocast"])
@@ -110,6 +142,7 @@ def test_an_unknown_op(write):
         ("", "Expecting value: line 1 column 1"),
         ('{"use_habana_mixed_precision": True}', "Expecting value: line 1 column 32"),
         ("[]", "a gaudi_config.json is one object, {...}, not []"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
         ({"use_habana_mixed_precision": "yes"}, "use_habana_mixed_precision is true or false, not 'yes'"),
         ({"use_torch_autocast": 1}, "use_torch_autocast is true or false, not 1"),
         ({**HMP, "hmp_is_verbose": None}, "hmp_is_verbose is true or false, not None"),
@@ -124,7 +157,7 @@ def test_an_unknown_op(write):
         ({**HMP, **AUTOCAST}, "use_habana_mixed_precision and use_torch_autocast are both true; one of them is accepted"),
     ],
     ids=[
-        "empty", "Python's True", "a list", "a string", "a number", "null", "O3", "level 1", "one name", "numbers", "no name", "both lists",
+        "empty", "Python's True", "a list", "a deep one", "a string", "a number", "null", "O3", "level 1", "one name", "numbers", "no name", "both lists",
         "unknown key", "mistyped switch", "both switches",
     ],
 )  # fmt: skip

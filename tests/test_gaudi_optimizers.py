@@ -300,6 +300,34 @@ def test_a_state_dict_goes_on_where_it_stopped(make, dtype):
     assert all(map(torch.equal, train(first, one), train(second, other)))
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_moments_that_were_saved_low_are_loaded_wide(dtype):
+    one = parameters(dtype)
+    first, second = FusedLamb(one), FusedLamb(one)
+    train(first, one, 1)
+    saved = first.state_dict()
+    for state in saved["state"].values():
+        state["exp_avg"] = state["exp_avg"].bfloat16()
+    second.load_state_dict(saved)
+    assert {state["exp_avg"].dtype for state in second.state.values()} == {F32}
+    train(second, one, 1)
+
+
+@every
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_hooks_decide_what_is_loaded(make, dtype):
+    """As in all optimizers of torch."""
+    one, other = parameters(dtype), parameters(dtype)
+    first, second, fresh = make(one), make(other), make(parameters(dtype))
+    train(first, one, 1)
+    second.register_load_state_dict_pre_hook(lambda _, state: {**state, "state": {}})
+    second.load_state_dict(first.state_dict())
+    assert not any("exp_avg" in state for state in second.state.values())
+    fresh_params = [p for group in fresh.param_groups for p in group["params"]]
+    if "adagrad" not in type(fresh).__name__.lower():  # it makes its state where it is made
+        assert all(map(torch.equal, train(second, other, 1), train(fresh, fresh_params, 1)))
+
+
 @every
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["copy", "pickle"])
 def test_a_copy_does_the_same(make, copied):

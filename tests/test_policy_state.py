@@ -58,6 +58,13 @@ def test_another_policy(other, lines):
     assert warned[0].filename == __file__
 
 
+def test_an_overload_alone():
+    """D17: under autocast it stands for itself, in a list of convert for the whole op."""
+    one, all_of_them = hmp.Policy.from_ops(lower=["pow.Tensor_Scalar"]), hmp.Policy.from_ops(lower=["pow"])
+    with pytest.warns(UserWarning, match=r"\n  pow.Scalar \(autocast\): rest -> lower\n"):
+        hmp.PolicyState(all_of_them).load_state_dict(hmp.PolicyState(one).state_dict())
+
+
 def test_many_differences():
     with pytest.warns(UserWarning, match=r"is another:\n(  .*\n){20}  and \d+ more$"):
         hmp.PolicyState("torch-cuda").load_state_dict(hmp.PolicyState("hmp").state_dict())

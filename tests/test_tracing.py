@@ -1,6 +1,8 @@
 """torch.jit.trace, freeze and script under convert (F169 to F174, D35)."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -176,6 +178,10 @@ class Unlisted(nn.Module):
         return x.exp() + 1
 
 
+def doubled(value: int) -> int:
+    return 2 * value
+
+
 class TestScript:
     @pytest.mark.parametrize(
         ("code", "ops"),
@@ -197,6 +203,23 @@ class TestScript:
         hmp.convert()
         assert torch.equal(torch.jit.script(unlisted)(x, 3), expected)
         assert torch.equal(torch.jit.script(Unlisted())(x), x.exp() + 1)
+
+    def test_a_class_finds_the_names_of_its_module(self):
+        """torch looks them up so many frames above the call."""
+        hmp.convert()
+
+        @torch.jit.script
+        class Twice:
+            def __init__(self, value: int):
+                self.value = doubled(value)
+
+        assert Twice(3).value == 6
+
+    def test_torch_scripts_classes_of_its_own(self):
+        """With listed ops in them, as the optimizers of torch.distributed.optim are."""
+        code = "from habana_mp import hmp; hmp.convert(); import torch.distributed.optim as o; print(o.ZeroRedundancyOptimizer.__name__)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout == "ZeroRedundancyOptimizer\n", done.stderr
 
     def test_in_disable_casts_it_runs_as_torch_does(self):
         x = torch.randn(2, 2)

@@ -121,15 +121,23 @@ class FusedLamb(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As every optimizer of torch does; moments stay float32."""
-        super().load_state_dict(state_dict)
+        loaded = [state_dict]
+        hook = self.register_load_state_dict_pre_hook(
+            lambda _, last: loaded.append(last)
+        )  # the last: what the others made of it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
         # torch has rounded them to the dtype of their parameters.
-        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        saved = [number for group in loaded[-1]["param_groups"] for number in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
         for number, p in zip(saved, own, strict=True):
-            for name in _MOMENTS:
-                moment = state_dict["state"].get(number, {}).get(name)
-                if moment is not None:
-                    self.state[p][name] = moment.to(device=p.device, copy=True)
+            state = self.state.get(p, {})
+            for name, moment in loaded[-1]["state"].get(number, {}).items():
+                wide = torch.float64 if p.dtype == torch.float64 else torch.float32
+                if name in _MOMENTS and name in state and state[name].dtype != wide:
+                    state[name] = moment.to(p.device, wide, copy=True)
 
 
 def _wide(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

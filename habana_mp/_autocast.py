@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
 
-from habana_mp import _core, _export, _guests, _log, _state, _traced, cache
-from habana_mp._convert import revert
-from habana_mp._gaudi_config import is_gaudi_config
+from habana_mp import _core, _export, _guests, _log, _traced, cache
+from habana_mp._convert import give_way
+from habana_mp._gaudi_config import SUFFIX
 from habana_mp._list_file import read_list, warn
 from habana_mp._policy import Policy, replace_preset
 
@@ -161,9 +162,7 @@ def _region(
 
 
 def _prepare() -> None:
-    if _state.stands_in:
-        _state.stands_in = False
-        revert()
+    give_way()
     if not _core.log_level() and _core.environment_has(_log.VARIABLE):
         _log.open_log(False)
     _guests.serve_autocast()
@@ -244,7 +243,7 @@ def _named(name_or_path: str | os.PathLike[str]) -> Policy:
     policy = _loaded.get(name_or_path)
     if policy is None:
         policy = Policy.load(name_or_path)
-        if not (os.path.isdir(name_or_path) or is_gaudi_config(name_or_path) or " " in name_or_path):  # noqa: PTH112 - as Policy.load
+        if not (os.path.isdir(name_or_path) or name_or_path.endswith(SUFFIX) or " " in name_or_path):  # noqa: PTH112 - as Policy.load
             _loaded[name_or_path] = policy
     return policy
 
@@ -272,17 +271,35 @@ LIST_VARIABLES = {
 }
 
 
-def _read_environment() -> None:
-    given: dict[str, str] = {}
-    for title, variables in LIST_VARIABLES.items():
-        variable = next(filter(os.environ.get, variables), None)
-        if variable is None:
-            continue
-        path = os.environ[variable]
+_read: dict[str, tuple[str, str, bytes | None]] = {}
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
+def read_environment() -> None:
+    """Read the lists that the environment names, where they are others than at the last time."""
+    asked = {
+        title: (variable, os.environ[variable], _content(os.environ[variable]))
+        for title, variables in LIST_VARIABLES.items()
+        if (variable := next(filter(os.environ.get, variables), None)) is not None
+    }
+    if asked == _read:
+        return
+    _read.clear()
+    _read.update(asked)
+    replace_preset(_HPU, None)
+    _loaded.pop(_HPU, None)
+    given = {}
+    for title, (variable, path, _) in asked.items():
         try:
             read_list(path)
             given[title] = path
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # noqa: PERF203 - there are two
             warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
     if given:
         try:
@@ -291,6 +308,6 @@ def _read_environment() -> None:
             warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")
 
 
-_read_environment()
+read_environment()
 _export.record_casts()
 _core.run_autocast_in_c(autocast.__enter__, autocast.__exit__)

@@ -63,10 +63,13 @@ def convert(
         ValueError: an opt_level, dtype, list line or combination that is not accepted; the message says where and what is (D1, D9,
             D20 to D23).
         OSError: a list that cannot be read (D24), or a log file that cannot be written.
+        TypeError: isVerbose that is neither True nor False.
 
     See Also:
         disable_casts, revert, explain, Policy
     """
+    if isVerbose not in (True, False):
+        raise TypeError(f"isVerbose is True or False, not {isVerbose!r}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )
@@ -112,6 +115,13 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def give_way() -> None:
+    """End the conversion that is the command line's default: from here on the script says what is cast."""
+    if _state.stands_in:
+        _state.stands_in = False
+        revert()
 
 
 def revert() -> None:

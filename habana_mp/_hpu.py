@@ -62,9 +62,14 @@ _TOLD_THE_TRUTH = (
 )
 
 
+def asked_by_library(frame: types.FrameType | None) -> bool:
+    """Whether the code of a frame is a library's that would make itself ready for a Gaudi."""
+    return frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_TOLD_THE_TRUTH)
+
+
 def is_available() -> bool:
     """True, but for libraries that would make themselves ready for a Gaudi."""
-    return not f"{sys._getframe(1).f_globals.get('__name__')}.".startswith(_TOLD_THE_TRUTH)
+    return not asked_by_library(sys._getframe(1))
 
 
 is_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -111,7 +116,25 @@ def get_device_name(device: Device = None) -> str:
 
 
 def default_stream(device: Device = None) -> Any:
-    return _module().current_stream() if _on_cpu() else _module().default_stream(plain(device))
+    return _STREAM if _on_cpu() else _module().default_stream(plain(device))
+
+
+class CpuStream(torch.cpu.Stream):
+    """``torch.hpu.Stream`` on CPU, where each op has ended when its call returns."""
+
+    def __init__(self, device: Device = None, priority: int = -1) -> None:  # noqa: ARG002 - torch's argument
+        super().__init__(priority)
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: CpuEvent | None = None) -> CpuEvent:  # type: ignore[override]
+        event = CpuEvent() if event is None else event
+        event.record(self)
+        return event
 
 
 class CpuEvent(torch.cpu.Event):
@@ -126,6 +149,27 @@ class CpuEvent(torch.cpu.Event):
     def elapsed_time(self, end_event: CpuEvent) -> float:
         """Milliseconds from this event to the other."""
         return (end_event._seconds - self._seconds) * 1e3
+
+
+def _current_stream(device: Device = None) -> CpuStream:  # noqa: ARG001 - torch's argument
+    stream = torch.cpu.current_stream()  # torch.cpu's own until `with torch.hpu.stream(...)`
+    return stream if isinstance(stream, CpuStream) else _STREAM
+
+
+def _cpu_properties(device: Device = None) -> types.SimpleNamespace:
+    return types.SimpleNamespace(name=get_device_name(device), total_memory=mem_get_info(device)[1])
+
+
+_STREAM = CpuStream()
+# What torch.cpu lacks, or has without what Gaudi's has.
+_OF_CPU = {
+    "Event": CpuEvent,
+    "Stream": CpuStream,
+    "current_stream": _current_stream,
+    "device": contextlib.nullcontext,
+    "device_of": contextlib.nullcontext,
+    "get_device_properties": _cpu_properties,
+}
 
 
 # Random numbers
@@ -248,12 +292,19 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     return "\n".join(f"{key:<10}{_units.size(value):>12}" for key, value in memory_stats().items())
 
 
+def __dir__() -> list[str]:
+    own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
+    return sorted(own - {"asked_by_library", "plain"} | _OF_CPU.keys() | {"random", "stream"})
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python asks for its own names and takes the plain answer
         raise AttributeError(name)
+    if name == "random":  # torch.cuda.random has the same functions
+        return sys.modules[__name__]
     device, module = _mapped_to(), _module()
-    if name == "Event" and device == "cpu":
-        return CpuEvent
+    if device == "cpu" and name in _OF_CPU:
+        return _OF_CPU[name]
     if name in ("Stream", "Event"):  # torch.compile asks every device for these
         return getattr(module, name, getattr(torch, name))
     try:

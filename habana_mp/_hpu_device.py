@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import re
 import sys
 from typing import Any
@@ -21,6 +22,8 @@ from habana_mp._hpu_given import given
 # (owner, name, what its __dict__ held): what torch is given, in order.
 _before: list[tuple[Any, str, Any]] = []
 _INHERITED = object()
+
+DEVICE_VARIABLE = "HABANA_MP_DEVICE"
 
 
 def map_hpu(device: str = "cpu") -> bool:
@@ -69,9 +72,23 @@ def unmap_hpu() -> None:
 
 
 def stands_for() -> str:
-    """The device type that "hpu" stands for; while it is not mapped, what it is to stand for: the accelerator that torch finds, or the CPU."""
+    """The device type that "hpu" stands for; while it is not mapped, what it is to stand for.
+
+    That is what HABANA_MP_DEVICE says; else the accelerator that torch finds, or the CPU.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
-    return _core.hpu_mapped_to() or ("cpu" if found is None else found.type)
+    return _core.hpu_mapped_to() or os.environ.get(DEVICE_VARIABLE) or ("cpu" if found is None else found.type)
+
+
+def map_chosen() -> bool:
+    """``map_hpu`` for what "hpu" is to stand for. Errors name the variable, where it has chosen."""
+    device = stands_for()
+    try:
+        return map_hpu(device)
+    except (ValueError, RuntimeError) as error:
+        if os.environ.get(DEVICE_VARIABLE) != device:
+            raise
+        raise type(error)(f"{DEVICE_VARIABLE}: {error}") from None
 
 
 def is_real() -> bool:

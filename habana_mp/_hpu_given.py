@@ -39,6 +39,12 @@ def given(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield torch.Tensor, "pin_memory", _pinned(torch.Tensor.pin_memory)
     if torch.distributed.is_available():
         from torch.distributed import distributed_c10d
+        from torch.distributed.device_mesh import DeviceMesh
+
+        yield DeviceMesh, "__init__", _of_plain_type(DeviceMesh.__init__)
+        if device == "cpu":
+            ddp = torch.nn.parallel.DistributedDataParallel
+            yield ddp, "__init__", _without_device_ids(ddp.__init__)
 
         init = _init_process_group(distributed_c10d.init_process_group)
         yield distributed_c10d, "init_process_group", init
@@ -89,6 +95,26 @@ def _init_process_group(original: Callable[..., None]) -> Callable[..., None]:
         original(*args, device_id=device_id, **kwargs)
 
     return init_process_group
+
+
+def _of_plain_type(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        # DTensor asks the module of the type what it can do, and has ways of its own for "hpu".
+        original(self, plain(device_type).type if device_type in _hpu.NAMES else device_type, *args, **kwargs)
+
+    return init
+
+
+def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        # A script has one Gaudi for each process, and names it. Torch refuses that for CPU, of which there is one.
+        _, _, *others = (*args, None, None)[: max(2, len(args))]
+        kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
+        original(self, module, None, None, *others, **kwargs)
+
+    return init
 
 
 def _no_tag(_: Any) -> None:
@@ -142,7 +168,8 @@ _init_of_torch = torch.autocast.__init__
 @functools.wraps(_init_of_torch)
 def _init_autocast(self: torch.autocast, device_type: Any, *args: Any, **kwargs: Any) -> None:
     # Of a class of somebody's own its __init__ decides. Not by a __new__ of the class: Python cannot take one away again.
-    if device_type in _hpu.NAMES and type(self).__module__ == torch.autocast.__module__:
+    named = isinstance(device_type, str) and device_type.partition(":")[0] in _hpu.NAMES  # torch takes an index, too
+    if named and type(self).__module__ == torch.autocast.__module__:
         self.__class__ = _HpuAutocast
         _HpuAutocast.__init__(self, device_type, *args, **kwargs)  # type: ignore[arg-type]
     else:

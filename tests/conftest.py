@@ -18,6 +18,9 @@ _ORIGINALS = [(home, home.function()) for home in homes()]
 @pytest.fixture(autouse=True)
 def _converted_by_none(monkeypatch):
     monkeypatch.delenv("HABANA_MP_LOG", raising=False)
+    for variable in ("PYTHONPATH", "HABANA_MP_DEVICE"):  # what imports Habana's names hands them down to processes
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
     yield
     hmp.revert()
     unmap_hpu()  # a script for Gaudi maps it

@@ -94,8 +94,13 @@ def banner_that_cannot_be_written(tmp_path, monkeypatch):
     return {"isVerbose": True}, OSError
 
 
+def verbosity_that_is_a_word(tmp_path, monkeypatch):
+    return {"isVerbose": "no"}, TypeError
+
+
 FAILURES = [
     bad_level,
+    verbosity_that_is_a_word,
     bad_dtype,
     missing_list,
     directory_as_list,

@@ -3,6 +3,7 @@
 What is importable is a property of the whole process, so the statements run in interpreters of their own: each group of cases in one.
 """
 
+import ast
 import json
 import os
 import subprocess
@@ -79,6 +80,18 @@ IMPORTS = {
         "htexp._get_device_type() == htexp.synDeviceType.synDeviceGaudi2",
     ),
     "below-without-an-import": (f"import {HT} as ht", "ht.hpu.is_available() and ht.core.mark_step() is None"),
+    "hpu-is-torch-hpu": (
+        f"import {HT}.hpu as hthpu, torch",
+        "all(getattr(hthpu, n) == getattr(torch.hpu, n) for n in 'Event Stream mem_get_info set_device empty_cache'.split())",
+    ),
+    "hpu-random": (
+        f"import {HT}.hpu.random as htrandom, torch; htrandom.manual_seed_all(5)",
+        "torch.initial_seed() == htrandom.initial_seed() == torch.hpu.random.initial_seed() == 5",
+    ),
+    "a-probe": (
+        f"import {HT}; from importlib.util import find_spec",
+        f"(find_spec('{HT}.gpu_migration'), find_spec('{HT}.core') is not None) == (None, True)",
+    ),
     "dir": (f"import {HT} as ht", "dir(ht) == ['core', 'distributed', 'hpex', 'hpu', 'utils']"),
     "star": (f"from {HT}.hpex.optimizers import *", "FusedSGD is not None"),
     "hasattr": (f"import {HT}.core as c", "not hasattr(c, 'hpu')"),
@@ -97,6 +110,13 @@ def test_importable(imported: dict[str, str], case: str) -> None:
     assert imported[case] == "True"
 
 
+def test_the_docs_name_every_module() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "gaudi.md").read_text()
+    modules = "[name for name, (home, _) in importer._CONTENTS.items() if home]"
+    told = each({"modules": ("from habana_mp.gaudi import _importer as importer", modules)})["modules"]
+    assert [name for name in ast.literal_eval(told) if f"`{name}`" not in page] == []
+
+
 # --- What there is not
 
 MISSING = {
@@ -110,11 +130,11 @@ MISSING = {
         "FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD",
     ),
     "attribute": (
-        "import habana_frameworks as h; h.torch.hpu.Stream",
+        "import habana_frameworks as h; h.torch.hpu.Tape",
         "AttributeError",
         f"{HT}.hpu",
-        "Stream",
-        "current_device, device_count",
+        "Tape",
+        "Event, Stream, current_device, current_stream, default_stream, device, device_count",
     ),
     "nothing": (f"from {HT}.utils.debug import trace", "ModuleNotFoundError", f"{HT}.utils.debug", "trace", "nothing"),
     "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp", "amp", "hmp"),

@@ -52,14 +52,19 @@ def parts(text):
 
 
 @pytest.fixture(scope="module")
-def float32():
-    return parts(run("-c", "import habana_mp.gaudi\n" + ALL))
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scripts") / "all.py"
+    path.write_text(ALL)
+    return path
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
-    script = tmp_path_factory.mktemp("mixed") / "all.py"
-    script.write_text(ALL)
+def float32(script):
+    return parts(run("-m", "habana_mp", "run", script))
+
+
+@pytest.fixture(scope="module")
+def mixed(script):
     return parts(run("-m", "habana_mp", "run", script, "--hmp", "--use_lazy_mode", "--hmp-verbose"))
 
 
@@ -75,24 +80,24 @@ def test_the_lists_name_ops_of_torch():
         hmp.convert("O1", bf16, bf16.with_name(bf16.name.replace("bf16", "fp32")), strict=True)
 
 
-@pytest.mark.parametrize("script", STEPS)
-def test_mixed_precision(script, float32, mixed):
-    text = mixed[script]
-    assert losses(text) == pytest.approx(losses(float32[script]), rel=TOLERANCE)
-    assert losses(text) != losses(float32[script])
+@pytest.mark.parametrize("name", STEPS)
+def test_mixed_precision(name, float32, mixed):
+    text = mixed[name]
+    assert losses(text) == pytest.approx(losses(float32[name]), rel=TOLERANCE)
+    assert losses(text) != losses(float32[name])
     levels = re.findall(r"^hmp:opt_level (\w+)$", text, re.MULTILINE)
-    assert levels == (["O2", "O1"] if script == "vit" else ["O1"])
-    assert len(re.findall(r"^casting  <.*linear.*> to_bf16$", text, re.MULTILINE)) >= STEPS[script]
+    assert levels == (["O2", "O1"] if name == "vit" else ["O1"])
+    assert len(re.findall(r"^casting  <.*linear.*> to_bf16$", text, re.MULTILINE)) >= STEPS[name]
 
 
-@pytest.mark.parametrize("script", STEPS)
-def test_float32_learns_and_casts_nothing(script, float32):
-    first, *_, last = losses(float32[script])
+@pytest.mark.parametrize("name", STEPS)
+def test_float32_learns_and_casts_nothing(name, float32):
+    first, *_, last = losses(float32[name])
     assert last < first
-    assert "casting" not in float32[script]
+    assert "casting" not in float32[name]
 
 
-@pytest.mark.parametrize("script", STEPS)
-def test_two_processes(script, float32):
-    text = run(*TORCHRUN, "-m", "habana_mp", "run", FOLDER / f"{script}.py", "--steps", "5", "--hmp")
-    assert losses(text) == pytest.approx(losses(float32[script])[:1], rel=HALVES.get(script, TOLERANCE))
+@pytest.mark.parametrize("name", STEPS)
+def test_two_processes(name, float32):
+    text = run(*TORCHRUN, "-m", "habana_mp", "run", FOLDER / f"{name}.py", "--steps", "5", "--hmp")
+    assert losses(text) == pytest.approx(losses(float32[name])[:1], rel=HALVES.get(name, TOLERANCE))

@@ -304,6 +304,13 @@ def test_autocast_casts_as_gaudi_does() -> None:
     assert isinstance(region, hmp.autocast)
 
 
+def test_autocast_takes_an_index() -> None:
+    """As torch.autocast("cpu:0") does."""
+    with torch.autocast("hpu:0"):
+        assert product(X) is torch.bfloat16
+        assert torch.softmax(X, -1).dtype is torch.bfloat16, "Gaudi's lists"
+
+
 def test_autocast_off_and_nested() -> None:
     with torch.autocast("hpu"):
         assert product(X) is torch.bfloat16
@@ -460,8 +467,30 @@ def test_distributed() -> None:
 
     shards = distribute_tensor(X, mesh, [Shard(0)])
     assert torch.equal(shards.full_tensor(), X)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).to("hpu"))
-    model(x).sum().backward()
+    assert mesh.device_type == TRUTH.type
+    with pytest.warns(
+        UserWarning, match="random operators may not have complete support on cpu"
+    ):  # ways of its own for "hpu"
+        torch.nn.functional.dropout(shards)
+    device = torch.device("hpu:0")
+    for ids in ({}, {"device_ids": [device], "output_device": device}, {"device_ids": [0]}):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).to("hpu"), **ids)
+        model(x).sum().backward()
+
+
+def test_streams() -> None:
+    stream = torch.hpu.Stream()
+    with torch.hpu.stream(stream):
+        assert torch.hpu.current_stream() is stream
+        event = stream.record_event()
+    stream.synchronize()
+    stream.wait_event(event)
+    stream.wait_stream(torch.hpu.default_stream())
+    torch.hpu.current_stream().synchronize()
+    assert torch.hpu.current_stream() is torch.hpu.default_stream()
+    assert stream.query()
+    with torch.hpu.device(0), torch.hpu.device_of(X):
+        assert torch.hpu.get_device_properties().total_memory > 2**30
 
 
 def test_data_loader() -> None:

@@ -15,6 +15,7 @@ import torch
 from habana_mp import _core, _gaudi_flags, _log, _units, cache
 from habana_mp._autocast import LIST_VARIABLES
 from habana_mp._built_against import TORCH_VERSION
+from habana_mp._hpu_device import DEVICE_VARIABLE
 from habana_mp._list_file import nearest, read_list
 from habana_mp.cli.console import print_json
 from habana_mp.cli.speed import Speed, measured
@@ -24,6 +25,7 @@ _VARIABLES = {
     _log.VARIABLE: "the cast log",
     "HABANA_MP_CACHE_BYTES": "the limit of the weight cache",
     "HABANA_MP_CAST_VARIANT": "the cast kernels",
+    DEVICE_VARIABLE: 'the device that "hpu" stands for',
     **{name: f"the {title} list of hpu-autocast" for title, names in LIST_VARIABLES.items() for name in names},
     "OMP_NUM_THREADS": "threads of torch",
     "MKL_NUM_THREADS": "threads of MKL",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from habana_mp import Policy, _state, convert
-from habana_mp._hpu_device import map_hpu
+from habana_mp._hpu import NAMES
+from habana_mp._hpu_device import is_real, map_chosen, map_hpu
 from habana_mp.cli.console import Problem, told
 from habana_mp.cli.parameters import PolicyParameter
-from habana_mp.cli.script import Script, open_script, run_script
+from habana_mp.cli.script import Script, constants, open_script, run_script
 
 _LIST_FILE = click.Path(exists=True, dir_okay=False)
 
@@ -26,7 +29,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         type=PolicyParameter(),
         metavar="P",
         help="A preset, a folder, a gaudi_config.json or the text of a policy. It wins over what the script asks hmp.convert for. "
-        "Default: hmp, until the script sets a policy itself.",
+        "Default: hmp, until the script sets a policy itself or imports Habana's package.",
     )
     @click.option(
         "--lower",
@@ -54,7 +57,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         device: str | None,
         **options: Any,
     ) -> None:
-        from habana_mp import gaudi  # noqa: F401 - its import makes Habana's names importable, and heeds its flags
+        from habana_mp.gaudi import _importer  # the import makes Habana's names importable, and heeds its flags
 
         with told():
             if lower or fp32:
@@ -64,9 +67,21 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         if device is not None:
             _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
+        if _names_hpu(opened) and not is_real():
+            with contextlib.suppress(
+                ValueError, RuntimeError
+            ):  # the script's import of Habana's names tells, if there is one
+                map_chosen()
+                _importer.hand_down()
         function(script=opened, **options)
 
     return command
+
+
+def _names_hpu(script: Script) -> bool:
+    """Whether a script says "hpu", or is told so: a device that it makes before it imports anything of Habana's is to be the right one."""
+    said = [*constants(script.code), *(argument.rpartition("=")[2] for argument in sys.argv)]
+    return any(text.partition(":")[0] in NAMES or text.partition(".")[0] == "habana_frameworks" for text in said)
 
 
 def _choose(device: str) -> None:

@@ -12,7 +12,7 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NamedTuple, TypeVar
@@ -47,6 +47,20 @@ def open_script(target: str, arguments: Sequence[str], *, is_module: bool) -> Sc
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: from Python 3.11 on
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
     return _as_python_ends(lambda: _module_named(target) if is_module else _at(target))
+
+
+def constants(code: CodeType) -> Iterator[str]:
+    """The names and the strings in a script, those in its functions too."""
+    yield from code.co_names
+    values = [*code.co_consts]
+    while values:
+        value = values.pop()
+        if isinstance(value, CodeType):
+            yield from constants(value)
+        elif isinstance(value, (tuple, frozenset)):
+            values.extend(value)
+        elif isinstance(value, str):
+            yield value
 
 
 def run_script(script: Script) -> None:

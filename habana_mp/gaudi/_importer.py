@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from habana_mp import _gaudi_flags
-from habana_mp._hpu_device import map_hpu, stands_for
+from habana_mp import _core, _gaudi_flags, _hpu
+from habana_mp._autocast import read_environment
+from habana_mp._convert import give_way
+from habana_mp._hpu_device import DEVICE_VARIABLE, map_chosen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _XPU_AMP = "torch.xpu.amp"
+_HPU = "habana_mp._hpu"
+_FOR_CHILDREN = str(Path(__file__).parent / "for_children")
+_NOT_IMPORTING = (str(Path(__file__).parent) + os.sep, str(Path(importlib.__file__).parent) + os.sep, "<frozen ")
+_ALL = "*"  # what torch.hpu has
 _OURS = "habana_mp.gaudi"
 # module -> where its names are at home, and the names
 _CONTENTS: Mapping[str, tuple[str, str]] = {
@@ -35,11 +44,8 @@ _CONTENTS: Mapping[str, tuple[str, str]] = {
         f"{_OURS}.optimizers",
         "FusedAdagrad FusedAdamW FusedLamb FusedSGD",
     ),
-    "habana_frameworks.torch.hpu": (
-        "habana_mp._hpu",
-        """current_device device_count get_device_name is_available manual_seed manual_seed_all max_memory_allocated
-        memory_allocated memory_stats memory_summary reset_peak_memory_stats synchronize""",
-    ),
+    "habana_frameworks.torch.hpu": (_HPU, _ALL),
+    "habana_frameworks.torch.hpu.random": (_HPU, _ALL),
     "habana_frameworks.torch.utils": ("", ""),
     "habana_frameworks.torch.utils.debug": ("", ""),
     "habana_frameworks.torch.utils.experimental": (f"{_OURS}.utils", "_get_device_type synDeviceType"),
@@ -57,10 +63,25 @@ def install() -> None:
         importlib.import_module(_XPU_AMP)
 
 
+def hand_down() -> None:
+    """Make the modules importable, with the same device behind "hpu", in Python processes that this one starts."""
+    device = _core.hpu_mapped_to()
+    if device is None:
+        return
+    os.environ[DEVICE_VARIABLE] = device
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _FOR_CHILDREN not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), _FOR_CHILDREN])
+
+
 def _names(module: str) -> list[str]:
     """What a module of the table has: the names of its line and the modules below it."""
     below = (name.rpartition(".") for name in _CONTENTS)
-    return sorted({*_CONTENTS[module][1].split(), *(name for parent, _, name in below if parent == module)})
+    names = _CONTENTS[module][1]
+    own = names.split()
+    if names == _ALL:
+        own = dir(_hpu)
+    return sorted({*own, *(name for parent, _, name in below if parent == module)})
 
 
 def _not_here(module: str, name: str) -> str:
@@ -68,11 +89,35 @@ def _not_here(module: str, name: str) -> str:
     return f"habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
 
 
+def _importing() -> FrameType | None:
+    """The frame whose import statement a module is made for."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_IMPORTING):
+        frame = frame.f_back
+    return frame
+
+
+def _is_of_script(frame: FrameType | None) -> bool:
+    """Whether code is a script's, or of a module beside it. An installed library that looks for a Gaudi says nothing of casts."""
+    return frame is not None and not {"site-packages", "dist-packages"} & {*Path(frame.f_code.co_filename).parts}
+
+
+def _is_probe() -> bool:
+    """Whether importlib.util.find_spec asks, which takes None for an answer."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "importlib._bootstrap"):
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == "importlib.util"
+
+
 class _StandIn(ModuleType):
-    def __getattr__(self, name: str) -> ModuleType:
+    def __getattr__(self, name: str) -> Any:
         below = f"{self.__name__}.{name}"
         if below in _CONTENTS:  # `import habana_frameworks.torch as ht; ht.hpu` works with the real one
             return importlib.import_module(below)
+        if _CONTENTS[self.__name__][1] == _ALL:
+            with suppress(AttributeError):
+                return getattr(_hpu, name)
         # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
         told = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
         raise AttributeError(told, name=name, obj=self)
@@ -88,10 +133,12 @@ class _Importer(MetaPathFinder, Loader):
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, name = fullname.rpartition(".")
+        if fullname in _CONTENTS and fullname != _XPU_AMP and _hpu.asked_by_library(_importing()):
+            return None
         is_below = isinstance(sys.modules.get(parent), _StandIn)
         if fullname in _CONTENTS and (is_below or not parent or fullname == _XPU_AMP):
             return ModuleSpec(fullname, self, is_package=True)
-        if is_below:
+        if is_below and not _is_probe():
             # Under the name of what is missing in truth: `from module import name` swallows an error that names itself.
             raise ModuleNotFoundError(_not_here(parent, name), name=parent)
         return None
@@ -100,13 +147,19 @@ class _Importer(MetaPathFinder, Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
+        read_environment()
+        if "." not in module.__name__:
+            # As on Gaudi: this import registers the device and reads the flags, which the script may have set just before.
+            map_chosen()
+            _gaudi_flags.heed()
+        if module.__name__ != _XPU_AMP:
+            hand_down()
+            # A probe (`find_spec("habana_frameworks.torch")`) makes the outermost one.
+            if module.__name__ != "habana_frameworks" and _is_of_script(_importing()):
+                give_way()
         home, names = _CONTENTS[module.__name__]
-        for name in names.split():
+        for name in names.split() if names != _ALL else ():
             value = getattr(importlib.import_module(home), name)
             setattr(module, name, value)
             if isinstance(value, ModuleType):  # so that `from ...hpex.hmp import convert` finds this very module
                 sys.modules[f"{module.__name__}.{name}"] = value
-        if "." not in module.__name__:
-            # As on Gaudi: this import registers the device and reads the flags, which the script may have set just before.
-            map_hpu(stands_for())
-            _gaudi_flags.heed()

@@ -236,6 +236,22 @@ def test_another_environment_has_its_own_packages(tmp_path):
     assert told.splitlines() == ["its own", "No module named 'habana_frameworks'"]
 
 
+def test_the_sitecustomize_of_the_environment_still_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('of the environment', __name__)")
+    Path("child.py").write_text(dedent(CHILD))
+    told = run(PARENTS["subprocess"], PYTHONPATH=str(tmp_path)).splitlines()
+    assert told == ["of the environment sitecustomize"] * 2 + ["1.0 True False"]
+
+
+def test_a_process_that_asks_for_no_gaudi_imports_nothing():
+    told = run("""
+        import subprocess, sys
+        import habana_frameworks.torch
+        subprocess.run([sys.executable, "-c", "import sys; print({'torch', 'habana_mp'} & {*sys.modules})"], check=True)
+    """)
+    assert told == "set()"
+
+
 def test_a_real_package_wins_in_the_processes_of_a_script(tmp_path):
     (tmp_path / "site" / "hmp").mkdir(parents=True)
     (tmp_path / "site" / "hmp" / "__init__.py").write_text("name = 'of somebody else'")

@@ -71,7 +71,8 @@ def hand_down() -> None:
     os.environ[DEVICE_VARIABLE] = device
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _FOR_CHILDREN not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), _FOR_CHILDREN])
+        # The first, so that its sitecustomize is found; that runs the environment's own.
+        os.environ["PYTHONPATH"] = os.pathsep.join([_FOR_CHILDREN, *filter(None, paths)])
 
 
 def _names(module: str) -> list[str]:

@@ -139,14 +139,13 @@ CHILD = """
 """
 PARENTS = {
     "spawned": """
-        import torch
+        import multiprocessing, torch
         import habana_frameworks.torch.core as htcore
-        class Ones(torch.utils.data.Dataset):
-            def __len__(self): return 4
-            def __getitem__(self, i): return torch.full((2,), float(i)).to("hpu")
+        def total(i):
+            return torch.full((2,), float(i)).to("hpu").sum().item()
         if __name__ == "__main__":
-            torch.multiprocessing.set_start_method("spawn")
-            print(*[x.sum().item() for x in torch.utils.data.DataLoader(Ones(), 2, num_workers=1)])
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(*pool.map(total, [1, 5]))
     """,
     "subprocess": """
         import subprocess, sys

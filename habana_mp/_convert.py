@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from habana_mp import _core, _dynamo, _guests, _log, _rank_policies, _state, cache
+from habana_mp._convert_arguments import policy_for_convert
 from habana_mp._homes import Home, call_form, computes_on, homes, told_of
 from habana_mp._patched import Rule, patched_op
-from habana_mp._policy import Policy, policy_for_convert
+from habana_mp._policy import Policy
 
 _lock = threading.RLock()
 

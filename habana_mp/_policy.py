@@ -16,7 +16,7 @@ import torch
 from habana_mp import _core as core
 from habana_mp._gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._html import render
-from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list, warn, whole_op
+from habana_mp._list_file import Entry, ListFile, ListPath, check_known, less, merged, read_list
 from habana_mp._preset import LISTS, SHIPPED, read_folder
 
 _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
@@ -122,7 +122,7 @@ class Policy:
         config = read_gaudi_config(path)
         if config.base is None:
             return cls.from_ops(name="float32")
-        return cls(_with_files(cls.load(config.base), config.lists, None, strict=False))
+        return cls(with_files(cls.load(config.base), config.lists, None, strict=False))
 
     @classmethod
     def from_files(
@@ -147,7 +147,7 @@ class Policy:
         """
         given = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
         start = base if isinstance(base, Policy) else cls.load(base)
-        return cls(_with_files(start, given, low_dtype, strict=strict))
+        return cls(with_files(start, given, low_dtype, strict=strict))
 
     @classmethod
     def from_ops(
@@ -171,7 +171,7 @@ class Policy:
             if isinstance(ops, str):
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
             given[title] = [(op, "", 0) for op in ops]
-        low = _low_name(low_dtype, "low_dtype")
+        low = low_name(low_dtype, "low_dtype")
         made = core.Policy(name, low, rest, given["lower"], given["fp32"], given["promote"], [])
         for title, entries in given.items():
             check_known(entries, f"the {title} list", strict=strict)
@@ -221,8 +221,8 @@ class Policy:
 
     def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
         """The same policy with another dtype for its lower list, and with the entries that are for that one."""
-        _low_name(low_dtype, "low_dtype")
-        return self if low_dtype is self.low_dtype else Policy(_with_files(self, {}, low_dtype, strict=True))
+        low_name(low_dtype, "low_dtype")
+        return self if low_dtype is self.low_dtype else Policy(with_files(self, {}, low_dtype, strict=True))
 
     @property
     def name(self) -> str:
@@ -303,71 +303,7 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in os.scandir(SHIPPED) if entry.is_dir()))
 
 
-def policy_for_convert(  # noqa: PLR0917 - in the order of convert
-    opt_level: str,
-    bf16_file_path: ListPath | None,
-    fp32_file_path: ListPath | None,
-    fp16_file_path: ListPath | None,
-    low_precision_type: torch.dtype,
-    policy: Policy | str | os.PathLike[str] | None,
-    strict: bool,
-) -> Policy:
-    """The policy that a call of convert asks for (D1 to D6, D9, D20 to D24)."""
-    level = opt_level.upper() if isinstance(opt_level, str) else opt_level
-    if level not in ("O1", "O2"):
-        raise ValueError(
-            f'opt_level is "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
-        )
-    named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
-    for name, path in named.items():
-        if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
-            raise TypeError(f"{name} is the path of a list file, not {path!r}")
-    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
-        raise TypeError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
-    low = _low_name(low_precision_type, "low_precision_type")
-    if fp16_file_path and low == "bfloat16":
-        raise ValueError(
-            f"fp16_file_path={os.fspath(fp16_file_path)!r} needs low_precision_type=torch.float16; for bfloat16 the list is bf16_file_path"
-        )
-    if fp16_file_path and bf16_file_path:
-        raise ValueError(
-            "both fp16_file_path and bf16_file_path are given: with low_precision_type=torch.float16 one of them is the lower list"
-        )
-    files = {name: os.fspath(path) for name, path in named.items() if path}
-    told = ", ".join(f"{name}={path!r}" for name, path in files.items())
-
-    if policy is not None:
-        if files or level == "O2":
-            raise ValueError(
-                f"policy takes the place of opt_level and the list files: {told or 'opt_level O2'} cannot go with it; "
-                "Policy.from_files(..., base=) joins lists to a policy"
-            )
-        start = policy if isinstance(policy, Policy) else Policy.load(policy)
-        # bfloat16 is the default of the argument; a policy of float16 keeps its own.
-        return start if low == "bfloat16" else Policy(_with_files(start, {}, low_precision_type, strict=strict))
-    if level == "O2":
-        if files:
-            warn(f"opt_level O2 has lists of its own: {told} is not read")
-        return Policy(_with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
-    made = Policy.from_files(
-        fp16_file_path or bf16_file_path, fp32_file_path, low_dtype=low_precision_type, strict=strict
-    )
-    _check_whole_ops(made)
-    return made
-
-
-def _check_whole_ops(policy: Policy) -> None:
-    """D17: for convert an overload is the whole op, so D23 holds between ``pow`` and ``pow.Tensor_Scalar`` too."""
-    fp32 = {whole_op(name): (name, file, line) for name, file, line in policy._core.fp32}
-    for name, file, line in policy._core.lower:
-        if other := fp32.get(whole_op(name)):
-            raise ValueError(
-                f"{name!r} is in the lower list ({file}:{line}) and {other[0]!r} in the fp32 list ({other[1]}:{other[2]}); "
-                "convert takes an overload for the whole op, and an op can be in one of them only"
-            )
-
-
-def _low_name(dtype: object, argument: str) -> str:
+def low_name(dtype: object, argument: str) -> str:
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"{argument} is torch.bfloat16 or torch.float16, not {dtype!r}")
     return str(dtype).removeprefix("torch.")
@@ -389,12 +325,10 @@ def _unpickle(*parts: Any) -> Policy:
     return Policy(core.Policy(*parts))
 
 
-def _with_files(
-    base: Policy, given: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool
-) -> core.Policy:
+def with_files(base: Policy, given: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool) -> core.Policy:
     name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
     if low_dtype is not None:
-        low = _low_name(low_dtype, "low_dtype")
+        low = low_name(low_dtype, "low_dtype")
     if given and not name.endswith("+files"):
         name += "+files"
     made = core.Policy(

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from habana_mp import Policy, _core
-from habana_mp._policy import policy_for_convert
+from habana_mp._convert_arguments import policy_for_convert
 
 BF16, F16 = torch.bfloat16, torch.float16
 HMP = Policy.load("hmp").lists

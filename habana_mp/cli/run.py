@@ -68,9 +68,8 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
         if _names_hpu(opened) and not is_real():
-            with contextlib.suppress(
-                ValueError, RuntimeError
-            ):  # the script's import of Habana's names tells, if there is one
+            # A device that is not there is told by the script's import of Habana's names, if there is one.
+            with contextlib.suppress(ValueError, RuntimeError):
                 map_chosen()
                 _importer.hand_down()
         function(script=opened, **options)

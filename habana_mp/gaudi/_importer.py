@@ -79,9 +79,7 @@ def _names(module: str) -> list[str]:
     """What a module of the table has: the names of its line and the modules below it."""
     below = (name.rpartition(".") for name in _CONTENTS)
     names = _CONTENTS[module][1]
-    own = names.split()
-    if names == _ALL:
-        own = dir(_hpu)
+    own = dir(_hpu) if names == _ALL else names.split()
     return sorted({*own, *(name for parent, _, name in below if parent == module)})
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _OTHERS = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
 
 
-_begun: list[HMPCallback] = []  # whose training has begun, and has ended at most by an exception
+_training: list[HMPCallback] = []  # whose training has begun, and has ended at most by an exception
 
 
 def _inside_of_training() -> bool:
@@ -40,7 +40,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     included; the steps of the optimizer are not cast. Afterwards what was before is in force again. The Trainer has no event for an
     exception, and none before ``evaluate`` and ``predict``: as a context manager the callback holds round all of them.
 
-    Where training begins the policies of the ranks are compared. The policy is saved with the checkpoints of the Trainer and compared when one is resumed, as ``hmp.PolicyState`` does.
+    Where training begins the policies of the ranks are compared. The policy is saved with the checkpoints of the Trainer and compared when
+    one is resumed, as ``hmp.PolicyState`` does.
 
     Args:
         policy: a ``Policy``, or the name or path of one.
@@ -78,8 +79,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         self._end()
 
     def _end(self) -> None:
-        if self in _begun:
-            _begun.remove(self)
+        if self in _training:
+            _training.remove(self)
         if self._undo_step is not None:
             self._undo_step()
             self._undo_step = None
@@ -99,10 +100,10 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
         self.on_init_end(args, state, control)
         if not _inside_of_training():
-            for other in [*_begun]:
+            for other in [*_training]:
                 other._end()
         self._end()
-        _begun.append(self)
+        _training.append(self)
         self._undo_step = patch(optimizer, "step", without_casts)
         self._run.begin()
         check_ranks()

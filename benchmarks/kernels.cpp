@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
 using namespace habana_mp;
-using cast::Stores;
+using kernels::Stores;
 
 namespace {
 
@@ -53,7 +53,7 @@ struct Run {
 void measure(const char* table, const Cast& one, std::size_t elements,
              const std::vector<Run>& runs) {
   using Clock = std::chrono::steady_clock;
-  const std::size_t bytes = elements * (cast::element_size(one.from) + cast::element_size(one.to));
+  const std::size_t bytes = elements * (kernels::element_size(one.from) + kernels::element_size(one.to));
   const std::size_t repeats = std::max<std::size_t>(1, (std::size_t{8} << 20) / bytes);
   std::vector<double> best(runs.size(), 0);
   const auto end = Clock::now() + std::chrono::duration<double>(seconds_a_figure *
@@ -68,7 +68,7 @@ void measure(const char* table, const Cast& one, std::size_t elements,
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
     std::printf(R"({"table": "%s", "variant": "%s", "from": "%s", "to": "%s", "elements": %zu, )",
-                table, cast::variant_name(cast::active()), dtype_name(one.from), dtype_name(one.to),
+                table, kernels::variant_name(kernels::active()), dtype_name(one.from), dtype_name(one.to),
                 elements);
     std::printf("\"run\": \"%s\", \"gb_per_s\": %.2f}\n", runs[i].name.c_str(), best[i]);
   }
@@ -83,19 +83,19 @@ std::vector<Run> with_stores(const std::string& name, const std::function<void(S
 // Every variant, beside memcpy: an array that the cache holds and one that it does not.
 void measure_variants(std::size_t count) {
   const Buffer source = buffer_of(count * 4), target = buffer_of(count * 4);
-  for (const cast::Variant variant : cast::available()) {
-    cast::force(variant);
+  for (const kernels::Variant variant : kernels::available()) {
+    kernels::force(variant);
     for (const Cast& one : kCasts) {
       const std::size_t copied =
-          count * (cast::element_size(one.from) + cast::element_size(one.to)) / 2;
+          count * (kernels::element_size(one.from) + kernels::element_size(one.to)) / 2;
       std::vector<Run> runs = with_stores("", [&](Stores stores) {
-        cast::kernel(one.from, one.to, stores)(source.get(), target.get(), count);
+        kernels::kernel(one.from, one.to, stores)(source.get(), target.get(), count);
       });
       runs.push_back({"memcpy", [&] { std::memcpy(target.get(), source.get(), copied); }});
       measure("variants", one, count, runs);
     }
   }
-  cast::reset();
+  kernels::reset();
 }
 
 std::uint64_t sum_of(const void* memory, std::size_t bytes) {
@@ -110,12 +110,12 @@ void measure_sizes() {
   for (const Cast& one : {kCasts[0], kCasts[1]}) {
     for (int log2 = 17; log2 <= log2_elements; ++log2) {
       const std::size_t count = std::size_t{1} << log2;
-      const std::size_t target_bytes = count * cast::element_size(one.to);
-      const Buffer source = buffer_of(count * cast::element_size(one.from)),
+      const std::size_t target_bytes = count * kernels::element_size(one.to);
+      const Buffer source = buffer_of(count * kernels::element_size(one.from)),
                    target = buffer_of(target_bytes);
       volatile std::uint64_t sum = 0;
       const auto run = [&](void* into, Stores stores) {
-        cast::kernel(one.from, one.to, stores)(source.get(), into, count);
+        kernels::kernel(one.from, one.to, stores)(source.get(), into, count);
       };
       std::vector<Run> runs = with_stores("", [&](Stores stores) { run(target.get(), stores); });
       for (Run& more : with_stores(" and read", [&](Stores stores) {
@@ -137,16 +137,16 @@ void measure_sizes() {
 
 // Squares whose rows are columns in the target.
 void measure_transposed() {
-  for (const cast::Variant variant : {cast::Variant::Scalar, cast::available().back()}) {
-    cast::force(variant);
+  for (const kernels::Variant variant : {kernels::Variant::Scalar, kernels::available().back()}) {
+    kernels::force(variant);
     for (const Cast& one : kCasts) {
       for (int log2 = 6; 2 * log2 <= log2_elements; log2 += log2 == 6 ? 3 : 2) {
         const std::size_t side = std::size_t{1} << log2;
         const Buffer source = buffer_of(side * side * 4), target = buffer_of(side * side * 4);
         const std::size_t copied =
-            side * side * (cast::element_size(one.from) + cast::element_size(one.to)) / 2;
+            side * side * (kernels::element_size(one.from) + kernels::element_size(one.to)) / 2;
         std::vector<Run> runs = with_stores("", [&](Stores stores) {
-          cast::cast_2d(one.from, one.to, source.get(), 1, static_cast<std::ptrdiff_t>(side),
+          kernels::cast_2d(one.from, one.to, source.get(), 1, static_cast<std::ptrdiff_t>(side),
                         target.get(), static_cast<std::ptrdiff_t>(side), side, side, stores);
         });
         runs.push_back({"memcpy", [&] { std::memcpy(target.get(), source.get(), copied); }});
@@ -154,7 +154,7 @@ void measure_transposed() {
       }
     }
   }
-  cast::reset();
+  kernels::reset();
 }
 
 }  // namespace

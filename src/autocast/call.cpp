@@ -1,11 +1,11 @@
-#include "torch/autocast_op.h"
+#include "autocast/call.h"
 
 #include <algorithm>
 #include <limits>
 #include <string_view>
 #include <utility>
 
-#include "torch/observer.h"
+#include "watch/observer.h"
 
 namespace habana_mp::autocast {
 namespace {
@@ -131,7 +131,7 @@ void Call::cast(const Decision& decision, bool cached) {
     for (const auto& [before, after] : done) {
       if (before.is_same(source)) return after;
     }
-    at::Tensor result = observer::watched_cast(source, decision.to, how);
+    at::Tensor result = watch::watched_cast(source, decision.to, how);
     // A cast that is nobody else's has its memory for itself.
     if (cached && result.has_storage() && result.storage().use_count() > 1) {
       copies_.push_back(result);

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "policy/decide.h"
-#include "torch/autocast_state.h"
-#include "torch/tensor_cast.h"
+#include "scope/regions.h"
+#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
 

@@ -1,4 +1,4 @@
-#include "torch/torch_ops.h"
+#include "autocast/catalogue.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

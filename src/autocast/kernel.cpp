@@ -1,4 +1,4 @@
-#include "torch/autocast_kernel.h"
+#include "autocast/kernel.h"
 
 #include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,12 +13,12 @@
 #include <utility>
 
 #include "policy/names.h"
-#include "record/listening.h"
-#include "torch/autocast_op.h"
-#include "torch/autocast_record.h"
-#include "torch/autocast_state.h"
-#include "torch/casts_off.h"
-#include "torch/tensor_cast.h"
+#include "report/listening.h"
+#include "autocast/call.h"
+#include "autocast/tell.h"
+#include "scope/regions.h"
+#include "scope/casts_off.h"
+#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
 namespace {
@@ -93,7 +93,7 @@ struct Course {
   // Whether the rule casts nothing, and nobody wants to hear of it.
   bool settled() const {
     return seen.on_one_device() && habana_mp::settled(rule, seen.dtypes) &&
-           !record::anyone_listens() && !pre_dispatch;
+           !report::anyone_listens() && !pre_dispatch;
   }
 };
 
@@ -127,8 +127,8 @@ void cast_and_call(const Op& op, const Course& course, Stack* stack) {
   Call call(op.form, *stack, course.device);
   const Decision decision = decide(course.rule, call.described(), call.explicit_dtype());
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
-  observer::Watch watch;
-  if (record::anyone_listens()) {
+  watch::Watch watch;
+  if (report::anyone_listens()) {
     log_call(op, *course.scope->rules->policy, call, decision, casting);
     watch_call(watch, op, *course.scope->rules, call, decision);
   }
@@ -231,7 +231,7 @@ c10::KernelFunction kernel_of(const Op& op) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<ScriptCastKernel>(op));
   static const std::unordered_map<std::string_view, c10::KernelFunction (*)(const Op&)> fast = {
 #define HABANA_MP_TYPED(name) {#name, typed<at::_ops::name>},
-#include "torch/autocast_typed_ops.inc"
+#include "autocast/typed_ops.inc"
 #undef HABANA_MP_TYPED
   };
   std::string name = op.name;
@@ -275,7 +275,7 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy) {
       }
     }
   }
-  rules->context = observer::context_of(*policy, record::FrontEnd::Autocast);
+  rules->context = watch::context_of(*policy, report::FrontEnd::Autocast);
   rules->policy = std::move(policy);
   return rules;
 }

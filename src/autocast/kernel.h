@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "policy/policy.h"
-#include "torch/autocast_state.h"
+#include "scope/regions.h"
 
 namespace habana_mp::autocast {
 

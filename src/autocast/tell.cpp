@@ -1,4 +1,4 @@
-#include "torch/autocast_record.h"
+#include "autocast/tell.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "record/cast_log.h"
-#include "torch/names.h"
-#include "torch/tensor_cast.h"
+#include "report/cast_log.h"
+#include "report/name_numbers.h"
+#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
 namespace {
@@ -47,14 +47,14 @@ bool stand_in(const Call& call) {
 
 void log_call(const Op& op, const Policy& policy, const Call& call, const Decision& decision,
               bool casting) {
-  if (record::level() == record::Level::Off || !record::worth_a_line(decision.cause, casting) ||
+  if (report::level() == report::Level::Off || !report::worth_a_line(decision.cause, casting) ||
       call.traced())
     return;
   const std::string name = shown(op.handle.operator_name());
-  record::Event event{.op = name, .to = decision.to, .cause = decision.cause};
+  report::Event event{.op = name, .to = decision.to, .cause = decision.cause};
   const py::gil_scoped_acquire gil;
-  if (record::level() == record::Level::Casts) return record::write(event);
-  std::vector<record::CastArgument> casts;
+  if (report::level() == report::Level::Casts) return report::write(event);
+  std::vector<report::CastArgument> casts;
   for (std::size_t i = 0; i < call.described().size(); ++i) {
     const Arg& described = call.described()[i];
     if (decision.casts(described))
@@ -68,27 +68,27 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
   event.rule = rule;
   event.module = module;
   event.source = source;
-  record::write(event);
+  report::write(event);
 }
 
-void watch_call(observer::Watch& watch, const Op& op, const Rules& rules, const Call& call,
+void watch_call(watch::Watch& watch, const Op& op, const Rules& rules, const Call& call,
                 const Decision& decision) {
-  if (!observer::reporting() || stand_in(call)) return;
+  if (!watch::reporting() || stand_in(call)) return;
   const std::string_view name = std::string_view(op.name).substr(0, op.name.find('.'));
-  const observer::Watch::What what{.op = number_of(name),
+  const watch::Watch::What what{.op = number_of(name),
                                    .context = rules.context,
-                                   .front_end = record::FrontEnd::Autocast,
+                                   .front_end = report::FrontEnd::Autocast,
                                    .decision = decision,
                                    .hides = true};
   watch.begin(what, call.tensors(), [&] {
-    record::Site site;
+    report::Site site;
     site.policy = rules.policy->name();
     site.rule = rule_text(op, *rules.policy);
     return site;
   });
 }
 
-void end_watch(observer::Watch& watch, const Call& call) {
+void end_watch(watch::Watch& watch, const Call& call) {
   if (watch.begun()) watch.end(call.results());
 }
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "policy/policy.h"
-#include "torch/autocast_kernel.h"
-#include "torch/autocast_op.h"
-#include "torch/observer.h"
+#include "autocast/kernel.h"
+#include "autocast/call.h"
+#include "watch/observer.h"
 
 namespace habana_mp::autocast {
 
@@ -14,8 +14,8 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
               bool casting);
 
 // Begins to watch the call where a report is open, and ends it when its results are on the stack.
-void watch_call(observer::Watch& watch, const Op& op, const Rules& rules, const Call& call,
+void watch_call(watch::Watch& watch, const Op& op, const Rules& rules, const Call& call,
                 const Decision& decision);
-void end_watch(observer::Watch& watch, const Call& call);
+void end_watch(watch::Watch& watch, const Call& call);
 
 }  // namespace habana_mp::autocast

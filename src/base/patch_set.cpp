@@ -1,4 +1,4 @@
-#include "torch/patch_set.h"
+#include "base/patch_set.h"
 
 #include <exception>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "torch/python_error.h"
+#include "base/python_error.h"
 
 #include <pybind11/pybind11.h>
 

@@ -4,7 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "torch/python_error.h"
+#include "base/python_error.h"
 
 namespace habana_mp {
 

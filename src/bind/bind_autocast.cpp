@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "bind/run_in_c.h"
-#include "torch/autocast_kernel.h"
-#include "torch/autocast_state.h"
+#include "base/run_in_c.h"
+#include "autocast/kernel.h"
+#include "scope/regions.h"
 
 namespace py = pybind11;
 

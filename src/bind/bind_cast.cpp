@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "torch/parallel_cast.h"
-#include "torch/tensor_cast.h"
+#include "cast/parallel.h"
+#include "cast/numbers.h"
 
 namespace py = pybind11;
 
@@ -58,7 +58,7 @@ bool cast_into(const py::object& x, const py::object& out) {
 }
 
 std::vector<std::int64_t> strides_of(const py::buffer_info& info, DType dtype) {
-  const auto size = static_cast<py::ssize_t>(cast::element_size(dtype));
+  const auto size = static_cast<py::ssize_t>(kernels::element_size(dtype));
   if (info.itemsize != size) throw std::invalid_argument("elements of another size than the dtype");
   std::vector<std::int64_t> strides;
   for (const py::ssize_t stride : info.strides) {
@@ -75,10 +75,10 @@ void cast_buffer(const py::buffer& source, int from_number, const py::buffer& ta
   const py::buffer_info read = source.request(), write = target.request(/*writable=*/true);
   if (read.shape != write.shape) throw std::invalid_argument("shapes that differ");
   const std::vector<std::int64_t> sizes(read.shape.begin(), read.shape.end());
-  const cast::StridedCast strided(from, to, sizes, strides_of(read, from), strides_of(write, to));
-  const cast::Stores stores = fresh
-                                  ? cast::Stores::Cached
-                                  : cast::stores_for(from, to, static_cast<std::size_t>(read.size));
+  const kernels::StridedCast strided(from, to, sizes, strides_of(read, from), strides_of(write, to));
+  const kernels::Stores stores = fresh
+                                  ? kernels::Stores::Cached
+                                  : kernels::stores_for(from, to, static_cast<std::size_t>(read.size));
   const auto run = [&] { run_in_parallel(strided, read.ptr, write.ptr, stores); };
   if (read.size < kReleaseGilAbove) {
     run();
@@ -90,14 +90,14 @@ void cast_buffer(const py::buffer& source, int from_number, const py::buffer& ta
 
 std::vector<std::string> cast_variants() {
   std::vector<std::string> names;
-  for (const cast::Variant variant : cast::available())
-    names.push_back(cast::variant_name(variant));
+  for (const kernels::Variant variant : kernels::available())
+    names.push_back(kernels::variant_name(variant));
   return names;
 }
 
 void force_cast_variant(const std::string& name) {
-  for (const cast::Variant variant : cast::available()) {
-    if (name == cast::variant_name(variant)) return cast::force(variant);
+  for (const kernels::Variant variant : kernels::available()) {
+    if (name == kernels::variant_name(variant)) return kernels::force(variant);
   }
   throw std::invalid_argument("'" + name + "' is no variant that this CPU runs");
 }
@@ -112,9 +112,9 @@ void bind_cast(py::module_& module) {
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
   testing.def("cast_variants", &cast_variants, "From the plainest to the fastest.");
-  testing.def("cast_variant", [] { return cast::variant_name(cast::active()); });
+  testing.def("cast_variant", [] { return kernels::variant_name(kernels::active()); });
   testing.def("force_cast_variant", &force_cast_variant, py::arg("name"));
-  testing.def("reset_cast_variant", &cast::reset);
+  testing.def("reset_cast_variant", &kernels::reset);
 }
 
 }  // namespace habana_mp

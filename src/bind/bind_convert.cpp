@@ -2,13 +2,13 @@
 #include <pybind11/stl.h>
 
 #include "bind/bind.h"
-#include "bind/run_in_c.h"
-#include "torch/casts_off.h"
-#include "torch/observer.h"
-#include "torch/patch_set.h"
-#include "torch/patched_op.h"
-#include "torch/torch_ops.h"
-#include "torch/weight_cache.h"
+#include "base/run_in_c.h"
+#include "scope/casts_off.h"
+#include "watch/observer.h"
+#include "base/patch_set.h"
+#include "convert/patched_op.h"
+#include "autocast/catalogue.h"
+#include "weights/weight_cache.h"
 
 namespace py = pybind11;
 
@@ -69,12 +69,12 @@ void bind_patched_op(py::module_& module) {
       "install",
       [](const py::iterable& rows, const Policy& policy) {
         patch_set().install(assignments_of(rows));
-        observer::renew_conversion(&policy);
+        watch::renew_conversion(&policy);
       },
       py::arg("rows"), py::arg("policy"));
   module.def("uninstall", [] {
     patch_set().uninstall();
-    observer::renew_conversion(nullptr);
+    watch::renew_conversion(nullptr);
   });
   module.def("suspend", [] { patch_set().suspend(); });
   module.def("resume", [] { patch_set().resume(); });

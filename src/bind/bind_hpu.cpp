@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "torch/hpu_device.h"
+#include "hpu/hpu_device.h"
 
 namespace py = pybind11;
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "record/cast_log.h"
+#include "report/cast_log.h"
 
 namespace py = pybind11;
 
@@ -30,7 +30,7 @@ py::str to_str(std::string_view text) {
 
 void open_log(int level, const std::string& path, py::object writer) {
   try {
-    record::open(static_cast<record::Level>(level), path,
+    report::open(static_cast<report::Level>(level), path,
                  [writer = std::move(writer)](std::string_view text) { writer(to_str(text)); });
   } catch (const std::system_error& error) {
     // As Python's own open(): the subclass of OSError that fits errno, with the path.
@@ -44,9 +44,9 @@ void open_log(int level, const std::string& path, py::object writer) {
 void write_event(const std::string& op, int to, int cause,
                  const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
                  const std::string& module, const std::string& source) {
-  std::vector<record::CastArgument> items;
+  std::vector<report::CastArgument> items;
   for (const auto& [argument, from] : casts) items.push_back({argument, static_cast<DType>(from)});
-  record::write(
+  report::write(
       {op, static_cast<DType>(to), static_cast<Cause>(cause), items, rule, module, source});
 }
 
@@ -54,13 +54,13 @@ void write_event(const std::string& op, int to, int cause,
 
 void bind_record(py::module_& module) {
   module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"));
-  module.def("close_log", &record::close);
-  module.def("log_level", [] { return static_cast<int>(record::level()); });
+  module.def("close_log", &report::close);
+  module.def("log_level", [] { return static_cast<int>(report::level()); });
   // Asked for each region of autocast: os.environ takes a microsecond to say no.
   module.def(
       "environment_has", [](const char* name) { return std::getenv(name) != nullptr; },
       py::arg("name"));
-  module.def("write_log_text", &record::write_text, py::arg("text"));
+  module.def("write_log_text", &report::write_text, py::arg("text"));
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
   testing.def("write_event", &write_event, py::arg("op"), py::arg("to"), py::arg("cause"),

@@ -11,18 +11,18 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "record/report.h"
-#include "torch/module_stack.h"
-#include "torch/observer.h"
-#include "torch/patched_op.h"
-#include "torch/python_error.h"
+#include "report/report.h"
+#include "watch/module_stack.h"
+#include "watch/observer.h"
+#include "convert/patched_op.h"
+#include "base/python_error.h"
 
 namespace py = pybind11;
 
 namespace habana_mp {
 namespace {
 
-using record::SiteId;
+using report::SiteId;
 
 // Names of the dtypes among the bits.
 py::list dtypes_in(unsigned bits) {
@@ -33,26 +33,26 @@ py::list dtypes_in(unsigned bits) {
   return names;
 }
 
-py::tuple told_site(const record::Sites& sites, SiteId id) {
+py::tuple told_site(const report::Sites& sites, SiteId id) {
   return py::make_tuple(sites[id].op, sites[id].module);
 }
 
-py::list told_rows(const observer::Told& told, std::vector<int>& row_of_site) {
+py::list told_rows(const watch::Told& told, std::vector<int>& row_of_site) {
   py::list rows;
   row_of_site.assign(told.sites.size(), -1);
   for (SiteId id = 1; id < told.sites.size() && id < told.report.row_count(); ++id) {
-    const record::Row& row = told.report.row(id);
+    const report::Row& row = told.report.row(id);
     if (row.calls == 0 && row.casts.empty()) continue;
     py::list casts;
-    for (const record::CastCount& cast : row.casts) {
+    for (const report::CastCount& cast : row.casts) {
       casts.append(py::make_tuple(dtype_name(cast.from), dtype_name(cast.to), cast.count,
                                   cast.cached, cast.bytes, cast.ns, cast.backward,
                                   cast.backward_bytes, cast.backward_ns));
     }
-    const record::Site& site = told.sites[id];
+    const report::Site& site = told.sites[id];
     row_of_site[id] = static_cast<int>(rows.size());
     rows.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end), site.policy,
-                               record::kFateNames[static_cast<std::size_t>(site.fate)], site.rule,
+                               report::kFateNames[static_cast<std::size_t>(site.fate)], site.rule,
                                site.source, row.calls, row.ns, row.cast_ns, dtypes_in(row.given),
                                dtypes_in(row.ran), casts));
   }
@@ -60,8 +60,8 @@ py::list told_rows(const observer::Told& told, std::vector<int>& row_of_site) {
 }
 
 // What a report tells, by the names that habana_mp/_report.py reads.
-py::dict told(const record::Report& report) {
-  const observer::Told told = observer::told_by(report);
+py::dict told(const report::Report& report) {
+  const watch::Told told = watch::told_by(report);
   std::vector<int> row_of_site;
   py::dict result;
   result["rows"] = told_rows(told, row_of_site);
@@ -70,7 +70,7 @@ py::dict told(const record::Report& report) {
     py::list sites;
     for (const SiteId site : told.paths.sites(key.path)) sites.append(told_site(told.sites, site));
     sites.append(told_site(told.sites, key.site));
-    const record::Paths::Step& step = told.paths[key.path];
+    const report::Paths::Step& step = told.paths[key.path];
     ping_pong.append(
         py::make_tuple(sites, dtype_name(step.from), dtype_name(step.to), seen.count, seen.ns));
   }
@@ -84,7 +84,7 @@ py::dict told(const record::Report& report) {
   }
   result["recast"] = recast;
   py::list moments;
-  for (const record::Moment& moment : told.report.moments()) {
+  for (const report::Moment& moment : told.report.moments()) {
     moments.append(py::make_tuple(moment.start_ns, moment.ns, row_of_site[moment.site],
                                   dtype_name(moment.from), dtype_name(moment.to),
                                   static_cast<int>(moment.kind)));
@@ -96,11 +96,11 @@ py::dict told(const record::Report& report) {
   return result;
 }
 
-py::dict close(const std::shared_ptr<record::Report>& report) {
+py::dict close(const std::shared_ptr<report::Report>& report) {
   // Before its sites are given to the next one.
   py::dict last = told(*report);
-  observer::close_report(report);
-  if (!observer::reporting()) observer::forget_modules();
+  watch::close_report(report);
+  if (!watch::reporting()) watch::forget_modules();
   return last;
 }
 
@@ -129,7 +129,7 @@ PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* hook = type->tp_alloc(type, 0);
   if (hook == nullptr) return nullptr;
   reinterpret_cast<ModuleHook*>(hook)->vectorcall =
-      leaves != 0 ? call_hook<observer::leave_module> : call_hook<observer::enter_module>;
+      leaves != 0 ? call_hook<watch::leave_module> : call_hook<watch::enter_module>;
   return hook;
 }
 
@@ -152,11 +152,11 @@ py::object module_hook_type() {
 }  // namespace
 
 void bind_report(py::module_& module) {
-  py::class_<record::Report, std::shared_ptr<record::Report>>(module, "Report");
-  module.def("open_report", &observer::open_report);
+  py::class_<report::Report, std::shared_ptr<report::Report>>(module, "Report");
+  module.def("open_report", &watch::open_report);
   module.def("close_report", &close, py::arg("report"));
   module.def("report_told", &told, py::arg("report"));
-  module.def("reporting", &observer::reporting);
+  module.def("reporting", &watch::reporting);
   module.attr("ModuleHookBase") = module_hook_type();
 }
 

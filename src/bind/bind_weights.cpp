@@ -1,10 +1,10 @@
 // The weight cache, for Python.
 #include "bind/bind.h"
-#include "torch/alias_watch.h"
-#include "torch/collective_watch.h"
-#include "torch/copy_backwards.h"
-#include "torch/result_memory.h"
-#include "torch/weight_cache.h"
+#include "weights/alias_watch.h"
+#include "weights/collective_watch.h"
+#include "cast/node.h"
+#include "cast/result_memory.h"
+#include "weights/weight_cache.h"
 
 namespace py = pybind11;
 

@@ -2,7 +2,7 @@
 #include <system_error>
 
 #include "bind/bind.h"
-#include "torch/python_error.h"
+#include "base/python_error.h"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of habana_mp. Private: the public names are in habana_mp.";

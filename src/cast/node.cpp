@@ -1,4 +1,4 @@
-#include "torch/copy_backwards.h"
+#include "cast/node.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "torch/observer.h"
-#include "torch/tensor_cast.h"
-#include "torch/weight_cache.h"
+#include "watch/observer.h"
+#include "cast/numbers.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -40,7 +40,7 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
     const DType to = dtype_of_type(c10::typeMetaToScalarType(self_options.dtype()));
     variable_list result(1);
-    observer::tell_backward(origin, grads[0], to,
+    watch::tell_backward(origin, grads[0], to,
                             [&] { result[0] = cast_gradient(grads[0], to, strides); });
     return result;
   }
@@ -50,7 +50,7 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   at::DimVector strides;
   const c10::StorageImpl* cached = nullptr;  // to be compared, not to be followed
   bool compiled = false;
-  std::uint64_t origin = observer::origin_here();
+  std::uint64_t origin = watch::origin_here();
 };
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.

@@ -1,4 +1,4 @@
-#include "torch/tensor_cast.h"
+#include "cast/numbers.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -18,12 +18,12 @@
 #include <utility>
 #include <vector>
 
-#include "cast/cast_kernels.h"
-#include "torch/autocast_state.h"
-#include "torch/copy_backwards.h"
-#include "torch/observer.h"
-#include "torch/parallel_cast.h"
-#include "torch/weight_cache.h"
+#include "kernels/cast_kernels.h"
+#include "scope/regions.h"
+#include "cast/node.h"
+#include "watch/observer.h"
+#include "cast/parallel.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -50,11 +50,11 @@ PyObject* original_to() {
 constexpr int64_t kGrain = 1 << 15;
 
 void cast_dense(const char* source, char* target, DType from, DType to, int64_t count,
-                cast::Stores stores) {
-  const cast::Kernel kernel = cast::kernel(from, to, stores);
+                kernels::Stores stores) {
+  const kernels::Kernel kernel = kernels::kernel(from, to, stores);
   const auto share = [=](int64_t begin, int64_t end) {
-    kernel(source + begin * static_cast<int64_t>(cast::element_size(from)),
-           target + begin * static_cast<int64_t>(cast::element_size(to)),
+    kernel(source + begin * static_cast<int64_t>(kernels::element_size(from)),
+           target + begin * static_cast<int64_t>(kernels::element_size(to)),
            static_cast<std::size_t>(end - begin));
   };
   if (count <= kGrain) {
@@ -65,11 +65,11 @@ void cast_dense(const char* source, char* target, DType from, DType to, int64_t 
 }
 
 void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DType to,
-              cast::Stores stores) {
+              kernels::Stores stores) {
   const auto span = [](at::IntArrayRef values) {
     return std::span<const std::int64_t>(values.data(), values.size());
   };
-  const cast::StridedCast strided(from, to, span(source.sizes()), span(source.strides()),
+  const kernels::StridedCast strided(from, to, span(source.sizes()), span(source.strides()),
                                   span(target.strides()));
   run_in_parallel(strided, source.const_data_ptr(), target.mutable_data_ptr(), stores);
 }
@@ -77,9 +77,9 @@ void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DT
 void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
   const DType from = number_dtype(source);
   const DType to = number_dtype(target);
-  auto stores = cast::stores_for(from, to, static_cast<std::size_t>(source.numel()));
-  if (stores == cast::Stores::Streaming && is_fresh(target.storage().data_ptr())) {
-    stores = cast::Stores::Cached;
+  auto stores = kernels::stores_for(from, to, static_cast<std::size_t>(source.numel()));
+  if (stores == kernels::Stores::Streaming && is_fresh(target.storage().data_ptr())) {
+    stores = kernels::Stores::Cached;
   }
   // Without gaps and in one order the elements are an array, of any number of dimensions.
   if (source.strides() == target.strides() && source.is_non_overlapping_and_dense()) {
@@ -92,7 +92,7 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
 
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
-  return !source.is_cpu() || (at::hasCallbacks() && observer::profiled());
+  return !source.is_cpu() || (at::hasCallbacks() && watch::profiled());
 }
 
 at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,

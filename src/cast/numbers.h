@@ -7,7 +7,7 @@
 #include <array>
 
 #include "policy/dtype.h"
-#include "torch/result_memory.h"
+#include "cast/result_memory.h"
 
 namespace habana_mp {
 

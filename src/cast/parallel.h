@@ -5,15 +5,15 @@
 
 #include <cstdint>
 
-#include "cast/cast_strided.h"
+#include "kernels/cast_strided.h"
 
 namespace habana_mp {
 
 // Below so many elements a cast is over sooner than other threads could take the GIL.
 inline constexpr std::int64_t kReleaseGilAbove = 1 << 16;
 
-inline void run_in_parallel(const cast::StridedCast& cast, const void* source, void* target,
-                            cast::Stores stores) {
+inline void run_in_parallel(const kernels::StridedCast& cast, const void* source, void* target,
+                            kernels::Stores stores) {
   at::parallel_for(0, static_cast<std::int64_t>(cast.pieces()),
                    static_cast<std::int64_t>(cast.grain()),
                    [&](std::int64_t begin, std::int64_t end) {

@@ -1,4 +1,4 @@
-#include "torch/result_memory.h"
+#include "cast/result_memory.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include <new>
 #include <utility>
 
-#include "torch/process_wide.h"
+#include "base/process_wide.h"
 
 namespace habana_mp {
 namespace {

@@ -1,7 +1,7 @@
-#include "torch/tensors.h"
+#include "cast/tensors.h"
 
 #include "policy/decide.h"
-#include "torch/tensor_cast.h"
+#include "cast/numbers.h"
 
 namespace habana_mp {
 

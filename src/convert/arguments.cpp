@@ -1,4 +1,4 @@
-#include "torch/arguments.h"
+#include "convert/arguments.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/Dtype.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "torch/observer.h"
-#include "torch/tensor_cast.h"
+#include "watch/observer.h"
+#include "cast/numbers.h"
 
 namespace habana_mp {
 namespace {
@@ -259,7 +259,7 @@ PyObject* CastArguments::own(PyObject* object) {
 }
 
 PyObject* CastArguments::cast(PyObject* tensor, DType to, How how) {
-  PyObject* result = own(observer::watched_cast(tensor, to, how));
+  PyObject* result = own(watch::watched_cast(tensor, to, how));
   if (result == nullptr || !is_exact_tensor(result)) return result;
   // A cast that is nobody else's has its memory for itself, and requires no grad where grad mode is
   // off.

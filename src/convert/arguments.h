@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "policy/decide.h"
-#include "torch/tensor_cast.h"
+#include "cast/numbers.h"
 
 namespace habana_mp {
 

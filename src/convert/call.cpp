@@ -1,15 +1,15 @@
-#include "torch/patched_op.h"
+#include "convert/patched_op.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
 
-#include "record/listening.h"
-#include "torch/cast_record.h"
-#include "torch/casts_off.h"
-#include "torch/observer.h"
-#include "torch/overrides.h"
-#include "torch/python_error.h"
-#include "torch/tensor_cast.h"
+#include "report/listening.h"
+#include "convert/tell.h"
+#include "scope/casts_off.h"
+#include "watch/observer.h"
+#include "convert/overrides.h"
+#include "base/python_error.h"
+#include "cast/numbers.h"
 
 namespace habana_mp {
 namespace {
@@ -67,8 +67,8 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const bool relay = take_relayed(op);
-  observer::Watch watch;
-  if (record::anyone_listens() && !compiling && (casting || !relay)) {
+  watch::Watch watch;
+  if (report::anyone_listens() && !compiling && (casting || !relay)) {
     log_call(op, arguments, decision, casting, positional, kwnames);
     watch_call(watch, op, arguments, decision);
   }
@@ -102,7 +102,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
 // short. Nobody listening, no override by a mode, no tensor subclass, and every eligible tensor in
 // one dtype that the rule accepts as it is.
 bool is_settled(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
-  if (record::anyone_listens() || op.rule.action == Action::Error ||
+  if (report::anyone_listens() || op.rule.action == Action::Error ||
       at::impl::torch_function_mode_enabled()) {
     return false;
   }

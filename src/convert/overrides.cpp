@@ -1,10 +1,10 @@
-#include "torch/overrides.h"
+#include "convert/overrides.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "torch/casts_off.h"
+#include "scope/casts_off.h"
 
 namespace habana_mp {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <cstddef>
 
-#include "torch/arguments.h"
-#include "torch/patched_op.h"
+#include "convert/arguments.h"
+#include "convert/patched_op.h"
 
 namespace habana_mp {
 

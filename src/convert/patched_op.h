@@ -10,7 +10,7 @@
 #include <string>
 
 #include "policy/decide.h"
-#include "torch/arguments.h"
+#include "convert/arguments.h"
 
 namespace habana_mp {
 

@@ -1,11 +1,11 @@
-#include "torch/cast_record.h"
+#include "convert/tell.h"
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <vector>
 
-#include "record/cast_log.h"
-#include "torch/names.h"
+#include "report/cast_log.h"
+#include "report/name_numbers.h"
 
 namespace habana_mp {
 namespace {
@@ -42,13 +42,13 @@ void add_tensors(PyObject* object, Found& found) {
 
 void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
               bool casting, Py_ssize_t positional, PyObject* kwnames) {
-  if (record::level() == record::Level::Off || !record::worth_a_line(decision.cause, casting))
+  if (report::level() == report::Level::Off || !report::worth_a_line(decision.cause, casting))
     return;
-  record::Event event{.op = repr_of(op), .to = decision.to, .cause = decision.cause};
-  if (record::level() == record::Level::Casts) {
-    return record::write(event);
+  report::Event event{.op = repr_of(op), .to = decision.to, .cause = decision.cause};
+  if (report::level() == report::Level::Casts) {
+    return report::write(event);
   }
-  std::vector<record::CastArgument> casts;
+  std::vector<report::CastArgument> casts;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const Arg& described = arguments.described()[i];
     if (decision.casts(described))
@@ -61,32 +61,32 @@ void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& d
   event.rule = *op.rule_text;
   event.module = module;
   event.source = source;
-  record::write(event);
+  report::write(event);
 }
 
-void watch_call(observer::Watch& watch, const PatchedOp& op, const Arguments& arguments,
+void watch_call(watch::Watch& watch, const PatchedOp& op, const Arguments& arguments,
                 const Decision& decision) {
-  if (!observer::reporting()) return;
+  if (!watch::reporting()) return;
   Found given;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (is_fake(arguments.tensor(i).object)) return;
     given.push_back(THPVariable_Unpack(arguments.tensor(i).object));
   }
-  if (op.context == 0) const_cast<PatchedOp&>(op).context = observer::context_of(*op.rule_text);
-  const observer::Watch::What what{.op = name_of(const_cast<PatchedOp&>(op)),
+  if (op.context == 0) const_cast<PatchedOp&>(op).context = watch::context_of(*op.rule_text);
+  const watch::Watch::What what{.op = name_of(const_cast<PatchedOp&>(op)),
                                    .context = op.context,
-                                   .front_end = record::FrontEnd::Convert,
+                                   .front_end = report::FrontEnd::Convert,
                                    .decision = decision,
                                    .hides = !op.form.python || is_atomic(op)};
   watch.begin(what, given, [&] {
-    record::Site site;
+    report::Site site;
     site.policy = py::module_::import("habana_mp._report").attr("_converted")().cast<std::string>();
     site.rule = *op.rule_text;
     return site;
   });
 }
 
-void end_watch(observer::Watch& watch, PyObject* result) {
+void end_watch(watch::Watch& watch, PyObject* result) {
   if (!watch.begun() || result == nullptr) return;
   Found results;
   add_tensors(result, results);

@@ -1,4 +1,4 @@
-#include "torch/hpu_device.h"
+#include "hpu/hpu_device.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Device.h>
@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "torch/import_slot.h"
+#include "hpu/import_slot.h"
 
 namespace habana_mp::hpu_device {
 namespace {

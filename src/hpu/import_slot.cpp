@@ -1,4 +1,4 @@
-#include "torch/import_slot.h"
+#include "hpu/import_slot.h"
 
 #include <elf.h>
 #include <link.h>

@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cast/kernel_table.h"
+#include "kernels/kernel_table.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
@@ -92,4 +92,4 @@ constexpr KernelTable table_of() {
 }
 
 }  // namespace
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

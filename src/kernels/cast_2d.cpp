@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 // A tile is turned in the first cache: 64 by 64 of the low type are 8 KiB. Its rows are whole cache
@@ -194,4 +194,4 @@ void cast_2d(DType from, DType to, const void* source, std::ptrdiff_t source_row
   }
 }
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

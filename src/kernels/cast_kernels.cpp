@@ -1,5 +1,5 @@
 // Which variant runs. See cast_kernels.h.
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "cast/kernel_table.h"
+#include "kernels/kernel_table.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 constexpr const char* kEnvironment = "HABANA_MP_CAST_VARIANT";
@@ -152,4 +152,4 @@ Kernel kernel(DType from, DType to, Stores stores) {
   return found;
 }
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

@@ -15,7 +15,7 @@
 
 #include "policy/dtype.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 
 // From the plainest to the fastest.
 enum class Variant : std::uint8_t { Scalar, Avx2, Avx512, Avx512Bf16, Neon };
@@ -61,4 +61,4 @@ void cast_2d(DType from, DType to, const void* source, std::ptrdiff_t source_row
              std::ptrdiff_t source_column_stride, void* target, std::ptrdiff_t target_row_stride,
              std::size_t rows, std::size_t columns, Stores stores = Stores::Cached);
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

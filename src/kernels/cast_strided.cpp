@@ -1,10 +1,10 @@
 // Orders and merges dimensions until what is left is matrices. See cast_strided.h.
-#include "cast/cast_strided.h"
+#include "kernels/cast_strided.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 // Elements. A share of this size is worth a thread (torch's own grain), smaller pieces share
@@ -158,4 +158,4 @@ void StridedCast::cast_block(Place first, std::size_t row, std::size_t column, s
   }
 }
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 
 // Strides are counted in elements and may have any sign; those of the target keep its elements
 // apart. Source and target do not overlap.
@@ -63,4 +63,4 @@ class StridedCast {
   std::size_t step_ = 1, strip_ = 1, pieces_per_strip_ = 1, strips_ = 1, pieces_ = 0, grain_ = 1;
 };
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

@@ -2,9 +2,9 @@
 // declarations stand here, as each of those files is compiled for another CPU.
 #pragma once
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 
 // By the DType of the source and of the target; null where there is nothing to cast.
 struct KernelTable {
@@ -18,4 +18,4 @@ extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
 extern const KernelTable kNeonKernels;
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

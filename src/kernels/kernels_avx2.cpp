@@ -1,9 +1,9 @@
 // The kernels for AVX2 with F16C: bfloat16 is rounded with integers.
 #include <immintrin.h>
 
-#include "cast/blocks.h"
+#include "kernels/blocks.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 __m256i load_bytes(const std::byte* source) {
@@ -89,4 +89,4 @@ struct Avx2 {
 
 constinit const KernelTable kAvx2Kernels = table_of<Avx2>();
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

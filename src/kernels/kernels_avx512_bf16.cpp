@@ -1,7 +1,7 @@
 // The kernels for AVX-512 with its bfloat16 instructions.
-#include "cast/lanes_avx512.h"
+#include "kernels/lanes_avx512.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 // Tested as integers: where MXCSR says that subnormals are zeros (torch.set_flush_denormal),
@@ -29,4 +29,4 @@ struct WithInstruction {
 
 constinit const KernelTable kAvx512Bf16Kernels = table_of<Avx512<WithInstruction>>();
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

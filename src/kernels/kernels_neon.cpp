@@ -3,9 +3,9 @@
 // changed it.
 #include <arm_neon.h>
 
-#include "cast/blocks.h"
+#include "kernels/blocks.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 uint8x16_t load_bytes(const std::byte* source) {
@@ -69,4 +69,4 @@ struct Neon {
 
 constinit const KernelTable kNeonKernels = table_of<Neon>();
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

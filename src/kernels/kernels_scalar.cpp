@@ -2,9 +2,9 @@
 // unit. They say what the other variants compute.
 #include <bit>
 
-#include "cast/blocks.h"
+#include "kernels/blocks.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000, kQuiet = 0x00400000;
@@ -86,4 +86,4 @@ struct Scalar {
 
 constinit const KernelTable kScalarKernels = table_of<Scalar>();
 
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

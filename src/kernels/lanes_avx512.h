@@ -4,9 +4,9 @@
 
 #include <immintrin.h>
 
-#include "cast/blocks.h"
+#include "kernels/blocks.h"
 
-namespace habana_mp::cast {
+namespace habana_mp::kernels {
 namespace {
 
 // For _mm512_fpclass_ps_mask
@@ -99,4 +99,4 @@ struct Avx512 {
 };
 
 }  // namespace
-}  // namespace habana_mp::cast
+}  // namespace habana_mp::kernels

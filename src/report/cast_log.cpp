@@ -1,5 +1,5 @@
 // The sinks and the format of the cast log. The only file that knows spdlog.
-#include "record/cast_log.h"
+#include "report/cast_log.h"
 
 #include <fcntl.h>
 #include <spdlog/details/null_mutex.h>
@@ -15,9 +15,9 @@
 #include <system_error>
 #include <utility>
 
-#include "record/listening.h"
+#include "report/listening.h"
 
-namespace habana_mp::record {
+namespace habana_mp::report {
 namespace {
 
 using Sink = spdlog::sinks::base_sink<spdlog::details::null_mutex>;
@@ -150,4 +150,4 @@ void write_text(std::string_view text) {
   if (level() != Level::Off) put(text);
 }
 
-}  // namespace habana_mp::record
+}  // namespace habana_mp::report

@@ -24,7 +24,7 @@
 #include "policy/decide.h"
 #include "policy/dtype.h"
 
-namespace habana_mp::record {
+namespace habana_mp::report {
 
 // habana_mp/_log.py counts its levels by this order.
 enum class Level : int { Off, Casts, Detail };
@@ -84,4 +84,4 @@ void close();
 void write(const Event& event);
 void write_text(std::string_view text);
 
-}  // namespace habana_mp::record
+}  // namespace habana_mp::report

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace habana_mp::record {
+namespace habana_mp::report {
 
 enum class Listener : unsigned { Log = 1, Report = 2 };
 
@@ -24,4 +24,4 @@ inline void set_listens(Listener who, bool on) {
   }
 }
 
-}  // namespace habana_mp::record
+}  // namespace habana_mp::report

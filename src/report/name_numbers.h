@@ -8,7 +8,7 @@
 
 namespace habana_mp {
 
-// 0 for "", and once there are record::kMostSites.
+// 0 for "", and once there are report::kMostSites.
 std::uint32_t number_of(std::string_view name);
 std::string name_of(std::uint32_t number);
 

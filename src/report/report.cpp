@@ -1,9 +1,9 @@
-#include "record/report.h"
+#include "report/report.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace habana_mp::record {
+namespace habana_mp::report {
 namespace {
 
 constexpr std::uint32_t kLongestPath = 8;
@@ -159,4 +159,4 @@ std::size_t Report::bytes() const {
   return all;
 }
 
-}  // namespace habana_mp::record
+}  // namespace habana_mp::report

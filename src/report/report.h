@@ -22,7 +22,7 @@
 
 #include "policy/dtype.h"
 
-namespace habana_mp::record {
+namespace habana_mp::report {
 
 using SiteId = std::uint32_t;
 using PathId = std::uint32_t;
@@ -232,4 +232,4 @@ class Report {
   std::map<RecastKey, Recast> recast_;
 };
 
-}  // namespace habana_mp::record
+}  // namespace habana_mp::report

@@ -1,4 +1,4 @@
-#include "torch/autocast_state.h"
+#include "scope/regions.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "torch/autocast_kernel.h"
-#include "torch/casts_off.h"
+#include "autocast/kernel.h"
+#include "scope/casts_off.h"
 
 namespace habana_mp::autocast {
 namespace {

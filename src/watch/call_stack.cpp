@@ -1,4 +1,4 @@
-#include "torch/call_stack.h"
+#include "watch/call_stack.h"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -8,16 +8,16 @@
 #include <utility>
 
 #include "policy/decide.h"
-#include "torch/observatory.h"
-#include "torch/tensor_cast.h"
-#include "torch/tensor_history.h"
+#include "watch/observatory.h"
+#include "cast/numbers.h"
+#include "watch/tensor_history.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
-using record::Fate;
-using record::kNone;
-using record::Site;
-using record::SiteId;
+using report::Fate;
+using report::kNone;
+using report::Site;
+using report::SiteId;
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -103,7 +103,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
     outer->inside_ns += lasted;
     break;
   }
-  record::Call call{
+  report::Call call{
       .ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0,
       .given = frame.given & kFloats,
       .ran = frame.runs_in == DType::Other ? frame.given & kFloats : dtype_bit(frame.runs_in),
@@ -133,7 +133,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   expired = all().histories.take_expired();
 }
 
-void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast) {
+void tell_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast) {
   frame.casts.push_back(cast);
   if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;
@@ -142,7 +142,7 @@ void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast)
   History* history = all().histories.get(source);
   if (history == nullptr) return;
   if (history->path != kNone) {
-    const record::Paths::Step& step = all().paths[history->path];
+    const report::Paths::Step& step = all().paths[history->path];
     if (step.to == cast.from && step.from == cast.to) {
       for (const auto& report : all().open) {
         report->add_ping_pong(history->path, frame.site, history->path_ns + cast.ns);
@@ -167,4 +167,4 @@ void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast)
   expired = all().histories.take_expired();
 }
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "policy/dtype.h"
-#include "record/report.h"
-#include "torch/module_stack.h"
-#include "torch/tensors.h"
+#include "report/report.h"
+#include "watch/module_stack.h"
+#include "cast/tensors.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
 std::uint64_t now_ns();
 
@@ -31,14 +31,14 @@ struct Frame {
   std::uint64_t epoch = 0;       // of the site
   DType runs_in = DType::Other;  // as a rule says
   std::uint32_t op = 0;
-  record::SiteId site = record::kNone;
+  report::SiteId site = report::kNone;
   std::uint64_t start = 0;
   std::uint64_t inside_ns = 0;  // of rows of their own
   unsigned given = 0;
-  record::PathId path = record::kNone;  // for the results
+  report::PathId path = report::kNone;  // for the results
   std::uint64_t path_ns = 0;
   bool begins = false;  // the path is this call's own
-  c10::SmallVector<record::Cast, 3> casts{};
+  c10::SmallVector<report::Cast, 3> casts{};
   c10::SmallVector<const c10::StorageImpl*, 4> memory{};  // of what it was given: to be compared
 };
 
@@ -65,6 +65,6 @@ void show(Frame& frame, Tensors given);
 // One that was shown ends.
 void finish(Thread& thread, const Frame& frame, Tensors results);
 // It has made a cast.
-void tell_cast(Frame& frame, const at::Tensor& source, const record::Cast& cast);
+void tell_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

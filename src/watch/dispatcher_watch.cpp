@@ -1,4 +1,4 @@
-#include "torch/dispatcher_watch.h"
+#include "watch/dispatcher_watch.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -14,22 +14,22 @@
 #include <utility>
 
 #include "policy/decide.h"
-#include "record/report.h"
-#include "torch/autocast_kernel.h"
-#include "torch/autocast_state.h"
-#include "torch/call_stack.h"
-#include "torch/casts_off.h"
-#include "torch/names.h"
-#include "torch/observatory.h"
-#include "torch/process_wide.h"
+#include "report/report.h"
+#include "autocast/kernel.h"
+#include "scope/regions.h"
+#include "watch/call_stack.h"
+#include "scope/casts_off.h"
+#include "report/name_numbers.h"
+#include "watch/observatory.h"
+#include "base/process_wide.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 namespace {
 
-using record::Fate;
-using record::FrontEnd;
-using record::Site;
-using record::SiteKey;
+using report::Fate;
+using report::FrontEnd;
+using report::Site;
+using report::SiteKey;
 
 std::atomic<std::uint32_t> conversion{0};
 
@@ -186,4 +186,4 @@ at::CallbackHandle watch_dispatcher() {
                                    .scopes({at::RecordScope::FUNCTION}));
 }
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
 // To be removed by its handle.
 at::CallbackHandle watch_dispatcher();
@@ -15,4 +15,4 @@ at::CallbackHandle watch_dispatcher();
 std::uint32_t conversion_context();
 void set_conversion_context(std::uint32_t context);
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -1,4 +1,4 @@
-#include "torch/module_stack.h"
+#include "watch/module_stack.h"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "record/report.h"
-#include "torch/names.h"
+#include "report/report.h"
+#include "report/name_numbers.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 namespace {
 
 // The path of a module below what it is called in, found once for each: a weak reference says
@@ -69,7 +69,7 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
       py::module_::import("habana_mp._where").attr("_path")(stack).cast<std::string>();
   const std::uint32_t number = number_of(text);
   auto& known = known_modules();
-  if (known.size() >= record::kMostSites) known.clear();
+  if (known.size() >= report::kMostSites) known.clear();
   known.insert_or_assign({module, path()}, KnownModule{py::weakref(module), number});
   return number;
 }
@@ -108,4 +108,4 @@ void ModuleStack::leave(PyObject* module) {
   if (found != entries_.rend()) entries_.erase(found.base() - 1, entries_.end());
 }
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
 class ModuleStack {
  public:
@@ -36,4 +36,4 @@ class ModuleStack {
 // What is known of modules by then, after the last report.
 void forget_modules();
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -10,18 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include "record/report.h"
-#include "torch/names.h"
-#include "torch/process_wide.h"
-#include "torch/tensor_history.h"
+#include "report/report.h"
+#include "report/name_numbers.h"
+#include "base/process_wide.h"
+#include "watch/tensor_history.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
 struct Observatory {
   std::mutex mutex;
-  std::vector<std::shared_ptr<record::Report>> open;
-  record::Sites sites;
-  record::Paths paths;
+  std::vector<std::shared_ptr<report::Report>> open;
+  report::Sites sites;
+  report::Paths paths;
   TensorHistories histories;
 };
 
@@ -31,12 +31,12 @@ inline std::atomic<std::uint64_t> epoch{0};  // of the open reports, 0 while the
 
 // The site of a key, described where it is new. Not under the lock: to describe one runs Python.
 template <typename Describe>
-record::SiteId site_of(const record::SiteKey& key, const Describe& describe) {
+report::SiteId site_of(const report::SiteKey& key, const Describe& describe) {
   {
     const std::lock_guard guard(all().mutex);
-    if (const record::SiteId known = all().sites.find(key); known != record::kNone) return known;
+    if (const report::SiteId known = all().sites.find(key); known != report::kNone) return known;
   }
-  record::Site site = describe();
+  report::Site site = describe();
   site.module = name_of(key.module);
   site.front_end = key.front_end;
   site.fate = key.fate;
@@ -45,4 +45,4 @@ record::SiteId site_of(const record::SiteKey& key, const Describe& describe) {
   return all().sites.add(key, std::move(site));
 }
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

@@ -1,4 +1,4 @@
-#include "torch/observer.h"
+#include "watch/observer.h"
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -8,19 +8,19 @@
 #include <utility>
 #include <vector>
 
-#include "torch/call_stack.h"
-#include "torch/dispatcher_watch.h"
-#include "torch/names.h"
-#include "torch/observatory.h"
+#include "watch/call_stack.h"
+#include "watch/dispatcher_watch.h"
+#include "report/name_numbers.h"
+#include "watch/observatory.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
-using record::Fate;
-using record::FrontEnd;
-using record::kNone;
-using record::Site;
-using record::SiteId;
-using record::SiteKey;
+using report::Fate;
+using report::FrontEnd;
+using report::kNone;
+using report::Site;
+using report::SiteId;
+using report::SiteKey;
 
 namespace {
 
@@ -28,8 +28,8 @@ at::CallbackHandle callback = 0;  // with the lock
 
 }  // namespace
 
-std::shared_ptr<record::Report> open_report() {
-  auto report = std::make_shared<record::Report>(now_ns());
+std::shared_ptr<report::Report> open_report() {
+  auto report = std::make_shared<report::Report>(now_ns());
   Observatory& here = all();
   const std::lock_guard guard(here.mutex);
   if (here.open.empty()) {
@@ -38,24 +38,24 @@ std::shared_ptr<record::Report> open_report() {
     here.paths.clear();
     callback = watch_dispatcher();
     epoch.store(++opened, std::memory_order_relaxed);
-    record::set_listens(record::Listener::Report, true);
+    report::set_listens(report::Listener::Report, true);
   }
   here.open.push_back(report);
   return report;
 }
 
-void close_report(const std::shared_ptr<record::Report>& report) {
+void close_report(const std::shared_ptr<report::Report>& report) {
   Observatory& here = all();
   std::vector<History> expired;
   const std::lock_guard guard(here.mutex);
   if (std::erase(here.open, report) == 0 || !here.open.empty()) return;
-  record::set_listens(record::Listener::Report, false);
+  report::set_listens(report::Listener::Report, false);
   epoch.store(0, std::memory_order_relaxed);
   at::removeCallback(callback);
   expired = here.histories.take_all();
 }
 
-Told told_by(const record::Report& report) {
+Told told_by(const report::Report& report) {
   const std::lock_guard guard(all().mutex);
   return {report, all().sites, all().paths};
 }
@@ -164,7 +164,7 @@ void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
   if (from == to) return;
   const std::uint64_t bytes =
       static_cast<std::uint64_t>(gradient.numel()) * (to == DType::Float32 ? 4 : 2);
-  const record::Cast made{from, to, false, bytes, start, now_ns() - start};
+  const report::Cast made{from, to, false, bytes, start, now_ns() - start};
   const std::lock_guard guard(all().mutex);
   if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return;
   for (const auto& report : all().open) {
@@ -184,4 +184,4 @@ bool profiled() {
   return callbacks && callbacks->callbacks_.size() > (reporting() ? 1U : 0U);
 }
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

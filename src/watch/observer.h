@@ -5,7 +5,7 @@
 // Each thread has a stack of the calls that it is in. An op is shown, as a row of the report, where
 // a rule decided it, or where no other op has called it: what torch does inside an op is that op's.
 //
-// With no report open, all of it costs the flag test of record::anyone_listens().
+// With no report open, all of it costs the flag test of report::anyone_listens().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,29 +19,29 @@
 
 #include "policy/decide.h"
 #include "policy/policy.h"
-#include "record/listening.h"
-#include "record/report.h"
-#include "torch/tensor_cast.h"
-#include "torch/tensors.h"
+#include "report/listening.h"
+#include "report/report.h"
+#include "cast/numbers.h"
+#include "cast/tensors.h"
 
-namespace habana_mp::observer {
+namespace habana_mp::watch {
 
-inline bool reporting() { return record::listens(record::Listener::Report); }
+inline bool reporting() { return report::listens(report::Listener::Report); }
 
 // From now on, to all reports that are open. Several may be.
-std::shared_ptr<record::Report> open_report();
-void close_report(const std::shared_ptr<record::Report>& report);
+std::shared_ptr<report::Report> open_report();
+void close_report(const std::shared_ptr<report::Report>& report);
 
 // A report as it is now, with what its numbers stand for.
 struct Told {
-  record::Report report;
-  record::Sites sites;
-  record::Paths paths;
+  report::Report report;
+  report::Sites sites;
+  report::Paths paths;
 };
-Told told_by(const record::Report& report);
+Told told_by(const report::Report& report);
 
 // A number for what decides, of its content: a region that is made anew at each step is one.
-std::uint32_t context_of(const Policy& policy, record::FrontEnd front_end);
+std::uint32_t context_of(const Policy& policy, report::FrontEnd front_end);
 // That of a rule of the conversion in force.
 std::uint32_t context_of(std::string_view rule);
 // What ops that nothing decides are counted under: set after each conversion and revert (null).
@@ -53,12 +53,12 @@ class Watch {
   struct What {
     std::uint32_t op;
     std::uint32_t context;
-    record::FrontEnd front_end;
+    report::FrontEnd front_end;
     Decision decision;
     bool hides;  // nothing inside it has a row of its own unless a rule decides it
   };
   // The rest of a Site, asked at the first call of it. Holds the GIL.
-  using Describe = c10::function_ref<record::Site()>;
+  using Describe = c10::function_ref<report::Site()>;
 
   Watch() = default;
   ~Watch();
@@ -91,4 +91,4 @@ void leave_module(PyObject* module);
 // Whether somebody beside the report looks at what torch dispatches: a profiler.
 bool profiled();
 
-}  // namespace habana_mp::observer
+}  // namespace habana_mp::watch

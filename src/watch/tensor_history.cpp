@@ -1,6 +1,6 @@
-#include "torch/tensor_history.h"
+#include "watch/tensor_history.h"
 
-#include "torch/weight_cache.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {
@@ -58,7 +58,7 @@ std::vector<History> TensorHistories::take_all() {
   return take_expired();
 }
 
-unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, record::SiteId site) {
+unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, report::SiteId site) {
   const std::uint32_t version =
       tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
   const std::uint64_t epoch = weight_cache().epoch();

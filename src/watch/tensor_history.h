@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "policy/dtype.h"
-#include "record/report.h"
+#include "report/report.h"
 
 namespace habana_mp {
 
@@ -21,13 +21,13 @@ struct History {
   explicit History(c10::weak_intrusive_ptr<c10::StorageImpl> of) : memory(std::move(of)) {}
 
   c10::weak_intrusive_ptr<c10::StorageImpl> memory;
-  record::SiteId maker = record::kNone;
-  record::PathId path = record::kNone;
+  report::SiteId maker = report::kNone;
+  report::PathId path = report::kNone;
   std::uint64_t path_ns = 0;  // of the cast that the path began with
 
   // The last cast, and what the tensor was like then.
   DType cast_to = DType::Other;
-  record::SiteId first = record::kNone;
+  report::SiteId first = report::kNone;
   unsigned times = 0;
   std::uint32_t version = 0;
   std::uint64_t epoch = 0;  // of the weight cache: fused optimizers do not move the version
@@ -58,6 +58,6 @@ class TensorHistories {
 };
 
 // Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.
-unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, record::SiteId site);
+unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, report::SiteId site);
 
 }  // namespace habana_mp

@@ -1,9 +1,9 @@
-#include "torch/alias_watch.h"
+#include "weights/alias_watch.h"
 
 #include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "torch/weight_cache.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {

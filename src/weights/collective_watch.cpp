@@ -1,11 +1,11 @@
-#include "torch/collective_watch.h"
+#include "weights/collective_watch.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
 #include <vector>
 
-#include "torch/weight_cache.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {

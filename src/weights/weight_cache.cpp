@@ -1,4 +1,4 @@
-#include "torch/weight_cache.h"
+#include "weights/weight_cache.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -12,9 +12,9 @@
 #include <cstring>
 #include <utility>
 
-#include "torch/copy_backwards.h"
-#include "torch/process_wide.h"
-#include "torch/tensor_cast.h"
+#include "cast/node.h"
+#include "base/process_wide.h"
+#include "cast/numbers.h"
 
 namespace habana_mp {
 namespace {

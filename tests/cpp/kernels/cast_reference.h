@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 
 namespace habana_mp {
 
@@ -84,7 +84,7 @@ inline std::uint32_t reference_cast(DType from, DType to, std::uint32_t bits) {
 
 // An element of any of the three types, as bits.
 inline std::uint32_t element(DType dtype, const void* memory, std::size_t index) {
-  const std::size_t size = cast::element_size(dtype);
+  const std::size_t size = kernels::element_size(dtype);
   const auto* at = static_cast<const std::byte*>(memory) + index * size;
   std::uint16_t low;
   std::uint32_t bits;

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 #include "cast_reference.h"
 
 using namespace habana_mp;
-using cast::Stores;
-using cast::Variant;
+using kernels::Stores;
+using kernels::Variant;
 
 namespace {
 
@@ -52,7 +52,7 @@ std::vector<std::uint32_t> random_bits(std::size_t count) {
 void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, std::size_t gap,
                   Stores stores, std::size_t target_offset) {
   constexpr std::byte kCanary{0xa5};
-  const std::size_t to_size = cast::element_size(to), row_bytes = (columns + gap) * to_size;
+  const std::size_t to_size = kernels::element_size(to), row_bytes = (columns + gap) * to_size;
   const std::size_t bytes = rows * row_bytes;
   const std::size_t half = 2 * (rows + 8) * (columns + 8);
   const std::vector<std::uint32_t> source = random_bits(2 * half);
@@ -71,22 +71,22 @@ void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, s
       }
     }
     const auto* bytes_of_source = reinterpret_cast<const std::byte*>(source.data());
-    for (const Variant variant : cast::available()) {
-      cast::force(variant);
+    for (const Variant variant : kernels::available()) {
+      kernels::force(variant);
       std::fill(memory.begin(), memory.end(), kCanary);
-      cast::cast_2d(from, to, bytes_of_source + half * cast::element_size(from), layout.row_stride,
+      kernels::cast_2d(from, to, bytes_of_source + half * kernels::element_size(from), layout.row_stride,
                     layout.column_stride, target, static_cast<std::ptrdiff_t>(columns + gap), rows,
                     columns, stores);
       const auto is_canary = [](std::byte byte) { return byte == kCanary; };
       const bool inside = std::equal(expected.begin(), expected.end(), target);
       const bool outside = std::all_of(memory.data(), target, is_canary) &&
                            std::all_of(target + bytes, memory.data() + memory.size(), is_canary);
-      CHECK_MESSAGE((inside && outside), cast::variant_name(variant)
+      CHECK_MESSAGE((inside && outside), kernels::variant_name(variant)
                                              << ": " << dtype_name(from) << " -> " << dtype_name(to)
                                              << ", " << rows << " x " << columns << " + " << gap
                                              << ", " << layout.id);
     }
-    cast::reset();
+    kernels::reset();
   }
 }
 
@@ -125,5 +125,5 @@ TEST_CASE("streamed matrices") {
 }
 
 TEST_CASE("a matrix of what is no cast is refused, also an empty one") {
-  CHECK_THROWS_AS(cast::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 1, 0, 0), std::invalid_argument);
+  CHECK_THROWS_AS(kernels::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 1, 0, 0), std::invalid_argument);
 }

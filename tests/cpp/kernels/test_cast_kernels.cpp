@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cast/cast_kernels.h"
+#include "kernels/cast_kernels.h"
 #include "cast_reference.h"
 
 #if defined(__x86_64__)
@@ -22,8 +22,8 @@
 #endif
 
 using namespace habana_mp;
-using cast::Stores;
-using cast::Variant;
+using kernels::Stores;
+using kernels::Variant;
 
 namespace {
 
@@ -34,12 +34,12 @@ constexpr struct {
 constexpr Stores kStores[] = {Stores::Cached, Stores::Streaming};
 
 struct Forced {
-  explicit Forced(Variant variant) { cast::force(variant); }
-  ~Forced() { cast::reset(); }
+  explicit Forced(Variant variant) { kernels::force(variant); }
+  ~Forced() { kernels::reset(); }
 };
 
 std::string describe(DType from, DType to, Stores stores = Stores::Cached) {
-  return std::string(cast::variant_name(cast::active())) + ": " + dtype_name(from) + " -> " +
+  return std::string(kernels::variant_name(kernels::active())) + ": " + dtype_name(from) + " -> " +
          dtype_name(to) + (stores == Stores::Streaming ? ", streaming" : "");
 }
 
@@ -65,10 +65,10 @@ void check_values(DType from, DType to, const std::vector<Bits>& source) {
   expected.reserve(source.size());
   for (const Bits bits : source) expected.push_back(reference_cast(from, to, bits));
   std::vector<std::uint32_t> target(source.size());
-  for (const Variant variant : cast::available()) {
+  for (const Variant variant : kernels::available()) {
     const Forced forced(variant);
     for (const Stores stores : kStores) {
-      cast::kernel(from, to, stores)(source.data(), target.data(), source.size());
+      kernels::kernel(from, to, stores)(source.data(), target.data(), source.size());
       check_bits(from, to, source.data(), target.data(), source.size(), expected);
     }
   }
@@ -209,17 +209,17 @@ TEST_CASE("any count at any alignment: all inside is cast, nothing outside is wr
       target(kMostElements * 4 + 2 * kMargin), expected(kMostElements * 4), in(kMostElements * 4);
   std::mt19937 random(5);
   for (const auto [from, to] : kCasts) {
-    const std::size_t from_size = cast::element_size(from), to_size = cast::element_size(to);
+    const std::size_t from_size = kernels::element_size(from), to_size = kernels::element_size(to);
     for (std::size_t i = 0; i < kMostElements; ++i) {
       const std::uint32_t bits = static_cast<std::uint32_t>(random());
       std::memcpy(in.data() + i * from_size, &bits, from_size);
       const std::uint32_t result = reference_cast(from, to, element(from, in.data(), i));
       std::memcpy(expected.data() + i * to_size, &result, to_size);
     }
-    for (const Variant variant : cast::available()) {
+    for (const Variant variant : kernels::available()) {
       const Forced forced(variant);
       for (const Stores stores : kStores) {
-        const cast::Kernel kernel = cast::kernel(from, to, stores);
+        const kernels::Kernel kernel = kernels::kernel(from, to, stores);
         std::size_t wrong = 0;
         for (std::size_t offset = 0; offset < 64; ++offset) {
           std::byte* const start = source.data() + kMargin + offset;
@@ -255,14 +255,14 @@ TEST_CASE(
   std::vector<std::size_t> counts{255, 256, 1000, 4096};
   for (std::size_t count = 0; count <= 130; ++count) counts.push_back(count);
   for (const auto [from, to] : kCasts) {
-    for (const Variant variant : cast::available()) {
+    for (const Variant variant : kernels::available()) {
       const Forced forced(variant);
       for (const Stores stores : kStores) {
-        const cast::Kernel kernel = cast::kernel(from, to, stores);
+        const kernels::Kernel kernel = kernels::kernel(from, to, stores);
         for (const std::size_t count : counts) {
           for (const auto place : {&GuardedPages::first, &GuardedPages::last}) {
-            kernel((source.*place)(count * cast::element_size(from)),
-                   (target.*place)(count * cast::element_size(to)), count);
+            kernel((source.*place)(count * kernels::element_size(from)),
+                   (target.*place)(count * kernels::element_size(to)), count);
           }
         }
       }
@@ -271,7 +271,7 @@ TEST_CASE(
 }
 
 TEST_CASE("an empty array has no address") {
-  for (const auto [from, to] : kCasts) cast::kernel(from, to)(nullptr, nullptr, 0);
+  for (const auto [from, to] : kCasts) kernels::kernel(from, to)(nullptr, nullptr, 0);
 }
 
 #if defined(__x86_64__)
@@ -283,10 +283,10 @@ TEST_CASE("the thread's rounding and flushing of subnormals do not matter") {
   for (const auto [from, to] : kCasts) {
     const void* source = from == F32 ? static_cast<const void*>(floats.data()) : lows.data();
     const std::size_t count = from == F32 ? floats.size() : lows.size();
-    for (const Variant variant : cast::available()) {
+    for (const Variant variant : kernels::available()) {
       const Forced forced(variant);
       const std::string what = describe(from, to);
-      const cast::Kernel kernel = cast::kernel(from, to);
+      const kernels::Kernel kernel = kernels::kernel(from, to);
       kernel(source, plain.data(), count);
       for (const int rounding : {FE_UPWARD, FE_TOWARDZERO}) {
         const unsigned before = _mm_getcsr();
@@ -303,37 +303,37 @@ TEST_CASE("the thread's rounding and flushing of subnormals do not matter") {
 #endif
 
 TEST_CASE("which variant runs") {
-  const auto available = cast::available();
+  const auto available = kernels::available();
   REQUIRE(!available.empty());
   CHECK(available.front() == Variant::Scalar);
 
   SUBCASE("the fastest, unless one is forced") {
     unsetenv("HABANA_MP_CAST_VARIANT");
-    cast::reset();
-    CHECK(cast::active() == available.back());
+    kernels::reset();
+    CHECK(kernels::active() == available.back());
     for (const Variant variant : available) {
-      cast::force(variant);
-      CHECK(cast::active() == variant);
+      kernels::force(variant);
+      CHECK(kernels::active() == variant);
     }
   }
   SUBCASE("what the environment names") {
     for (const Variant variant : available) {
-      setenv("HABANA_MP_CAST_VARIANT", cast::variant_name(variant), 1);
-      cast::reset();
-      CHECK(cast::active() == variant);
+      setenv("HABANA_MP_CAST_VARIANT", kernels::variant_name(variant), 1);
+      kernels::reset();
+      CHECK(kernels::active() == variant);
     }
     setenv("HABANA_MP_CAST_VARIANT", "", 1);
-    cast::reset();
-    CHECK(cast::active() == available.back());
+    kernels::reset();
+    CHECK(kernels::active() == available.back());
   }
   SUBCASE("an unknown name is told, with those that there are") {
     setenv("HABANA_MP_CAST_VARIANT", "avx1024", 1);
-    cast::reset();
-    CHECK_THROWS_WITH_AS(cast::active(),
+    kernels::reset();
+    CHECK_THROWS_WITH_AS(kernels::active(),
                          doctest::Contains("HABANA_MP_CAST_VARIANT=avx1024: no variant of that "
                                            "name; this CPU runs scalar"),
                          std::invalid_argument);
-    CHECK_THROWS_AS(cast::kernel(F32, BF16), std::invalid_argument);
+    CHECK_THROWS_AS(kernels::kernel(F32, BF16), std::invalid_argument);
   }
   SUBCASE("what the CPU lacks is told") {
 #if defined(__x86_64__)
@@ -341,30 +341,30 @@ TEST_CASE("which variant runs") {
 #else
     constexpr Variant kOther = Variant::Avx2;
 #endif
-    setenv("HABANA_MP_CAST_VARIANT", cast::variant_name(kOther), 1);
-    cast::reset();
-    CHECK_THROWS_WITH_AS(cast::active(),
+    setenv("HABANA_MP_CAST_VARIANT", kernels::variant_name(kOther), 1);
+    kernels::reset();
+    CHECK_THROWS_WITH_AS(kernels::active(),
                          doctest::Contains(": this CPU cannot run it; it runs scalar"),
                          std::invalid_argument);
-    CHECK_THROWS_AS(cast::force(kOther), std::invalid_argument);
+    CHECK_THROWS_AS(kernels::force(kOther), std::invalid_argument);
   }
   unsetenv("HABANA_MP_CAST_VARIANT");
-  cast::reset();
+  kernels::reset();
 }
 
 TEST_CASE("what is no cast has no kernel") {
-  CHECK_THROWS_WITH_AS(cast::kernel(F32, F32), "no cast from float32 to float32",
+  CHECK_THROWS_WITH_AS(kernels::kernel(F32, F32), "no cast from float32 to float32",
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(cast::kernel(DType::Float64, BF16), "no cast from float64 to bfloat16",
+  CHECK_THROWS_WITH_AS(kernels::kernel(DType::Float64, BF16), "no cast from float64 to bfloat16",
                        std::invalid_argument);
-  CHECK_THROWS_AS(cast::kernel(DType::Other, DType::Other), std::invalid_argument);
+  CHECK_THROWS_AS(kernels::kernel(DType::Other, DType::Other), std::invalid_argument);
 }
 
 TEST_CASE("large casts are streamed, counted in bytes read and written") {
-  CHECK(cast::stores_for(F32, BF16, 0) == Stores::Cached);
-  CHECK(cast::stores_for(F32, BF16, 1 << 20) == Stores::Cached);
-  CHECK(cast::stores_for(F16, BF16, 3 << 20) == Stores::Cached);
-  CHECK(cast::stores_for(F32, BF16, 3 << 20) == Stores::Streaming);
+  CHECK(kernels::stores_for(F32, BF16, 0) == Stores::Cached);
+  CHECK(kernels::stores_for(F32, BF16, 1 << 20) == Stores::Cached);
+  CHECK(kernels::stores_for(F16, BF16, 3 << 20) == Stores::Cached);
+  CHECK(kernels::stores_for(F32, BF16, 3 << 20) == Stores::Streaming);
 }
 
 TEST_CASE("all 2^32 float32 to bfloat16" * doctest::skip()) { check_all_floats(BF16); }

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "cast/cast_strided.h"
+#include "kernels/cast_strided.h"
 #include "cast_reference.h"
 
 using namespace habana_mp;
-using cast::Stores;
-using cast::StridedCast;
+using kernels::Stores;
+using kernels::StridedCast;
 
 namespace {
 
@@ -69,7 +69,7 @@ std::string text(const Numbers& numbers) {
 void check(DType from, DType to, const Numbers& sizes, const Layout& source, const Layout& target,
            Stores stores = Stores::Cached, std::size_t shares = 1) {
   constexpr std::byte kCanary{0xa5};
-  const std::size_t from_size = cast::element_size(from), to_size = cast::element_size(to);
+  const std::size_t from_size = kernels::element_size(from), to_size = kernels::element_size(to);
   std::mt19937 random(7);
   std::vector<std::uint32_t> values(source.reach());
   for (std::uint32_t& value : values) value = static_cast<std::uint32_t>(random());

@@ -15,27 +15,27 @@
 #include <system_error>
 #include <vector>
 
-#include "record/cast_log.h"
+#include "report/cast_log.h"
 
 using habana_mp::Cause;
 using habana_mp::DType;
-namespace record = habana_mp::record;
+namespace report = habana_mp::report;
 
 namespace {
 
 constexpr auto LAYER_NORM = "<function layer_norm at 0x7feaab2a4320>";
 constexpr auto MUL = "<method '__mul__' of 'torch._C._TensorBase' objects>";
 
-record::Event event(std::string_view op, DType to, Cause cause) {
+report::Event event(std::string_view op, DType to, Cause cause) {
   return {op, to, cause, {}, {}, {}, {}};
 }
 
 // What the writer got while it lives; the log is off afterwards.
 struct Written {
-  explicit Written(record::Level level) {
-    record::open(level, "", [this](std::string_view text) { texts.emplace_back(text); });
+  explicit Written(report::Level level) {
+    report::open(level, "", [this](std::string_view text) { texts.emplace_back(text); });
   }
-  ~Written() { record::close(); }
+  ~Written() { report::close(); }
   std::vector<std::string> texts;
 };
 
@@ -45,7 +45,7 @@ struct LogFile {
     std::filesystem::remove(path);
   }
   ~LogFile() {
-    record::close();
+    report::close();
     std::filesystem::remove(path);
   }
   std::string text() const {
@@ -88,30 +88,30 @@ TEST_CASE("one line for each cause, as the guides print it") {
   });
   for (const Case& c : cases) {
     CAPTURE(c.line);
-    const Written written(record::Level::Casts);
-    record::write(event(c.op, c.to, c.cause));
+    const Written written(report::Level::Casts);
+    report::write(event(c.op, c.to, c.cause));
     CHECK(written.texts == std::vector<std::string>{c.line});
   }
 }
 
 TEST_CASE("D25: which calls have a line") {
   for (const Cause cause : {Cause::Lower, Cause::Fp32, Cause::Promote}) {
-    CHECK(record::worth_a_line(cause, true));
-    CHECK(record::worth_a_line(cause, false));
+    CHECK(report::worth_a_line(cause, true));
+    CHECK(report::worth_a_line(cause, false));
   }
   for (const Cause cause : {Cause::InPlace, Cause::FirstInput, Cause::RestFp32}) {
-    CHECK(record::worth_a_line(cause, true));
-    CHECK_FALSE(record::worth_a_line(cause, false));
+    CHECK(report::worth_a_line(cause, true));
+    CHECK_FALSE(report::worth_a_line(cause, false));
   }
-  CHECK_FALSE(record::worth_a_line(Cause::None, false));
+  CHECK_FALSE(report::worth_a_line(Cause::None, false));
 }
 
 TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
-  const std::vector<record::CastArgument> casts{{"0", DType::Float32},
+  const std::vector<report::CastArgument> casts{{"0", DType::Float32},
                                                 {"tensors[1]", DType::Float16}};
   const std::string first = "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n";
   struct Case {
-    std::vector<record::CastArgument> casts;
+    std::vector<report::CastArgument> casts;
     std::string_view rule, module, source;
     const char* detail;
   };
@@ -126,16 +126,16 @@ TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
   });
   for (const Case& c : cases) {
     CAPTURE(c.detail);
-    const Written written(record::Level::Detail);
-    record::write({LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source});
+    const Written written(report::Level::Detail);
+    report::write({LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source});
     CHECK(written.texts == std::vector<std::string>{first + c.detail});
   }
 }
 
 TEST_CASE("D26: the detail of an in-place call names no list") {
-  const Written written(record::Level::Detail);
-  const std::vector<record::CastArgument> casts{{"1", DType::Float32}};
-  record::write(
+  const Written written(report::Level::Detail);
+  const std::vector<report::CastArgument> casts{{"1", DType::Float32}};
+  report::write(
       {MUL, DType::BFloat16, Cause::InPlace, casts, "promote: my.txt:12", "", "train.py:31"});
   CHECK(written.texts ==
         std::vector<std::string>{
@@ -144,33 +144,33 @@ TEST_CASE("D26: the detail of an in-place call names no list") {
 }
 
 TEST_CASE("braces and percent signs of an op are no format") {
-  const Written written(record::Level::Casts);
-  record::write(event("<{} %v {0:d} %%>", DType::Float32, Cause::Fp32));
+  const Written written(report::Level::Casts);
+  report::write(event("<{} %v {0:d} %%>", DType::Float32, Cause::Fp32));
   CHECK(written.texts == std::vector<std::string>{"casting  <{} %v {0:d} %%> to_fp32\n"});
 }
 
 TEST_CASE("off: the level says so and nothing is written") {
-  Written written(record::Level::Casts);
-  CHECK(record::level() == record::Level::Casts);
-  SUBCASE("closed") { record::close(); }
-  SUBCASE("opened as off") { record::open(record::Level::Off, "", nullptr); }
-  CHECK(record::level() == record::Level::Off);
-  record::write(event(MUL, DType::Float32, Cause::Promote));
-  record::write_text("text");
-  record::close();
+  Written written(report::Level::Casts);
+  CHECK(report::level() == report::Level::Casts);
+  SUBCASE("closed") { report::close(); }
+  SUBCASE("opened as off") { report::open(report::Level::Off, "", nullptr); }
+  CHECK(report::level() == report::Level::Off);
+  report::write(event(MUL, DType::Float32, Cause::Promote));
+  report::write_text("text");
+  report::close();
   CHECK(written.texts.empty());
 }
 
 TEST_CASE("a file is appended to, and each line is there as soon as it is written") {
   const LogFile file;
   std::ofstream(file.path) << "before\n";
-  record::open(record::Level::Casts, file.path, nullptr);
-  record::write_text("hmp:opt_level O1");
+  report::open(report::Level::Casts, file.path, nullptr);
+  report::write_text("hmp:opt_level O1");
   CHECK(file.text() == "before\nhmp:opt_level O1\n");
-  record::write(event(MUL, DType::Float32, Cause::Promote));
+  report::write(event(MUL, DType::Float32, Cause::Promote));
   CHECK(file.lines().size() == 3);
-  record::open(record::Level::Casts, file.path, nullptr);
-  record::write_text("again");
+  report::open(report::Level::Casts, file.path, nullptr);
+  report::write_text("again");
   CHECK(file.lines().size() == 4);
 }
 
@@ -180,15 +180,15 @@ TEST_CASE("close releases the file") {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   };
   const auto before = open_files();
-  record::open(record::Level::Casts, file.path, nullptr);
-  record::open(record::Level::Detail, file.path, nullptr);
+  report::open(report::Level::Casts, file.path, nullptr);
+  report::open(report::Level::Detail, file.path, nullptr);
   CHECK(open_files() == before + 1);
-  record::close();
+  report::close();
   CHECK(open_files() == before);
 }
 
 TEST_CASE("a file that cannot be opened leaves the former log open") {
-  const Written written(record::Level::Casts);
+  const Written written(report::Level::Casts);
   struct Case {
     const char* path;
     int error;
@@ -196,65 +196,65 @@ TEST_CASE("a file that cannot be opened leaves the former log open") {
   for (const Case& c : {Case{"/nowhere/casts.log", ENOENT}, Case{"/tmp", EISDIR}}) {
     int error = 0;
     try {
-      record::open(record::Level::Detail, c.path, nullptr);
+      report::open(report::Level::Detail, c.path, nullptr);
     } catch (const std::system_error& e) {
       error = e.code().value();
     }
     CHECK(error == c.error);
-    CHECK(record::level() == record::Level::Casts);
+    CHECK(report::level() == report::Level::Casts);
   }
-  record::write_text("still there");
+  report::write_text("still there");
   CHECK(written.texts == std::vector<std::string>{"still there\n"});
 }
 
 TEST_CASE("a full disk is told to the caller of the op") {
-  record::open(record::Level::Casts, "/dev/full", nullptr);
-  CHECK_THROWS_WITH_AS(record::write_text("text"), "cast log /dev/full: No space left on device",
+  report::open(report::Level::Casts, "/dev/full", nullptr);
+  CHECK_THROWS_WITH_AS(report::write_text("text"), "cast log /dev/full: No space left on device",
                        std::system_error);
-  record::close();
+  report::close();
 }
 
 TEST_CASE("what a writer throws reaches the caller, and the log goes on") {
   int calls = 0;
-  record::open(record::Level::Casts, "", [&](std::string_view) {
+  report::open(report::Level::Casts, "", [&](std::string_view) {
     if (++calls == 1) throw std::runtime_error("closed pipe");
     if (calls == 2) throw 7;
   });
-  CHECK_THROWS_WITH_AS(record::write_text("a"), "closed pipe", std::runtime_error);
-  CHECK_THROWS_AS(record::write_text("b"), int);
-  record::write_text("c");
+  CHECK_THROWS_WITH_AS(report::write_text("a"), "closed pipe", std::runtime_error);
+  CHECK_THROWS_AS(report::write_text("b"), int);
+  report::write_text("c");
   CHECK(calls == 3);
-  record::close();
+  report::close();
 }
 
 TEST_CASE("a writer that runs logged ops does not call itself") {
   int calls = 0;
-  record::open(record::Level::Casts, "", [&](std::string_view) {
+  report::open(report::Level::Casts, "", [&](std::string_view) {
     ++calls;
-    record::write_text("of the writer");
+    report::write_text("of the writer");
   });
-  record::write_text("a");
-  record::write_text("b");
+  report::write_text("a");
+  report::write_text("b");
   CHECK(calls == 2);
-  record::close();
+  report::close();
 }
 
 TEST_CASE("a writer may close or replace the log that calls it") {
   std::vector<std::string> second;
-  record::open(record::Level::Casts, "", [&](std::string_view) {
-    record::open(record::Level::Casts, "",
+  report::open(report::Level::Casts, "", [&](std::string_view) {
+    report::open(report::Level::Casts, "",
                  [&](std::string_view text) { second.emplace_back(text); });
   });
-  record::write_text("a");
-  record::write_text("b");
+  report::write_text("a");
+  report::write_text("b");
   CHECK(second == std::vector<std::string>{"b\n"});
-  record::close();
+  report::close();
 }
 
 TEST_CASE("forked workers write whole lines, each once") {
   const LogFile file;
-  record::open(record::Level::Casts, file.path, nullptr);
-  record::write_text("parent");
+  report::open(report::Level::Casts, file.path, nullptr);
+  report::write_text("parent");
   constexpr int WORKERS = 4;
   constexpr int LINES = 200;
   // Longer than the buffer of stdio and than a page.
@@ -265,7 +265,7 @@ TEST_CASE("forked workers write whole lines, each once") {
     REQUIRE(pid >= 0);
     if (pid == 0) {
       for (int line = 0; line < LINES; ++line) {
-        record::write_text(std::to_string(worker) + " " + std::to_string(line) + " " + tail);
+        report::write_text(std::to_string(worker) + " " + std::to_string(line) + " " + tail);
       }
       _exit(0);
     }

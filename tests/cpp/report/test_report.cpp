@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "record/report.h"
+#include "report/report.h"
 
 using namespace habana_mp;
-using namespace habana_mp::record;
+using namespace habana_mp::report;
 
 namespace {
 

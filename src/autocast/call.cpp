@@ -1,65 +1,12 @@
 #include "autocast/call.h"
 
 #include <algorithm>
-#include <limits>
-#include <string_view>
+#include <string>
 #include <utility>
 
-#include "watch/observer.h"
+#include "cast/tensors.h"
 
 namespace habana_mp::autocast {
-namespace {
-
-// D14: the input is the first tensor, the others are affine parameters or running statistics.
-constexpr std::array<std::string_view, 10> kNorms = {
-    "aten::batch_norm",        "aten::instance_norm",
-    "aten::layer_norm",        "aten::group_norm",
-    "aten::native_batch_norm", "aten::_batch_norm_impl_index",
-    "aten::cudnn_batch_norm",  "aten::_native_batch_norm_legit",
-    "aten::native_layer_norm", "aten::native_group_norm"};
-
-c10::TypePtr without_optional(c10::TypePtr type) {
-  auto optional = type->cast<c10::OptionalType>();
-  return optional ? optional->getElementType() : type;
-}
-
-bool is_tensor(const c10::TypePtr& type) {
-  return without_optional(type)->kind() == c10::TypeKind::TensorType;
-}
-
-bool is_tensor_list(const c10::TypePtr& type) {
-  const auto list = without_optional(type)->cast<c10::ListType>();
-  return list && is_tensor(list->getElementType());
-}
-
-Role role_of(bool norm, bool first, const std::string& name) {
-  if (!norm || first) return Role::Input;
-  return name == "running_mean" || name == "running_var" ? Role::Statistic : Role::Affine;
-}
-
-}  // namespace
-
-std::optional<Form> form_of(const c10::FunctionSchema& schema) {
-  const auto& arguments = schema.arguments();
-  if (schema.is_mutable() || arguments.size() > std::numeric_limits<std::uint8_t>::max())
-    return std::nullopt;
-  const bool norm = std::find(kNorms.begin(), kNorms.end(), schema.name()) != kNorms.end();
-  Form form;
-  form.count = static_cast<std::uint8_t>(arguments.size());
-  form.returns = static_cast<std::uint8_t>(schema.returns().size());
-  form.contiguous = schema.name() == "aten::linear" || schema.name() == "aten::matmul";
-  for (std::uint8_t i = 0; i < form.count; ++i) {
-    const c10::Argument& argument = arguments[i];
-    if (argument.name() == "dtype" || argument.name() == "out_dtype") {
-      form.dtypes.push_back(i);
-    } else if (is_tensor(argument.type()) || is_tensor_list(argument.type())) {
-      form.tensors.push_back({i, is_tensor_list(argument.type()),
-                              role_of(norm, form.tensors.empty(), argument.name())});
-    }
-  }
-  if (form.tensors.empty()) return std::nullopt;
-  return form;
-}
 
 Call::Call(const Form& form, torch::jit::Stack& stack, c10::DeviceType device)
     : form_(form), stack_(stack), device_(device) {
@@ -99,11 +46,9 @@ bool Call::any_to_cast(const Decision& decision) const {
                      [&](const Arg& arg) { return decision.casts(arg); });
 }
 
-bool Call::traced() const {
+bool Call::may_be_traced() const {
   for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (tensor(i).key_set().has_any(
-            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize})))
-      return true;
+    if (habana_mp::may_be_traced(tensor(i))) return true;
   }
   return false;
 }
@@ -131,11 +76,8 @@ void Call::cast(const Decision& decision, bool cached) {
     for (const auto& [before, after] : done) {
       if (before.is_same(source)) return after;
     }
-    at::Tensor result = watch::watched_cast(source, decision.to, how);
-    // A cast that is nobody else's has its memory for itself.
-    if (cached && result.has_storage() && result.storage().use_count() > 1) {
-      copies_.push_back(result);
-    }
+    at::Tensor result = cast_argument(source, decision.to, how);
+    if (cached) lent_.add(result);
     done.emplace_back(source, result);
     return result;
   };
@@ -154,33 +96,27 @@ void Call::cast(const Decision& decision, bool cached) {
     if (!copied) value = value.toList().copy();
     value.toList().set(static_cast<std::size_t>(place.item), std::move(result));
   }
-  if (copies_.empty()) return;
+  if (lent_.empty()) return;
   given_.assign(stack_.end() - form_.count, stack_.end());
   for (auto& [position, value] : before) given_[position] = std::move(value);
 }
 
-bool Call::is_copy(const at::Tensor& result) const {
-  if (!result.defined() || !result.has_storage()) return false;
-  return std::any_of(copies_.begin(), copies_.end(), [&](const at::Tensor& copy) {
-    return result.storage().is_alias_of(copy.storage());
-  });
-}
-
-bool Call::gave_away_copy() const {
-  if (copies_.empty()) return false;
+bool Call::lends() const {
+  if (lent_.empty()) return false;
   const auto results = torch::jit::last(stack_, form_.returns);
   return std::any_of(results.begin(), results.end(), [&](const c10::IValue& value) {
-    if (value.isTensor()) return is_copy(value.toTensor());
+    if (value.isTensor()) return lent_.include(value.toTensor());
     if (!value.isTensorList()) return false;
     const auto items = value.toTensorVector();
-    return std::any_of(items.begin(), items.end(), [&](const auto& item) { return is_copy(item); });
+    return std::any_of(items.begin(), items.end(),
+                       [&](const auto& item) { return lent_.include(item); });
   });
 }
 
 void Call::take_back() {
   torch::jit::drop(stack_, form_.returns);
   stack_.insert(stack_.end(), given_.begin(), given_.end());
-  copies_.clear();
+  lent_.clear();
 }
 
 }  // namespace habana_mp::autocast

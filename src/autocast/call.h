@@ -1,10 +1,8 @@
-// How the dispatcher writes the calls of one op: where in its argument stack the tensors are, what
-// they are to the op, and which argument names the dtype of the result. And one such call: its
-// tensors described to decide(), and replaced by their casts.
+// One call of an op as the dispatcher writes it: its tensors described to decide(), and replaced by
+// their casts.
 #pragma once
 
 #include <ATen/core/IListRef.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/SmallVector.h>
@@ -17,37 +15,13 @@
 #include <type_traits>
 #include <vector>
 
+#include "autocast/form.h"
+#include "call/cast_argument.h"
+#include "cast/dtypes.h"
 #include "policy/decide.h"
 #include "scope/regions.h"
-#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
-
-// An argument that is a tensor, may be one, or is a list of them.
-struct TensorArgument {
-  std::uint8_t position;
-  bool list;
-  Role role;
-};
-
-struct Form {
-  std::uint8_t count = 0;    // of all arguments
-  std::uint8_t returns = 0;  // of all results
-  bool contiguous = false;   // the op would copy a batch that lies otherwise
-  c10::SmallVector<TensorArgument, 6> tensors;
-  c10::SmallVector<std::uint8_t, 1> dtypes;  // positions of dtype, out_dtype
-};
-
-// None for ops without tensors, and for those that write to an argument.
-std::optional<Form> form_of(const c10::FunctionSchema& schema);
-
-struct Op {
-  c10::OperatorHandle handle;
-  std::string name;  // "mm", "pow.Tensor_Scalar"
-  Form form;
-  std::size_t index;    // among all
-  bool served = false;  // our kernel is registered
-};
 
 inline const c10::IValue& argument(const Form& form, const torch::jit::Stack& stack,
                                    std::uint8_t position) {
@@ -128,21 +102,20 @@ class Call {
   std::span<const Arg> described() const { return {args_.data(), args_.size()}; }
   bool explicit_dtype() const;  // D11
   bool any_to_cast(const Decision& decision) const;
-  // Whether a tracer or a compiler makes the call, which computes nothing.
-  bool traced() const;
+  // Whether a tracer or a compiler may make the call.
+  bool may_be_traced() const;
   // Its tensors as they are now, and after the op its results.
   c10::SmallVector<at::Tensor, 8> tensors() const;
   c10::SmallVector<at::Tensor, 8> results() const;
-  // The name of a tensor's argument for the log: "self", "tensors[1]".
+  // The name of a tensor's argument: "self", "tensors[1]".
   std::string label(std::size_t i, const c10::FunctionSchema& schema) const;
 
   // Puts the casts into the stack; lists are replaced, the caller's stay as they are. `cached`:
   // those of weights may be the weight cache's.
   void cast(const Decision& decision, bool cached);
 
-  // After the op: whether a result shares memory with one of the weight cache's copies (a view, or
-  // dropout in eval). It must not be handed out: the caller may write to it.
-  bool gave_away_copy() const;
+  // After the op: whether a result must not be handed out (LentCopies).
+  bool lends() const;
   // Puts the arguments back as they were before cast(), in place of the results.
   void take_back();
 
@@ -157,15 +130,14 @@ class Call {
   }
   const at::Tensor& tensor(std::size_t i) const;
   void add(const at::Tensor& tensor, Place place, Role role);
-  bool is_copy(const at::Tensor& result) const;
 
   const Form& form_;
   torch::jit::Stack& stack_;
   const c10::DeviceType device_;
   c10::SmallVector<Arg, 8> args_;
   c10::SmallVector<Place, 8> places_;
-  c10::SmallVector<at::Tensor, 2> copies_;  // casts that the weight cache holds too
-  std::vector<c10::IValue> given_;          // the arguments, where there are such
+  LentCopies lent_;
+  std::vector<c10::IValue> given_;  // the arguments, where there are such
 };
 
 }  // namespace habana_mp::autocast

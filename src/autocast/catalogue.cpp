@@ -1,45 +1,80 @@
 #include "autocast/catalogue.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <algorithm>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
-namespace habana_mp {
+#include "policy/names.h"
+
+namespace habana_mp::autocast {
 namespace {
+
+constexpr std::string_view kNamespace = "aten::";
+
+// The aten ops in the order of their names, each as (base name, full name, handle).
+template <typename Visit>
+void for_each_op(const Visit& visit) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
+  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.name, a.overload_name) < std::tie(b.name, b.overload_name);
+  });
+  for (const c10::OperatorName& name : names) {
+    if (!name.name.starts_with(kNamespace)) continue;
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle.has_value()) continue;
+    const std::string base = name.name.substr(kNamespace.size());
+    visit(base, name.overload_name.empty() ? base : base + "." + name.overload_name, *handle);
+  }
+}
 
 int tensor_arguments(const c10::FunctionSchema& schema) {
   int count = 0;
   for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.is_out()) continue;
-    c10::TypePtr type = argument.type();
-    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-    if (type->kind() == c10::TypeKind::TensorType) count += 1;
-    if (auto list = type->cast<c10::ListType>()) {
-      c10::TypePtr element = list->getElementType();
-      if (auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
-      if (element->kind() == c10::TypeKind::TensorType) count += 2;
-    }
+    if (!argument.is_out()) count += static_cast<int>(tensors_of(argument));
   }
   return count;
 }
+static_assert(static_cast<int>(Holds::Tensor) == 1 && static_cast<int>(Holds::List) == 2);
 
 }  // namespace
 
+Catalogue::Catalogue() {
+  std::vector<std::string> spellings;
+  std::string spelled_for;
+  for_each_op([&](const std::string& base, std::string full, const c10::OperatorHandle& handle) {
+    std::optional<Form> form = form_of(handle.schema());
+    if (!form) return;
+    if (base != spelled_for) {
+      spelled_for = base;
+      spellings.clear();
+      for (const std::vector<std::string>& level : dispatched_candidates(base)) {
+        spellings.insert(spellings.end(), level.begin(), level.end());
+      }
+    }
+    for (const std::string& spelling : spellings) by_name[spelling].push_back(ops.size());
+    if (full != base) by_name[full].push_back(ops.size());
+    ops.push_back({handle, std::move(full), std::move(*form), ops.size()});
+  });
+}
+
+Catalogue& catalogue() {
+  static auto* all = new Catalogue;  // the dispatcher keeps our kernels to the end
+  return *all;
+}
+
 std::unordered_map<std::string, int> aten_tensor_arguments() {
-  constexpr std::string_view kNamespace = "aten::";
-  auto& dispatcher = c10::Dispatcher::singleton();
   std::unordered_map<std::string, int> result;
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!name.name.starts_with(kNamespace)) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op.has_value()) continue;
-    const int count = tensor_arguments(op->schema());
-    const std::string base = name.name.substr(kNamespace.size());
-    auto& largest = result[base];
-    largest = std::max(largest, count);
-    if (!name.overload_name.empty()) result[base + "." + name.overload_name] = count;
-  }
+  for_each_op(
+      [&](const std::string& base, const std::string& full, const c10::OperatorHandle& handle) {
+        const int count = tensor_arguments(handle.schema());
+        int& largest = result[base];
+        largest = std::max(largest, count);
+        if (full != base) result[full] = count;
+      });
   return result;
 }
 
-}  // namespace habana_mp
+}  // namespace habana_mp::autocast

@@ -4,148 +4,97 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
-#include "policy/names.h"
-#include "report/listening.h"
 #include "autocast/call.h"
+#include "autocast/catalogue.h"
 #include "autocast/tell.h"
-#include "scope/regions.h"
+#include "call/refusal.h"
+#include "report/listening.h"
 #include "scope/casts_off.h"
-#include "cast/numbers.h"
+#include "scope/regions.h"
 
 namespace habana_mp::autocast {
 namespace {
 
 using Stack = torch::jit::Stack;
-// Every op that a policy may name, in one order for the whole process.
-struct Catalogue {
-  std::deque<Op> ops;  // kernels keep references
-  std::unordered_map<std::string, std::vector<std::size_t>>
-      by_name;  // by each name that decides it
-
-  Catalogue() {
-    constexpr std::string_view kNamespace = "aten::";
-    auto& dispatcher = c10::Dispatcher::singleton();
-    std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
-    std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) {
-      return std::tie(a.name, a.overload_name) < std::tie(b.name, b.overload_name);
-    });
-    std::vector<std::string> spellings;
-    std::string spelled_for;
-    for (const c10::OperatorName& name : names) {
-      if (!name.name.starts_with(kNamespace)) continue;
-      const auto handle = dispatcher.findSchema(name);
-      if (!handle.has_value()) continue;
-      std::optional<Form> form = form_of(handle->schema());
-      if (!form) continue;
-      const std::string base = name.name.substr(kNamespace.size());
-      if (base != spelled_for) {
-        spelled_for = base;
-        spellings.clear();
-        for (const std::vector<std::string>& level : dispatched_candidates(base)) {
-          spellings.insert(spellings.end(), level.begin(), level.end());
-        }
-      }
-      std::string full = name.overload_name.empty() ? base : base + "." + name.overload_name;
-      for (const std::string& spelling : spellings) by_name[spelling].push_back(ops.size());
-      if (!name.overload_name.empty()) by_name[full].push_back(ops.size());
-      ops.push_back({*handle, std::move(full), std::move(*form), ops.size()});
-    }
-  }
-};
-
-Catalogue& catalogue() {
-  static auto* all = new Catalogue;  // the dispatcher keeps our kernels to the end
-  return *all;
-}
-
-[[noreturn]] void raise_unsafe(const Op& op, const Policy& policy) {  // D31, F190
-  TORCH_CHECK(!op.name.starts_with("binary_cross_entropy"),
-              "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
-              "autocast.\nThe policy in force (",
-              policy.name(), ") refuses ", op.name,
-              " because its backward can leave the range of the lower precision. Use "
-              "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the "
-              "call in hmp.disable_casts().");
-  TORCH_CHECK(false, "The policy in force (", policy.name(), ") lists ", op.name,
-              " as an error: it is not to be called where casts are on (hmp.disable_casts() "
-              "switches them off).");
+[[noreturn]] void refuse(const Op& op, const Policy& policy) {
+  TORCH_CHECK(false, refusal(op.name, policy.rule_text(policy.resolve_overload(op.name))));
 }
 
 // What becomes of a call: it goes on below our key, under a rule or as it is.
-struct Course {
+struct Plan {
   c10::DispatchKeySet keys;        // for the redispatch
   c10::DispatchKeySet left_out{};  // torch's own autocast, if it is none of it
   const Scope* scope = nullptr;    // null: as it is
   Rule rule{};
   c10::DeviceType device{};
   Seen seen{};
-  // A mode of torch.export has the call, and is to see the op after our casts too (_export.py).
+  // A mode of torch.export has the call, and is to see the op after our casts too
+  // (habana_mp/_autocast/export.py).
   bool pre_dispatch = false;
 
   // Whether the rule casts nothing, and nobody wants to hear of it.
-  bool settled() const {
-    return seen.on_one_device() && habana_mp::settled(rule, seen.dtypes) &&
+  bool casts_nothing() const {
+    return seen.on_one_device() && habana_mp::casts_nothing(rule, seen.dtypes) &&
            !report::anyone_listens() && !pre_dispatch;
   }
 };
 
 // `each` calls what it is given with each tensor of the call.
 template <typename Each>
-Course course_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
+Plan plan_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   static constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
-  Course course{.keys = keys & kBelow};
-  each(course.seen);
+  Plan plan{.keys = keys & kBelow};
+  each(plan.seen);
   const c10::DispatchKeySet excluded = excluded_here();
-  const std::size_t device = device_of(course.seen, excluded);
-  if (device == kDeviceCount) return course;
-  const Here here = scope_here(device, excluded);
-  if (here.whose == Whose::Torch) return course;  // `keys` has its kernel
-  course.left_out = kDeviceSets[device];
-  course.keys = course.keys - course.left_out;
-  if (here.whose == Whose::Nobody || casts_off(excluded)) return course;
-  course.rule = here.scope->rules->by_op[op.index];
-  if (course.rule.action == Action::Inputs) return course;
-  if (course.rule.action == Action::Error) raise_unsafe(op, *here.scope->rules->policy);
-  course.scope = here.scope;
-  course.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
-  course.device = kDevices[device];
-  return course;
+  const std::size_t device = device_of(plan.seen, excluded);
+  if (device == kDeviceCount) return plan;
+  const Ruling here = ruling_here(device, excluded);
+  if (here.ruler == Ruler::Torch) return plan;  // `keys` has its kernel
+  plan.left_out = kDeviceSets[device];
+  plan.keys = plan.keys - plan.left_out;
+  if (here.ruler == Ruler::Nobody || casts_off(excluded)) return plan;
+  plan.rule = here.scope->rules->by_op[op.index];
+  if (plan.rule.action == Action::Inputs) return plan;
+  if (plan.rule.action == Action::Error) refuse(op, *here.scope->rules->policy);
+  plan.scope = here.scope;
+  plan.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
+  plan.device = kDevices[device];
+  return plan;
 }
 
 // A listed op is atomic: nothing inside it is cast by itself (D19).
-using Inside = c10::impl::ExcludeDispatchKeyGuard;
+using AtomicGuard = c10::impl::ExcludeDispatchKeyGuard;
 
-void cast_and_call(const Op& op, const Course& course, Stack* stack) {
-  Call call(op.form, *stack, course.device);
-  const Decision decision = decide(course.rule, call.described(), call.explicit_dtype());
+void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
+  Call call(op.form, *stack, plan.device);
+  const Decision decision = decide(plan.rule, call.described(), call.explicit_dtype());
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
-  watch::Watch watch;
+  watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    log_call(op, *course.scope->rules->policy, call, decision, casting);
-    watch_call(watch, op, *course.scope->rules, call, decision);
+    tell(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   if (!casting) {
-    course.pre_dispatch ? op.handle.callBoxed(stack)
-                        : op.handle.redispatchBoxed(course.keys, stack);
-    return end_watch(watch, call);
+    plan.pre_dispatch ? op.handle.callBoxed(stack) : op.handle.redispatchBoxed(plan.keys, stack);
+    return tell_end(watched, call);
   }
-  call.cast(decision, course.scope->cached);
+  call.cast(decision, plan.scope->cached);
   op.handle.callBoxed(stack);
-  if (call.gave_away_copy()) {
+  if (call.lends()) {
     call.take_back();
-    watch.forget_casts();
+    watched.forget_casts();
     call.cast(decision, /*cached=*/false);
     op.handle.callBoxed(stack);
   }
-  end_watch(watch, call);
+  tell_end(watched, call);
 }
 
 // Serves any op.
@@ -155,14 +104,14 @@ class BoxedKernel final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) const {
     const auto each = [&](auto& visit) { for_each_tensor(op_.form, *stack, visit); };
-    const Course course = course_of(op_, keys, each);
-    if (!course.scope) {
-      const UncastRest rest(course.keys, course.left_out);
-      return op_.handle.redispatchBoxed(course.keys, stack);
+    const Plan plan = plan_of(op_, keys, each);
+    if (!plan.scope) {
+      const UncastRest rest(plan.keys, plan.left_out);
+      return op_.handle.redispatchBoxed(plan.keys, stack);
     }
-    const Inside inside(kAllKeys);
-    if (course.settled()) return op_.handle.redispatchBoxed(course.keys, stack);
-    cast_and_call(op_, course, stack);
+    const AtomicGuard atomic(kAllKeys);
+    if (plan.casts_nothing()) return op_.handle.redispatchBoxed(plan.keys, stack);
+    cast_and_call(op_, plan, stack);
   }
 
  private:
@@ -178,9 +127,9 @@ class ScriptCastKernel final : public c10::OperatorKernel {
   static bool is_for(const Op& op) { return op.name.starts_with("_autocast_to_"); }
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) const {
-    const Course course =
-        course_of(op_, keys, [&](auto& visit) { for_each_tensor(op_.form, *stack, visit); });
-    if (course.left_out.empty()) return op_.handle.redispatchBoxed(course.keys, stack);
+    const Plan plan =
+        plan_of(op_, keys, [&](auto& visit) { for_each_tensor(op_.form, *stack, visit); });
+    if (plan.left_out.empty()) return op_.handle.redispatchBoxed(plan.keys, stack);
     torch::jit::drop(stack, op_.form.count - 1u);
   }
 
@@ -200,17 +149,17 @@ class TypedKernel<at::Tensor(Args...)> final : public c10::OperatorKernel {
 
   at::Tensor operator()(c10::DispatchKeySet keys, Args... args) const {
     const auto each = [&](auto& visit) { (for_each_tensor(args, visit), ...); };
-    const Course course = course_of(op_, keys, each);
-    if (!course.scope) {
-      const UncastRest rest(course.keys, course.left_out);
-      return handle_.redispatch(course.keys, std::forward<Args>(args)...);
+    const Plan plan = plan_of(op_, keys, each);
+    if (!plan.scope) {
+      const UncastRest rest(plan.keys, plan.left_out);
+      return handle_.redispatch(plan.keys, std::forward<Args>(args)...);
     }
-    const Inside inside(kAllKeys);
-    if (course.settled()) return handle_.redispatch(course.keys, std::forward<Args>(args)...);
+    const AtomicGuard atomic(kAllKeys);
+    if (plan.casts_nothing()) return handle_.redispatch(plan.keys, std::forward<Args>(args)...);
     Stack stack;
     stack.reserve(sizeof...(Args));
     torch::jit::push(stack, std::forward<Args>(args)...);
-    cast_and_call(op_, course, &stack);
+    cast_and_call(op_, plan, &stack);
     return std::move(stack[0]).toTensor();
   }
 
@@ -257,45 +206,20 @@ void register_kernel(const Op& op) {
                                           std::nullopt, nullptr, "habana_mp: hmp.autocast"));
 }
 
-std::mutex serving;
+std::mutex registering;
 
 }  // namespace
 
-std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy) {
-  const Catalogue& all = catalogue();
-  auto rules = std::make_shared<Rules>();
-  rules->by_op.assign(all.ops.size(), Rule{Action::Inputs, policy->low(), false});
-  const Lists& lists = policy->lists();
-  for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote, &lists.error}) {
-    for (const ListedName& listed : *names) {
-      const auto found = all.by_name.find(listed.name);
-      if (found == all.by_name.end()) continue;
-      for (const std::size_t index : found->second) {
-        rules->by_op[index] = policy->resolve_overload(all.ops[index].name).rule;
-      }
-    }
-  }
-  rules->context = watch::context_of(*policy, report::FrontEnd::Autocast);
-  rules->policy = std::move(policy);
-  return rules;
-}
-
-void serve(const Rules& rules) {
-  if (rules.served.load(std::memory_order_acquire)) return;
-  const std::lock_guard guard(serving);
+void register_kernels(const Rules& rules) {
+  if (rules.registered.load(std::memory_order_acquire)) return;
+  const std::lock_guard guard(registering);
   for (Op& op : catalogue().ops) {
     const bool listed = rules.by_op[op.index].action != Action::Inputs;
-    if (op.served || !(listed || casts_in_torch(op) || ScriptCastKernel::is_for(op))) continue;
+    if (op.registered || !(listed || casts_in_torch(op) || ScriptCastKernel::is_for(op))) continue;
     register_kernel(op);
-    op.served = true;
+    op.registered = true;
   }
-  rules.served.store(true, std::memory_order_release);
-}
-
-std::vector<std::string> dispatched_ops() {
-  std::vector<std::string> names;
-  for (const Op& op : catalogue().ops) names.push_back(op.name);
-  return names;
+  rules.registered.store(true, std::memory_order_release);
 }
 
 }  // namespace habana_mp::autocast

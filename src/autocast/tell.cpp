@@ -1,95 +1,77 @@
 #include "autocast/tell.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
-
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
-#include <vector>
 
-#include "report/cast_log.h"
-#include "report/name_numbers.h"
-#include "cast/numbers.h"
+#include "base/name_numbers.h"
+#include "cast/tensors.h"
+#include "watch/where.h"
 
 namespace habana_mp::autocast {
 namespace {
 
-// As Python shows torch.ops.aten.mm.default.
-std::string shown(const c10::OperatorName& name) {
-  return "<OpOverload(op='aten." + name.name.substr(name.name.find("::") + 2) + "', overload='" +
-         (name.overload_name.empty() ? "default" : name.overload_name) + "')>";
-}
+class Texts final : public report::CallTexts {
+ public:
+  explicit Texts(const DecidedCall& call) : call_(call) {}
 
-// "lower: mm, lists/my.txt:3", as the log shows the rules of patched ops.
-std::string rule_text(const Op& op, const Policy& policy) {
-  constexpr const char* kLists[] = {"lower", "fp32", "promote"};
-  const Resolution found = policy.resolve_overload(op.name);
-  std::string place = found.origin.file.empty() ? policy.name() : found.origin.file;
-  if (found.origin.line > 0) place += ":" + std::to_string(found.origin.line);
-  return std::string(kLists[static_cast<int>(found.rule.action)]) + ": " + found.listed_as + ", " +
-         place;
-}
+  // As Python shows torch.ops.aten.mm.default.
+  std::string original() const override {
+    const c10::OperatorName& name = call_.op.handle.operator_name();
+    return "<OpOverload(op='aten." + name.name.substr(name.name.find("::") + 2) + "', overload='" +
+           (name.overload_name.empty() ? "default" : name.overload_name) + "')>";
+  }
+  std::string rule() const override {
+    const Policy& policy = *call_.rules.policy;
+    return policy.rule_text(policy.resolve_overload(call_.op.name));
+  }
+  std::string argument(std::size_t i) const override {
+    return call_.call.label(i, call_.op.handle.schema());
+  }
+  std::pair<std::string, std::string> where() const override { return watch::where(); }
+
+ private:
+  const DecidedCall& call_;
+};
 
 // Whether tensors of the call only describe some, for a compiler. A subclass that wraps tensors has
 // the keys of those that do.
-bool stand_in(const Call& call) {
-  if (!call.traced()) return false;
-  const py::gil_scoped_acquire gil;
+bool is_compiling(const Call& call) {
+  if (!call.may_be_traced()) return false;
+  const pybind11::gil_scoped_acquire gil;
   const auto tensors = call.tensors();
-  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return tensor.defined() &&
-           (tensor.key_set().has(c10::DispatchKey::Functionalize) ||
-            is_fake(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)).ptr()));
-  });
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return is_fake(tensor); });
 }
 
 }  // namespace
 
-void log_call(const Op& op, const Policy& policy, const Call& call, const Decision& decision,
-              bool casting) {
-  if (report::level() == report::Level::Off || !report::worth_a_line(decision.cause, casting) ||
-      call.traced())
-    return;
-  const std::string name = shown(op.handle.operator_name());
-  report::Event event{.op = name, .to = decision.to, .cause = decision.cause};
-  const py::gil_scoped_acquire gil;
-  if (report::level() == report::Level::Casts) return report::write(event);
-  std::vector<report::CastArgument> casts;
-  for (std::size_t i = 0; i < call.described().size(); ++i) {
-    const Arg& described = call.described()[i];
-    if (decision.casts(described))
-      casts.push_back({call.label(i, op.handle.schema()), described.dtype});
-  }
-  const auto [module, source] = py::module_::import("habana_mp._where")
-                                    .attr("where")()
-                                    .cast<std::pair<std::string, std::string>>();
-  const std::string rule = rule_text(op, policy);
-  event.casts = casts;
-  event.rule = rule;
-  event.module = module;
-  event.source = source;
-  report::write(event);
+void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
+  if (is_compiling(decided.call)) return;
+  const std::string_view name =
+      std::string_view(decided.op.name).substr(0, decided.op.name.find('.'));
+  const Texts texts(decided);
+  const report::Call call{.key = {.op = watch::watching() ? number_of(name) : 0,
+                                  .decider_id = decided.rules.decider_id,
+                                  .front_end = report::FrontEnd::Autocast},
+                          .decision = decided.decision,
+                          .casting = decided.casting,
+                          .arguments = decided.call.described(),
+                          .texts = &texts};
+  c10::SmallVector<at::Tensor, 8> given;
+  watched.begin(call, {.hides = true,
+                       .given = [&]() -> Tensors {
+                         given = decided.call.tensors();
+                         return given;
+                       },
+                       .decider = [&]() -> watch::WatchedCall::Decider {
+                         return {decided.rules.policy, texts.rule()};
+                       }});
 }
 
-void watch_call(watch::Watch& watch, const Op& op, const Rules& rules, const Call& call,
-                const Decision& decision) {
-  if (!watch::reporting() || stand_in(call)) return;
-  const std::string_view name = std::string_view(op.name).substr(0, op.name.find('.'));
-  const watch::Watch::What what{.op = number_of(name),
-                                   .context = rules.context,
-                                   .front_end = report::FrontEnd::Autocast,
-                                   .decision = decision,
-                                   .hides = true};
-  watch.begin(what, call.tensors(), [&] {
-    report::Site site;
-    site.policy = rules.policy->name();
-    site.rule = rule_text(op, *rules.policy);
-    return site;
-  });
-}
-
-void end_watch(watch::Watch& watch, const Call& call) {
-  if (watch.begun()) watch.end(call.results());
+void tell_end(watch::WatchedCall& watched, const Call& call) {
+  if (watched.begun()) watched.end(call.results());
 }
 
 }  // namespace habana_mp::autocast

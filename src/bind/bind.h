@@ -7,11 +7,12 @@ namespace habana_mp {
 
 void bind_autocast(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
-void bind_record(pybind11::module_& module);
+void bind_log(pybind11::module_& module);
 void bind_report(pybind11::module_& module);
-void bind_patched_op(pybind11::module_& module);
+void bind_convert(pybind11::module_& module);
 void bind_cast(pybind11::module_& module);
-void bind_cache(pybind11::module_& module);
-void bind_hpu_device(pybind11::module_& module);
+void bind_scope(pybind11::module_& module);
+void bind_weights(pybind11::module_& module);
+void bind_hpu(pybind11::module_& module);
 
 }  // namespace habana_mp

@@ -10,9 +10,11 @@
 #include <tuple>
 #include <vector>
 
-#include "bind/bind.h"
-#include "base/run_in_c.h"
+#include "autocast/catalogue.h"
 #include "autocast/kernel.h"
+#include "autocast/rules.h"
+#include "base/run_in_c.h"
+#include "bind/bind.h"
 #include "scope/regions.h"
 
 namespace py = pybind11;
@@ -39,7 +41,7 @@ using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>
 Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
   Region region;
   for (const auto& [type, dtype, rules] : rows) {
-    if (rules) autocast::serve(*rules);
+    if (rules) autocast::register_kernels(*rules);
     region.settings.push_back(
         {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached}});
   }
@@ -68,8 +70,8 @@ PyObject* leave_context(PyObject* context) {
 const autocast::Scope* ours_here(const std::string& type) {
   const std::size_t device = device_index(type);
   if (device == autocast::kDeviceCount) return nullptr;
-  const auto here = autocast::scope_here(device, autocast::excluded_here());
-  return here.whose == autocast::Whose::Ours ? here.scope : nullptr;
+  const auto here = autocast::ruling_here(device, autocast::excluded_here());
+  return here.ruler == autocast::Ruler::Ours ? here.scope : nullptr;
 }
 
 }  // namespace
@@ -112,7 +114,12 @@ void bind_autocast(py::module_& module) {
         return scope != nullptr && scope->cached;
       },
       py::arg("device_type"), "Whether that region lets the weight cache keep casts");
-  module.def("dispatched_ops", &autocast::dispatched_ops);
+  module.def("dispatched_ops", [] {
+    std::vector<std::string> names;
+    for (const autocast::Op& op : autocast::catalogue().ops) names.push_back(op.name);
+    return names;
+  });
+  module.def("aten_tensor_arguments", &autocast::aten_tensor_arguments);
   module.attr("AUTOCAST_KEY") = c10::toString(autocast::kKey);
   module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
     run_in_c<enter_context>(enter);

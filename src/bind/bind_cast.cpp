@@ -1,4 +1,4 @@
-// hmp.cast for Python: tensors by src/torch, buffers (what NumPy arrays are) by src/cast; and the
+// hmp.cast for Python: tensors by src/call, buffers (what NumPy arrays are) by src/kernels; and the
 // door by which tests choose the variant of the kernels.
 #include <ATen/MemoryOverlap.h>
 #include <pybind11/stl.h>
@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "cast/parallel.h"
+#include "call/cast_argument.h"
 #include "cast/numbers.h"
+#include "cast/parallel.h"
 
 namespace py = pybind11;
 
@@ -28,7 +29,7 @@ DType checked_dtype(int number) {
 
 py::object cast_tensor_python(const py::object& tensor, int to) {
   if (!THPVariable_Check(tensor.ptr())) throw py::type_error("not a tensor");
-  PyObject* result = cast_tensor(tensor.ptr(), checked_dtype(to));
+  PyObject* result = cast_by_hand(tensor.ptr(), checked_dtype(to));
   if (result == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
 }
@@ -75,10 +76,11 @@ void cast_buffer(const py::buffer& source, int from_number, const py::buffer& ta
   const py::buffer_info read = source.request(), write = target.request(/*writable=*/true);
   if (read.shape != write.shape) throw std::invalid_argument("shapes that differ");
   const std::vector<std::int64_t> sizes(read.shape.begin(), read.shape.end());
-  const kernels::StridedCast strided(from, to, sizes, strides_of(read, from), strides_of(write, to));
-  const kernels::Stores stores = fresh
-                                  ? kernels::Stores::Cached
-                                  : kernels::stores_for(from, to, static_cast<std::size_t>(read.size));
+  const kernels::StridedCast strided(from, to, sizes, strides_of(read, from),
+                                     strides_of(write, to));
+  const kernels::Stores stores =
+      fresh ? kernels::Stores::Cached
+            : kernels::stores_for(from, to, static_cast<std::size_t>(read.size));
   const auto run = [&] { run_in_parallel(strided, read.ptr, write.ptr, stores); };
   if (read.size < kReleaseGilAbove) {
     run();

@@ -48,7 +48,7 @@ py::object hpu_method(const py::type& tensor, const py::object& device, const py
 
 }  // namespace
 
-void bind_hpu_device(py::module_& module) {
+void bind_hpu(py::module_& module) {
   module.def(
       "map_hpu",
       [](const std::string& device_type) { hpu_device::map_to(c10::Device(device_type).type()); },

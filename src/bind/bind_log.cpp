@@ -1,5 +1,5 @@
 // The cast log in Python: opening it, asking for its level, and writing a text of
-// habana_mp/_log.py.
+// habana_mp/_watch/log.py.
 #include <Python.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -14,6 +14,7 @@
 
 #include "bind/bind.h"
 #include "report/cast_log.h"
+#include "report/listening.h"
 
 namespace py = pybind11;
 
@@ -40,19 +41,40 @@ void open_log(int level, const std::string& path, py::object writer) {
   }
 }
 
-// An event without the op that makes it, for the tests of the log.
-void write_event(const std::string& op, int to, int cause,
-                 const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
-                 const std::string& module, const std::string& source) {
-  std::vector<report::CastArgument> items;
-  for (const auto& [argument, from] : casts) items.push_back({argument, static_cast<DType>(from)});
-  report::write(
-      {op, static_cast<DType>(to), static_cast<Cause>(cause), items, rule, module, source});
+// A call without the op that makes it, for the tests of the log.
+struct Said final : report::CallTexts {
+  std::string op, of_rule, module, source;
+  std::vector<std::pair<std::string, int>> casts;
+
+  std::string original() const override { return op; }
+  std::string rule() const override { return of_rule; }
+  std::string argument(std::size_t i) const override { return casts[i].first; }
+  std::pair<std::string, std::string> where() const override { return {module, source}; }
+};
+
+void tell_decided(const std::string& op, int to, int cause,
+                  const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
+                  const std::string& module, const std::string& source) {
+  Said said;
+  said.op = op;
+  said.of_rule = rule;
+  said.module = module;
+  said.source = source;
+  said.casts = casts;
+  std::vector<Arg> arguments;
+  for (const auto& [argument, from] : casts) {
+    arguments.push_back({static_cast<DType>(from), false, Role::Input});
+  }
+  report::tell_decided(
+      {.decision = {static_cast<DType>(to), static_cast<Cause>(cause), role_bit(Role::Input)},
+       .casting = !casts.empty(),
+       .arguments = arguments,
+       .texts = &said});
 }
 
 }  // namespace
 
-void bind_record(py::module_& module) {
+void bind_log(py::module_& module) {
   module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"));
   module.def("close_log", &report::close);
   module.def("log_level", [] { return static_cast<int>(report::level()); });
@@ -63,7 +85,7 @@ void bind_record(py::module_& module) {
   module.def("write_log_text", &report::write_text, py::arg("text"));
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
-  testing.def("write_event", &write_event, py::arg("op"), py::arg("to"), py::arg("cause"),
+  testing.def("write_event", &tell_decided, py::arg("op"), py::arg("to"), py::arg("cause"),
               py::arg("casts") = py::tuple(), py::arg("rule") = "", py::arg("module") = "",
               py::arg("source") = "");
 }

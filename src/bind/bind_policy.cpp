@@ -24,15 +24,13 @@ namespace {
 
 constexpr DType kDTypes[] = {DType::Other, DType::Float16, DType::BFloat16, DType::Float32,
                              DType::Float64};
-constexpr const char* kActions[] = {"lower", "fp32", "promote", "first_input", "inputs", "error"};
 constexpr const char* kRoles[] = {"input", "affine", "statistic", "target"};
 constexpr const char* kCauses[] = {"none",     "lower",       "fp32",     "promote",
                                    "in_place", "first_input", "rest_fp32"};
 
-template <std::size_t N>
-py::tuple names_of(const char* const (&names)[N]) {
-  py::tuple out(N);
-  for (std::size_t i = 0; i < N; ++i) out[i] = names[i];
+py::tuple names_of(std::span<const char* const> names) {
+  py::tuple out(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) out[i] = names[i];
   return out;
 }
 
@@ -61,8 +59,8 @@ DType dtype_named(std::string_view name) {
 }
 
 Action action_named(std::string_view name) {
-  for (std::size_t i = 0; i < std::size(kActions); ++i) {
-    if (name == kActions[i]) return static_cast<Action>(i);
+  for (std::size_t i = 0; i < kActionNames.size(); ++i) {
+    if (name == kActionNames[i]) return static_cast<Action>(i);
   }
   throw std::invalid_argument("'" + std::string(name) +
                               "' is no rest of a policy: first_input, fp32 or inputs is accepted");
@@ -98,7 +96,7 @@ py::tuple decide_python(int action, int low, bool listed,
     described.push_back({checked<DType>(dtype, std::size(kDTypes)), zero_dim,
                          checked<Role>(role, std::size(kRoles))});
   }
-  const Rule rule{checked<Action>(action, std::size(kActions)),
+  const Rule rule{checked<Action>(action, kActionNames.size()),
                   checked<DType>(low, std::size(kDTypes)), listed};
   const Decision decision = decide(rule, described, explicit_dtype);
   return py::make_tuple(static_cast<int>(decision.to), static_cast<int>(decision.cause),
@@ -111,7 +109,7 @@ void bind_policy(py::module_& m) {
   py::tuple dtypes(std::size(kDTypes));
   for (std::size_t i = 0; i < std::size(kDTypes); ++i) dtypes[i] = dtype_name(kDTypes[i]);
   m.attr("DTYPES") = dtypes;
-  m.attr("ACTIONS") = names_of(kActions);
+  m.attr("ACTIONS") = names_of(kActionNames);
   m.attr("ROLES") = names_of(kRoles);
   m.attr("CAUSES") = names_of(kCauses);
   m.attr("LOW_DTYPES") = py::tuple(py::cast(names_of(kLowDTypes)));
@@ -135,8 +133,8 @@ void bind_policy(py::module_& m) {
       .def_static("parse", [](const std::string& text) { return Policy::parse(text); })
       .def_property_readonly("name", &Policy::name)
       .def_property_readonly("low", [](const Policy& policy) { return dtype_name(policy.low()); })
-      .def_property_readonly(
-          "rest", [](const Policy& policy) { return kActions[static_cast<int>(policy.rest())]; })
+      .def_property_readonly("rest",
+                             [](const Policy& policy) { return action_name(policy.rest()); })
       .def_property_readonly("low_dtypes",
                              [](const Policy& policy) { return names_of(policy.low_dtypes()); })
       .def_property_readonly("cached", &Policy::cached)
@@ -159,6 +157,16 @@ void bind_policy(py::module_& m) {
           },
           "(action, low, listed, listed_as, file, line); listed_as and file are empty where the "
           "rest decides")
+      .def(
+          "rule_text",
+          [](const Policy& policy, int action, bool listed, const std::string& listed_as,
+             const std::string& file, int line) {
+            const auto checked_action = checked<Action>(action, kActionNames.size());
+            return policy.rule_text(
+                {{checked_action, policy.low(), listed}, listed_as, {file, line}});
+          },
+          py::arg("action"), py::arg("listed"), py::arg("listed_as"), py::arg("file"),
+          py::arg("line"), "A rule as the log, the report and errors show it")
       .def("resolve_overload", [](const Policy& policy, const std::string& overload) {
         return to_python(policy.resolve_overload(overload));
       });

@@ -1,5 +1,5 @@
 // The report for Python: opening and closing one, what it tells as plain values
-// (habana_mp/_report.py gives them names), and the modules whose forward runs.
+// (habana_mp/_report/report.py gives them names), and the modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
@@ -7,15 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/python_error.h"
 #include "bind/bind.h"
+#include "convert/patched_op.h"
 #include "report/report.h"
 #include "watch/module_stack.h"
 #include "watch/observer.h"
-#include "convert/patched_op.h"
-#include "base/python_error.h"
+#include "watch/where.h"
 
 namespace py = pybind11;
 
@@ -33,15 +36,15 @@ py::list dtypes_in(unsigned bits) {
   return names;
 }
 
-py::tuple told_site(const report::Sites& sites, SiteId id) {
+py::tuple named_site(const report::Sites& sites, SiteId id) {
   return py::make_tuple(sites[id].op, sites[id].module);
 }
 
-py::list told_rows(const watch::Told& told, std::vector<int>& row_of_site) {
+py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
   py::list rows;
-  row_of_site.assign(told.sites.size(), -1);
-  for (SiteId id = 1; id < told.sites.size() && id < told.report.row_count(); ++id) {
-    const report::Row& row = told.report.row(id);
+  row_of_site.assign(now.sites.size(), -1);
+  for (SiteId id = 1; id < now.sites.size() && id < now.report.row_count(); ++id) {
+    const report::Row& row = now.report.row(id);
     if (row.calls == 0 && row.casts.empty()) continue;
     py::list casts;
     for (const report::CastCount& cast : row.casts) {
@@ -49,63 +52,79 @@ py::list told_rows(const watch::Told& told, std::vector<int>& row_of_site) {
                                   cast.cached, cast.bytes, cast.ns, cast.backward,
                                   cast.backward_bytes, cast.backward_ns));
     }
-    const report::Site& site = told.sites[id];
+    const report::Site& site = now.sites[id];
     row_of_site[id] = static_cast<int>(rows.size());
-    rows.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end), site.policy,
-                               report::kFateNames[static_cast<std::size_t>(site.fate)], site.rule,
-                               site.source, row.calls, row.ns, row.cast_ns, dtypes_in(row.given),
-                               dtypes_in(row.ran), casts));
+    rows.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end),
+                               site.policy == nullptr ? std::string() : site.policy->name(),
+                               report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
+                               site.rule, site.source, row.calls, row.ns, row.cast_ns,
+                               dtypes_in(row.given), dtypes_in(row.ran), casts));
   }
   return rows;
 }
 
-// What a report tells, by the names that habana_mp/_report.py reads.
-py::dict told(const report::Report& report) {
-  const watch::Told told = watch::told_by(report);
+// The policies of the rows, each with the front end that it was in force for.
+py::list policies_of(const watch::Snapshot& now) {
+  std::set<std::pair<std::string, report::FrontEnd>> known;
+  py::list policies;
+  for (SiteId id = 1; id < now.sites.size() && id < now.report.row_count(); ++id) {
+    const report::Site& site = now.sites[id];
+    if (now.report.row(id).calls == 0 || site.policy == nullptr) continue;
+    if (!known.emplace(site.policy->text(), site.in_force).second) continue;
+    policies.append(py::make_tuple(std::const_pointer_cast<Policy>(site.policy),
+                                   static_cast<int>(site.in_force)));
+  }
+  return policies;
+}
+
+// What a report has counted, by the names that habana_mp/_report/values.py reads.
+py::dict values(const report::Report& report) {
+  const watch::Snapshot now = watch::snapshot_of(report);
   std::vector<int> row_of_site;
   py::dict result;
-  result["rows"] = told_rows(told, row_of_site);
+  result["rows"] = named_rows(now, row_of_site);
   py::list ping_pong;
-  for (const auto& [key, seen] : told.report.ping_pong()) {
+  for (const auto& [key, seen] : now.report.ping_pong()) {
     py::list sites;
-    for (const SiteId site : told.paths.sites(key.path)) sites.append(told_site(told.sites, site));
-    sites.append(told_site(told.sites, key.site));
-    const report::Paths::Step& step = told.paths[key.path];
+    for (const SiteId site : now.paths.sites(key.path)) sites.append(named_site(now.sites, site));
+    sites.append(named_site(now.sites, key.site));
+    const report::Paths::Step& step = now.paths[key.path];
     ping_pong.append(
         py::make_tuple(sites, dtype_name(step.from), dtype_name(step.to), seen.count, seen.ns));
   }
+  result["policies"] = policies_of(now);
   result["ping_pong"] = ping_pong;
   py::list recast;
-  for (const auto& [key, seen] : told.report.recast()) {
+  for (const auto& [key, seen] : now.report.recast()) {
     py::list sites;
-    for (const SiteId site : seen.sites) sites.append(told_site(told.sites, site));
-    recast.append(py::make_tuple(told_site(told.sites, key.maker), sites, dtype_name(key.from),
+    for (const SiteId site : seen.sites) sites.append(named_site(now.sites, site));
+    recast.append(py::make_tuple(named_site(now.sites, key.maker), sites, dtype_name(key.from),
                                  dtype_name(key.to), seen.times, seen.needed, seen.bytes, seen.ns));
   }
   result["recast"] = recast;
   py::list moments;
-  for (const report::Moment& moment : told.report.moments()) {
+  for (const report::Moment& moment : now.report.moments()) {
     moments.append(py::make_tuple(moment.start_ns, moment.ns, row_of_site[moment.site],
                                   dtype_name(moment.from), dtype_name(moment.to),
                                   static_cast<int>(moment.kind)));
   }
   result["moments"] = moments;
-  result["stride"] = told.report.stride();
-  result["backward_ns"] = told.report.backward_ns();
-  result["bytes"] = told.report.bytes();
+  result["stride"] = now.report.stride();
+  result["backward_ns"] = now.report.backward_ns();
+  result["bytes"] = now.report.bytes();
   return result;
 }
 
 py::dict close(const std::shared_ptr<report::Report>& report) {
   // Before its sites are given to the next one.
-  py::dict last = told(*report);
-  watch::close_report(report);
-  if (!watch::reporting()) watch::forget_modules();
+  py::dict last = values(*report);
+  watch::unlisten(*report);
+  if (!watch::watching()) watch::forget_modules();
   return last;
 }
 
 // A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
-// the `__call__` of the subclass in habana_mp/_report.py. As a PatchedOp does.
+// the `__call__` of the subclass in habana_mp/_report/report.py. As a PatchedOp does.
 struct ModuleHook {
   PyObject_HEAD vectorcallfunc vectorcall;
 };
@@ -155,8 +174,9 @@ void bind_report(py::module_& module) {
   py::class_<report::Report, std::shared_ptr<report::Report>>(module, "Report");
   module.def("open_report", &watch::open_report);
   module.def("close_report", &close, py::arg("report"));
-  module.def("report_told", &told, py::arg("report"));
-  module.def("reporting", &watch::reporting);
+  module.def("report_values", &values, py::arg("report"));
+  module.def("reporting", &watch::watching);
+  module.def("set_where", &watch::set_where, py::arg("where"), py::arg("source"), py::arg("path"));
   module.attr("ModuleHookBase") = module_hook_type();
 }
 

@@ -1,9 +1,9 @@
 // The weight cache, for Python.
 #include "bind/bind.h"
-#include "weights/alias_watch.h"
-#include "weights/collective_watch.h"
 #include "cast/node.h"
 #include "cast/result_memory.h"
+#include "weights/alias_watch.h"
+#include "weights/collective_watch.h"
 #include "weights/weight_cache.h"
 
 namespace py = pybind11;
@@ -25,7 +25,7 @@ py::dict info() {
 
 }  // namespace
 
-void bind_cache(py::module_& module) {
+void bind_weights(py::module_& module) {
   register_copy_backwards();
   const py::object slice =
       py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
@@ -48,7 +48,7 @@ void bind_cache(py::module_& module) {
   });
   module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
   module.def("alias_watch", [](const py::object& original, int kind) {
-    PyObject* watch = alias_watch(original.ptr(), static_cast<Watch>(kind));
+    PyObject* watch = alias_watch(original.ptr(), static_cast<AliasKind>(kind));
     if (watch == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(watch);
   });

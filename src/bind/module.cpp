@@ -1,8 +1,8 @@
 // habana_mp._core: registers the families, nothing else.
 #include <system_error>
 
-#include "bind/bind.h"
 #include "base/python_error.h"
+#include "bind/bind.h"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of habana_mp. Private: the public names are in habana_mp.";
@@ -14,11 +14,12 @@ PYBIND11_MODULE(_core, module) {
     }
   });
   habana_mp::bind_policy(module);
-  habana_mp::bind_record(module);
+  habana_mp::bind_log(module);
   habana_mp::bind_report(module);
-  habana_mp::bind_patched_op(module);
+  habana_mp::bind_convert(module);
   habana_mp::bind_autocast(module);
   habana_mp::bind_cast(module);
-  habana_mp::bind_cache(module);
-  habana_mp::bind_hpu_device(module);
+  habana_mp::bind_scope(module);
+  habana_mp::bind_weights(module);
+  habana_mp::bind_hpu(module);
 }

@@ -1,6 +1,7 @@
 #include "cast/node.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -10,14 +11,24 @@
 #include <string>
 #include <utility>
 
-#include "watch/observer.h"
 #include "cast/numbers.h"
-#include "weights/weight_cache.h"
 
 namespace habana_mp {
 namespace {
 
 using torch::autograd::variable_list;
+
+std::uint64_t origin_here() {
+  const BackwardWatch* watch = backward_watch.load(std::memory_order_relaxed);
+  return watch == nullptr ? 0 : watch->origin_here();
+}
+
+// There is one of a weight in each step: what `strides` are given for.
+at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides) {
+  const DType from = dtype_of(gradient);
+  if (!eligible(from) || from == to || !is_ordinary(gradient)) return gradient.to(scalar_type(to));
+  return cast_ordinary(gradient, to, strides, strides.empty() ? Lifetime::Graph : Lifetime::Step);
+}
 
 // torch's node of a cast in all that the compiler asks of it (compiled autograd); what differs is
 // how the gradient is computed outside the compiler.
@@ -36,21 +47,29 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   }
 
   variable_list apply(variable_list&& grads) override {
-    if (cached != nullptr) weight_cache().end_backward(cached);
+    if (weight != nullptr) {
+      if (const WeightDone done = weight_done.load(std::memory_order_relaxed)) done(weight);
+    }
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
     const DType to = dtype_of_type(c10::typeMetaToScalarType(self_options.dtype()));
     variable_list result(1);
-    watch::tell_backward(origin, grads[0], to,
-                            [&] { result[0] = cast_gradient(grads[0], to, strides); });
+    const auto cast = [&] { result[0] = cast_gradient(grads[0], to, strides); };
+    const BackwardWatch* watch =
+        origin == 0 ? nullptr : backward_watch.load(std::memory_order_relaxed);
+    if (watch == nullptr) {
+      cast();
+    } else {
+      watch->run(origin, grads[0], to, cast);
+    }
     return result;
   }
 
   // Of the source, where the gradient is to be laid out like it: AccumulateGrad takes a gradient in
   // the layout of its leaf as it is and copies any other. Empty: as the gradient lies.
   at::DimVector strides;
-  const c10::StorageImpl* cached = nullptr;  // to be compared, not to be followed
+  const c10::StorageImpl* weight = nullptr;  // to be compared, not to be followed
   bool compiled = false;
-  std::uint64_t origin = watch::origin_here();
+  std::uint64_t origin = origin_here();
 };
 
 // A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
@@ -65,15 +84,22 @@ Pointer as_pointer(Node* node) {
 
 }  // namespace
 
+at::Tensor cast_ordinary(const at::Tensor& source, DType to, at::IntArrayRef strides,
+                         Lifetime lifetime) {
+  at::Tensor result = cast_numbers(source, to, strides, lifetime);
+  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
+  return result;
+}
+
 void record_backward(const at::Tensor& source, const at::Tensor& result,
-                     const c10::StorageImpl* cached) {
+                     const c10::StorageImpl* weight) {
   using Pointer = decltype(torch::autograd::Edge::function);
   auto* node = new CopyBackwards;
   const Pointer pointer = as_pointer<Pointer>(node);
   node->set_next_edges(torch::autograd::collect_next_edges(source));
   node->self_options = source.options();
   if (source.is_leaf() && source.is_non_overlapping_and_dense()) node->strides = source.strides();
-  node->cached = cached;
+  node->weight = weight;
   torch::autograd::set_history(result, pointer);
 }
 

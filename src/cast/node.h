@@ -1,16 +1,43 @@
-// The autograd node of a cast (D34).
+// The autograd node of a cast (D34), and the cast that has one.
+//
+// The weight cache and the report, which lie above, want to hear of backward passes: each sets a
+// function here while it does.
 #pragma once
 
-#include <ATen/core/TensorBase.h>
-#include <torch/csrc/python_headers.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "cast/dtypes.h"
+#include "cast/result_memory.h"
 
 namespace habana_mp {
 
+// The cast of an ordinary tensor (cast/numbers.h) of another eligible dtype, differentiable.
+// `strides` empty: those of the source.
+at::Tensor cast_ordinary(const at::Tensor& source, DType to, at::IntArrayRef strides,
+                         Lifetime lifetime);
+
 // Makes `result`, a cast of `source` that was computed out of autograd's sight, its differentiable
-// successor: what torch's own kernel of the cast does, with a node named CopyBackwards. `cached`:
+// successor: what torch's own kernel of the cast does, with a node named CopyBackwards. `weight`:
 // the memory of the weight whose copy in the cache `result` is.
 void record_backward(const at::Tensor& source, const at::Tensor& result,
-                     const c10::StorageImpl* cached = nullptr);
+                     const c10::StorageImpl* weight = nullptr);
+
+// Called when the gradient of the weight in this memory has been computed.
+using WeightDone = void (*)(const c10::StorageImpl*);
+inline std::atomic<WeightDone> weight_done{nullptr};
+
+struct BackwardWatch {
+  // What a new node remembers: which call made the cast.
+  std::uint64_t (*origin_here)();
+  // Runs `cast`, which casts the gradient, in the backward pass of the call of that origin.
+  void (*run)(std::uint64_t origin, const at::Tensor& gradient, DType to,
+              c10::function_ref<void()> cast);
+};
+inline std::atomic<const BackwardWatch*> backward_watch{nullptr};
 
 // Gives the node its Python type. Once, when the module is imported.
 void register_copy_backwards();

@@ -4,47 +4,17 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
-#include <c10/util/strides.h>
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/tensor_dtypes.h>
 
-#include <algorithm>
 #include <span>
-#include <string_view>
-#include <utility>
 #include <vector>
 
-#include "kernels/cast_kernels.h"
-#include "scope/regions.h"
-#include "cast/node.h"
-#include "watch/observer.h"
 #include "cast/parallel.h"
-#include "weights/weight_cache.h"
+#include "kernels/cast_kernels.h"
+#include "report/listening.h"
+#include "scope/state.h"
 
 namespace habana_mp {
 namespace {
-
-at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::Float16:
-      return at::kHalf;
-    case DType::BFloat16:
-      return at::kBFloat16;
-    default:
-      return at::kFloat;
-  }
-}
-
-// Tensor.to as torch defines it, whatever a policy has patched.
-PyObject* original_to() {
-  static PyObject* to =
-      PyObject_GetAttrString(py::module_::import("torch._C").attr("TensorBase").ptr(), "to");
-  return to;
-}
 
 // A share of a cast that is worth a thread: torch's own grain.
 constexpr int64_t kGrain = 1 << 15;
@@ -70,7 +40,7 @@ void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DT
     return std::span<const std::int64_t>(values.data(), values.size());
   };
   const kernels::StridedCast strided(from, to, span(source.sizes()), span(source.strides()),
-                                  span(target.strides()));
+                                     span(target.strides()));
   run_in_parallel(strided, source.const_data_ptr(), target.mutable_data_ptr(), stores);
 }
 
@@ -90,28 +60,22 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
   }
 }
 
+// Whether somebody beside our report listens to the ops that torch dispatches: a profiler.
+bool is_profiled() {
+  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  const std::size_t ours = report::anyone_hears(report::Hears::Calls) ? 1 : 0;
+  return callbacks && callbacks->callbacks_.size() > ours;
+}
+
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
-  return !source.is_cpu() || (at::hasCallbacks() && watch::profiled());
+  return !source.is_cpu() || (at::hasCallbacks() && is_profiled());
 }
 
 at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
                         c10::Allocator* memory) {
   static constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
   return at::detail::empty_strided_generic(sizes, strides, memory, kKeys, type);
-}
-
-// Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
-// would copy the tensor before it reads it (F.linear and matmul reshape their inputs).
-// Matrices that are transposed, each in its place, are read as they are.
-bool copied_by_matmul(const at::Tensor& tensor) {
-  const int64_t dims = tensor.dim();
-  if (dims < 3 || tensor.is_contiguous()) return false;
-  at::DimVector sizes(tensor.sizes());
-  at::DimVector strides(tensor.strides());
-  std::swap(sizes[dims - 1], sizes[dims - 2]);
-  std::swap(strides[dims - 1], strides[dims - 2]);
-  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
 }
 
 }  // namespace
@@ -155,65 +119,6 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
   at::Tensor result = empty_on_cpu(source.sizes(), strides, type, result_memory(lifetime));
   cast_on_cpu(source, result);
   return result;
-}
-
-namespace {
-
-at::Tensor cast_in(const at::Tensor& source, DType to, at::IntArrayRef strides, Lifetime lifetime) {
-  const DType from = dtype_of(source);
-  if (!eligible(from) || from == to || !is_ordinary(source)) return source.to(scalar_type(to));
-  at::Tensor result = cast_numbers(source, to, strides, lifetime);
-  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
-  return result;
-}
-
-}  // namespace
-
-at::Tensor cast_to(const at::Tensor& source, DType to, How how) {
-  if (how.cached && WeightCache::accepts(source, to)) {
-    return weight_cache().cast(source, to, how.served);
-  }
-  const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
-  const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
-  if (how.contiguous && is_ordinary(source) && copied_by_matmul(source)) {
-    return cast_in(source, to, c10::contiguous_strides(source.sizes()), lifetime);
-  }
-  return cast_in(source, to, {}, lifetime);
-}
-
-at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides) {
-  return cast_in(gradient, to, strides, strides.empty() ? Lifetime::Graph : Lifetime::Step);
-}
-
-PyObject* cast_tensor(PyObject* tensor, DType to, How how) {
-  const at::ScalarType dtype = scalar_type(to);
-  if (!THPVariable_CheckExact(tensor)) {
-    PyObject* args[] = {nullptr, tensor, reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype))};
-    return PyObject_Vectorcall(original_to(), args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                               nullptr);
-  }
-  HANDLE_TH_ERRORS
-  const at::Tensor& source = THPVariable_Unpack(tensor);
-  if (source.numel() < kReleaseGilAbove) return THPVariable_Wrap(cast_to(source, to, how));
-  at::Tensor result;
-  {
-    pybind11::gil_scoped_release no_gil;
-    result = cast_to(source, to, how);
-  }
-  return THPVariable_Wrap(std::move(result));
-  END_HANDLE_TH_ERRORS
-}
-
-bool is_fake(PyObject* tensor) {
-  const std::string_view type = Py_TYPE(tensor)->tp_name;
-  return type == "FakeTensor" || type == "FunctionalTensor";
-}
-
-bool is_traced(PyObject* tensor) {
-  if (!THPVariable_CheckExact(tensor)) return true;
-  const at::Tensor& source = THPVariable_Unpack(tensor);
-  return source.is_meta() || source.key_set().has_any(c10::DispatchKeySet(
-                                 {c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
 }
 
 }  // namespace habana_mp

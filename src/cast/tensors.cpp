@@ -1,7 +1,13 @@
 #include "cast/tensors.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string_view>
+
+#include "cast/dtypes.h"
+#include "kernels/cast_kernels.h"
 #include "policy/decide.h"
-#include "cast/numbers.h"
 
 namespace habana_mp {
 
@@ -23,6 +29,33 @@ unsigned dtypes_of(Tensors tensors) {
     if (tensor.defined()) seen |= dtype_bit(dtype_of(tensor));
   }
   return seen;
+}
+
+std::uint64_t bytes_of(const at::Tensor& tensor, DType in) {
+  return static_cast<std::uint64_t>(tensor.numel()) * kernels::element_size(in);
+}
+
+bool may_be_traced(const at::Tensor& tensor) {
+  return tensor.key_set().has_any(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+}
+
+bool is_traced(PyObject* tensor) {
+  if (!THPVariable_CheckExact(tensor)) return true;
+  const at::Tensor& source = THPVariable_Unpack(tensor);
+  return source.is_meta() || may_be_traced(source);
+}
+
+bool is_fake(PyObject* tensor) {
+  const std::string_view type = Py_TYPE(tensor)->tp_name;
+  return type == "FakeTensor" || type == "FunctionalTensor";
+}
+
+bool is_fake(const at::Tensor& tensor) {
+  if (!tensor.defined() || !may_be_traced(tensor)) return false;
+  if (tensor.key_set().has(c10::DispatchKey::Functionalize)) return true;
+  const py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return is_fake(object.ptr());
 }
 
 }  // namespace habana_mp

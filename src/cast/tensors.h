@@ -1,10 +1,15 @@
-// The tensors of a call, for the report.
+// What the tensors of a call are, beyond their dtypes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/python_headers.h>
+
+#include <cstdint>
+
+#include "policy/dtype.h"
 
 namespace habana_mp {
 
@@ -15,5 +20,20 @@ c10::SmallVector<at::Tensor, 8> tensors_in(c10::ArrayRef<c10::IValue> values);
 
 // Bits of dtype_bit().
 unsigned dtypes_of(Tensors tensors);
+
+// That the numbers of the tensor take in an eligible dtype.
+std::uint64_t bytes_of(const at::Tensor& tensor, DType in);
+
+// Whether a tracer or a compiler may see the tensor instead of computing with it: a subclass that
+// holds other tensors, or one that is functionalized.
+bool may_be_traced(const at::Tensor& tensor);
+
+// The same of what Python holds: a tensor subclass, and a tensor without data, too.
+bool is_traced(PyObject* tensor);
+
+// Whether the tensor stands for one in a compiler's trace, where nothing is computed: the call is
+// no call for the log or the report. With the GIL.
+bool is_fake(PyObject* tensor);
+bool is_fake(const at::Tensor& tensor);
 
 }  // namespace habana_mp

@@ -1,39 +1,20 @@
-// The tensors among the arguments of a Python call: found, described to decide(), and replaced by
-// their casts. Knows how a call is written (positions, keywords, containers); knows nothing of
-// policies.
+// The tensors among the arguments of a Python call: found, and described to decide(). Knows how a
+// call is written (positions, keywords, containers); knows nothing of policies.
 #pragma once
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cast/dtypes.h"
+#include "convert/call_form.h"
 #include "policy/decide.h"
-#include "cast/numbers.h"
 
 namespace habana_mp {
-
-// How the calls of one op are written: which arguments are more than inputs.
-struct CallForm {
-  bool in_place = false;  // the name says so (relu_, __iadd__): argument 0 is written to (D12)
-  bool norm =
-      false;  // argument 0 is the input, the others are affine parameters or statistics (D14)
-  bool python =
-      false;  // the original is a Python function: other patched ops may run inside it (D19)
-  bool overridable = false;  // torch lets __torch_function__ override it
-  bool contiguous = false;   // matrix products: they copy batches that lie otherwise
-  std::int8_t out = -1;      // position of `out`, where it can be given by position (D11)
-  std::int8_t flag =
-      -1;  // position of the parameter that makes the call in place (D12): inplace, max_norm
-  std::int8_t flag_target = 0;    // position of the argument that is then written to
-  std::uint32_t statistics = 0;   // positions of running statistics, a bit each (D14)
-  PyObject* flag_name = nullptr;  // "inplace" or "max_norm" (interned), null where there is none
-  PyObject* flag_target_name = nullptr;  // keyword of the argument at flag_target (interned)
-};
 
 // A tensor among the arguments; `argument` counts positions first, then keywords, as vectorcall
 // lays them out.
@@ -111,35 +92,6 @@ class Arguments {
   bool explicit_dtype_ = false;
   bool overridden_ = false;
   c10::SmallVector<PyObject*, 2> overriders_;
-};
-
-// The arguments of a call with casts in them: owns the casts and the containers rebuilt for them,
-// never changes the caller's (D13).
-class CastArguments {
- public:
-  CastArguments(PyObject* const* args, Py_ssize_t count);
-  ~CastArguments();
-  CastArguments(const CastArguments&) = delete;
-  CastArguments& operator=(const CastArguments&) = delete;
-
-  // False with a Python error set if a cast fails. `cached`: weights by the copies of the cache.
-  bool apply(const CallForm& form, const Arguments& arguments, const Decision& decision,
-             bool cached);
-
-  // Whether the result of an op shares memory with one of those copies.
-  bool gave_away_copy(PyObject* result) const;
-
-  // Laid out for a vectorcall that may use the slot before the first argument.
-  PyObject* const* data() const { return slots_.data() + 1; }
-
- private:
-  PyObject* own(PyObject* object);
-  PyObject* cast(PyObject* tensor, DType to, How how);
-  bool is_copy(PyObject* result) const;
-
-  c10::SmallVector<PyObject*, 2> copies_;  // casts that the weight cache holds too
-  c10::SmallVector<PyObject*, 12> slots_;
-  c10::SmallVector<PyObject*, 8> owned_;
 };
 
 }  // namespace habana_mp

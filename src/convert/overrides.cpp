@@ -61,19 +61,19 @@ int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* te
 // What __torch_function__ is handed: what stands in torch under the op's name, as torch's own
 // look-up by name would find it, so that `func is F.linear` holds. It equals the original, which a
 // table made before the conversion has. A new reference.
-PyObject* handed(const PatchedOp& op) {
-  if (op.told == op.original)
+PyObject* override_argument(const PatchedOp& op) {
+  if (op.override_function == op.original)
     return Py_NewRef(reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
-  PyObject* name = PyObject_GetAttrString(op.told, "__name__");
+  PyObject* name = PyObject_GetAttrString(op.override_function, "__name__");
   if (name == nullptr) return nullptr;
   PyObject* function = PyObject_GetAttr(THPVariableClass, name);
   Py_DECREF(name);
   return function;
 }
 
-// The op that this thread has just handed to __torch_function__. Called from there it has its line
-// in the log already.
-thread_local const PyObject* relayed = nullptr;
+// The op that this thread has just handed to __torch_function__. Called from there, the
+// listeners have heard of it.
+thread_local const PyObject* overriding = nullptr;
 
 // Whether torch.overrides failed to say that nobody implements the op: it names the op by its
 // __module__, which methods lack.
@@ -83,11 +83,11 @@ bool is_unnamed_refusal(PyObject* function) {
   PyErr_Fetch(&type, &error, &traceback);
   PyErr_NormalizeException(&type, &error, &traceback);
   PyObject* object = PyObject_GetAttrString(error, "obj");
-  const bool is_told = object == function;
+  const bool is_function = object == function;
   if (object == nullptr) PyErr_Clear();
   Py_XDECREF(object);
   PyErr_Restore(type, error, traceback);
-  return is_told;
+  return is_function;
 }
 
 // Has __torch_function__ of a mode or of the `relevant` arguments do the call.
@@ -96,23 +96,23 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
   static PyObject* handle = imported("torch.overrides", "handle_torch_function");
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-  PyObject* function = handed(op);
+  PyObject* function = override_argument(op);
   if (function == nullptr) return nullptr;
   const py::object keep = py::reinterpret_steal<py::object>(function);
   c10::SmallVector<PyObject*, 12> stack{function, relevant};
   stack.append(args, args + positional + named);
-  relayed = function;
+  overriding = function;
   PyObject* result =
       PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2), kwnames);
-  relayed = nullptr;
+  overriding = nullptr;
   if (result != nullptr) return result;
   if (is_unnamed_refusal(function)) {
     PyErr_Format(PyExc_TypeError,
                  "no implementation found for %R on types that implement __torch_function__",
-                 op.told);
+                 op.override_function);
   }
   // As in torch's operators: Python then asks the other operand.
-  if (op.told != op.original && PyErr_ExceptionMatches(PyExc_TypeError)) {
+  if (op.override_function != op.original && PyErr_ExceptionMatches(PyExc_TypeError)) {
     PyErr_Clear();
     return Py_NewRef(Py_NotImplemented);
   }
@@ -140,9 +140,9 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   return result;
 }
 
-bool take_relayed(const PatchedOp& op) {
-  const bool taken = relayed == reinterpret_cast<const PyObject*>(&op);
-  relayed = nullptr;
+bool take_from_override(const PatchedOp& op) {
+  const bool taken = overriding == reinterpret_cast<const PyObject*>(&op);
+  overriding = nullptr;
   return taken;
 }
 

@@ -17,7 +17,7 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
                         std::size_t nargsf, PyObject* kwnames);
 
 // Whether this call comes from the __torch_function__ that call_original has just handed the op to:
-// it has its line in the log already. True once for each handing.
-bool take_relayed(const PatchedOp& op);
+// the listeners have heard of it. True once for each.
+bool take_from_override(const PatchedOp& op);
 
 }  // namespace habana_mp

@@ -1,29 +1,36 @@
 #include "convert/tell.h"
 
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <vector>
-
-#include "report/cast_log.h"
-#include "report/name_numbers.h"
+#include "base/name_numbers.h"
+#include "cast/tensors.h"
+#include "watch/decider_id.h"
+#include "watch/dispatcher_watch.h"
+#include "watch/where.h"
 
 namespace habana_mp {
 namespace {
 
-const std::string& repr_of(const PatchedOp& op) {
-  if (op.repr->empty()) *op.repr = py::repr(op.original).cast<std::string>();
-  return *op.repr;
-}
+class Texts final : public report::CallTexts {
+ public:
+  explicit Texts(const DecidedCall& call) : call_(call) {}
 
-// Its name as lists spell it, found once.
-std::uint32_t name_of(PatchedOp& op) {
-  if (op.name_number == 0) {
-    const py::handle self(reinterpret_cast<PyObject*>(&op));
-    op.name_number = number_of(
-        py::module_::import("habana_mp._report").attr("_name_of")(self).cast<std::string>());
+  std::string original() const override {
+    std::string& repr = *call_.op.repr;
+    if (repr.empty()) repr = py::repr(call_.op.original).cast<std::string>();
+    return repr;
   }
-  return op.name_number;
-}
+  std::string rule() const override { return *call_.op.rule_text; }
+  std::string argument(std::size_t i) const override {
+    return call_.arguments.label(i, call_.positional, call_.kwnames);
+  }
+  std::pair<std::string, std::string> where() const override { return watch::where(); }
+
+ private:
+  const DecidedCall& call_;
+};
 
 using Found = c10::SmallVector<at::Tensor, 4>;
 
@@ -38,59 +45,47 @@ void add_tensors(PyObject* object, Found& found) {
   }
 }
 
+// Only what hears of calls needs them, so they are made at the first call that is watched.
+void number(PatchedOp& op) {
+  if (op.name_number == 0) op.name_number = number_of(*op.name);
+  if (op.decider_id == 0) {
+    op.decider_id = watch::decider_id(watch::conversion_id(), *op.rule_text);
+  }
+}
+
 }  // namespace
 
-void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
-              bool casting, Py_ssize_t positional, PyObject* kwnames) {
-  if (report::level() == report::Level::Off || !report::worth_a_line(decision.cause, casting))
-    return;
-  report::Event event{.op = repr_of(op), .to = decision.to, .cause = decision.cause};
-  if (report::level() == report::Level::Casts) {
-    return report::write(event);
+void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
+  for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
+    if (is_fake(decided.arguments.tensor(i).object)) return;  // a compiler's call
   }
-  std::vector<report::CastArgument> casts;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const Arg& described = arguments.described()[i];
-    if (decision.casts(described))
-      casts.push_back({arguments.label(i, positional, kwnames), described.dtype});
-  }
-  const auto [module, source] = py::module_::import("habana_mp._where")
-                                    .attr("where")()
-                                    .cast<std::pair<std::string, std::string>>();
-  event.casts = casts;
-  event.rule = *op.rule_text;
-  event.module = module;
-  event.source = source;
-  report::write(event);
-}
-
-void watch_call(watch::Watch& watch, const PatchedOp& op, const Arguments& arguments,
-                const Decision& decision) {
-  if (!watch::reporting()) return;
+  if (watch::watching()) number(const_cast<PatchedOp&>(decided.op));
+  const Texts texts(decided);
+  const report::Call call{.key = {.op = decided.op.name_number,
+                                  .decider_id = decided.op.decider_id,
+                                  .front_end = report::FrontEnd::Convert},
+                          .decision = decided.decision,
+                          .casting = decided.casting,
+                          .arguments = decided.arguments.described(),
+                          .texts = &texts};
   Found given;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (is_fake(arguments.tensor(i).object)) return;
-    given.push_back(THPVariable_Unpack(arguments.tensor(i).object));
-  }
-  if (op.context == 0) const_cast<PatchedOp&>(op).context = watch::context_of(*op.rule_text);
-  const watch::Watch::What what{.op = name_of(const_cast<PatchedOp&>(op)),
-                                   .context = op.context,
-                                   .front_end = report::FrontEnd::Convert,
-                                   .decision = decision,
-                                   .hides = !op.form.python || is_atomic(op)};
-  watch.begin(what, given, [&] {
-    report::Site site;
-    site.policy = py::module_::import("habana_mp._report").attr("_converted")().cast<std::string>();
-    site.rule = *op.rule_text;
-    return site;
-  });
+  watched.begin(call, {.hides = !decided.op.form.python || is_atomic(decided.op),
+                       .given = [&]() -> Tensors {
+                         for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
+                           add_tensors(decided.arguments.tensor(i).object, given);
+                         }
+                         return given;
+                       },
+                       .decider = [&]() -> watch::WatchedCall::Decider {
+                         return {watch::conversion(), *decided.op.rule_text};
+                       }});
 }
 
-void end_watch(watch::Watch& watch, PyObject* result) {
-  if (!watch.begun() || result == nullptr) return;
+void tell_end(watch::WatchedCall& watched, PyObject* result) {
+  if (!watched.begun() || result == nullptr) return;
   Found results;
   add_tensors(result, results);
-  watch.end(results);
+  watched.end(results);
 }
 
 }  // namespace habana_mp

@@ -3,6 +3,8 @@
 // lists. It runs at every patched call, so it is inline and allocates nothing.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -10,8 +12,14 @@
 
 namespace habana_mp {
 
-// What a list, or the rest of a policy, says of an op. _core.ACTIONS names these in this order.
+// What a list, or the rest of a policy, says of an op.
 enum class Action : std::uint8_t { Lower, Fp32, Promote, FirstInput, Inputs, Error };
+// _core.ACTIONS has these.
+inline constexpr std::array<const char*, 6> kActionNames = {"lower",       "fp32",   "promote",
+                                                            "first_input", "inputs", "error"};
+constexpr const char* action_name(Action action) {
+  return kActionNames[static_cast<std::size_t>(action)];
+}
 
 // listed: a list decided; else the policy's rest did (FirstInput, Fp32 or Inputs).
 struct Rule {
@@ -143,7 +151,7 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
 
 // Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):
 // no eligible tensor, or all of one dtype that the rule does not change. False means: ask decide().
-constexpr bool settled(Rule rule, unsigned seen) {
+constexpr bool casts_nothing(Rule rule, unsigned seen) {
   const unsigned eligible_seen = seen & decide_detail::kEligible;
   if (eligible_seen == 0) return true;
   switch (rule.action) {

@@ -123,15 +123,11 @@ Names read_names(std::string_view text) {
   return names;
 }
 
-constexpr std::array kRests = {
-    std::pair{Action::FirstInput, "first_input"},
-    std::pair{Action::Fp32, "fp32"},
-    std::pair{Action::Inputs, "inputs"},
-};
+constexpr std::array kRests = {Action::FirstInput, Action::Fp32, Action::Inputs};
 
 const char* rest_name(Action rest) {
-  for (const auto& [action, name] : kRests) {
-    if (action == rest) return name;
+  for (const Action action : kRests) {
+    if (action == rest) return action_name(action);
   }
   throw std::invalid_argument("the rest of a policy is first_input, fp32 or inputs");
 }
@@ -233,8 +229,8 @@ Policy Policy::parse(std::string_view text) {
   if (text.starts_with("low_dtypes=")) low_dtypes = read_low_dtypes(take_field(text, "low_dtypes"));
   const std::string_view rest_text = take_field(text, "rest");
   Action rest = Action::Error;  // the constructor refuses it
-  for (const auto& [action, accepted] : kRests) {
-    if (rest_text == accepted) rest = action;
+  for (const Action action : kRests) {
+    if (rest_text == action_name(action)) rest = action;
   }
   const bool cached = !text.starts_with("cache=") || read_cached(take_field(text, "cache"));
   Lists lists;
@@ -285,6 +281,12 @@ std::string Policy::rules_text() const {
   if (!cached_) out += " cache=false";
   return out + " lower=" + joined(lists_.lower) + " fp32=" + joined(lists_.fp32) +
          " promote=" + joined(lists_.promote) + " error=" + joined(lists_.error);
+}
+
+std::string Policy::rule_text(const Resolution& found) const {
+  if (!found.rule.listed) return std::string("rest: ") + action_name(found.rule.action);
+  const std::string where = found.origin.file.empty() ? name_ : place(found.origin);
+  return std::string(action_name(found.rule.action)) + ": " + found.listed_as + ", " + where;
 }
 
 std::string Policy::text() const { return "name=" + name_ + " " + rules_text(); }

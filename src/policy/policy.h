@@ -76,6 +76,10 @@ class Policy {
   // overload stands for itself alone (D17), and comes before the name of the whole op.
   Resolution resolve_overload(std::string_view overload) const;
 
+  // A rule as the log, the report and errors show it: "lower: mm, lists/my.txt:3", with the name of
+  // the policy where there is no file, and "rest: first_input".
+  std::string rule_text(const Resolution& found) const;
+
   // One line: "name=hmp low_dtype=bfloat16 rest=first_input lower=addmm,bmm fp32= promote= error=".
   // Where they are not the default "low_dtypes=bfloat16" stands before rest, "cache=false" behind.
   std::string text() const;

@@ -92,20 +92,49 @@ void put(std::string_view text) {
   to->log(spdlog::level::info, spdlog::string_view_t(text.data(), text.size()));
 }
 
-void append_detail(const Event& event, spdlog::memory_buf_t& text) {
+void append_detail(const Call& call, spdlog::memory_buf_t& text) {
   const auto out = std::back_inserter(text);
   std::string_view separator = "\n    ";
-  for (const CastArgument& cast : event.casts) {
-    fmt::format_to(out, "{}{}: {} -> {}", separator, cast.argument, dtype_name(cast.from),
-                   dtype_name(event.to));
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (!call.decision.casts(call.arguments[i])) continue;
+    fmt::format_to(out, "{}{}: {} -> {}", separator, call.texts->argument(i),
+                   dtype_name(call.arguments[i].dtype), dtype_name(call.decision.to));
     separator = ", ";
   }
-  if (event.casts.empty()) fmt::format_to(out, "{}nothing to cast", separator);
+  if (!call.casting) fmt::format_to(out, "{}nothing to cast", separator);
+  const auto [module, source] = call.texts->where();
   // The target of an in-place call decides, whatever list the op is in (D11).
-  const std::string_view rule = event.cause == Cause::InPlace ? "in place" : event.rule;
-  for (const std::string_view part : {rule, event.module, event.source}) {
+  const std::string rule = call.decision.cause == Cause::InPlace ? "in place" : call.texts->rule();
+  for (const std::string_view part :
+       {std::string_view(rule), std::string_view(module), std::string_view(source)}) {
     if (!part.empty()) fmt::format_to(out, " | {}", part);
   }
+}
+
+class CastLog final : public Listener {
+ public:
+  CastLog() : Listener(Hears::Decisions) {}
+
+  bool wants(const Call& call) const override {
+    return worth_a_line(call.decision.cause, call.casting);
+  }
+
+  void decided(const Call& call) override {
+    const Level now = level();
+    if (now == Level::Off) return;
+    const Cause cause = call.decision.cause;
+    const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
+    spdlog::memory_buf_t text;
+    fmt::format_to(std::back_inserter(text), "casting  {}{}{}", call.texts->original(),
+                   listed ? " " : "  to  ", cast_name(call.decision.to));
+    if (now == Level::Detail) append_detail(call, text);
+    put({text.data(), text.size()});
+  }
+};
+
+const std::shared_ptr<CastLog>& cast_log() {
+  static const auto& log = *new std::shared_ptr<CastLog>(std::make_shared<CastLog>());
+  return log;
 }
 
 }  // namespace
@@ -125,25 +154,14 @@ void open(Level level, const std::string& path, Writer writer) {
   opened->set_error_handler([](const std::string&) { throw; });
   logger() = std::move(opened);
   current_level.store(static_cast<int>(level), std::memory_order_relaxed);
-  set_listens(Listener::Log, true);
+  unlisten(*cast_log());
+  listen(cast_log());
 }
 
 void close() {
   current_level.store(static_cast<int>(Level::Off), std::memory_order_relaxed);
-  set_listens(Listener::Log, false);
+  unlisten(*cast_log());
   logger().reset();
-}
-
-void write(const Event& event) {
-  const Level now = level();
-  if (now == Level::Off) return;
-  const bool listed =
-      event.cause == Cause::Lower || event.cause == Cause::Fp32 || event.cause == Cause::RestFp32;
-  spdlog::memory_buf_t text;
-  fmt::format_to(std::back_inserter(text), "casting  {}{}{}", event.op, listed ? " " : "  to  ",
-                 cast_name(event.to));
-  if (now == Level::Detail) append_detail(event, text);
-  put({text.data(), text.size()});
 }
 
 void write_text(std::string_view text) {

@@ -1,8 +1,8 @@
 // The cast log: which op was cast to which precision, line by line, as the guides print it (F105 to
-// F112). It formats and writes what a front end tells it; it must not know Python, torch or how a
-// decision is made.
+// F112). While it is open it is a listener (report/listening.h). It must not know Python, torch or
+// how a decision is made.
 //
-// At Level::Casts an event is one line. Where a list or the rest of O2 decides (F108), and where
+// At Level::Casts a call is one line. Where a list or the rest of O2 decides (F108), and where
 // the inputs or the target do, that is promote, in place and first input (F109, F110):
 //     casting  <built-in function linear> to_bf16
 //     casting  <method '__iadd__' of 'torch._C.TensorBase' objects>  to  to_bf16
@@ -17,12 +17,10 @@
 
 #include <atomic>
 #include <functional>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "policy/decide.h"
-#include "policy/dtype.h"
 
 namespace habana_mp::report {
 
@@ -51,24 +49,8 @@ constexpr bool worth_a_line(Cause cause, bool something_cast) {
   return false;
 }
 
-struct CastArgument {
-  std::string argument;  // position or name: "0", "weight", "tensors[1]"
-  DType from;
-};
-
-struct Event {
-  std::string_view op;  // repr of the original op
-  DType to;
-  Cause cause;
-  // What follows is read at Level::Detail only.
-  std::span<const CastArgument> casts{};
-  std::string_view rule{};    // "lower: lists/hmp/lower.txt:12"
-  std::string_view module{};  // "Net: encoder.layers.0"
-  std::string_view source{};  // "train.py:31"
-};
-
-// Takes one event's text, ended by a line feed. It may throw: the exception reaches the caller of
-// write().
+// Takes the text of one call, ended by a line feed. It may throw: the exception reaches the caller
+// of the op.
 using Writer = std::function<void(std::string_view)>;
 
 // Sends the log to the file `path` (appended to), or to `writer` where the path is empty. Replaces
@@ -79,9 +61,8 @@ void open(Level level, const std::string& path, Writer writer);
 // Releases the file or the writer; the level is Off afterwards.
 void close();
 
-// Each event and each text leaves in one piece and at once: nothing is held back that a fork could
+// Each call and each text leaves in one piece and at once: nothing is held back that a fork could
 // write twice or a crash lose. A file that cannot take it: std::system_error.
-void write(const Event& event);
 void write_text(std::string_view text);
 
 }  // namespace habana_mp::report

@@ -1,27 +1,80 @@
-// Who wants to hear of calls: the cast log, the report. One flag test at every patched call while
-// nobody does.
+// Who hears of calls: the cast log, the reports, and whoever else joins by listen(). While nobody
+// does, a patched call pays one flag test.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "report/event.h"
 
 namespace habana_mp::report {
 
-enum class Listener : unsigned { Log = 1, Report = 2 };
+// A bit each.
+enum class Hears : unsigned {
+  Decisions = 1,  // decided()
+  Calls = 2,      // the others
+};
 
-inline std::atomic<unsigned> listeners{0};
+class Listener {
+ public:
+  explicit Listener(Hears what) : what_(what) {}
+  virtual ~Listener() = default;
 
-inline bool anyone_listens() { return listeners.load(std::memory_order_relaxed) != 0; }
+  Hears what() const { return what_; }
 
-inline bool listens(Listener who) {
-  return (listeners.load(std::memory_order_relaxed) & static_cast<unsigned>(who)) != 0;
+  // Whether it wants to be told by decided(). Without the GIL.
+  virtual bool wants(const Call& /*call*/) const { return true; }
+  // A rule has decided a call that is about to run. With the GIL; what it throws ends the call.
+  virtual void decided(const Call& /*call*/) {}
+
+  // The others are called under the lock of the observer (watch/observer.h), with or without the
+  // GIL: they must be short and must not run Python.
+
+  // A call has ended.
+  virtual void ended(const Call& /*call*/, const Site& /*site*/) {}
+  // The gradient of a cast that a call of the site made has been cast back.
+  virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
+  // A backward pass has ended.
+  virtual void backward_ended(std::uint64_t /*ns*/) {}
+  // A call of the site has undone the cast that the path began with; `ns`: of both casts.
+  virtual void cast_undone(PathId /*path*/, SiteId /*site*/, std::uint64_t /*ns*/) {}
+  // A call of the site has cast a tensor for the `times`th time, unchanged, to the same dtype.
+  // `maker`: the site that made the tensor, kNone for what came from elsewhere; `first`: the site
+  // that had it cast first.
+  virtual void cast_repeated(SiteId /*maker*/, SiteId /*first*/, SiteId /*site*/,
+                             const Cast& /*cast*/, unsigned /*times*/) {}
+
+ protected:
+  Listener(const Listener&) = default;
+
+ private:
+  const Hears what_;
+};
+
+namespace detail {
+inline std::atomic<unsigned> heard{0};  // bits of Hears
 }
 
-inline void set_listens(Listener who, bool on) {
-  if (on) {
-    listeners.fetch_or(static_cast<unsigned>(who), std::memory_order_relaxed);
-  } else {
-    listeners.fetch_and(~static_cast<unsigned>(who), std::memory_order_relaxed);
-  }
+inline bool anyone_listens() { return detail::heard.load(std::memory_order_relaxed) != 0; }
+
+inline bool anyone_hears(Hears what) {
+  return (detail::heard.load(std::memory_order_relaxed) & static_cast<unsigned>(what)) != 0;
 }
+
+// Those who hear of decisions: read and changed with the GIL. Those who hear of calls: under the
+// observer's lock, by watch::listen() alone.
+using Listeners = std::vector<std::shared_ptr<Listener>>;
+const Listeners& listeners(Hears what);
+
+void listen(std::shared_ptr<Listener> listener);
+// Whether it was listening.
+bool unlisten(const Listener& listener);
+
+// Tells those who want to know. With the GIL.
+void tell_decided(const Call& call);
+// Whether anybody does. Without the GIL.
+bool anyone_wants(const Call& call);
 
 }  // namespace habana_mp::report

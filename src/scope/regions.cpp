@@ -4,115 +4,19 @@
 
 #include <algorithm>
 #include <deque>
-#include <mutex>
 #include <stdexcept>
-#include <string>
-#include <unordered_map>
 
-#include "autocast/kernel.h"
 #include "scope/casts_off.h"
+#include "scope/codes.h"
 
 namespace habana_mp::autocast {
 namespace {
 
-// The digits of a code. Any dtypes would do that Python has an object for.
-constexpr std::array kDigits = {at::kByte,
-                                at::kChar,
-                                at::kShort,
-                                at::kInt,
-                                at::kLong,
-                                at::kHalf,
-                                at::kFloat,
-                                at::kDouble,
-                                at::kComplexHalf,
-                                at::kComplexFloat,
-                                at::kComplexDouble,
-                                at::kBool,
-                                at::kQInt8,
-                                at::kQUInt8,
-                                at::kQInt32,
-                                at::kBFloat16,
-                                at::kQUInt4x2,
-                                at::kQUInt2x4,
-                                at::kBits1x8,
-                                at::kBits2x4,
-                                at::kBits4x2,
-                                at::kBits8,
-                                at::kBits16,
-                                at::kFloat8_e5m2,
-                                at::kFloat8_e4m3fn,
-                                at::kFloat8_e5m2fnuz,
-                                at::kFloat8_e4m3fnuz,
-                                at::kUInt16,
-                                at::kUInt32,
-                                at::kUInt64};
-constexpr int kBase = static_cast<int>(kDigits.size());
-constexpr int kCodes = kBase * kBase * kBase;  // 0 stands for no policy
-
-using Code = std::array<at::ScalarType, kSigns.size()>;
-
-Code spelled(int code) {
-  Code digits;
-  for (at::ScalarType& digit : digits) {
-    digit = kDigits[static_cast<std::size_t>(code % kBase)];
-    code /= kBase;
-  }
-  return digits;
-}
-
-// Codes of what has been in force in this process. A code is never given to another content: graphs
-// of torch.compile outlive the policies that they were traced under. It comes from the content
-// alone but for rare collisions, so that caches on disk, which know graphs by it, serve other
-// processes.
-class Codes {
- public:
-  std::shared_ptr<const State> state_of(const Scopes& scopes) {
-    const std::uint64_t content = hash_of(scopes);
-    const std::lock_guard guard(mutex_);
-    const int code = code_of(content);
-    std::weak_ptr<const State>& known = states_[code];
-    if (auto state = known.lock(); state && state->scopes == scopes) return state;
-    auto state = std::make_shared<const State>(State{scopes, code});
-    known = state;
-    return state;
-  }
-
- private:
-  static std::uint64_t hash_of(const Scopes& scopes) {
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const Scope& scope : scopes) {
-      hash = (hash ^ (scope.rules ? scope.rules->policy->hash() : 0)) * 0x100000001b3u;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-
-  int code_of(std::uint64_t content) {
-    int code = static_cast<int>(content % (kCodes - 1)) + 1;
-    for (int tried = 1; tried < kCodes; ++tried) {
-      const auto [place, fresh] = contents_.try_emplace(code, content);
-      if (fresh || place->second == content) return code;
-      code = code % (kCodes - 1) + 1;
-    }
-    throw std::runtime_error("more than " + std::to_string(kCodes - 1) +
-                             " policies have been in force in this process");
-  }
-
-  std::mutex mutex_;
-  std::unordered_map<int, std::uint64_t> contents_;
-  std::unordered_map<int, std::weak_ptr<const State>> states_;
-};
-
-Codes& codes() {
-  static auto* all = new Codes;  // threads may outlive the end of the process's statics
-  return *all;
-}
-
 // What leave() brings back.
 struct Frame {
   const void* owner;
-  std::shared_ptr<const State> entered;  // keeps now.state alive
-  Now before;
+  std::shared_ptr<const State> entered;  // keeps this_thread.state alive
+  ThreadState before;
   Flags flags;
   std::array<std::pair<bool, at::ScalarType>, kSigns.size()> signs;
   bool included;
@@ -153,8 +57,8 @@ Scopes scopes_now() {
   const c10::DispatchKeySet excluded = excluded_here();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
     if (!is_on(i, excluded)) continue;
-    const Here here = scope_here(i, excluded);
-    if (here.whose == Whose::Ours) scopes[i] = *here.scope;
+    const Ruling here = ruling_here(i, excluded);
+    if (here.ruler == Ruler::Ours) scopes[i] = *here.scope;
   }
   return scopes;
 }
@@ -164,7 +68,7 @@ std::array<bool, kDeviceCount> nobodys() {
   std::array<bool, kDeviceCount> found{};
   const c10::DispatchKeySet excluded = excluded_here();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    found[i] = is_on(i, excluded) && scope_here(i, excluded).whose == Whose::Nobody;
+    found[i] = is_on(i, excluded) && ruling_here(i, excluded).ruler == Ruler::Nobody;
   }
   return found;
 }
@@ -175,7 +79,7 @@ std::shared_ptr<const State> state_inside(const Region& region) {
   for (const Setting& setting : region.settings) {
     scopes[setting.device] = setting.enabled ? setting.scope : Scope{};
   }
-  return scopes == Scopes{} ? nullptr : codes().state_of(scopes);
+  return scopes == Scopes{} ? nullptr : state_of(scopes);
 }
 
 }  // namespace
@@ -184,7 +88,7 @@ void enter(const Region& region, const void* owner) {
   std::shared_ptr<const State> state = state_inside(region);
   Frame frame{.owner = owner,
               .entered = state,
-              .before = now,
+              .before = this_thread,
               .flags = read_flags(),
               .signs = {},
               .included = c10::impl::tls_is_dispatch_key_included(kKey),
@@ -196,7 +100,7 @@ void enter(const Region& region, const void* owner) {
   }
   const std::array<bool, kDeviceCount> off = nobodys();
   frames.push_back(std::move(frame));
-  now = {};
+  this_thread = {};
 
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
     if (off[i]) set_device(i, false, at::autocast::get_autocast_dtype(kDevices[i]));
@@ -204,18 +108,18 @@ void enter(const Region& region, const void* owner) {
   for (const Setting& setting : region.settings) {
     set_device(setting.device, setting.enabled, setting.dtype);
   }
-  const Code code = spelled(state ? state->code : 0);
+  const Code code = digits_of(state ? state->code : 0);
   for (std::size_t i = 0; i < kSigns.size(); ++i) set_sign(i, state != nullptr, code[i]);
   set_included(state != nullptr);
   // torch's cache serves its own kernels only, which do not run in a region of ours.
   at::autocast::set_autocast_cache_enabled(
       region.torch_cache.value_or(state ? false : frames.back().torch_cache));
   if (region.casts_off) set_casts_off(*region.casts_off);
-  now = {.state = state.get(),
-         .nesting = torch_nesting(),
-         .graph_task = graph_task(),
-         .flags = read_flags(),
-         .hidden = {}};
+  this_thread = {.state = state.get(),
+                 .nesting = torch_nesting(),
+                 .graph_task = graph_task(),
+                 .flags = read_flags(),
+                 .hidden = {}};
 }
 
 void leave(const void* owner) {
@@ -256,7 +160,7 @@ void leave_to(std::size_t depth) {
     set_included(frame.included);
     at::autocast::set_autocast_cache_enabled(frame.torch_cache);
     if (frame.casts_off) set_casts_off(*frame.casts_off);
-    now = frame.before;
+    this_thread = frame.before;
   }
 }
 
@@ -276,22 +180,23 @@ Region current() {
 // A region of torch's that was entered inside ours rules its device type (the inner one rules). It
 // leaves no trace but its nesting and what it has set: where that differs from what ours set, it is
 // its device type; where nothing differs, it is taken for one of the same type and dtype as ours.
-Whose inside_torch_region(std::size_t device, const State& state) {
+Ruler inside_torch_region(std::size_t device, const State& state) {
   constexpr auto kHpu = static_cast<std::size_t>(
       std::find(kDevices.begin(), kDevices.end(), c10::DeviceType::HPU) - kDevices.begin());
   const Flags flags = read_flags();
   const auto changed = [&](std::size_t i) {
-    return flags.enabled[i] != now.flags.enabled[i] || flags.dtypes[i] != now.flags.dtypes[i];
+    return flags.enabled[i] != this_thread.flags.enabled[i] ||
+           flags.dtypes[i] != this_thread.flags.dtypes[i];
   };
-  if (changed(device)) return Whose::Torch;
+  if (changed(device)) return Ruler::Torch;
   // A region of ours for HPU serves the tensors' own device where there is none (D28), and so does
   // what switches it off.
   if (changed(kHpu) && !flags.enabled[kHpu] && state.scopes[kHpu] == state.scopes[device])
-    return Whose::Nobody;
+    return Ruler::Nobody;
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    if (changed(i)) return Whose::Ours;
+    if (changed(i)) return Ruler::Ours;
   }
-  return Whose::Torch;
+  return Ruler::Torch;
 }
 
 int graph_task() { return torch::autograd::get_current_graph_task_id(); }

@@ -10,66 +10,18 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "scope/state.h"
+
 namespace habana_mp::autocast {
-
-// As the dispatcher orders their keys, first the one that it asks first.
-inline constexpr std::array kDevices = {c10::DeviceType::PrivateUse1, c10::DeviceType::CUDA,
-                                        c10::DeviceType::HPU, c10::DeviceType::XPU,
-                                        c10::DeviceType::CPU};
-inline constexpr std::array kDeviceKeys = {
-    c10::DispatchKey::AutocastPrivateUse1, c10::DispatchKey::AutocastCUDA,
-    c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastXPU, c10::DispatchKey::AutocastCPU};
-inline constexpr std::size_t kDeviceCount = kDevices.size();
-// As sets, which the compiler does not work out for a key that it does not know.
-inline constexpr std::array kDeviceSets = {
-    c10::DispatchKeySet(kDeviceKeys[0]), c10::DispatchKeySet(kDeviceKeys[1]),
-    c10::DispatchKeySet(kDeviceKeys[2]), c10::DispatchKeySet(kDeviceKeys[3]),
-    c10::DispatchKeySet(kDeviceKeys[4])};
-
-// The key of our kernels. torch has it for tests of the dispatcher and registers nothing for it. It
-// comes before those of autocast, and, as a policy is to meet the ops that the user calls and not
-// what vmap makes of them, before torch.func's; those between (DeferredInit) are off inside vmap.
-inline constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
-
-// On: policies are in force on this thread. Off: autocast is torch's, if it is on.
-inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
-
-// The device types whose dtypes spell the code.
-inline constexpr std::array kSigns = {c10::DeviceType::MAIA, c10::DeviceType::MPS,
-                                      c10::DeviceType::MTIA};
-inline constexpr std::array kSignKeys = {kRegionKey, c10::DispatchKey::AutocastMPS,
-                                         c10::DispatchKey::AutocastMTIA};
-
-inline constexpr c10::DispatchKeySet kAllKeys =
-    kDeviceSets[0] | kDeviceSets[1] | kDeviceSets[2] | kDeviceSets[3] | kDeviceSets[4] |
-    c10::DispatchKeySet({kKey, kSignKeys[0], kSignKeys[1], kSignKeys[2]});
-
-struct Rules;  // autocast_kernel.h
-
-// What is in force for one device type; without rules nothing of ours.
-struct Scope {
-  std::shared_ptr<const Rules> rules;
-  bool cached = false;  // casts of weights may be kept
-
-  friend bool operator==(const Scope&, const Scope&) = default;
-};
-using Scopes = std::array<Scope, kDeviceCount>;
-
-struct State {
-  Scopes scopes;
-  int code;
-};
 
 // What a region sets for one device type.
 struct Setting {
@@ -106,14 +58,14 @@ struct Flags {
   std::array<at::ScalarType, kDeviceCount> dtypes;
 };
 
-struct Now {
+struct ThreadState {
   const State* state = nullptr;  // owned by the frame that entered it
   int nesting = 0;               // of torch's own regions, around ours
   int graph_task = -1;           // the backward pass that the region was entered in
   Flags flags{};                 // as entering left them
   c10::DispatchKeySet hidden{};  // see UncastRest
 };
-inline constinit thread_local Now now;
+inline constinit thread_local ThreadState this_thread;
 
 // What this thread excludes; read once for a call, because that takes a call too.
 inline c10::DispatchKeySet excluded_here() {
@@ -121,7 +73,7 @@ inline c10::DispatchKeySet excluded_here() {
 }
 
 inline bool is_on(std::size_t device, c10::DispatchKeySet excluded) {
-  return !excluded.has_any(kDeviceSets[device]) || now.hidden.has_any(kDeviceSets[device]);
+  return !excluded.has_any(kDeviceSets[device]) || this_thread.hidden.has_any(kDeviceSets[device]);
 }
 
 // While the rest of a call runs uncast. torch's own autocast is left out of it by the key set that
@@ -131,12 +83,12 @@ class UncastRest {
  public:
   UncastRest(c10::DispatchKeySet keys, c10::DispatchKeySet left_out) {
     if (!keys.has(c10::DispatchKey::PythonDispatcher)) return;
-    before_ = now.hidden;
+    before_ = this_thread.hidden;
     guard_.emplace(left_out);
-    now.hidden = now.hidden | left_out;
+    this_thread.hidden = this_thread.hidden | left_out;
   }
   ~UncastRest() {
-    if (guard_) now.hidden = before_;
+    if (guard_) this_thread.hidden = before_;
   }
   UncastRest(const UncastRest&) = delete;
   UncastRest& operator=(const UncastRest&) = delete;
@@ -148,10 +100,10 @@ class UncastRest {
 
 // Who rules a call. Nobody: it is to run as if autocast were off (a backward pass runs in the
 // dtypes of its forward).
-enum class Whose : std::uint8_t { Ours, Torch, Nobody };
+enum class Ruler : std::uint8_t { Ours, Torch, Nobody };
 
-// Slow paths of scope_here().
-Whose inside_torch_region(std::size_t device, const State& state);
+// Slow paths of ruling_here().
+Ruler inside_torch_region(std::size_t device, const State& state);
 int graph_task();
 
 inline int torch_nesting() {
@@ -160,24 +112,24 @@ inline int torch_nesting() {
   return deeper - 1;
 }
 
-struct Here {
-  Whose whose;
+struct Ruling {
+  Ruler ruler;
   const Scope* scope;
 };
 
 // Who rules a call on tensors of `device`, and by which scope.
-inline Here scope_here(std::size_t device, c10::DispatchKeySet excluded) {
-  if (excluded.has(kRegionKey)) return {Whose::Torch, nullptr};
+inline Ruling ruling_here(std::size_t device, c10::DispatchKeySet excluded) {
+  if (excluded.has(kRegionKey)) return {Ruler::Torch, nullptr};
   // On the threads of a backward pass, which torch gives the keys of the thread that began it,
   // there is no state.
-  const State* state = now.state;
-  if (torch_nesting() > now.nesting) {
-    const Whose inner = state ? inside_torch_region(device, *state) : Whose::Torch;
-    if (inner != Whose::Ours) return {inner, nullptr};
+  const State* state = this_thread.state;
+  if (torch_nesting() > this_thread.nesting) {
+    const Ruler inner = state ? inside_torch_region(device, *state) : Ruler::Torch;
+    if (inner != Ruler::Ours) return {inner, nullptr};
   }
-  if (state == nullptr || graph_task() != now.graph_task) return {Whose::Nobody, nullptr};
+  if (state == nullptr || graph_task() != this_thread.graph_task) return {Ruler::Nobody, nullptr};
   const Scope& scope = state->scopes[device];
-  return {scope.rules ? Whose::Ours : Whose::Torch, &scope};
+  return {scope.rules ? Ruler::Ours : Ruler::Torch, &scope};
 }
 
 }  // namespace habana_mp::autocast

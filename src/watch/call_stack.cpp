@@ -1,38 +1,20 @@
 #include "watch/call_stack.h"
 
-#include <torch/csrc/utils/pybind.h>
-
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <utility>
 
+#include "cast/dtypes.h"
 #include "policy/decide.h"
 #include "watch/observatory.h"
-#include "cast/numbers.h"
 #include "watch/tensor_history.h"
 
 namespace habana_mp::watch {
 
-using report::Fate;
 using report::kNone;
+using report::Outcome;
 using report::Site;
 using report::SiteId;
-
-std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
-
-std::string source_here() {
-  try {
-    return py::module_::import("habana_mp._where").attr("source")().cast<std::string>();
-  } catch (...) {
-    PyErr_Clear();
-    return {};
-  }
-}
 
 Thread& this_thread() {
   thread_local Thread thread;
@@ -73,14 +55,14 @@ bool is_current(const Frame& frame) { return frame.epoch == epoch.load(std::memo
 
 // Whether a result in the memory of an argument was written there: x.add_(y).
 bool writes(const Frame& frame) {
-  const Site& site = all().sites[frame.site];
-  return site.fate == Fate::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
+  const Site& site = all().sites[frame.call.site];
+  return site.outcome == Outcome::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
 }
 
 }  // namespace
 
 void show(Frame& frame, Tensors given) {
-  frame.given = dtypes_of(given);
+  frame.call.given = dtypes_of(given);
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   frame.shown = true;
@@ -91,7 +73,7 @@ void show(Frame& frame, Tensors given) {
     if (frame.path != kNone || history == nullptr || history->path == kNone) continue;
     // What is cast begins another path.
     if (frame.runs_in != DType::Other && dtype_of(tensor) != frame.runs_in) continue;
-    frame.path = all().paths.extend(history->path, frame.site);
+    frame.path = all().paths.extend(history->path, frame.call.site);
     frame.path_ns = history->path_ns;
   }
 }
@@ -103,15 +85,16 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
     outer->inside_ns += lasted;
     break;
   }
-  report::Call call{
-      .ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0,
-      .given = frame.given & kFloats,
-      .ran = frame.runs_in == DType::Other ? frame.given & kFloats : dtype_bit(frame.runs_in),
-      .casts = {frame.casts.data(), frame.casts.size()}};
+  report::Call call = frame.call;
+  call.ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0;
+  call.given = frame.call.given & kFloats;
+  call.ran = frame.runs_in == DType::Other ? call.given : dtype_bit(frame.runs_in);
+  call.casts = {frame.casts.data(), frame.casts.size()};
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
-  for (const auto& report : all().open) report->add_call(frame.site, call);
+  const Site& site = all().sites[call.site];
+  for_listeners([&](report::Listener& listener) { listener.ended(call, site); });
   if (results.empty() && !frame.memory.empty() && writes(frame)) {  // x[0] = y
     if (History* history = all().histories.find(frame.memory.front())) history->times = 0;
   }
@@ -124,7 +107,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
     if (given && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    if (!given) history->maker = frame.site;
+    if (!given) history->maker = frame.call.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;
@@ -144,23 +127,23 @@ void tell_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast)
   if (history->path != kNone) {
     const report::Paths::Step& step = all().paths[history->path];
     if (step.to == cast.from && step.from == cast.to) {
-      for (const auto& report : all().open) {
-        report->add_ping_pong(history->path, frame.site, history->path_ns + cast.ns);
-      }
+      for_listeners([&](report::Listener& listener) {
+        listener.cast_undone(history->path, frame.call.site, history->path_ns + cast.ns);
+      });
     }
   }
-  const unsigned times = count_cast(*history, source, cast.to, frame.site);
+  const unsigned times = count_cast(*history, source, cast.to, frame.call.site);
   if (times > 1) {
     // Who filled a weight with its first numbers is not what made it.
     const bool weight = source.is_leaf() && source.requires_grad();
     const SiteId maker = weight ? kNone : history->maker;
-    for (const auto& report : all().open) {
-      report->add_recast(maker, history->first, frame.site, cast, times);
-    }
+    for_listeners([&](report::Listener& listener) {
+      listener.cast_repeated(maker, history->first, frame.call.site, cast, times);
+    });
   }
   // A weight is cast beside what the path is about.
   if (frame.path == kNone || (!frame.begins && !source.is_leaf())) {
-    frame.path = all().paths.begin(frame.site, cast.from, cast.to);
+    frame.path = all().paths.begin(frame.call.site, cast.from, cast.to);
     frame.path_ns = cast.ns;
     frame.begins = true;
   }

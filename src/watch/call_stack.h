@@ -1,26 +1,21 @@
 // The calls and modules that a thread is in while a report is open, and what becomes of a call when
-// it ends: a count in its row, and what is known of its results. The observer's own: others ask
-// torch/observer.h.
+// it ends: what the listeners hear of it, and what is known of its results. Private to this folder:
+// others ask watch/observer.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "policy/dtype.h"
-#include "report/report.h"
-#include "watch/module_stack.h"
+#include "base/clock.h"
 #include "cast/tensors.h"
+#include "policy/dtype.h"
+#include "report/event.h"
+#include "watch/module_stack.h"
 
 namespace habana_mp::watch {
-
-std::uint64_t now_ns();
-
-// The user's line, "" where Python cannot be asked.
-std::string source_here();
 
 // A call that a thread is in.
 struct Frame {
@@ -28,13 +23,11 @@ struct Frame {
   Kind kind;
   bool shown = false;
   bool hides = true;
-  std::uint64_t epoch = 0;       // of the site
+  std::uint64_t epoch = 0;  // of the site
+  report::Call call{};
   DType runs_in = DType::Other;  // as a rule says
-  std::uint32_t op = 0;
-  report::SiteId site = report::kNone;
   std::uint64_t start = 0;
-  std::uint64_t inside_ns = 0;  // of rows of their own
-  unsigned given = 0;
+  std::uint64_t inside_ns = 0;          // of rows of their own
   report::PathId path = report::kNone;  // for the results
   std::uint64_t path_ns = 0;
   bool begins = false;  // the path is this call's own
@@ -50,7 +43,8 @@ struct Thread {
 
   // A function of torch that calls the method of its name (F.softmax) is one call with it.
   bool in_function_of(std::uint32_t op) const {
-    return !frames.empty() && frames.back().kind == Frame::Kind::Decided && frames.back().op == op;
+    return !frames.empty() && frames.back().kind == Frame::Kind::Decided &&
+           frames.back().call.key.op == op;
   }
 };
 

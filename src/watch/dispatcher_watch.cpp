@@ -2,52 +2,52 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/pybind11.h>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
+#include "base/name_numbers.h"
+#include "base/process_wide.h"
 #include "policy/decide.h"
-#include "report/report.h"
-#include "autocast/kernel.h"
+#include "scope/casts_off.h"
 #include "scope/regions.h"
 #include "watch/call_stack.h"
-#include "scope/casts_off.h"
-#include "report/name_numbers.h"
+#include "watch/decider_id.h"
 #include "watch/observatory.h"
-#include "base/process_wide.h"
+#include "watch/where.h"
 
 namespace habana_mp::watch {
 namespace {
 
-using report::Fate;
 using report::FrontEnd;
+using report::Outcome;
 using report::Site;
 using report::SiteKey;
 
-std::atomic<std::uint32_t> conversion{0};
+std::atomic<std::uint32_t> current_conversion{0};
 
 // What the dispatcher's name of an op stands for where no rule has decided it.
 struct Undecided {
-  Rule rule;
-  std::string policy;
+  std::shared_ptr<const Policy> policy;  // null outside of any
+  FrontEnd in_force = FrontEnd::None;
+  Rule rule{Action::Inputs, DType::Other, false};
   std::string rule_text;
 };
 
-// A region of ours that this thread is in: what it is told apart by, 0 outside of one.
-std::uint32_t region_here() {
-  const auto* state = autocast::now.state;
-  if (state == nullptr || autocast::excluded_here().has(autocast::kRegionKey)) return 0;
+// The region of ours that this thread is in, null outside of one.
+const autocast::Rules* region_here() {
+  const auto* state = autocast::this_thread.state;
+  if (state == nullptr || autocast::excluded_here().has(autocast::kRegionKey)) return nullptr;
   for (const autocast::Scope& scope : state->scopes) {
-    if (scope.rules) return scope.rules->context;
+    if (scope.rules) return scope.rules.get();
   }
-  return 0;
+  return nullptr;
 }
 
 std::string_view op_name(const at::RecordFunction& call) {
@@ -57,38 +57,34 @@ std::string_view op_name(const at::RecordFunction& call) {
   return name;
 }
 
-// What the policy in force says of an op that no rule has decided.
-Undecided asked_of_python(const std::string& op, std::uint32_t region) {
-  const pybind11::gil_scoped_acquire gil;
-  try {
-    const auto [policy, action, low, listed, text] =
-        py::module_::import("habana_mp._report")
-            .attr("_undecided")(op, region != 0)
-            .cast<std::tuple<std::string, int, int, bool, std::string>>();
-    return {{static_cast<Action>(action), static_cast<DType>(low), listed}, policy, text};
-  } catch (py::error_already_set&) {
-    return {{Action::Inputs, DType::Other, false}, "", ""};
-  }
-}
-
-struct Asked {
+struct Undecideds {
   std::mutex mutex;
-  std::unordered_map<std::uint64_t, std::shared_ptr<const Undecided>> said;  // by op and context
+  std::shared_ptr<const Policy> conversion;
+  // By op and by what decides: found once, while a report is open.
+  std::unordered_map<std::uint64_t, std::shared_ptr<const Undecided>> known;
 };
 
-Asked& asked() { return process_wide<Asked>(); }
+Undecideds& undecideds() { return process_wide<Undecideds>(); }
 
-std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t context,
-                                           std::uint32_t region) {
-  const std::uint64_t key = (std::uint64_t{op} << 32) | context;
+std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t decider_id,
+                                           const autocast::Rules* region) {
+  const std::uint64_t key = (std::uint64_t{op} << 32) | decider_id;
+  Undecided found;
   {
-    const std::lock_guard guard(asked().mutex);
-    if (const auto found = asked().said.find(key); found != asked().said.end())
-      return found->second;
+    const std::lock_guard guard(undecideds().mutex);
+    const auto known = undecideds().known.find(key);
+    if (known != undecideds().known.end()) return known->second;
+    found.policy = region != nullptr ? region->policy : undecideds().conversion;
   }
-  auto said = std::make_shared<const Undecided>(asked_of_python(name_of(op), region));
-  const std::lock_guard guard(asked().mutex);
-  return asked().said.try_emplace(key, std::move(said)).first->second;
+  if (found.policy != nullptr) {
+    const Resolution resolution = found.policy->resolve(name_of(op));
+    found.in_force = region != nullptr ? FrontEnd::Autocast : FrontEnd::Convert;
+    found.rule = resolution.rule;
+    if (resolution.rule.listed) found.rule_text = found.policy->rule_text(resolution);
+  }
+  const std::lock_guard guard(undecideds().mutex);
+  auto& known = undecideds().known;
+  return known.try_emplace(key, std::make_shared<const Undecided>(std::move(found))).first->second;
 }
 
 // A node of a backward pass, as the engine tells of it.
@@ -108,27 +104,29 @@ bool is_compiled(const at::RecordFunction& call) {
 
 void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const auto given = tensors_in(call.inputs());
-  const std::uint32_t region = region_here();
+  const autocast::Rules* region = region_here();
   SiteKey key{.op = number_of(op_name(call)),
               .module = thread.modules.path(),
-              .context = region != 0 ? region : conversion_context(),
-              .front_end = FrontEnd::None,
-              .fate = Fate::Unlisted};
-  const auto said = undecided(key.op, key.context, region);
-  if (said->policy.empty()) {
-    key.fate = Fate::Outside;
+              .decider_id = region != nullptr ? region->decider_id : conversion_id()};
+  const auto found = undecided(key.op, key.decider_id, region);
+  if (found->policy == nullptr) {
+    key.outcome = Outcome::Outside;
   } else if (casts_off()) {
-    key.fate = Fate::Off;
-  } else if (said->rule.listed) {
+    key.outcome = Outcome::Off;
+  } else if (found->rule.listed) {
     // A region sees all calls; those that it leaves to nobody are in place or have out=.
-    const bool left = region != 0 || settled(said->rule, dtypes_of(given));
-    key.fate = left ? Fate::LeftAlone : Fate::Missed;
+    const bool left = region != nullptr || casts_nothing(found->rule, dtypes_of(given));
+    key.outcome = left ? Outcome::LeftAlone : Outcome::Missed;
   }
   if (thread.in_function_of(key.op)) return push(thread, {.kind = Frame::Kind::Dispatched});
   Frame frame{.kind = Frame::Kind::Dispatched, .epoch = thread.epoch};
-  frame.site = site_of(key, [&] {
+  frame.call.key = key;
+  frame.call.site = site_of(key, [&] {
     const pybind11::gil_scoped_acquire gil;
-    return Site{.policy = said->policy, .rule = said->rule_text, .source = source_here()};
+    return Site{.policy = found->policy,
+                .rule = found->rule_text,
+                .source = source_here(),
+                .in_force = found->in_force};
   });
   show(frame, given);
   frame.start = now_ns();
@@ -162,23 +160,31 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
   if (frame.kind == Frame::Kind::Backward && thread.hidden == 0) {
     const std::uint64_t lasted = now_ns() - frame.start;
     const std::lock_guard guard(all().mutex);
-    for (const auto& report : all().open) report->add_backward_ns(lasted);
+    for_listeners([&](report::Listener& listener) { listener.backward_ended(lasted); });
   }
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }
 
 }  // namespace
 
-std::uint32_t conversion_context() { return conversion.load(std::memory_order_relaxed); }
+std::uint32_t conversion_id() { return current_conversion.load(std::memory_order_relaxed); }
 
-void set_conversion_context(std::uint32_t context) {
-  conversion.store(context, std::memory_order_relaxed);
+std::shared_ptr<const Policy> conversion() {
+  const std::lock_guard guard(undecideds().mutex);
+  return undecideds().conversion;
+}
+
+void set_conversion(std::shared_ptr<const Policy> policy) {
+  const std::uint32_t id = policy == nullptr ? 0 : decider_id(*policy, FrontEnd::Convert);
+  const std::lock_guard guard(undecideds().mutex);
+  undecideds().conversion = std::move(policy);
+  current_conversion.store(id, std::memory_order_relaxed);
 }
 
 at::CallbackHandle watch_dispatcher() {
   {
-    const std::lock_guard guard(asked().mutex);
-    asked().said.clear();
+    const std::lock_guard guard(undecideds().mutex);
+    undecideds().known.clear();
   }
   return at::addGlobalCallback(at::RecordFunctionCallback(op_begins, op_ends)
                                    .needsInputs(true)

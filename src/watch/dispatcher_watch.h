@@ -1,18 +1,23 @@
-// Torch tells the report of every op that it dispatches. An op that no rule has decided is a row
-// where no other op has called it.
+// Torch calls back for every op that it dispatches. An op that no rule has decided is a row of the
+// report where no other op has called it.
 #pragma once
 
 #include <ATen/record_function.h>
 
 #include <cstdint>
+#include <memory>
+
+#include "policy/policy.h"
 
 namespace habana_mp::watch {
 
 // To be removed by its handle.
 at::CallbackHandle watch_dispatcher();
 
-// What ops that nothing decides are counted under: of the conversion in force, 0 without.
-std::uint32_t conversion_context();
-void set_conversion_context(std::uint32_t context);
+// The policy of the conversion in force, null without one.
+void set_conversion(std::shared_ptr<const Policy> policy);
+std::shared_ptr<const Policy> conversion();
+// Distinguishes conversions, 0 without one.
+std::uint32_t conversion_id();
 
 }  // namespace habana_mp::watch

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "report/report.h"
-#include "report/name_numbers.h"
+#include "base/name_numbers.h"
+#include "watch/where.h"
 
 namespace habana_mp::watch {
 namespace {
@@ -65,11 +65,10 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
     stack.append(py::reinterpret_borrow<py::object>(outer.object));
   }
   stack.append(py::reinterpret_borrow<py::object>(module));
-  const auto text =
-      py::module_::import("habana_mp._where").attr("_path")(stack).cast<std::string>();
+  const std::string text = path_of(stack);
   const std::uint32_t number = number_of(text);
   auto& known = known_modules();
-  if (known.size() >= report::kMostSites) known.clear();
+  if (known.size() >= kMostNames) known.clear();
   known.insert_or_assign({module, path()}, KnownModule{py::weakref(module), number});
   return number;
 }

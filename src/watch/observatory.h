@@ -1,25 +1,23 @@
-// What the reports that are open share: their sites, and what is known of tensors.
-// The observer's own: others ask torch/observer.h.
+// What those who hear of calls share: the sites of calls, and what is known of tensors. Private to
+// this folder: others ask watch/observer.h.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "report/report.h"
-#include "report/name_numbers.h"
+#include "base/name_numbers.h"
 #include "base/process_wide.h"
+#include "report/listening.h"
+#include "report/site.h"
 #include "watch/tensor_history.h"
 
 namespace habana_mp::watch {
 
 struct Observatory {
   std::mutex mutex;
-  std::vector<std::shared_ptr<report::Report>> open;
   report::Sites sites;
   report::Paths paths;
   TensorHistories histories;
@@ -27,7 +25,7 @@ struct Observatory {
 
 inline Observatory& all() { return process_wide<Observatory>(); }
 
-inline std::atomic<std::uint64_t> epoch{0};  // of the open reports, 0 while there is none
+inline std::atomic<std::uint64_t> epoch{0};  // another with each first listener, 0 without one
 
 // The site of a key, described where it is new. Not under the lock: to describe one runs Python.
 template <typename Describe>
@@ -39,10 +37,16 @@ report::SiteId site_of(const report::SiteKey& key, const Describe& describe) {
   report::Site site = describe();
   site.module = name_of(key.module);
   site.front_end = key.front_end;
-  site.fate = key.fate;
+  site.outcome = key.outcome;
   if (site.op.empty()) site.op = name_of(key.op);
   const std::lock_guard guard(all().mutex);
   return all().sites.add(key, std::move(site));
+}
+
+// Calls `tell` with everybody who hears of calls. With the lock.
+template <typename Tell>
+void for_listeners(const Tell& tell) {
+  for (const auto& listener : report::listeners(report::Hears::Calls)) tell(*listener);
 }
 
 }  // namespace habana_mp::watch

@@ -1,71 +1,67 @@
-// What happens while a report is open, told by those who see it: patched ops and autocast kernels
-// (Watch), the casts among them, the backward of a cast, the modules whose forward runs, and torch
-// itself, which tells of every op that it dispatches.
+// What happens while somebody listens, as it is seen by patched ops and autocast kernels
+// (WatchedCall), the casts among them, the backward of a cast, the modules whose forward runs, and
+// torch itself, which calls back for every op that it dispatches.
 //
 // Each thread has a stack of the calls that it is in. An op is shown, as a row of the report, where
 // a rule decided it, or where no other op has called it: what torch does inside an op is that op's.
 //
-// With no report open, all of it costs the flag test of report::anyone_listens().
+// With nobody listening, all of it costs the flag test of report::anyone_listens().
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/python_headers.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 
-#include "policy/decide.h"
+#include "cast/tensors.h"
 #include "policy/policy.h"
 #include "report/listening.h"
 #include "report/report.h"
-#include "cast/numbers.h"
-#include "cast/tensors.h"
 
 namespace habana_mp::watch {
 
-inline bool reporting() { return report::listens(report::Listener::Report); }
+// Whether anybody hears of calls, such as an open report.
+inline bool watching() { return report::anyone_hears(report::Hears::Calls); }
 
-// From now on, to all reports that are open. Several may be.
+// From now on every call goes to the listener too, until it is removed. Several may listen.
+void listen(std::shared_ptr<report::Listener> listener);
+void unlisten(const report::Listener& listener);
+
+// A report that listens from now on.
 std::shared_ptr<report::Report> open_report();
-void close_report(const std::shared_ptr<report::Report>& report);
 
 // A report as it is now, with what its numbers stand for.
-struct Told {
+struct Snapshot {
   report::Report report;
   report::Sites sites;
   report::Paths paths;
 };
-Told told_by(const report::Report& report);
-
-// A number for what decides, of its content: a region that is made anew at each step is one.
-std::uint32_t context_of(const Policy& policy, report::FrontEnd front_end);
-// That of a rule of the conversion in force.
-std::uint32_t context_of(std::string_view rule);
-// What ops that nothing decides are counted under: set after each conversion and revert (null).
-void renew_conversion(const Policy* policy);
+Snapshot snapshot_of(const report::Report& report);
 
 // A decided call of an op, from its decision to its end.
-class Watch {
+class WatchedCall {
  public:
-  struct What {
-    std::uint32_t op;
-    std::uint32_t context;
-    report::FrontEnd front_end;
-    Decision decision;
-    bool hides;  // nothing inside it has a row of its own unless a rule decides it
+  // What is counted with it beside the call itself, asked at the first call of its site.
+  struct Decider {
+    std::shared_ptr<const Policy> policy;
+    std::string rule;
   };
-  // The rest of a Site, asked at the first call of it. Holds the GIL.
-  using Describe = c10::function_ref<report::Site()>;
+  struct What {
+    bool hides;  // nothing inside it has a row of its own unless a rule decides it
+    c10::function_ref<Tensors()> given;
+    c10::function_ref<Decider()> decider;
+  };
 
-  Watch() = default;
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  WatchedCall() = default;
+  ~WatchedCall();
+  WatchedCall(const WatchedCall&) = delete;
+  WatchedCall& operator=(const WatchedCall&) = delete;
 
-  void begin(const What& what, Tensors given, Describe describe);
+  // Of `call`, what is known when it begins, but the module in its key. Throws what a listener
+  // throws.
+  void begin(const report::Call& call, const What& what);
   // The casts that were made do not count: they are made again.
   void forget_casts();
   void end(Tensors results);
@@ -75,20 +71,12 @@ class Watch {
   bool begun_ = false;
 };
 
-// cast_to(), told to the call that this thread is in.
-at::Tensor watched_cast(const at::Tensor& source, DType to, How how);
-PyObject* watched_cast(PyObject* source, DType to, How how);
-
-// What the node of a cast keeps, to tell whose backward it is. 0 while no report is open.
-std::uint64_t origin_here();
-void tell_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
-                   c10::function_ref<void()> cast);
+// Whether this thread is in a decided call that is being watched, which then hears of its casts.
+bool in_watched_call();
+void tell_cast(const at::Tensor& source, const report::Cast& cast);
 
 // A module's forward begins and ends on this thread. With the GIL.
 void enter_module(PyObject* module);
 void leave_module(PyObject* module);
-
-// Whether somebody beside the report looks at what torch dispatches: a profiler.
-bool profiled();
 
 }  // namespace habana_mp::watch

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "policy/dtype.h"
-#include "report/report.h"
+#include "report/site.h"
 
 namespace habana_mp {
 

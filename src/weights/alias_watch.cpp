@@ -10,16 +10,16 @@ namespace {
 
 struct AliasWatch {
   PyObject_HEAD PyObject* original;
-  Watch kind;
+  AliasKind kind;
 };
 
 PyObject* get(PyObject* self, PyObject* instance, PyObject* type) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
   if (instance == nullptr || instance == Py_None) return Py_NewRef(watch.original);
-  if (watch.kind == Watch::Any) {
+  if (watch.kind == AliasKind::Any) {
     weight_cache().end_all(Ended::Alias);
   } else if (THPVariable_Check(instance)) {
-    weight_cache().end_alias(THPVariable_Unpack(instance), watch.kind == Watch::Exported);
+    weight_cache().end_alias(THPVariable_Unpack(instance), watch.kind == AliasKind::Exported);
   }
   return Py_TYPE(watch.original)->tp_descr_get(watch.original, instance, type);
 }
@@ -54,7 +54,7 @@ PyTypeObject* make_type(const char* name, bool property) {
 
 }  // namespace
 
-PyObject* alias_watch(PyObject* original, Watch kind) {
+PyObject* alias_watch(PyObject* original, AliasKind kind) {
   static PyTypeObject* property = make_type("habana_mp._core.WatchedProperty", true);
   static PyTypeObject* method = make_type("habana_mp._core.WatchedMethod", false);
   if (Py_TYPE(original)->tp_descr_get == nullptr) {

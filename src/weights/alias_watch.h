@@ -7,7 +7,7 @@
 namespace habana_mp {
 
 // Of what an alias is taken, and for how long.
-enum class Watch : int {
+enum class AliasKind : int {
   Seen,      // of the tensor, as long as the alias is seen
   Exported,  // of the tensor, for good: who gets it may write through it at any time
   Any,       // of an argument of the method
@@ -15,6 +15,6 @@ enum class Watch : int {
 
 // A watch over a descriptor of torch.Tensor, a property or a method. On the class it gives the
 // original. A new reference, or null with a Python error set.
-PyObject* alias_watch(PyObject* original, Watch kind);
+PyObject* alias_watch(PyObject* original, AliasKind kind);
 
 }  // namespace habana_mp

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <utility>
 
-#include "cast/node.h"
 #include "base/process_wide.h"
+#include "cast/node.h"
 #include "cast/numbers.h"
 
 namespace habana_mp {
@@ -122,9 +122,9 @@ at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
 
 bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
   return weight_cache().enabled_.load(std::memory_order_relaxed) && to != DType::Float32 &&
-         tensor.scalar_type() == at::kFloat && is_ordinary(tensor) && tensor.numel() >= kSmallest &&
-         tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor)) &&
-         !tensor.is_inference() && tensor.is_non_overlapping_and_dense();
+         tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
+         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
@@ -155,7 +155,7 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   return {};
 }
 
-at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* served) {
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept) {
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
@@ -200,7 +200,7 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* served) {
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
-  if (served != nullptr) *served = copy.defined();
+  if (was_kept != nullptr) *was_kept = copy.defined();
   if (!copy.defined()) {
     copy = cast_for_keeping(weight, to, std::move(memory));
     if (keep) store(weight, std::move(now), copy);
@@ -277,7 +277,8 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
   if (it == entries_.end()) {
     // Who holds the alias is not seen later, when the weight is cast for the first time.
-    if (exported && accepts(tensor, DType::BFloat16)) entry_of(section, tensor).exported = true;
+    if (exported && is_ordinary(tensor) && accepts(tensor, DType::BFloat16))
+      entry_of(section, tensor).exported = true;
     return;
   }
   it->second.ended = Ended::Alias;
@@ -306,6 +307,9 @@ void WeightCache::set_limit(std::size_t bytes) {
   Section section(mutex);
   limit_ = bytes;
   enabled_ = bytes > 0;
+  weight_done = enabled_
+                    ? [](const c10::StorageImpl* weight) { weight_cache().end_backward(weight); }
+                    : WeightDone{nullptr};
   if (bytes_ <= limit_) return;
   for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
 }

@@ -63,12 +63,12 @@ class WeightCache {
     std::array<std::size_t, kEndedNames.size()> ended{};
   };
 
-  // Whether a cast of the tensor may be cached: asked before cast().
+  // Whether a cast of an ordinary tensor (cast/numbers.h) may be cached: asked before cast().
   static bool accepts(const at::Tensor& tensor, DType to);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
-  // `served`, where given, is told whether it was there already.
-  at::Tensor cast(const at::Tensor& weight, DType to, bool* served = nullptr);
+  // `was_kept`, where given, is set to whether the copy was there already.
+  at::Tensor cast(const at::Tensor& weight, DType to, bool* was_kept = nullptr);
 
   // Every copy has ended.
   void end_all(Ended why);

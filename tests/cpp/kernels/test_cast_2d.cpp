@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cast_kernels.h"
 #include "cast_reference.h"
+#include "kernels/cast_kernels.h"
 
 using namespace habana_mp;
 using kernels::Stores;
@@ -74,9 +74,9 @@ void check_matrix(DType from, DType to, std::size_t rows, std::size_t columns, s
     for (const Variant variant : kernels::available()) {
       kernels::force(variant);
       std::fill(memory.begin(), memory.end(), kCanary);
-      kernels::cast_2d(from, to, bytes_of_source + half * kernels::element_size(from), layout.row_stride,
-                    layout.column_stride, target, static_cast<std::ptrdiff_t>(columns + gap), rows,
-                    columns, stores);
+      kernels::cast_2d(from, to, bytes_of_source + half * kernels::element_size(from),
+                       layout.row_stride, layout.column_stride, target,
+                       static_cast<std::ptrdiff_t>(columns + gap), rows, columns, stores);
       const auto is_canary = [](std::byte byte) { return byte == kCanary; };
       const bool inside = std::equal(expected.begin(), expected.end(), target);
       const bool outside = std::all_of(memory.data(), target, is_canary) &&
@@ -125,5 +125,6 @@ TEST_CASE("streamed matrices") {
 }
 
 TEST_CASE("a matrix of what is no cast is refused, also an empty one") {
-  CHECK_THROWS_AS(kernels::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 1, 0, 0), std::invalid_argument);
+  CHECK_THROWS_AS(kernels::cast_2d(F32, F32, nullptr, 1, 1, nullptr, 1, 0, 0),
+                  std::invalid_argument);
 }

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cast_kernels.h"
 #include "cast_reference.h"
+#include "kernels/cast_kernels.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>

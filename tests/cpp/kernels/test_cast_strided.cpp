@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cast_strided.h"
 #include "cast_reference.h"
+#include "kernels/cast_strided.h"
 
 using namespace habana_mp;
 using kernels::Stores;

@@ -367,10 +367,10 @@ TEST_CASE("decide: what holds for every call of up to three tensors") {
       if (!has_wide && decision.to == F32 && rule.action != Action::Fp32 &&
           rule.action != Action::Promote)
         ++wrong;
-      // settled() is sure only where nothing would be cast.
+      // casts_nothing() is sure only where nothing would be cast.
       std::uint32_t seen = 0;
       for (const Arg& arg : args) seen |= dtype_bit(arg.dtype);
-      if (settled(rule, seen) && any_cast) ++wrong;
+      if (casts_nothing(rule, seen) && any_cast) ++wrong;
       // An explicit dtype leaves every call alone.
       if (!(decide(rule, args, true) == kLeftAlone)) ++wrong;
       // The decision is stable: done once, there is nothing left to cast.

@@ -13,9 +13,11 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "report/cast_log.h"
+#include "report/listening.h"
 
 using habana_mp::Cause;
 using habana_mp::DType;
@@ -26,8 +28,42 @@ namespace {
 constexpr auto LAYER_NORM = "<function layer_norm at 0x7feaab2a4320>";
 constexpr auto MUL = "<method '__mul__' of 'torch._C._TensorBase' objects>";
 
-report::Event event(std::string_view op, DType to, Cause cause) {
-  return {op, to, cause, {}, {}, {}, {}};
+struct CastArgument {
+  std::string argument;
+  DType from;
+};
+
+// A call of an op in words of its own.
+struct Said final : report::CallTexts {
+  std::string op;
+  std::vector<CastArgument> casts;
+  std::string of_rule, module, source;
+
+  std::string original() const override { return op; }
+  std::string rule() const override { return of_rule; }
+  std::string argument(std::size_t i) const override { return casts[i].argument; }
+  std::pair<std::string, std::string> where() const override { return {module, source}; }
+};
+
+// Tells the log of a call that is about to run.
+void tell(std::string_view op, DType to, Cause cause, const std::vector<CastArgument>& casts = {},
+          std::string_view rule = {}, std::string_view module = {}, std::string_view source = {}) {
+  Said said;
+  said.op = op;
+  said.casts = casts;
+  said.of_rule = rule;
+  said.module = module;
+  said.source = source;
+  std::vector<habana_mp::Arg> arguments;
+  for (const CastArgument& cast : casts) {
+    arguments.push_back({cast.from, false, habana_mp::Role::Input});
+  }
+  report::Call call;
+  call.decision = {to, cause, habana_mp::role_bit(habana_mp::Role::Input)};
+  call.casting = !casts.empty();
+  call.arguments = arguments;
+  call.texts = &said;
+  report::tell_decided(call);
 }
 
 // What the writer got while it lives; the log is off afterwards.
@@ -89,7 +125,7 @@ TEST_CASE("one line for each cause, as the guides print it") {
   for (const Case& c : cases) {
     CAPTURE(c.line);
     const Written written(report::Level::Casts);
-    report::write(event(c.op, c.to, c.cause));
+    tell(c.op, c.to, c.cause, {{"0", c.to == DType::Float32 ? DType::BFloat16 : DType::Float32}});
     CHECK(written.texts == std::vector<std::string>{c.line});
   }
 }
@@ -107,11 +143,10 @@ TEST_CASE("D25: which calls have a line") {
 }
 
 TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
-  const std::vector<report::CastArgument> casts{{"0", DType::Float32},
-                                                {"tensors[1]", DType::Float16}};
+  const std::vector<CastArgument> casts{{"0", DType::Float32}, {"tensors[1]", DType::Float16}};
   const std::string first = "casting  <function layer_norm at 0x7feaab2a4320> to_bf16\n";
   struct Case {
-    std::vector<report::CastArgument> casts;
+    std::vector<CastArgument> casts;
     std::string_view rule, module, source;
     const char* detail;
   };
@@ -127,16 +162,15 @@ TEST_CASE("D26: detail stands on a line of its own, under the guide's") {
   for (const Case& c : cases) {
     CAPTURE(c.detail);
     const Written written(report::Level::Detail);
-    report::write({LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source});
+    tell(LAYER_NORM, DType::BFloat16, Cause::Lower, c.casts, c.rule, c.module, c.source);
     CHECK(written.texts == std::vector<std::string>{first + c.detail});
   }
 }
 
 TEST_CASE("D26: the detail of an in-place call names no list") {
   const Written written(report::Level::Detail);
-  const std::vector<report::CastArgument> casts{{"1", DType::Float32}};
-  report::write(
-      {MUL, DType::BFloat16, Cause::InPlace, casts, "promote: my.txt:12", "", "train.py:31"});
+  const std::vector<CastArgument> casts{{"1", DType::Float32}};
+  tell(MUL, DType::BFloat16, Cause::InPlace, casts, "promote: my.txt:12", "", "train.py:31");
   CHECK(written.texts ==
         std::vector<std::string>{
             "casting  <method '__mul__' of 'torch._C._TensorBase' objects>  to  to_bf16\n"
@@ -145,7 +179,7 @@ TEST_CASE("D26: the detail of an in-place call names no list") {
 
 TEST_CASE("braces and percent signs of an op are no format") {
   const Written written(report::Level::Casts);
-  report::write(event("<{} %v {0:d} %%>", DType::Float32, Cause::Fp32));
+  tell("<{} %v {0:d} %%>", DType::Float32, Cause::Fp32);
   CHECK(written.texts == std::vector<std::string>{"casting  <{} %v {0:d} %%> to_fp32\n"});
 }
 
@@ -155,7 +189,7 @@ TEST_CASE("off: the level says so and nothing is written") {
   SUBCASE("closed") { report::close(); }
   SUBCASE("opened as off") { report::open(report::Level::Off, "", nullptr); }
   CHECK(report::level() == report::Level::Off);
-  report::write(event(MUL, DType::Float32, Cause::Promote));
+  tell(MUL, DType::Float32, Cause::Promote);
   report::write_text("text");
   report::close();
   CHECK(written.texts.empty());
@@ -167,7 +201,7 @@ TEST_CASE("a file is appended to, and each line is there as soon as it is writte
   report::open(report::Level::Casts, file.path, nullptr);
   report::write_text("hmp:opt_level O1");
   CHECK(file.text() == "before\nhmp:opt_level O1\n");
-  report::write(event(MUL, DType::Float32, Cause::Promote));
+  tell(MUL, DType::Float32, Cause::Promote);
   CHECK(file.lines().size() == 3);
   report::open(report::Level::Casts, file.path, nullptr);
   report::write_text("again");

@@ -15,7 +15,7 @@ constexpr Cast kDown{DType::Float32, DType::BFloat16, false, 8, 100, 5};
 constexpr Cast kCached{DType::Float32, DType::BFloat16, true, 8, 100, 1};
 
 SiteKey key(std::uint32_t op, std::uint32_t module = 0) {
-  return {op, module, 0, FrontEnd::Convert, Fate::Lower};
+  return {op, module, 0, FrontEnd::Convert, Outcome::Lower};
 }
 
 }  // namespace
@@ -24,8 +24,8 @@ TEST_CASE("a row counts calls, casts by dtypes, bytes of those that were made, a
   Report report(0);
   const Cast casts[] = {
       kDown, kDown, kCached, {DType::BFloat16, DType::Float32, false, 16, 100, 7}};
-  report.add_call(3, {.ns = 50, .given = 8, .ran = 4, .casts = casts});
-  report.add_call(3, {.ns = 30, .given = 4, .ran = 4});
+  report.ended({.site = 3, .ns = 50, .given = 8, .ran = 4, .casts = casts}, {});
+  report.ended({.site = 3, .ns = 30, .given = 4, .ran = 4}, {});
   Row row = report.row(3);
   CHECK(row.calls == 2);
   CHECK(row.ns == 80);
@@ -41,8 +41,8 @@ TEST_CASE("a row counts calls, casts by dtypes, bytes of those that were made, a
 
 TEST_CASE("the backward of a cast is counted with it, the other way round") {
   Report report(0);
-  report.add_call(1, {.casts = {&kDown, 1}});
-  report.add_backward(1, {DType::BFloat16, DType::Float32, false, 16, 100, 9});
+  report.ended({.site = 1, .casts = {&kDown, 1}}, {});
+  report.cast_back(1, {DType::BFloat16, DType::Float32, false, 16, 100, 9});
   Row row = report.row(1);
   REQUIRE(row.casts.size() == 1);
   CHECK(row.casts[0].from == DType::Float32);
@@ -100,7 +100,7 @@ TEST_CASE("casts in time are a sample that covers all of it evenly") {
   constexpr std::uint64_t kCasts = 5 * kMostMoments / 2;
   for (std::uint64_t i = 0; i < kCasts; ++i) {
     const Cast cast{DType::Float32, DType::BFloat16, false, 8, i, 1};
-    report.add_call(1, {.casts = {&cast, 1}});
+    report.ended({.site = 1, .casts = {&cast, 1}}, {});
   }
   CHECK(report.stride() == 4);
   REQUIRE(report.moments().size() == kCasts / 4);
@@ -113,7 +113,7 @@ TEST_CASE("casts in time are a sample that covers all of it evenly") {
 
 TEST_CASE("a tensor cast n times was cast once of need") {
   Report report(0);
-  for (const unsigned again : {2, 3, 4}) report.add_recast(7, 1, again, kDown, again);
+  for (const unsigned again : {2, 3, 4}) report.cast_repeated(7, 1, again, kDown, again);
   REQUIRE(report.recast().size() == 1);
   const auto& [key, seen] = *report.recast().begin();
   CHECK(key.maker == 7);
@@ -128,9 +128,9 @@ TEST_CASE("ten million events take no more memory than the first hundred thousan
   const auto add = [&](std::uint32_t from, std::uint32_t to) {
     for (std::uint32_t i = from; i < to; ++i) {
       const Cast cast{DType::Float32, DType::BFloat16, false, 8, i, 1};
-      report.add_call(1 + i % 1000, {.ns = 10, .casts = {&cast, 1}});
-      if (i % 10 == 0) report.add_ping_pong(1 + i % 100, 1 + i % 1000, 5);
-      if (i % 10 == 1) report.add_recast(1 + i % 1000, 1, 1 + i % 7, cast, 2);
+      report.ended({.site = 1 + i % 1000, .ns = 10, .casts = {&cast, 1}}, {});
+      if (i % 10 == 0) report.cast_undone(1 + i % 100, 1 + i % 1000, 5);
+      if (i % 10 == 1) report.cast_repeated(1 + i % 1000, 1, 1 + i % 7, cast, 2);
     }
   };
   add(0, 100'000);

@@ -1,11 +1,10 @@
-#include "report/name_numbers.h"
+#include "base/name_numbers.h"
 
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <unordered_map>
 
-#include "report/report.h"
 #include "base/process_wide.h"
 
 namespace habana_mp {
@@ -34,7 +33,7 @@ std::uint32_t number_of(std::string_view name) {
   if (const auto found = names.numbers.find(name); found != names.numbers.end()) {
     return found->second;
   }
-  if (names.texts.size() >= report::kMostSites) return 0;
+  if (names.texts.size() >= kMostNames) return 0;
   const auto number = static_cast<std::uint32_t>(names.texts.size());
   names.texts.emplace_back(name);
   names.numbers.emplace(name, number);

@@ -1,0 +1,55 @@
+// Whether casts are off on a thread, for Python: disable_casts.
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "base/run_in_c.h"
+#include "bind/bind.h"
+#include "scope/casts_off.h"
+#include "weights/weight_cache.h"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+// What held on this thread before each disable_casts that it is inside.
+thread_local std::vector<bool> before_disabled;
+
+void enter_disabled() {
+  before_disabled.push_back(casts_off());
+  set_casts_off(true);
+}
+
+void exit_disabled() {
+  if (before_disabled.empty()) {
+    throw std::runtime_error(
+        "disable_casts was left more often than it was entered on this thread");
+  }
+  set_casts_off(before_disabled.back());
+  before_disabled.pop_back();
+  // What a loop does with its weights in there, in C++ perhaps, need not have told anybody.
+  if (before_disabled.empty()) weight_cache().end_all(Ended::DisableCasts);
+}
+
+template <void (*function)()>
+PyObject* in_c(PyObject*) {
+  function();
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+void bind_scope(py::module_& module) {
+  module.def("casts_off", [] { return casts_off(); });
+  module.def("set_casts_off", &set_casts_off);
+  module.def("enter_disabled", &enter_disabled);
+  module.def("exit_disabled", &exit_disabled);
+  module.def("run_disable_casts_in_c", [](const py::function& enter, const py::function& exit) {
+    run_in_c<in_c<enter_disabled>>(enter);
+    run_in_c<in_c<exit_disabled>>(exit);
+  });
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,133 @@
+#include "call/cast_argument.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/strides.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_dtypes.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "cast/node.h"
+#include "cast/numbers.h"
+#include "cast/parallel.h"
+#include "cast/tensors.h"
+#include "watch/observer.h"
+#include "weights/weight_cache.h"
+
+namespace habana_mp {
+namespace {
+
+// Tensor.to as torch defines it, whatever a policy has patched.
+PyObject* original_to() {
+  static PyObject* to =
+      PyObject_GetAttrString(py::module_::import("torch._C").attr("TensorBase").ptr(), "to");
+  return to;
+}
+
+// Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
+// would copy the tensor before it reads it (F.linear and matmul reshape their inputs).
+// Matrices that are transposed, each in its place, are read as they are.
+bool copied_by_matmul(const at::Tensor& tensor) {
+  const int64_t dims = tensor.dim();
+  if (dims < 3 || tensor.is_contiguous()) return false;
+  at::DimVector sizes(tensor.sizes());
+  at::DimVector strides(tensor.strides());
+  std::swap(sizes[dims - 1], sizes[dims - 2]);
+  std::swap(strides[dims - 1], strides[dims - 2]);
+  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
+}
+
+// `was_kept`, where given, is set to whether the weight cache had it.
+at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_kept) {
+  if (!is_ordinary(source)) return source.to(scalar_type(to));
+  if (how.cached && WeightCache::accepts(source, to)) {
+    return weight_cache().cast(source, to, was_kept);
+  }
+  const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
+  const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
+  if (how.contiguous && copied_by_matmul(source)) {
+    return cast_ordinary(source, to, c10::contiguous_strides(source.sizes()), lifetime);
+  }
+  return cast_ordinary(source, to, {}, lifetime);
+}
+
+PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_kept) {
+  if (!THPVariable_CheckExact(tensor)) {
+    PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(scalar_type(to)));
+    PyObject* args[] = {nullptr, tensor, dtype};
+    return PyObject_Vectorcall(original_to(), args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                               nullptr);
+  }
+  HANDLE_TH_ERRORS
+  const at::Tensor& source = THPVariable_Unpack(tensor);
+  if (source.numel() < kReleaseGilAbove) {
+    return THPVariable_Wrap(cast_one(source, to, how, was_kept));
+  }
+  at::Tensor result;
+  {
+    pybind11::gil_scoped_release no_gil;
+    result = cast_one(source, to, how, was_kept);
+  }
+  return THPVariable_Wrap(std::move(result));
+  END_HANDLE_TH_ERRORS
+}
+
+const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
+const at::Tensor& tensor_of(PyObject* tensor) { return THPVariable_Unpack(tensor); }
+
+template <typename Source>
+auto cast_watched(const Source& source, DType to, How how) {
+  if (!watch::in_watched_call()) return cast_one(source, to, how, nullptr);
+  bool was_kept = false;
+  const DType from = dtype_of(tensor_of(source));
+  const std::uint64_t start = now_ns();
+  auto result = cast_one(source, to, how, &was_kept);
+  const std::uint64_t ns = now_ns() - start;
+  watch::tell_cast(tensor_of(source),
+                   {from, to, was_kept, bytes_of(tensor_of(source), to), start, ns});
+  return result;
+}
+
+}  // namespace
+
+at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {
+  return watch::watching() ? cast_watched(source, to, how) : cast_one(source, to, how, nullptr);
+}
+
+PyObject* cast_argument(PyObject* tensor, DType to, How how) {
+  return watch::watching() ? cast_watched(tensor, to, how) : cast_one(tensor, to, how, nullptr);
+}
+
+PyObject* cast_by_hand(PyObject* tensor, DType to) {
+  const DType from = dtype_of(THPVariable_Unpack(tensor));
+  if (THPVariable_CheckExact(tensor) && (!eligible(from) || from == to)) {
+    HANDLE_TH_ERRORS
+    return THPVariable_Wrap(THPVariable_Unpack(tensor).to(scalar_type(to)));
+    END_HANDLE_TH_ERRORS
+  }
+  return cast_one(tensor, to, {}, nullptr);
+}
+
+void LentCopies::add(const at::Tensor& cast) {
+  // A cast that is nobody else's has its memory for itself, and requires no grad where grad mode is
+  // off.
+  if (cast.has_storage() &&
+      (cast.storage().use_count() > 1 || (cast.requires_grad() && !c10::GradMode::is_enabled()))) {
+    copies_.push_back(cast);
+  }
+}
+
+bool LentCopies::include(const at::Tensor& result) const {
+  if (!result.defined() || !result.has_storage()) return false;
+  return std::any_of(copies_.begin(), copies_.end(), [&](const at::Tensor& copy) {
+    return result.storage().is_alias_of(copy.storage());
+  });
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,57 @@
+// What happens, as one value for every listener: the call of an op with the decision about it, its
+// casts and its time. It must not know Python, torch or how a decision is made.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "policy/decide.h"
+#include "policy/dtype.h"
+#include "report/site.h"
+
+namespace habana_mp::report {
+
+struct Cast {
+  DType from;
+  DType to;
+  bool cached;          // the weight cache had it
+  std::uint64_t bytes;  // of the result
+  std::uint64_t start_ns;
+  std::uint64_t ns;
+};
+
+// A call in words. They take long to find, so a listener asks only for those that it needs. With
+// the GIL.
+class CallTexts {
+ public:
+  virtual std::string original() const = 0;  // as Python shows the op: "<built-in function mm>"
+  virtual std::string rule() const = 0;      // "lower: mm, lists/hmp/lower.txt:12"
+  virtual std::string argument(std::size_t i) const = 0;  // "0", "weight", "tensors[1]"
+  // The module whose forward runs and the user's line: "Net: encoder.layers.0", "train.py:31".
+  virtual std::pair<std::string, std::string> where() const = 0;
+
+ protected:
+  ~CallTexts() = default;
+};
+
+// The call of an op. What decide() saw and said is known when it begins, the rest when it has
+// ended.
+struct Call {
+  SiteKey key{};
+  Decision decision = kLeftAlone;
+  bool casting = false;  // the decision casts something
+  std::span<const Arg> arguments{};
+  const CallTexts* texts = nullptr;  // of a decided call, until it has ended
+
+  SiteId site = kNone;
+  std::uint64_t ns = 0;  // without the calls inside that have rows of their own
+  unsigned given = 0;    // dtypes of its tensors, a dtype_bit() each
+  unsigned ran = 0;      // and those that it ran in
+  std::span<const Cast> casts{};
+};
+
+}  // namespace habana_mp::report

@@ -1,0 +1,56 @@
+#include "report/listening.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace habana_mp::report {
+namespace {
+
+// Never destroyed: at exit a listener may belong to an interpreter that is gone.
+Listeners& of(Hears what) {
+  static auto& decisions = *new Listeners;
+  static auto& calls = *new Listeners;
+  return what == Hears::Decisions ? decisions : calls;
+}
+
+void update(Hears what) {
+  const auto bit = static_cast<unsigned>(what);
+  if (of(what).empty()) {
+    detail::heard.fetch_and(~bit, std::memory_order_relaxed);
+  } else {
+    detail::heard.fetch_or(bit, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace
+
+const Listeners& listeners(Hears what) { return of(what); }
+
+void listen(std::shared_ptr<Listener> listener) {
+  const Hears what = listener->what();
+  of(what).push_back(std::move(listener));
+  update(what);
+}
+
+bool unlisten(const Listener& listener) {
+  const Hears what = listener.what();
+  const auto is_it = [&](const std::shared_ptr<Listener>& one) { return one.get() == &listener; };
+  const bool found = std::erase_if(of(what), is_it) > 0;
+  update(what);
+  return found;
+}
+
+bool anyone_wants(const Call& call) {
+  return std::any_of(of(Hears::Decisions).begin(), of(Hears::Decisions).end(),
+                     [&](const auto& listener) { return listener->wants(call); });
+}
+
+void tell_decided(const Call& call) {
+  // A share of each: what a listener writes to may run code that opens or closes one.
+  const Listeners all = of(Hears::Decisions);
+  for (const auto& listener : all) {
+    if (listener->wants(call)) listener->decided(call);
+  }
+}
+
+}  // namespace habana_mp::report

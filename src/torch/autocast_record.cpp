@@ -60,7 +60,7 @@ void log_call(const Op& op, const Policy& policy, const Call& call, const Decisi
     if (decision.casts(described))
       casts.push_back({call.label(i, op.handle.schema()), described.dtype});
   }
-  const auto [module, source] = py::module_::import("habana_mp._where")
+  const auto [module, source] = py::module_::import("habana_mp._watch.where")
                                     .attr("where")()
                                     .cast<std::pair<std::string, std::string>>();
   const std::string rule = rule_text(op, policy);

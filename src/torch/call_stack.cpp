@@ -27,7 +27,7 @@ std::uint64_t now_ns() {
 
 std::string source_here() {
   try {
-    return py::module_::import("habana_mp._where").attr("source")().cast<std::string>();
+    return py::module_::import("habana_mp._watch.where").attr("source")().cast<std::string>();
   } catch (...) {
     PyErr_Clear();
     return {};

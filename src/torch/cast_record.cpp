@@ -20,7 +20,7 @@ std::uint32_t name_of(PatchedOp& op) {
   if (op.name_number == 0) {
     const py::handle self(reinterpret_cast<PyObject*>(&op));
     op.name_number = number_of(
-        py::module_::import("habana_mp._report").attr("_name_of")(self).cast<std::string>());
+        py::module_::import("habana_mp._report.answers").attr("_name_of")(self).cast<std::string>());
   }
   return op.name_number;
 }
@@ -54,7 +54,7 @@ void log_call(const PatchedOp& op, const Arguments& arguments, const Decision& d
     if (decision.casts(described))
       casts.push_back({arguments.label(i, positional, kwnames), described.dtype});
   }
-  const auto [module, source] = py::module_::import("habana_mp._where")
+  const auto [module, source] = py::module_::import("habana_mp._watch.where")
                                     .attr("where")()
                                     .cast<std::pair<std::string, std::string>>();
   event.casts = casts;
@@ -80,7 +80,7 @@ void watch_call(observer::Watch& watch, const PatchedOp& op, const Arguments& ar
                                    .hides = !op.form.python || is_atomic(op)};
   watch.begin(what, given, [&] {
     record::Site site;
-    site.policy = py::module_::import("habana_mp._report").attr("_converted")().cast<std::string>();
+    site.policy = py::module_::import("habana_mp._report.answers").attr("_converted")().cast<std::string>();
     site.rule = *op.rule_text;
     return site;
   });

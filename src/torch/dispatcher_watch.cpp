@@ -62,7 +62,7 @@ Undecided asked_of_python(const std::string& op, std::uint32_t region) {
   const pybind11::gil_scoped_acquire gil;
   try {
     const auto [policy, action, low, listed, text] =
-        py::module_::import("habana_mp._report")
+        py::module_::import("habana_mp._report.answers")
             .attr("_undecided")(op, region != 0)
             .cast<std::tuple<std::string, int, int, bool, std::string>>();
     return {{static_cast<Action>(action), static_cast<DType>(low), listed}, policy, text};

@@ -66,7 +66,7 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
   }
   stack.append(py::reinterpret_borrow<py::object>(module));
   const auto text =
-      py::module_::import("habana_mp._where").attr("_path")(stack).cast<std::string>();
+      py::module_::import("habana_mp._watch.where").attr("_path")(stack).cast<std::string>();
   const std::uint32_t number = number_of(text);
   auto& known = known_modules();
   if (known.size() >= record::kMostSites) known.clear();

@@ -5,17 +5,18 @@ Only what a checkpoint or a saved report may hold is here.
 
 import sys
 
-from habana_mp import _autocast, _convert, _policy, _report
+from habana_mp import _autocast, _convert, _draw, _policy, _report
 from habana_mp._autocast import custom_function, set_policies
 from habana_mp._autocast.context import autocast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._draw import picture
+from habana_mp._draw.drawing import draw
 from habana_mp._policy import checkpoint
 from habana_mp._policy.policy import OpRule, Policy, _unpickle, presets
 from habana_mp._ranks import check
 from habana_mp._report import advice
 from habana_mp._report import diff as report_diff
-from habana_mp._report.report import CastReport
+from habana_mp._report.cast_report import CastReport, report
 from habana_mp._scope import disable_casts
 
 _MODULES = {
@@ -33,7 +34,8 @@ _IN_FOLDERS = {
     _autocast: (autocast,),
     _convert: (convert, is_converted, revert),
     _policy: (OpRule, Policy, _unpickle, presets),
-    _report: (CastReport,),
+    _draw: (draw,),
+    _report: (CastReport, report),
 }
 
 for _name, _module in _MODULES.items():

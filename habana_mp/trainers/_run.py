@@ -13,8 +13,8 @@ from habana_mp._convert.conversion import convert, revert
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.policy import Policy
-from habana_mp._report.report import CastReport
-from habana_mp._report.report import report as new_report
+from habana_mp._report.cast_report import CastReport
+from habana_mp._report.cast_report import report as new_report
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.resources
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,39 @@ except ImportError as error:
     assert "built against torch 1.13.1" in told
     assert f"torch {torch.__version__} is installed" in told
     assert "pip install --no-build-isolation" in told
+
+
+def without(folder: Path, *built: str) -> str:
+    """What an import says of a copy of the package that lacks files of the build."""
+    shutil.copytree(Path(_core.__file__).parent, folder / "habana_mp", ignore=shutil.ignore_patterns(*built))
+    shutil.copytree(ROOT / "habana_mp", folder / "habana_mp", ignore=shutil.ignore_patterns(*built), dirs_exist_ok=True)
+    return run(f"""
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path.insert(0, {str(folder)!r})
+try:
+    import habana_mp
+except ImportError as error:
+    print(error)
+""")
+
+
+def test_a_tree_that_is_not_built_is_told_in_words(tmp_path: Path) -> None:
+    told = without(tmp_path, "_built_against.py", "_core*.so", "__pycache__")
+    assert told == "habana_mp is not built: run `make build` in its source tree, or install it with pip."
+
+
+def test_a_tree_that_another_python_built_is_told_in_words(tmp_path: Path) -> None:
+    told = without(tmp_path, "_core*.so", "__pycache__")
+    assert told == "habana_mp was built for another Python: run `make build` in its source tree again."
+
+
+def test_a_plain_import_has_hmp_and_imports_nothing_to_show_things_with() -> None:
+    told = run("""
+import sys, habana_mp
+print(habana_mp.hmp.convert() == habana_mp.Policy.load("hmp"), {"click", "rich", "jinja2"} & {*sys.modules})
+""")
+    assert told == "True set()"
 
 
 @pytest.mark.unsanitized(reason="the sanitizers are libraries that the module needs")

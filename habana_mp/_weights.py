@@ -28,7 +28,6 @@ def limit_in_bytes() -> int:
 # Watch of src/torch/alias_watch.h.
 _SEEN, _EXPORTED, _ANY = range(3)
 
-
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
 _WATCHED = {
     "data": _SEEN,
@@ -38,14 +37,9 @@ _WATCHED = {
     "numpy": _EXPORTED,
     "__dlpack__": _EXPORTED,
 }
-
-
 # What the owners themselves held under these names before the watches that autocast has put there; empty without.
 _before_autocast: dict[tuple[Any, str], Any] = {}
-
-
 _INHERITED = object()
-
 
 _original_replay = torch.cuda.CUDAGraph.replay
 

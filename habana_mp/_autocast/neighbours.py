@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import torch.utils.checkpoint
 
 import habana_mp._core as _core
 from habana_mp._scope import checkpointing

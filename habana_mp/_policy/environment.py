@@ -11,8 +11,6 @@ from habana_mp._policy.policy import Policy, replace_preset
 from habana_mp._show.warning import warn
 
 _HPU = "hpu-autocast"
-
-
 _loaded: dict[str, Policy] = {}
 
 
@@ -33,8 +31,6 @@ LIST_VARIABLES = {
     "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
     "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
 }
-
-
 _read: dict[str, tuple[str, str, bytes | None]] = {}
 
 

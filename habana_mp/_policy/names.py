@@ -45,8 +45,6 @@ _MOST_SUGGESTIONS = 20
 
 def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     """One warning, or with ``strict`` a ValueError, for all names of a list that torch does not have (D22)."""
-    from habana_mp._policy.names import known_names
-
     known = known_names()
     named = [(name.partition("@")[0], file, line) for name, file, line in entries]
     unknown = [entry for entry in named if entry[0] not in known]

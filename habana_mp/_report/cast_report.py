@@ -1,7 +1,6 @@
 """``report``: which op ran where, in which precision, by whose rule, and what its casts cost.
 
-The counting is in src/record/report.cpp, told by src/torch/observer.cpp. Here are its context manager and the answers that
-the core asks of Python while it counts.
+The counting is in src/record/report.cpp, told by src/torch/observer.cpp; what the core asks of Python while it counts is in answers.py.
 """
 
 from __future__ import annotations

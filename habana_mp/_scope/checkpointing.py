@@ -13,8 +13,6 @@ import habana_mp._core as _core
 from habana_mp._scope import in_force
 
 _checkpoint_generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-
-
 _checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
 
 

@@ -77,6 +77,7 @@ exhaustive: $(SETUP)
 lint: $(BUILT)
 	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check
 	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> import-linter" && $(BIN)/lint-imports --no-logo --no-cache
 	@echo "==> clang-format" && $(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 format: $(SETUP)

@@ -16,7 +16,7 @@ import torch
 from bench import Report, Row, autocast, converted, run, shortest, table_of, take_turns
 
 from habana_mp import hmp
-from habana_mp._hpu_device import map_hpu, unmap_hpu
+from habana_mp._hpu.mapping import map_hpu, unmap_hpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

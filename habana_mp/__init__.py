@@ -9,7 +9,10 @@
 
 import torch as _torch
 
-from habana_mp._built_against import TORCH_VERSION as _TORCH_VERSION
+try:
+    from habana_mp._built_against import TORCH_VERSION as _TORCH_VERSION
+except ModuleNotFoundError:
+    raise ImportError("habana_mp is not built: run `make build` in its source tree, or install it with pip.") from None
 
 if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
     raise ImportError(
@@ -17,44 +20,14 @@ if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
         "Build it again (pip install --no-build-isolation .) or install that torch."
     )
 
-from torch.amp import GradScaler, is_autocast_available
+try:
+    import habana_mp._core as _core  # noqa: F401
+except ModuleNotFoundError:
+    raise ImportError("habana_mp was built for another Python: run `make build` in its source tree again.") from None
 
-from habana_mp import cache
-from habana_mp._autocast import autocast
-from habana_mp._cast import cast
-from habana_mp._convert import convert, is_converted, revert
-from habana_mp._custom_function import custom_bwd, custom_fwd
-from habana_mp._disable import disable_casts
-from habana_mp._draw import draw
-from habana_mp._explain import explain
-from habana_mp._modules import set_policies
-from habana_mp._policy import Policy, presets
-from habana_mp._policy_state import PolicyState
-from habana_mp._rank_policies import check_ranks
-from habana_mp._report import CastReport, report
-
-__all__ = [
-    "CastReport",
-    "GradScaler",
-    "Policy",
-    "PolicyState",
-    "autocast",
-    "cache",
-    "cast",
-    "check_ranks",
-    "convert",
-    "custom_bwd",
-    "custom_fwd",
-    "disable_casts",
-    "draw",
-    "explain",
-    "is_autocast_available",
-    "is_converted",
-    "presets",
-    "report",
-    "revert",
-    "set_policies",
-]
+from habana_mp import _old_pickles, hmp  # noqa: F401
+from habana_mp.hmp import *  # noqa: F403
+from habana_mp.hmp import __all__ as __all__  # so that mypy takes it for public
 
 
 def __dir__() -> list[str]:

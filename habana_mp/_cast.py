@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from habana_mp import _core
+import habana_mp._core as _core
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from habana_mp import _core, _state
-from habana_mp._autocast import devices
-from habana_mp._convert import ops, rule_of
-from habana_mp._disable import casts_off
-from habana_mp._homes import NORMS, Home, known_names
-from habana_mp._html import render
-from habana_mp._list_file import nearest
-from habana_mp._modules import policy_of_module
-from habana_mp._patched import Rule
-from habana_mp._policy import OpRule, Policy
+import habana_mp._core as _core
+from habana_mp._autocast.regions import region_policy
+from habana_mp._autocast.set_policies import policy_of_module
+from habana_mp._convert.rule import Rule, rule_of
+from habana_mp._policy.computing import NORMS
+from habana_mp._policy.homes import Home, ops
+from habana_mp._policy.names import plain_name
+from habana_mp._policy.policy import OpRule, Policy
+from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import casts_off
+from habana_mp._show.html import render
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def explain(
 def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
     """The policy to tell of, what it is here and now, and whether it acts at the dispatcher."""
     region, device = region_policy()
-    current = region or _state.policy
+    current = region or in_force.policy
     dispatched = region is not None
     path, own = (policy_of_module(module) if module is not None and policy is None else None) or (None, None)
     if policy is not None and policy != current:
@@ -118,18 +119,9 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
         current, state = own or current, f"in force inside {path!r}: set_policies, autocast for {device}"
     else:
         state = f"in force here: autocast for {device}" if dispatched else "in force"
-        if dispatched and _state.policy is not None:
-            state += f"; {_state.policy.name}, of convert, acts before it"
+        if dispatched and in_force.policy is not None:
+            state += f"; {in_force.policy.name}, of convert, acts before it"
     return current, state, dispatched
-
-
-def region_policy() -> tuple[Policy | None, str]:
-    """The policy of the innermost region of autocast on this thread, and its device type."""
-    for device in devices():
-        found = _core.autocast_policy(device)
-        if found is not None:
-            return Policy(found), device
-    return None, ""
 
 
 def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
@@ -161,24 +153,6 @@ def _notes(policy: Policy) -> tuple[str, ...]:
         return ()
     _said.add("bfloat16")
     return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
-
-
-def plain_name(op: str) -> str:
-    """The name of an op, out of one that says where it lives; overload names keep their dot."""
-    op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
-    if op in known_names():
-        return op
-    if op.removeprefix("aten.") in known_names():
-        return op.removeprefix("aten.")
-    for prefix, own in (("torch.linalg.", "linalg_"), ("torch.fft.", "fft_"), ("torch.special.", "special_")):
-        if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
-            return own + op.removeprefix(prefix)
-    last = op.rpartition(".")[2]
-    if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
-        return last
-    near = nearest(last, known_names())
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
 
 
 def _homes_of(name: str, policy: Policy) -> dict[str, str]:

@@ -7,15 +7,9 @@ src/torch/weight_cache.h how a change is noticed.
 
 from __future__ import annotations
 
-import functools
-import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from habana_mp import _core
+import habana_mp._core as _core
 
 __all__ = ["CacheInfo", "clear", "info"]
 
@@ -51,92 +45,3 @@ def info() -> CacheInfo:
 def clear() -> None:
     """Forget every copy, set the counts to zero, and give back the memory that large casts keep for the next ones."""
     _core.clear_cache()
-
-
-def _limit() -> int:
-    """Bytes. ValueError for a HABANA_MP_CACHE_BYTES that is no number."""
-    text = os.environ.get("HABANA_MP_CACHE_BYTES", "")
-    if not text:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ValueError(
-            f"HABANA_MP_CACHE_BYTES is {text!r}; it takes a whole number of bytes (0 switches the weight cache off)"
-        )
-    return int(text)
-
-
-# Watch of src/torch/alias_watch.h.
-_SEEN, _EXPORTED, _ANY = range(3)
-
-# Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.
-_WATCHED = {
-    "data": _SEEN,
-    "untyped_storage": _SEEN,
-    "data_ptr": _SEEN,
-    "set_": _ANY,
-    "numpy": _EXPORTED,
-    "__dlpack__": _EXPORTED,
-}
-# What the owners themselves held under these names before the watches that autocast has put there; empty without.
-_before_autocast: dict[tuple[Any, str], Any] = {}
-_INHERITED = object()
-
-_original_replay = torch.cuda.CUDAGraph.replay
-
-
-@functools.wraps(_original_replay)
-def _replay(graph: torch.cuda.CUDAGraph) -> None:
-    # A captured step changes weights and tells nobody.
-    _original_replay(graph)
-    _core.end_cached_after_step()
-
-
-def _patches() -> Iterator[tuple[Any, str, Any]]:
-    if _before_autocast:
-        return
-    yield torch.cuda.CUDAGraph, "replay", _replay
-    for name, watch in _WATCHED.items():
-        # The class gives torch's own, also while a watch stands there.
-        yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
-
-
-def _after_step(*_: Any) -> None:
-    # Fused optimizers do not move the version counters of what they change. Compiled steps do.
-    if not torch.compiler.is_compiling():
-        _core.end_cached_after_step()
-
-
-_hooks: list[Any] = []
-
-
-def _open(limit: int) -> None:
-    """Called by ``convert``, and for the first region of autocast."""
-    _core.set_cache_limit(limit)
-    if not _hooks:
-        _hooks.append(register_optimizer_step_post_hook(_after_step))
-
-
-def _open_for_autocast() -> None:
-    """Called when a region is made. What a conversion has opened will do; after ``revert`` the next region opens it again."""
-    if _hooks:
-        return
-    limit = _limit()
-    watches = list(_patches())
-    for owner, name, watch in watches:
-        _before_autocast[owner, name] = vars(owner).get(name, _INHERITED)
-        setattr(owner, name, watch)
-    _open(limit)
-
-
-def _close() -> None:
-    """Called by ``revert``."""
-    _core.set_cache_limit(0)
-    while _hooks:
-        _hooks.pop().remove()
-    while _before_autocast:
-        (owner, name), before = _before_autocast.popitem()
-        if before is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-    clear()

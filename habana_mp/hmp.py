@@ -1,4 +1,44 @@
-"""The public names under the name that HMP's scripts use: ``from habana_mp import hmp``."""
+"""The public names, also under the name that HMP's scripts use: ``from habana_mp import hmp``."""
 
-from habana_mp import *  # noqa: F403
-from habana_mp import __all__ as __all__  # noqa: PLC0414 - so that mypy takes it for public
+from torch.amp import GradScaler, is_autocast_available
+
+from habana_mp import cache
+from habana_mp._autocast.context import autocast
+from habana_mp._autocast.custom_function import custom_bwd, custom_fwd
+from habana_mp._autocast.set_policies import set_policies
+from habana_mp._cast import cast
+from habana_mp._convert.conversion import convert, is_converted, revert
+from habana_mp._draw.drawing import draw
+from habana_mp._explain import explain
+from habana_mp._policy.checkpoint import PolicyState
+from habana_mp._policy.policy import Policy, presets
+from habana_mp._ranks.check import check_ranks
+from habana_mp._report.cast_report import CastReport, report
+from habana_mp._scope.disable_casts import disable_casts
+
+__all__ = [
+    "CastReport",
+    "GradScaler",
+    "Policy",
+    "PolicyState",
+    "autocast",
+    "cache",
+    "cast",
+    "check_ranks",
+    "convert",
+    "custom_bwd",
+    "custom_fwd",
+    "disable_casts",
+    "draw",
+    "explain",
+    "is_autocast_available",
+    "is_converted",
+    "presets",
+    "report",
+    "revert",
+    "set_policies",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,9 +8,11 @@ import pytest
 import torch
 from namespaces import snapshot
 
-from habana_mp import _core, _state, hmp
-from habana_mp._homes import homes
-from habana_mp._hpu_device import unmap_hpu
+import habana_mp._core as _core
+from habana_mp import _weights, hmp
+from habana_mp._hpu.mapping import unmap_hpu
+from habana_mp._policy.homes import homes
+from habana_mp._scope import in_force
 
 _ORIGINALS = [(home, home.function()) for home in homes()]
 
@@ -24,7 +26,7 @@ def _converted_by_none(monkeypatch):
     yield
     hmp.revert()
     unmap_hpu()  # a script for Gaudi maps it
-    hmp.cache._close()  # regions of autocast leave it open
+    _weights.close_cache()  # regions of autocast leave it open
     off = _core.casts_off()
     _core.set_casts_off(False)
     assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]
@@ -62,6 +64,6 @@ def place_for_scripts(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    monkeypatch.setattr(_state, "held", None)
-    monkeypatch.setattr(_state, "stands_in", False)
+    monkeypatch.setattr(in_force, "cli_policy", None)
+    monkeypatch.setattr(in_force, "is_cli_default", False)
     return tmp_path

@@ -22,7 +22,7 @@ preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-na
 rm -f "$report".*
 failed=0
 # libubsan of g++ writes to stderr alone, log_path or not, and ends the process: pytest must not hold it back.
-# Leaks are not asked for: Python and torch never free what they make once. tests/test_memory.py sees those of a step.
+# Leaks are not asked for: Python and torch never free what they make once. tests/cast/test_memory.py sees those of a step.
 LD_PRELOAD=$preload PYTHONMALLOC=malloc OMP_NUM_THREADS=1 \
     ASAN_OPTIONS="detect_leaks=0:log_path=$report" UBSAN_OPTIONS=print_stacktrace=1 \
     "$venv/bin/python" -m pytest -m "not unsanitized" -p no:cacheprovider --capture=sys --timeout 1200 "$@" || failed=1

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from habana_mp import Policy, presets
-from habana_mp._homes import homes
+from habana_mp._policy.homes import homes
 
 TABLE = "<!-- every op in every preset -->"
 

@@ -12,17 +12,22 @@ from typing import Any, Literal
 import click
 import torch
 
-from habana_mp import _core, _gaudi_flags, _log, _units, cache
-from habana_mp._autocast import LIST_VARIABLES
+import habana_mp._core as _core
+from habana_mp import _weights
 from habana_mp._built_against import TORCH_VERSION
-from habana_mp._hpu_device import DEVICE_VARIABLE
-from habana_mp._list_file import nearest, read_list
+from habana_mp._hpu import gaudi_flags
+from habana_mp._hpu.mapping import DEVICE_VARIABLE
+from habana_mp._policy.environment import LIST_VARIABLES
+from habana_mp._policy.list_file import read_list
+from habana_mp._policy.names import nearest
+from habana_mp._show import units
+from habana_mp._watch import log
 from habana_mp.cli.console import print_json
 from habana_mp.cli.speed import Speed, measured
 
 # What acts on habana_mp and on the speed of its casts. Those that begin with HABANA_MP_ are all that there are.
 _VARIABLES = {
-    _log.VARIABLE: "the cast log",
+    log.VARIABLE: "the cast log",
     "HABANA_MP_CACHE_BYTES": "the limit of the weight cache",
     "HABANA_MP_CAST_VARIANT": "the cast kernels",
     DEVICE_VARIABLE: 'the device that "hpu" stands for',
@@ -141,13 +146,13 @@ def _examine_kernels(found: Examination) -> None:
 
 def _examine_cache(found: Examination) -> None:
     try:
-        limit = cache._limit()
+        limit = _weights.limit_in_bytes()
     except ValueError as error:
         found.verdicts.append(Verdict("problem", str(error)))
         return
     found.cache = {"on": limit > 0, "limit": limit}
     if limit:
-        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {_units.size(limit)}"))
+        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {units.size(limit)}"))
     else:
         found.verdicts.append(
             Verdict("note", "the weight cache is off, by HABANA_MP_CACHE_BYTES: weights are cast at every use")
@@ -166,14 +171,14 @@ def _examine_environment(found: Examination) -> None:
             hint = f"; did you mean {near[0]}?" if near else ""
             say(Verdict("problem", f"{name} is no variable of habana_mp{hint}"))
     try:
-        _, path = _log.read_setting(os.environ.get(_log.VARIABLE) or "off")
+        _, path = log.read_setting(os.environ.get(log.VARIABLE) or "off")
         if path and not Path(path).parent.is_dir():
-            say(Verdict("problem", f"{_log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
+            say(Verdict("problem", f"{log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
     except ValueError as error:
         say(Verdict("problem", str(error)))
-    found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in _gaudi_flags.FLAGS]
+    found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
     try:
-        _gaudi_flags.asked_level()
+        gaudi_flags.asked_level()
     except ValueError as error:
         say(Verdict("problem", str(error)))
     for name in (name for names in LIST_VARIABLES.values() for name in names if os.environ.get(name)):

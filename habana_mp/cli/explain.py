@@ -6,10 +6,10 @@ import dataclasses
 
 import click
 
-from habana_mp import Policy
-from habana_mp import explain as explain_op
 from habana_mp.cli.console import print_json, told
 from habana_mp.cli.parameters import OpParameter, PolicyParameter
+from habana_mp.hmp import Policy
+from habana_mp.hmp import explain as explain_op
 
 
 @click.command()

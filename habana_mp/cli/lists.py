@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from habana_mp import Policy, presets
-from habana_mp._policy_diff import PolicyDiff, settings_of, words
-from habana_mp._preset import source_of
+from habana_mp._policy.diff import PolicyDiff, settings_of, words
+from habana_mp._policy.folder import source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
 from habana_mp.cli.lists_check import check
 from habana_mp.cli.lists_edit import edit
 from habana_mp.cli.parameters import PolicyParameter
+from habana_mp.hmp import Policy, presets
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 _POLICY = PolicyParameter()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
-from habana_mp import Policy
-from habana_mp import _core as core
-from habana_mp._list_file import Entry, ListFile, check_known, parse_list
-from habana_mp._preset import DESCRIPTION, LISTS, read_description
+import habana_mp._core as core
+from habana_mp._policy.folder import DESCRIPTION, LISTS, read_description
+from habana_mp._policy.list_file import Entry, ListFile, parse_list
+from habana_mp._policy.names import check_known
 from habana_mp.cli.console import print_json
+from habana_mp.hmp import Policy
 
 # Per file: one that is no list at all is told soon enough.
 _MOST_PROBLEMS = 50

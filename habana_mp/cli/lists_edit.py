@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from habana_mp import Policy
-from habana_mp._policy import renamed
-from habana_mp._preset import write_folder
+from habana_mp._policy.folder import write_folder
+from habana_mp._policy.policy import renamed
 from habana_mp.cli.console import Problem, told
 from habana_mp.cli.parameters import EditParameter, PolicyParameter
+from habana_mp.hmp import Policy
 
 
 # -mm is an edit, not an option.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from habana_mp import Policy, presets
-from habana_mp._homes import known_names
-from habana_mp._preset import LISTS
+from habana_mp._policy.folder import LISTS
+from habana_mp._policy.names import known_names
 from habana_mp.cli.console import told
+from habana_mp.hmp import Policy, presets
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]

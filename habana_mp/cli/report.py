@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-import habana_mp
-from habana_mp import _rank
+from habana_mp import hmp
+from habana_mp._ranks.rank import rank, world_size
 from habana_mp.cli.console import Problem, print_rich, told
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
@@ -19,11 +19,11 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
     """Refuse before the script runs, which may take hours, what cannot be written after it, or what several ranks would write."""
     if path is None:
         return None
-    if _rank.world_size() > 1 and "%r" not in path:
+    if world_size() > 1 and "%r" not in path:
         raise Problem(
-            f"{param.opts[0]} {path}: {_rank.world_size()} ranks would write it; put %r, which is the rank, into the name"
+            f"{param.opts[0]} {path}: {world_size()} ranks would write it; put %r, which is the rank, into the name"
         )
-    path = path.replace("%r", str(_rank.rank()))
+    path = path.replace("%r", str(rank()))
     if path == "-" and param.name == "json_file":
         return path
     if path == "-":
@@ -72,7 +72,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     The exit code is the script's.
     """
     process, ending = os.getpid(), None
-    with habana_mp.report() as seen:
+    with hmp.report() as seen:
         seen.title = script.name
         try:
             run_script(script)
@@ -85,12 +85,12 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
         raise ending
 
 
-def _show(seen: habana_mp.CastReport, html: str | None, json_file: str | None) -> None:
+def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
-    if _rank.rank() == 0:
-        click.echo(f"\nRank 0 of {_rank.world_size()}:" if _rank.world_size() > 1 else "", err=True)
+    if rank() == 0:
+        click.echo(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
         print_rich(seen, stderr=True)
     with told():
         if html:

@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
-from habana_mp import Policy, _state, convert
-from habana_mp._hpu import NAMES
-from habana_mp._hpu_device import is_real, map_chosen, map_hpu
+from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
+from habana_mp._hpu.torch_hpu import NAMES
+from habana_mp._scope import in_force
 from habana_mp.cli.console import Problem, told
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.cli.script import Script, constants, open_script, run_script
+from habana_mp.hmp import Policy, convert
 
 _LIST_FILE = click.Path(exists=True, dir_okay=False)
 
@@ -63,7 +64,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
             convert(policy=policy)
-            _state.held, _state.stands_in = policy, policy is None
+            in_force.cli_policy, in_force.is_cli_default = policy, policy is None
         if device is not None:
             _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
@@ -71,7 +72,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             # A device that is not there is told by the script's import of Habana's names, if there is one.
             with contextlib.suppress(ValueError, RuntimeError):
                 map_chosen()
-                _importer.hand_down()
+                _importer.pass_to_children()
         function(script=opened, **options)
 
     return command

@@ -11,9 +11,9 @@ from time import perf_counter
 
 import torch
 
-from habana_mp import cast
-from habana_mp._units import time
+from habana_mp._show.units import time
 from habana_mp.cli.console import progress
+from habana_mp.hmp import cast
 
 _SIDE = 512
 _KI_ELEMENTS = 256

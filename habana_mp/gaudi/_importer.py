@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from habana_mp import _core, _gaudi_flags, _hpu
-from habana_mp._autocast import read_environment
-from habana_mp._convert import give_way
-from habana_mp._hpu_device import DEVICE_VARIABLE, map_chosen
+import habana_mp._core as _core
+from habana_mp._convert.conversion import end_cli_default
+from habana_mp._hpu import gaudi_flags, torch_hpu
+from habana_mp._hpu.mapping import DEVICE_VARIABLE, map_chosen
+from habana_mp._policy.environment import read_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _XPU_AMP = "torch.xpu.amp"
-_HPU = "habana_mp._hpu"
+_HPU = "habana_mp._hpu.torch_hpu"
 _FOR_CHILDREN = str(Path(__file__).parent / "for_children")
 _NOT_IMPORTING = (str(Path(__file__).parent) + os.sep, str(Path(importlib.__file__).parent) + os.sep, "<frozen ")
 _ALL = "*"  # what torch.hpu has
@@ -63,7 +64,7 @@ def install() -> None:
         importlib.import_module(_XPU_AMP)
 
 
-def hand_down() -> None:
+def pass_to_children() -> None:
     """Make the modules importable, with the same device behind "hpu", in Python processes that this one starts."""
     device = _core.hpu_mapped_to()
     if device is None:
@@ -79,7 +80,7 @@ def _names(module: str) -> list[str]:
     """What a module of the table has: the names of its line and the modules below it."""
     below = (name.rpartition(".") for name in _CONTENTS)
     names = _CONTENTS[module][1]
-    own = dir(_hpu) if names == _ALL else names.split()
+    own = dir(torch_hpu) if names == _ALL else names.split()
     return sorted({*own, *(name for parent, _, name in below if parent == module)})
 
 
@@ -116,7 +117,7 @@ class _StandIn(ModuleType):
             return importlib.import_module(below)
         if _CONTENTS[self.__name__][1] == _ALL:
             with suppress(AttributeError):
-                return getattr(_hpu, name)
+                return getattr(torch_hpu, name)
         # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
         told = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
         raise AttributeError(told, name=name, obj=self)
@@ -132,7 +133,7 @@ class _Importer(MetaPathFinder, Loader):
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, name = fullname.rpartition(".")
-        if fullname in _CONTENTS and fullname != _XPU_AMP and _hpu.asked_by_library(_importing()):
+        if fullname in _CONTENTS and fullname != _XPU_AMP and torch_hpu.asked_by_library(_importing()):
             return None
         is_below = isinstance(sys.modules.get(parent), _StandIn)
         if fullname in _CONTENTS and (is_below or not parent or fullname == _XPU_AMP):
@@ -150,12 +151,12 @@ class _Importer(MetaPathFinder, Loader):
         if "." not in module.__name__:
             # As on Gaudi: this import registers the device and reads the flags, which the script may have set just before.
             map_chosen()
-            _gaudi_flags.heed()
+            gaudi_flags.apply_log_masks()
         if module.__name__ != _XPU_AMP:
-            hand_down()
+            pass_to_children()
             # A probe (`find_spec("habana_frameworks.torch")`) makes the outermost one.
             if module.__name__ != "habana_frameworks" and _is_of_script(_importing()):
-                give_way()
+                end_cli_default()
         home, names = _CONTENTS[module.__name__]
         for name in names.split() if names != _ALL else ():
             value = getattr(importlib.import_module(home), name)

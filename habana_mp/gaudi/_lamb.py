@@ -10,7 +10,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from habana_mp import disable_casts
+from habana_mp.hmp import disable_casts
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from habana_mp._hpu_device import stands_for
-from habana_mp._rank import launched_with
+from habana_mp._hpu.mapping import stands_for
+from habana_mp._ranks.rank import launched_with
 
 __all__ = ["initialize_distributed_hpu"]
 

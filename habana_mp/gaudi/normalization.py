@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from habana_mp import disable_casts
+from habana_mp.hmp import disable_casts
 
 __all__ = ["FusedClipNorm"]
 

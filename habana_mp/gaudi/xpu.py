@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-import habana_mp
+from habana_mp import hmp
 
 __all__ = ["autocast"]
 
 
 def autocast(
     enabled: bool = True, dtype: torch.dtype = torch.bfloat16, cache_enabled: bool | None = None
-) -> habana_mp.autocast:
+) -> hmp.autocast:
     """``hmp.autocast`` with the preset `xpu`. Without an XPU it acts on the tensors of every device.
 
     Raises:
@@ -19,4 +19,4 @@ def autocast(
     """
     # "hpu" without such a device is what acts everywhere (D28).
     device_type = "xpu" if torch.xpu.is_available() else "hpu"
-    return habana_mp.autocast(device_type, dtype, enabled, cache_enabled, policy="xpu")
+    return hmp.autocast(device_type, dtype, enabled, cache_enabled, policy="xpu")

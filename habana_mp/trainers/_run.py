@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from habana_mp import _core, _state
-from habana_mp._convert import convert, revert
-from habana_mp._disable import disable_casts
-from habana_mp._gaudi_config import gaudi_config_at, read_gaudi_config
-from habana_mp._policy import Policy
-from habana_mp._policy_state import PolicyState
-from habana_mp._report import CastReport
-from habana_mp._report import report as new_report
+import habana_mp._core as _core
+from habana_mp._convert.conversion import convert, revert
+from habana_mp._policy.checkpoint import PolicyState
+from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
+from habana_mp._policy.policy import Policy
+from habana_mp._report.cast_report import CastReport
+from habana_mp._report.cast_report import report as new_report
+from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import disable_casts
 
 
 @contextmanager
@@ -60,10 +61,10 @@ class Run:
         return self._before is not None
 
     def begin(self) -> None:
-        if self.begun and _state.policy is not None:
+        if self.begun and in_force.policy is not None:
             return
         # The command line's default is not one to come back to: it stands in for what is put in force now.
-        before = (None if _state.stands_in else _state.policy), _state.verbose
+        before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
         # The command line's own policy wins over the one that is asked for.
         self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
         if not self.begun:
@@ -86,7 +87,7 @@ class Run:
             policy, verbose = before
             if inner:
                 inner[0]._before = before
-            elif _state.policy is self.policy:  # else somebody has converted or reverted since, and that stays
+            elif in_force.policy is self.policy:  # else somebody has converted or reverted since, and that stays
                 revert() if policy is None else convert(policy=policy, isVerbose=verbose)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from habana_mp._policy import Policy
-from habana_mp._rank_policies import check_ranks
-from habana_mp._report import CastReport
+from habana_mp._policy.policy import Policy
+from habana_mp._ranks.check import check_ranks
+from habana_mp._report.cast_report import CastReport
 from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
 
 with needs("accelerate"):

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from habana_mp import _core
-from habana_mp._disable import disable_casts
-from habana_mp._policy import Policy
-from habana_mp._report import CastReport
+import habana_mp._core as _core
+from habana_mp._policy.policy import Policy
+from habana_mp._report.cast_report import CastReport
+from habana_mp._scope.disable_casts import disable_casts
 from habana_mp.trainers._run import Run, casts_on, needs, patch, without_casts
 
 with needs("lightning"):

@@ -1,0 +1,43 @@
+"""The device types that autocast is for, and those that a region acts on."""
+
+from __future__ import annotations
+
+import torch
+
+import habana_mp._core as _core
+
+# D28, D32: what policy=None is.
+_PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
+
+
+def checked_device(device_type: object) -> str:
+    if not isinstance(device_type, str):
+        raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")  # noqa: TRY004 - as torch does (F34)
+    own = torch._C._get_privateuse1_backend_name()
+    device = device_type.partition(":")[0]
+    if device not in _PRESET_OF and device != own:
+        raise RuntimeError(
+            f"User specified an unsupported autocast device_type '{device_type}': accepted are {', '.join(_PRESET_OF)} and {own}"
+        )
+    return device
+
+
+def default_policy(device: str) -> str:
+    if device not in _PRESET_OF:
+        raise ValueError(f"no policy is known for {device!r}: give one, as policy='torch-cuda'")
+    return _PRESET_OF[device]
+
+
+def acts_on(device: str) -> list[str]:
+    """D28: a region for HPU on a machine without one is for the tensors' own devices."""
+    if device != "hpu":
+        return [device]
+    hpu = getattr(torch, "hpu", None)
+    if _core.hpu_mapped_to() is None and hpu is not None and hpu.is_available():
+        return ["hpu"]
+    return devices()
+
+
+def devices() -> list[str]:
+    """The device types that autocast is for."""
+    return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]

@@ -1,0 +1,99 @@
+"""What a region of autocast sets: made of its arguments, and kept with its policy."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp import _weights
+from habana_mp._autocast import neighbours, traced
+from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
+from habana_mp._convert.conversion import end_cli_default
+from habana_mp._policy.environment import load_kept
+from habana_mp._policy.policy import Policy
+from habana_mp._show.warning import warn
+from habana_mp._watch import log
+
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+# What a policy keeps of the regions made with it, by their other arguments: a loop makes one in every step.
+_Made = dict[tuple[str, torch.dtype, bool, bool], tuple[Any, str]]
+
+
+def region_of(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    policy: Policy | str | os.PathLike[str] | None,
+) -> tuple[Any, str]:
+    """What a region sets, and the name by which traced code finds it."""
+    device = checked_device(device_type)
+    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
+        raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is torch.bfloat16 or torch.float16, not {dtype!r} (a policy is given as policy=)")
+    if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
+        raise TypeError(f"enabled and cache_enabled are True or False, not {enabled!r} and {cache_enabled!r}")
+    chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
+    if dtype is None:
+        # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.
+        dtype = torch.get_autocast_dtype(device) if policy is None and device in ("cpu", "cuda") else chosen.low_dtype
+    _prepare()
+    made: _Made = chosen.__dict__.setdefault("_regions", {})
+    cached = cache_enabled is not False and chosen.cached
+    kept = made.get((device, dtype, enabled, cached))
+    if kept is not None:
+        return kept
+    accepted = not enabled or is_accepted(device, dtype, chosen)
+    rules = rules_of(chosen, dtype) if enabled and accepted else None
+    region = _core.autocast_region([(each, dtype, rules) for each in acts_on(device)], cached)
+    found = region, traced.remember(region)
+    if accepted:  # else each one warns
+        made[device, dtype, enabled, cached] = found
+    return found
+
+
+def _prepare() -> None:
+    end_cli_default()
+    if not _core.log_level() and _core.environment_has(log.VARIABLE):
+        log.open_log(False)
+    neighbours.prepare()
+    _weights.open_for_autocast()
+
+
+def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
+    """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
+    if dtype not in policy.low_dtypes:
+        name = policy.name if dtype in _DTYPES else device.upper()
+        warn(
+            f"In {name} autocast, but the target dtype {dtype} is not supported. Disabling autocast.\n"
+            f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."
+        )
+        return False
+    cuda = torch.cuda
+    if device == "cuda" and dtype is torch.bfloat16 and cuda.is_available() and not cuda.is_bf16_supported():
+        raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+    return True
+
+
+def rules_of(policy: Policy, dtype: torch.dtype) -> Any:
+    """The policy made ready for the dispatcher, with another low dtype where one is asked for; kept with it."""
+    made: dict[torch.dtype, Any] = policy.__dict__.setdefault("_rules", {})
+    rules = made.get(dtype)
+    if rules is None:
+        rules = made[dtype] = _core.autocast_rules(policy.with_low_dtype(dtype)._core)
+    return rules
+
+
+def region_policy() -> tuple[Policy | None, str]:
+    """The policy of the innermost region of autocast on this thread, and its device type."""
+    for device in devices():
+        found = _core.autocast_policy(device)
+        if found is not None:
+            return Policy(found), device
+    return None, ""

@@ -1,0 +1,214 @@
+"""``set_policies``: policies for parts of a model, entered and left by hooks on its modules.
+
+A hook is an object of this file that holds its policy and nothing else, so it goes where its module goes: deepcopy, pickle,
+checkpoints, torch.compile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+import habana_mp._core as _core
+from habana_mp._autocast import traced
+from habana_mp._autocast.devices import devices
+from habana_mp._autocast.regions import is_accepted, rules_of
+from habana_mp._policy.policy import Policy
+from habana_mp._scope import in_force
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FP32 = "fp32"
+
+
+def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
+    """Give modules of a model policies of their own, which rule inside them while a region of ``autocast`` is on.
+
+    Args:
+        model: what it set before on its modules is removed.
+        policies: by the path of a module as ``named_modules`` tells it ("" is the model), or a pattern of paths below the model:
+            ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
+            earlier one; what none names stays under the policy of the region. A module inside one that is named follows it, unless
+            it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of
+            ``convert``, and tensors that come in in lower precision are cast to float32. The low dtype is the region's.
+
+    Returns:
+        A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
+
+    Raises:
+        TypeError: no module, or no mapping of paths to policies.
+        ValueError: a path or pattern that no module has, or a policy that is none.
+
+    >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": policy})
+
+    See Also:
+        autocast, explain
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
+    if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
+        raise TypeError(f"policies maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}")
+    chosen = _chosen(model, {path: _value(path, policy) for path, policy in policies.items()})
+    _remove(model.modules())
+    handles = []
+    # One module may have several paths; what was chosen last holds.
+    by_module = {model.get_submodule(path): (path, value) for path, value in chosen.items()}
+    for module, (path, value) in by_module.items():
+        hook = _Hook(path, value)
+        leave = _Leave(hook)
+        handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    _models.add(model)
+    return PoliciesHandle(handles)
+
+
+class PoliciesHandle:
+    """Takes off again what a call of ``set_policies`` put on a model."""
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | None:
+    """What ``set_policies`` says for a module: its path and policy, None for "fp32"; None where it says nothing."""
+    for model in (module, *list(_models)):
+        paths = {id(found): path for path, found in model.named_modules()}
+        if id(module) not in paths:
+            continue
+        names = paths[id(module)].split(".") if paths[id(module)] else []
+        for depth in range(len(names), -1, -1):  # the innermost rules
+            for hook in model.get_submodule(".".join(names[:depth]))._forward_pre_hooks.values():
+                if isinstance(hook, _Hook):
+                    return hook.path, hook.policy
+    return None
+
+
+_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
+    if policy == _FP32:
+        return None
+    if isinstance(policy, Policy):
+        return policy
+    try:
+        return Policy.load(policy)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
+
+
+def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> dict[str, Policy | None]:
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    chosen: dict[str, Policy | None] = {}
+    exact = [path for path in policies if path in paths]
+    for pattern in [*(path for path in policies if path not in exact), *exact]:
+        matches = _pattern(pattern).fullmatch
+        named = [pattern] if pattern in exact else [path for path in paths if path and matches(path)]
+        if not named:
+            from difflib import get_close_matches
+
+            near = get_close_matches(pattern, paths, n=3, cutoff=0.6)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
+        chosen.update(dict.fromkeys(named, policies[pattern]))
+    return chosen
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", text)
+    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
+
+
+def _remove(modules: Iterable[torch.nn.Module]) -> None:
+    for module in modules:
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number in [number for number, hook in hooks.items() if isinstance(hook, (_Hook, _Leave))]:
+                del hooks[number]
+
+
+class _Hook:
+    """Before a module's forward: enters its policy."""
+
+    def __init__(self, path: str, policy: Policy | None) -> None:
+        self.path = path
+        self.policy = policy
+        self.entered: list[str] = []  # used by traced code only
+
+    def __call__(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if torch.compiler.is_dynamo_compiling():
+            key, on = _traced_inside(None if self.policy is None else self.policy._text)
+            self.entered.append(key)
+            traced.enter(key)
+        else:
+            devices = _ruled_devices()
+            on = bool(devices) or in_force.policy is not None
+            _core.enter_autocast(_inside(devices, self.policy), self)
+        return tree_map_only(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
+
+
+class _Leave:
+    """After a module's forward, or what ended it: leaves what the hook before it has entered."""
+
+    def __init__(self, hook: _Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, *_: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            traced.leave(self.hook.entered.pop())
+        elif self.hook.entered:  # by traced code, whose graph broke since
+            traced.leave_in_graph(self.hook.entered.pop())
+        elif _core.is_in_autocast(self.hook):  # an earlier hook may have raised
+            _core.leave_autocast(self.hook)
+
+
+def _inside(devices: list[str], policy: Policy | None) -> Any:
+    """A region with another policy for the device types that one is in force for."""
+    rows = []
+    for device in devices:
+        dtype = torch.get_autocast_dtype(device)
+        rules = None
+        if policy is not None and is_accepted(device, dtype, policy):
+            rules = rules_of(policy, dtype)
+        rows.append((device, dtype, rules))
+    cached = (policy is None or policy.cached) and all(map(_core.autocast_keeps_casts, devices))
+    return _core.autocast_region(rows, cached, policy is None)
+
+
+def _ruled_devices() -> list[str]:
+    return [device for device in devices() if _core.autocast_policy(device) is not None]
+
+
+def _traced_inside(policy: str | None) -> tuple[str, bool]:
+    """Run by torch.compile while it traces."""
+    devices = _ruled_devices()
+    region = _inside(devices, None if policy is None else Policy.load(policy))
+    key = traced.remember(region)
+    traced.keep(key, region)
+    return key, bool(devices) or in_force.policy is not None
+
+
+_traced_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

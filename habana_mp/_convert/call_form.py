@@ -1,0 +1,82 @@
+"""How the calls of an op are written: what the casts of a patched op must know of its arguments."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+
+from habana_mp._policy.computing import NORMS
+from habana_mp._policy.homes import Home
+
+
+class CallForm(NamedTuple):
+    """How the calls of one op are written; the fields are those of CallForm in src/torch/arguments.h."""
+
+    in_place: bool = False
+    norm: bool = False
+    python: bool = False
+    overridable: bool = False
+    out: int = -1
+    flag: int = -1
+    flag_name: str | None = None
+    flag_target: int = 0
+    flag_target_name: str | None = None
+    statistics: int = 0
+    contiguous: bool = False
+
+
+_STATISTICS_OF_F = (1, 2)
+
+
+# The operators of which torch tells __torch_function__ by the name of a method.
+_OVERRIDE_NAMES = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_", "__mul__": "mul", "__rmul__": "mul",
+    "__imul__": "mul_", "__truediv__": "div", "__itruediv__": "div_", "__div__": "div", "__idiv__": "div_", "__mod__": "remainder",
+    "__imod__": "remainder_", "__ifloordiv__": "floor_divide_", "__matmul__": "matmul", "__ne__": "ne", "__lt__": "lt", "__le__": "le",
+    "__gt__": "gt", "__ge__": "ge", "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
+}  # fmt: skip
+
+
+def override_function(home: Home, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch tells ``__torch_function__`` of when the op is called."""
+    if (
+        home.owner is not torch.Tensor
+        or isinstance(original, types.FunctionType)
+        or home.attribute not in _OVERRIDE_NAMES
+    ):
+        return original
+    return Home(torch.Tensor, _OVERRIDE_NAMES[home.attribute], "").function()
+
+
+def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
+    """How calls of an op are written, read off its name and, of Python functions, its parameters."""
+    plain = home.attribute
+    form: dict[str, Any] = {
+        "in_place": home.in_place,
+        "norm": plain in NORMS,
+        "overridable": original in torch.overrides.get_testing_overrides(),
+        "contiguous": plain in ("linear", "matmul", "__matmul__", "__rmatmul__"),
+    }
+    if plain in NORMS:
+        places = _STATISTICS_OF_F if home.owner is F and NORMS[plain] else NORMS[plain]
+        form["statistics"] = sum(1 << place for place in places)
+    if isinstance(original, types.FunctionType):
+        form["python"] = True
+        code = original.__code__
+        parameters = code.co_varnames[: code.co_argcount]
+        if "out" in parameters:
+            form["out"] = parameters.index("out")
+        # max_norm makes F.embedding renormalise its weight in place.
+        for flag, target in (("inplace", "input"), ("max_norm", "weight")):
+            if flag in parameters and target in parameters:
+                form |= {
+                    "flag": parameters.index(flag),
+                    "flag_name": flag,
+                    "flag_target": parameters.index(target),
+                    "flag_target_name": target,
+                }
+    return CallForm(**form)

@@ -1,0 +1,104 @@
+"""What torch.compile needs: patched ops traced, and graphs and caches kept apart by policy.
+
+Dynamo knows torch's functions by equality, in tables that it builds once, at import and at first use. A patched op equals its
+original, so a table built while patches are in place serves the originals as well; but it would also take the patched op for
+torch's own and trace it as one opaque op. So the look-up is told that it knows no patched op. Nothing here imports Dynamo.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from habana_mp._convert.patched_op import PatchedOp
+
+_NAME = "torch._dynamo"
+
+
+class _Unknown:
+    """Looked up in Dynamo's tables in place of a patched op, which would be taken for its original."""
+
+
+def _have_ops_traced() -> None:
+    from torch._dynamo import trace_rules
+
+    if getattr(trace_rules._lookup_inner, "habana_mp", False):
+        return
+    lookup, methods = trace_rules._lookup_inner, trace_rules.get_tensor_method
+
+    @functools.wraps(lookup)
+    def lookup_inner(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return lookup(_Unknown() if isinstance(obj, PatchedOp) else obj, *args, **kwargs)
+
+    @functools.cache
+    def get_tensor_method() -> frozenset[Any]:
+        # Torch's own looks for the types that methods of torch have.
+        patched = (value for value in vars(torch.Tensor).values() if isinstance(value, PatchedOp))
+        return methods() | {op.original for op in patched if not op.form.python}
+
+    lookup_inner.habana_mp = True  # type: ignore[attr-defined]
+    trace_rules._lookup_inner = lookup_inner
+    trace_rules.get_tensor_method = get_tensor_method
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads Dynamo, and then has it trace patched ops."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+        self.loader.exec_module(module)
+        _have_ops_traced()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Notices the first import of Dynamo."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _NAME:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+_finder = _Finder()
+
+
+def prepare() -> None:
+    """Sees to it that Dynamo traces patched ops, now or when it is imported."""
+    if _NAME in sys.modules:
+        _have_ops_traced()
+    elif _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
+    """Calls of Tensor methods stand in a graph by name, casts and all unseen: the caches on disk must be told of the policy."""
+    from torch.compiler import config
+
+    tag = config.cache_key_tag
+    before = tag.partition("habana_mp:")[0]
+    yield config, "cache_key_tag", f"{before}habana_mp:{hash(policy._core):x}", before
+
+
+def drop_stale_graphs() -> None:
+    """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call."""
+    if _NAME in sys.modules:
+        torch._dynamo.reset()

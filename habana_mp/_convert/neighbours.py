@@ -1,0 +1,94 @@
+"""Places of torch that a conversion must reach besides the ops: each a patch that is undone with the others."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+import habana_mp._core as _core
+from habana_mp._convert import jit_script
+from habana_mp._convert.pickling import module_state
+from habana_mp._policy.policy import Policy
+from habana_mp._ranks.rank import world_size
+from habana_mp._scope import checkpointing
+from habana_mp._scope.disable_casts import casts_off
+
+
+def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
+    """(owner, attribute, value) of each."""
+    if any(policy.rule(name).listed_as for name in _PADS) and not policy.rule("pad").listed_as:
+        yield torch.nn.functional, "pad", _pad
+        yield torch._C._nn, "pad", _pad
+    # The fused encoder layer of inference would run past linear, layer_norm and softmax, as it would past torch.autocast, which
+    # switches it off too.
+    yield torch.backends.mha, "_is_fastpath_enabled", False
+    yield torch.jit, "script", jit_script.script
+    yield torch.nn.RNNBase, "check_input", _check_rnn_input
+    yield torch.nn.Module, "__getstate__", module_state
+    yield from checkpointing.patches()
+    yield from _redistribute_patches()
+
+
+_PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
+
+_torch_pad = torch._C._nn.pad
+_rnn_check_input = torch.nn.RNNBase.check_input
+
+
+@functools.wraps(_torch_pad)
+def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:  # noqa: A002
+    """F.pad by the names that a policy knows: which op it is hangs on the mode and the number of padded dimensions (D17)."""
+    kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
+    padded = len(pad) // 2
+    if kind is None or f"{kind}_pad{padded}d" not in _PADS or input.dim() not in (padded + 1, padded + 2):
+        return _torch_pad(input, pad, mode, value)
+    return getattr(torch._C._nn, f"{kind}_pad{padded}d")(input, pad)  # type: ignore[no-any-return]
+
+
+def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
+    """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
+    weight = self._flat_weights[0]
+    if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
+        input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
+    _rnn_check_input(self, input, batch_sizes)
+
+
+_DTENSOR = "torch.distributed.tensor"
+
+
+def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
+    """DTensor divides a bias by the number of ranks that will add it up, and more like this, amid an op whose casts are done.
+
+    Its package takes half a second to import, which one process alone is spared.
+    """
+    if _DTENSOR not in sys.modules and world_size() == 1:
+        return
+    for name in ("_redistribute", "_dispatch", "_api"):
+        module = importlib.import_module(f"{_DTENSOR}.{name}")
+        yield module, _REDISTRIBUTE, _without_casts(getattr(module, _REDISTRIBUTE))
+
+
+_REDISTRIBUTE = "redistribute_local_tensor"
+
+
+def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a function of torch's, amid an op: unlike the end of ``disable_casts``, that of the call says nothing of the weights."""
+    function = inspect.unwrap(function)  # a second conversion finds that of the first
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        off = _core.casts_off()
+        _core.set_casts_off(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _core.set_casts_off(off)
+
+    return run

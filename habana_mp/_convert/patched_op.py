@@ -1,0 +1,232 @@
+"""Patched ops on the Python side: the two types that stand in torch's namespaces, and one instance for each original.
+
+The interpreter calls the C slot (src/torch/patched_op.cpp). ``__call__`` is the same rule in Python: torch.compile does not know the
+slot, sees ``__call__`` and traces it. The tests hold the two against each other on every op.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._convert.call_form import CallForm
+from habana_mp._convert.rule import Rule
+from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+
+# Enums of src/policy cross the border as numbers, in the order that the core tells.
+DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
+INPUT, AFFINE, STATISTIC, TARGET = (_core.ROLES.index(role) for role in ("input", "affine", "statistic", "target"))
+LOWER, FP32, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "error"))
+
+
+def _decide(
+    action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit: bool
+) -> tuple[int, int, int]:
+    return _core.decide(action, low, listed, args, explicit)
+
+
+# Dynamo runs a function marked so while it traces, on constants, and keeps the answer (as torch.compiler.assume_constant_result does,
+# which would import Dynamo).
+_decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+class PatchedOp:
+    """What both types share. Attributes: ``original``, ``form``, ``rule`` (None while no conversion concerns the op)."""
+
+    original: Callable[..., Any]
+    form: CallForm
+    rule: Rule | None
+    home: str
+    __wrapped__: Callable[..., Any]
+    __name__: str
+    __qualname__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rule = self.rule
+        if rule is None or casts_off():
+            return self.original(*args, **kwargs)
+        if rule.action == ERROR:
+            raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.")
+        form = self.form
+        described = []
+        for role, tensor in _tensors(form, args, kwargs):
+            described.append((_number(tensor), tensor.dim() == 0, role))
+        to, cause, roles = _decide(rule.action, rule.low, rule.listed, tuple(described), _explicit(form, args, kwargs))
+        if cause:
+            args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
+        if form.python and rule.listed and rule.action in (LOWER, FP32):
+            with _AtomicOp():
+                return self.original(*args, **kwargs)
+        return self.original(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<habana_mp patched op around {self.original!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By name, so that it loads as whatever stands there: the original, where nothing is converted (D36).
+        import pkgutil
+
+        return pkgutil.resolve_name, (self.home,)
+
+    def __copy__(self) -> PatchedOp:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> PatchedOp:
+        return self
+
+
+class PatchedFunction(PatchedOp, _core.PatchedFunctionBase):
+    """Does not bind to instances, as builtin functions (torch.mm) do not."""
+
+
+class PatchedMethod(PatchedOp, _core.PatchedMethodBase):
+    """Binds to instances, as methods (Tensor.mm) and Python functions (F.layer_norm) do."""
+
+
+_core.enable_vectorcall(PatchedFunction)
+_core.enable_vectorcall(PatchedMethod)
+
+patched_ops: dict[int, PatchedOp] = {}
+
+
+def patched_op(original: Callable[..., Any], told: Callable[..., Any], form: CallForm, home: str) -> PatchedOp:
+    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7).
+
+    ``told`` is what ``__torch_function__`` is told of in its place. ``home`` says where the original is found, as
+    ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
+    """
+    op = patched_ops.get(id(original))
+    if op is None:
+        binds = not isinstance(original, types.BuiltinFunctionType)
+        op = (PatchedMethod if binds else PatchedFunction)(original, told, **form._asdict())
+        op.original = op.__wrapped__ = original
+        op.form = form
+        op.rule = None
+        op.home = home
+        module, _, path = home.partition(":")
+        op.__module__ = getattr(original, "__module__", None) or module  # methods have none
+        op.__qualname__ = path
+        op.__name__ = path.rpartition(".")[2]
+        op.__doc__ = original.__doc__
+        patched_ops[id(original)] = op
+    return op
+
+
+class _AtomicOp:
+    """Casts off while a listed op that is a Python function runs (D19), in traced code."""
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(CASTS_OFF, True)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_autocast_enabled(CASTS_OFF, False)
+
+
+def _in_place(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a parameter makes this call an in-place one: F.relu(x, inplace=True) (D12)."""
+    if form.flag_name is None:
+        return False
+    value = args[form.flag] if form.flag < len(args) else kwargs.get(form.flag_name)
+    return bool(value) if isinstance(value, int) else value is not None
+
+
+def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the call names its dtype or its output (D11)."""
+    if kwargs.get("out") is not None or (0 <= form.out < len(args) and args[form.out] is not None):
+        return True
+    return any(isinstance(value, (torch.dtype, type)) for value in (*args, *kwargs.values()))
+
+
+def _number(tensor: torch.Tensor) -> int:
+    """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/torch/tensor_cast.h."""
+    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+        return 0
+    # D10: what computes in complex numbers is left alone, as what does in float64.
+    dtype = torch.float64 if tensor.dtype.is_complex else tensor.dtype
+    return DTYPES.index(dtype) if dtype in DTYPES else 0
+
+
+def _role(form: CallForm, flagged: bool, place: int | str) -> int:
+    first = place in (0, "input", "self")
+    if form.in_place and first:
+        return TARGET
+    if flagged and place in (form.flag_target, form.flag_target_name):
+        return TARGET
+    if form.norm and not first:
+        if isinstance(place, int):
+            statistic = bool(form.statistics >> place & 1)
+        else:
+            statistic = place in ("running_mean", "running_var")
+        return STATISTIC if statistic else AFFINE
+    return INPUT
+
+
+def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
+    flagged = _in_place(form, args, kwargs)
+    # The first input by keyword, wherever it stands, then the others: the order of keywords must not change a result (D15).
+    first = [name for name in kwargs if name in ("input", "self")]
+    ordered = {name: kwargs[name] for name in (*first, *kwargs)}
+    return [
+        (_role(form, flagged, place), item)
+        for place, value in _places(args, ordered)
+        for item in (value if isinstance(value, (list, tuple)) else (value,))
+        if isinstance(item, torch.Tensor)
+    ]
+
+
+def _rebuilt(container: Any, items: list[Any]) -> Any:
+    """A container of the same type with other items (rebuild_container in src/torch/arguments.cpp)."""
+    kind = type(container)
+    # torch.fx has lists that nobody may change.
+    if kind is list or (issubclass(kind, list) and kind.__setitem__ is not list.__setitem__):
+        return items
+    if isinstance(container, list):
+        same = copy.copy(container)
+        same[:] = items
+        return same
+    if kind is tuple:
+        return tuple(items)
+    if hasattr(kind, "_make"):
+        return kind._make(items)
+    try:
+        return tuple.__new__(kind, items)
+    except TypeError:  # torch.return_types and their like may be made by their own constructor alone
+        return kind(items)
+
+
+def _cast_arguments(
+    form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any], to: int, roles: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``."""
+    flagged = _in_place(form, args, kwargs)
+    done: list[tuple[Any, Any]] = []
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or _number(value) not in (1, 2, 3) or value.dtype == DTYPES[to]:
+            return value
+        for source, result in done:
+            if source is value:
+                return result
+        done.append((value, value.to(DTYPES[to])))
+        return done[-1][1]
+
+    def replace(place: int | str, value: Any) -> Any:
+        if not roles >> _role(form, flagged, place) & 1:
+            return value
+        if isinstance(value, (list, tuple)):
+            items = [cast(item) for item in value]
+            return _rebuilt(value, items) if any(map(operator.is_not, items, value)) else value
+        return cast(value)
+
+    places = [replace(place, value) for place, value in _places(args, kwargs)]
+    return tuple(places[: len(args)]), dict(zip(kwargs, places[len(args) :], strict=True))

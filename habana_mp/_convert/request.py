@@ -1,0 +1,75 @@
+"""The policy that the arguments of ``convert`` ask for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from habana_mp._policy.list_file import ListPath, whole_op
+from habana_mp._policy.policy import Policy, low_name, with_files
+from habana_mp._show.warning import warn
+
+
+def policy_for_convert(  # noqa: PLR0917 - in the order of convert
+    opt_level: str,
+    bf16_file_path: ListPath | None,
+    fp32_file_path: ListPath | None,
+    fp16_file_path: ListPath | None,
+    low_precision_type: torch.dtype,
+    policy: Policy | str | os.PathLike[str] | None,
+    strict: bool,
+) -> Policy:
+    """The policy that a call of convert asks for (D1 to D6, D9, D20 to D24)."""
+    level = opt_level.upper() if isinstance(opt_level, str) else opt_level
+    if level not in ("O1", "O2"):
+        raise ValueError(
+            f'opt_level is "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
+        )
+    named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
+    for name, path in named.items():
+        if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
+            raise TypeError(f"{name} is the path of a list file, not {path!r}")
+    if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
+        raise TypeError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    low = low_name(low_precision_type, "low_precision_type")
+    if fp16_file_path and low == "bfloat16":
+        raise ValueError(
+            f"fp16_file_path={os.fspath(fp16_file_path)!r} needs low_precision_type=torch.float16; for bfloat16 the list is bf16_file_path"
+        )
+    if fp16_file_path and bf16_file_path:
+        raise ValueError(
+            "both fp16_file_path and bf16_file_path are given: with low_precision_type=torch.float16 one of them is the lower list"
+        )
+    files = {name: os.fspath(path) for name, path in named.items() if path}
+    told = ", ".join(f"{name}={path!r}" for name, path in files.items())
+
+    if policy is not None:
+        if files or level == "O2":
+            raise ValueError(
+                f"policy takes the place of opt_level and the list files: {told or 'opt_level O2'} cannot go with it; "
+                "Policy.from_files(..., base=) joins lists to a policy"
+            )
+        start = policy if isinstance(policy, Policy) else Policy.load(policy)
+        # bfloat16 is the default of the argument; a policy of float16 keeps its own.
+        return start if low == "bfloat16" else Policy(with_files(start, {}, low_precision_type, strict=strict))
+    if level == "O2":
+        if files:
+            warn(f"opt_level O2 has lists of its own: {told} is not read")
+        return Policy(with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
+    made = Policy.from_files(
+        fp16_file_path or bf16_file_path, fp32_file_path, low_dtype=low_precision_type, strict=strict
+    )
+    _check_whole_ops(made)
+    return made
+
+
+def _check_whole_ops(policy: Policy) -> None:
+    """D17: for convert an overload is the whole op, so D23 holds between ``pow`` and ``pow.Tensor_Scalar`` too."""
+    fp32 = {whole_op(name): (name, file, line) for name, file, line in policy._core.fp32}
+    for name, file, line in policy._core.lower:
+        if other := fp32.get(whole_op(name)):
+            raise ValueError(
+                f"{name!r} is in the lower list ({file}:{line}) and {other[0]!r} in the fp32 list ({other[1]}:{other[2]}); "
+                "convert takes an overload for the whole op, and an op can be in one of them only"
+            )

@@ -1,0 +1,1 @@
+"""``draw``: pictures of autograd graphs. Nothing that casts may know of it."""

@@ -1,0 +1,138 @@
+"""``hpu`` and ``habana`` as device names on a machine without such a device: they stand for another one, for the whole process.
+
+How torch reads the names is src/torch/hpu_device.h; what scripts find in Python beside it, `torch.hpu` and `x.hpu()` and
+`torch.autocast("hpu")`, is habana_mp/_hpu/additions.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._convert.dynamo import drop_stale_graphs
+from habana_mp._hpu import torch_hpu
+from habana_mp._hpu.additions import additions
+
+# (owner, name, what its __dict__ held): what torch is given, in order.
+_before: list[tuple[Any, str, Any]] = []
+_INHERITED = object()
+
+DEVICE_VARIABLE = "HABANA_MP_DEVICE"
+
+
+def map_hpu(device: str = "cpu") -> bool:
+    """Let "hpu" and "habana" stand for another device in all of torch, until ``unmap_hpu``; called again, for that one from then on.
+
+    ``torch.device("hpu")`` then is a device that says hpu and equals the device that it stands for; tensors say where they are.
+
+    Args:
+        device: the type of a device that torch has here: "cpu", "cuda", "xpu", ...
+
+    Returns:
+        False where HPU is real (Habana's package is installed, or something else has registered ``torch.hpu``): nothing is touched.
+
+    Raises:
+        ValueError: a device that is no device type of torch, one with an index, or "hpu" itself.
+        RuntimeError: a device that is not available here, or a build of torch that cannot be told.
+    """
+    _check(device)
+    if is_real():
+        return False
+    first = _core.hpu_mapped_to() is None
+    _core.map_hpu(device)
+    if not first:
+        _restore()
+    for owner, name, value in additions(device):
+        _before.append((owner, name, vars(owner).get(name, _INHERITED)))
+        setattr(owner, name, value)
+    for name in torch_hpu.NAMES:
+        sys.modules[f"torch.{name}"] = torch_hpu
+    # A copy of a device loses its name: copies are the device itself, as of a string.
+    copy._copy_dispatch[torch.device] = copy._deepcopy_dispatch[torch.device] = _itself  # type: ignore[attr-defined]
+    _tell_dynamo(f"hpu:{device} ")
+    return True
+
+
+def unmap_hpu() -> None:
+    """Undo ``map_hpu``: every object of torch is the one that it was. Nothing happens where nothing is mapped."""
+    if _core.hpu_mapped_to() is None:
+        return
+    _restore()
+    for name in torch_hpu.NAMES:
+        del sys.modules[f"torch.{name}"]
+    del copy._copy_dispatch[torch.device], copy._deepcopy_dispatch[torch.device]  # type: ignore[attr-defined]
+    _core.unmap_hpu()
+    _tell_dynamo("")
+
+
+def stands_for() -> str:
+    """The device type that "hpu" stands for; while it is not mapped, what it is to stand for.
+
+    That is what HABANA_MP_DEVICE says; else the accelerator that torch finds, or the CPU.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return _core.hpu_mapped_to() or os.environ.get(DEVICE_VARIABLE) or ("cpu" if found is None else found.type)
+
+
+def map_chosen() -> bool:
+    """``map_hpu`` for what "hpu" is to stand for. Errors name the variable, where it has chosen."""
+    device = stands_for()
+    try:
+        return map_hpu(device)
+    except (ValueError, RuntimeError) as error:
+        if os.environ.get(DEVICE_VARIABLE) != device:
+            raise
+        raise type(error)(f"{DEVICE_VARIABLE}: {error}") from None
+
+
+def is_real() -> bool:
+    """Whether there is HPU support of somebody else's in this process."""
+    if _core.hpu_mapped_to() is not None:
+        return False
+    if hasattr(torch, "hpu"):
+        return True
+    try:
+        spec = importlib.util.find_spec("habana_frameworks")
+    except ValueError:  # a module that somebody made by hand
+        return True
+    return spec is not None and not type(spec.loader).__module__.startswith("habana_mp")
+
+
+def _check(device: object) -> None:
+    if not isinstance(device, str) or ":" in device or device in torch_hpu.NAMES:
+        raise ValueError(f'"hpu" stands for a device type such as "cpu" or "cuda", not for {device!r}')
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"torch has no device type {device!r}; it has cpu, cuda, xpu, mps, ...") from None
+    module = getattr(torch, device, None)
+    if device != "cpu" and (module is None or not module.is_available()):
+        raise RuntimeError(f"{device!r} is not available here: torch {torch.__version__} sees no such device")
+
+
+def _restore() -> None:
+    while _before:
+        owner, name, before = _before.pop()
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _tell_dynamo(tag: str) -> None:
+    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the caches on disk are told what it stands for."""
+    from torch.compiler import config
+
+    config.cache_key_tag = tag + re.sub(r"^hpu:\w+ ", "", config.cache_key_tag)
+    drop_stale_graphs()
+
+
+def _itself(device: torch.device, *_: Any) -> torch.device:
+    return device

@@ -1,0 +1,83 @@
+"""``PolicyDiff``: what two policies decide otherwise. The command line shows it as a table, ``PolicyState`` as lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import habana_mp._core as core
+from habana_mp._policy.policy import Policy
+
+# Two policies of different origin differ in a hundred ops, which nobody reads in a warning.
+_MOST_LINES = 20
+
+
+@dataclass(frozen=True)
+class PolicyDiff:
+    """Settings and ops with what each policy says of them, where that differs. False where nothing does."""
+
+    settings: dict[str, tuple[Any, Any]]
+    ops: dict[str, tuple[str, str]]
+
+    @classmethod
+    def between(cls, before: Policy, after: Policy) -> PolicyDiff:
+        settings = {
+            title: (first, second)
+            for (title, first), second in zip(settings_of(before).items(), settings_of(after).values(), strict=True)
+            if first != second
+        }
+        listed = {name for policy in (before, after) for ops in policy.lists.values() for name in ops}
+        # Of an op that is listed for one low dtype, what holds without it is asked too.
+        names = sorted(listed | {name.partition("@")[0] for name in listed})
+        pairs = {name: (_action(before, name), _action(after, name)) for name in names}
+        # D17: autocast tells the overloads of an op apart, where one of them is listed.
+        ops = {name.partition(".")[0] for name in names if "." in name}
+        overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
+        pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
+        return cls(settings, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+    def __bool__(self) -> bool:
+        return bool(self.settings or self.ops)
+
+    def __str__(self) -> str:
+        """A line each: "softmax: fp32 -> lower"."""
+        lines = [f"{title}: {words(first)} -> {words(second)}" for title, (first, second) in self.settings.items()]
+        lines += [f"{name}: {first} -> {second}" for name, (first, second) in self.ops.items()]
+        more = len(lines) - _MOST_LINES
+        return "\n".join([*lines[:_MOST_LINES], *([f"and {more} more"] if more > 0 else [])])
+
+
+def settings_of(policy: Policy) -> dict[str, Any]:
+    return {
+        "low_dtype": policy._core.low,
+        "low_dtypes": policy._core.low_dtypes,
+        "rest": policy.rest,
+        "cache": policy.cached,
+    }
+
+
+def words(setting: Any) -> str:
+    """A setting as it is told."""
+    if isinstance(setting, list):
+        return ", ".join(setting)
+    return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)
+
+
+def _overloads(op: str) -> list[str]:
+    packet = getattr(torch.ops.aten, op, None)
+    return [] if packet is None else packet.overloads()
+
+
+def _of_overload(policy: Policy, overload: str) -> str:
+    action, _, listed, *_ = policy._core.resolve_overload(overload)
+    return core.ACTIONS[action] if listed else "rest"
+
+
+def _action(policy: Policy, listed: str) -> str:
+    """What a policy does with an op; of "op@float16", with float16 as its low dtype."""
+    op, at, low = listed.partition("@")
+    if at:
+        policy = policy.with_low_dtype(getattr(torch, low))
+    return policy.rule(op).action

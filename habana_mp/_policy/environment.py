@@ -1,0 +1,68 @@
+"""Policies by name as regions load them: presets are kept, and hpu-autocast has the lists that the environment names (D30)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from habana_mp._policy.gaudi_config import SUFFIX
+from habana_mp._policy.list_file import read_list
+from habana_mp._policy.policy import Policy, replace_preset
+from habana_mp._show.warning import warn
+
+_HPU = "hpu-autocast"
+_loaded: dict[str, Policy] = {}
+
+
+def load_kept(name_or_path: str | os.PathLike[str]) -> Policy:
+    """A policy by name or path. Presets are kept: a region is made in every step of a training loop."""
+    if not isinstance(name_or_path, str):
+        return Policy.load(name_or_path)
+    policy = _loaded.get(name_or_path)
+    if policy is None:
+        policy = Policy.load(name_or_path)
+        if not (os.path.isdir(name_or_path) or name_or_path.endswith(SUFFIX) or " " in name_or_path):  # noqa: PTH112 - as Policy.load
+            _loaded[name_or_path] = policy
+    return policy
+
+
+# D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
+LIST_VARIABLES = {
+    "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
+    "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
+}
+_read: dict[str, tuple[str, str, bytes | None]] = {}
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
+def read_environment() -> None:
+    """Read the lists that the environment names, where they are others than at the last time."""
+    asked = {
+        title: (variable, os.environ[variable], _content(os.environ[variable]))
+        for title, variables in LIST_VARIABLES.items()
+        if (variable := next(filter(os.environ.get, variables), None)) is not None
+    }
+    if asked == _read:
+        return
+    _read.clear()
+    _read.update(asked)
+    replace_preset(_HPU, None)
+    _loaded.pop(_HPU, None)
+    given = {}
+    for title, (variable, path, _) in asked.items():
+        try:
+            read_list(path)
+            given[title] = path
+        except (OSError, ValueError) as error:  # noqa: PERF203 - there are two
+            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
+    if given:
+        try:
+            replace_preset(_HPU, Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU))
+        except ValueError as error:
+            warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")

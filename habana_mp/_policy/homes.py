@@ -1,0 +1,133 @@
+"""Where the ops of torch live: every name through which Python code reaches one (D16).
+
+A home is an owner (a module, or torch.Tensor) and an attribute name. Knows nothing of policies; which names carry the rule of a home is
+told by `candidates` in src/policy/names.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+
+import habana_mp._core as _core
+
+
+class Home(NamedTuple):
+    """One name under which an op is reached. ``prefix`` is "linalg_", "fft_", "special_" or empty: torch's own name for the op has it."""
+
+    owner: Any
+    attribute: str
+    prefix: str
+
+    @property
+    def path(self) -> str:
+        """As pkgutil.resolve_name takes it: "torch.nn.functional:gelu", "torch:Tensor.mm"."""
+        if self.owner is torch.Tensor:
+            return f"torch:Tensor.{self.attribute}"
+        return f"{self.owner.__name__}:{self.attribute}"
+
+    @property
+    def label(self) -> str:
+        """As people write it: "torch.nn.functional.gelu"."""
+        return self.path.replace(":", ".")
+
+    @property
+    def name(self) -> str:
+        """The name that `candidates` is asked with."""
+        own = self.attribute
+        return own if own.startswith(self.prefix) else self.prefix + own
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the name says that argument 0 is written to: relu_, __iadd__ (D12)."""
+        return is_in_place(self.attribute)
+
+    def function(self) -> Callable[..., Any]:
+        """What torch itself has there, also while converted."""
+        value: Any = getattr(self.owner, self.attribute)
+        found: Callable[..., Any] = value.original if _is_patched(value) else value
+        return found
+
+
+def _is_patched(value: object) -> bool:
+    return isinstance(value, _core.PatchedFunctionBase)
+
+
+_ARITHMETIC = "add sub mul matmul truediv div floordiv mod pow"
+_BITWISE = "and or xor lshift rshift"
+
+# Operators of Tensor that are ops; every other dunder method is the object protocol.
+OPERATORS = frozenset(
+    [f"__{form}{op}__" for op in f"{_ARITHMETIC} {_BITWISE}".split() for form in ("", "r", "i")]
+    + [f"__{op}__" for op in "eq ne lt le gt ge neg pos abs invert getitem setitem contains".split()]
+)
+_IN_PLACE_OPERATORS = frozenset([f"__i{op}__" for op in f"{_ARITHMETIC} {_BITWISE}".split()] + ["__setitem__"])
+
+
+def is_in_place(op: str) -> bool:
+    """Whether the name of an op says that it writes to its first argument: relu_, __iadd__, iadd."""
+    operator = op in _IN_PLACE_OPERATORS or f"__{op}__" in _IN_PLACE_OPERATORS
+    return operator or (op.endswith("_") and not op.endswith("__"))
+
+
+# Functions of torch.nn.functional that are no ops but helpers of its source.
+_F_HELPERS = frozenset(
+    "boolean_dispatch handle_torch_function has_torch_function has_torch_function_unary has_torch_function_variadic"
+    " assert_int_or_pair".split()
+)
+
+
+@functools.cache
+def homes() -> tuple[Home, ...]:
+    """Every home in the installed torch. Names only: what they hold is asked anew at each conversion."""
+    return tuple(_find_homes())
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, (types.BuiltinFunctionType, types.FunctionType)) or _is_patched(value)
+
+
+def _find_homes() -> Iterator[Home]:
+    aten = [name for name in dir(torch._C._VariableFunctions) if not name.startswith("__")]
+    # torch.nn.functional comes first, so that an op that lives there too is named as users write it.
+    for name, value in vars(F).items():
+        if _is_function(value) and not name.startswith("_") and name not in _F_HELPERS:
+            yield Home(F, name, "")
+    for name in torch.functional.__all__:
+        yield Home(torch, name, "")
+        yield Home(torch.functional, name, "")
+    for name in aten:
+        if _is_function(getattr(torch, name, None)) and name not in torch.functional.__all__:
+            yield Home(torch, name, "")
+        yield Home(torch._VF, name, "")
+    for owner, prefix in (
+        (torch.linalg, "linalg_"),
+        (sys.modules["torch._C._linalg"], "linalg_"),
+        (torch.fft, "fft_"),
+        (sys.modules["torch._C._fft"], "fft_"),
+        (torch.special, "special_"),
+        (sys.modules["torch._C._special"], "special_"),
+        (torch._C._nn, ""),
+    ):
+        for name, value in vars(owner).items():
+            if _is_function(value) and not name.startswith("__"):
+                yield Home(owner, name, prefix)
+    for name in dir(torch.Tensor):
+        value = getattr(torch.Tensor, name)
+        if name in OPERATORS or (not name.startswith("__") and callable(value) and not isinstance(value, type)):
+            yield Home(torch.Tensor, name, "")
+
+
+def ops() -> list[tuple[Any, list[Home]]]:
+    """Each op that torch has now: the original object and its homes."""
+    found: dict[int, tuple[Any, list[Home]]] = {}
+    for home in homes():
+        original = home.function()
+        found.setdefault(id(original), (original, []))[1].append(home)
+    return list(found.values())

@@ -1,0 +1,76 @@
+"""List files: read from disk, and merged with the lists of a preset.
+
+The form of a file is read by src/policy/op_list.cpp. Knows nothing of convert and of what a list is for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import habana_mp._core as core
+
+# A name, with the low dtype that it is for behind @ if it is for one alone, and where it was listed; file and line are "" and 0 for a
+# name given in code.
+Entry = tuple[str, str, int]
+ListPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+class ListFile(NamedTuple):
+    """One list as a file gives it: the names to have, or, where ``edits``, those to add to and take out of a default (D21)."""
+
+    path: str
+    edits: bool
+    named: list[Entry]
+    removed: list[Entry]
+
+
+def read_list(path: ListPath) -> ListFile:
+    """Raises OSError with the path (D24), or ValueError with ``path:line`` (D20, D21)."""
+    name = os.fsdecode(path)
+    with Path(name).open("rb") as file:
+        data = file.read(core.MAX_LIST_BYTES + 1)
+    return parse_list(data, name.encode(errors="backslashreplace").decode())
+
+
+def parse_list(data: bytes, shown: str) -> ListFile:
+    """The list that a file holds; ``shown`` is its path for messages. Raises ValueError with ``path:line`` for the first mistake."""
+    edits, ops = core.parse_op_list(data, shown)
+    named = [(name, shown, line) for name, line, removed in ops if not removed]
+    removed = [(name, shown, line) for name, line, removed in ops if removed]
+    return ListFile(shown, edits, named, removed)
+
+
+def whole_op(name: str) -> str:
+    """``pow`` of ``pow.Tensor_Scalar``, ``pow@float16`` of ``pow.Tensor_Scalar@float16``."""
+    op, at, low = name.partition("@")
+    return op.partition(".")[0] + at + low
+
+
+def for_each_low_dtype(name: str) -> list[str]:
+    """What an entry says of each low dtype: ``mm`` is ``mm@bfloat16`` and ``mm@float16``, and these are themselves."""
+    return [name] if "@" in name else [f"{name}@{low}" for low in core.LOW_DTYPES]
+
+
+def less(entries: Iterable[Entry], names: Iterable[str], ops: Iterable[str]) -> list[Entry]:
+    """Entries without these names, and without these ops and their overloads. What goes for one low dtype stays for the other."""
+    names = {each for name in names for each in for_each_low_dtype(name)}
+    ops = {each for op in ops for each in for_each_low_dtype(op)}
+    kept: list[Entry] = []
+    for name, file, line in entries:
+        said = for_each_low_dtype(name)
+        stays = [each for each in said if each not in names and whole_op(each) not in ops]
+        kept += [(each, file, line) for each in ([name] if stays == said else stays)]
+    return kept
+
+
+def merged(default: list[Entry], given: ListFile | None, other: ListFile | None = None) -> list[Entry]:
+    """A list after the files: ``given`` replaces or edits it, and what ``other`` claims leaves its default (D6, D21)."""
+    if given and not given.edits:
+        return given.named
+    claimed = [whole_op(name) for name, _, _ in other.named] if other else []
+    removed = [name for name, _, _ in given.removed] if given else []
+    kept = less(default, removed, claimed)
+    return [*given.named, *kept] if given else kept

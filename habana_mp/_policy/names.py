@@ -1,0 +1,77 @@
+"""The names of ops that a list may hold, and what is said of a name that torch does not have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+
+from habana_mp._policy.computing import aten_tensor_arguments
+from habana_mp._policy.homes import OPERATORS, homes
+from habana_mp._policy.list_file import Entry
+from habana_mp._show.warning import warn
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Every name that a list may hold (D17, D22): of homes, of operators without their underscores, of aten ops and overloads."""
+    own = {home.attribute for home in homes()} | {home.name for home in homes()}
+    operators = {name.strip("_") for name in OPERATORS & own}
+    return frozenset(own | operators | set(aten_tensor_arguments()) | {"GRUCell", "LSTMCell", "RNNCell"})
+
+
+def plain_name(op: str) -> str:
+    """The name of an op, out of one that says where it lives; overload names keep their dot."""
+    op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
+    if op in known_names():
+        return op
+    if op.removeprefix("aten.") in known_names():
+        return op.removeprefix("aten.")
+    for prefix, own in (("torch.linalg.", "linalg_"), ("torch.fft.", "fft_"), ("torch.special.", "special_")):
+        if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
+            return own + op.removeprefix(prefix)
+    last = op.rpartition(".")[2]
+    if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
+        return last
+    near = nearest(last, known_names())
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
+
+
+# Looking for near names takes milliseconds each: a file that is no list at all must not take minutes.
+_MOST_SUGGESTIONS = 20
+
+
+def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
+    """One warning, or with ``strict`` a ValueError, for all names of a list that torch does not have (D22)."""
+    known = known_names()
+    named = [(name.partition("@")[0], file, line) for name, file, line in entries]
+    unknown = [entry for entry in named if entry[0] not in known]
+    if not unknown:
+        return
+    lines = []
+    for number, (name, file, line) in enumerate(unknown):
+        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
+        near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")
+    text = "\n".join(lines)
+    if strict:
+        raise ValueError(text)
+    warn(f"{where} has names that decide nothing:\n{text}")
+
+
+def nearest(name: str, known: frozenset[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    last = name.rpartition(".")[2]
+    if last != name and last in known:  # torch.relu
+        return [last]
+    if name.lower() in known:  # the class of a module: ReLU
+        return [name.lower()]
+    # Names of C++ helpers and overloads are near only to what looks like one.
+    pool = [
+        other for other in known if ("." in name or "." not in other) and other.startswith("_") <= name.startswith("_")
+    ]
+    return get_close_matches(name, sorted(pool), n=3, cutoff=0.7)

@@ -1,0 +1,348 @@
+"""Policy: in which precision every op runs, as a frozen value; where policies come from; and the policy of a call of convert.
+
+The value itself, its checks and its look-up are src/policy/policy.h. Knows nothing of patches, tensors or what is in force.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import habana_mp._core as core
+from habana_mp._policy.folder import LISTS, SHIPPED, read_folder
+from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
+from habana_mp._policy.list_file import Entry, ListFile, ListPath, less, merged, read_list
+from habana_mp._policy.names import check_known
+from habana_mp._show.html import render
+
+_ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """What a policy says of one op, and where that was said. Made by ``Policy.rule``.
+
+    ``action`` is "lower", "fp32", "promote" or "error" where a list names the op; else "rest", and ``rest`` says what that is.
+    ``listed_as`` is the entry that decides, with the low dtype that it is for, if it has one: "layer_norm@float16".
+    """
+
+    op: str
+    action: str
+    low_dtype: torch.dtype
+    rest: str
+    listed_as: str | None
+    file: str | None
+    line: int | None
+
+    def __str__(self) -> str:
+        if self.listed_as is None:
+            return f"{self.op}: in no list, rest={self.rest}"
+        dtype = f" ({str(self.low_dtype).removeprefix('torch.')})" if self.action == "lower" else ""
+        place = f" in {self.file}" if self.file else " in code"
+        return (
+            f"{self.op}: {self.action}{dtype}, listed as {self.listed_as}{place}{f':{self.line}' if self.line else ''}"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Policy:
+    """In which precision every op runs: lists of ops, the low dtype, and what happens to the rest. A frozen value.
+
+    Made by ``Policy.load``, ``Policy.from_files`` or ``Policy.from_ops``; ``convert`` returns the one that it put in force.
+    ``str`` gives one line of text that ``Policy.load`` reads back. Two policies are equal, and hash alike in every process, where
+    they say the same: the name, and the files that the lists came from, do not count.
+
+    A list holds names of ops, and names for one low dtype: "layer_norm@float16" is in its list only while the low dtype of the policy
+    is float16. Then it wins over names of that op without a dtype, in whatever list: "pow@float16" over "pow" and "pow.Tensor_Scalar",
+    and "pow.Tensor_Scalar@float16" over "pow" for that overload, which for ``convert`` is the whole op (D17). Other names of an op
+    ("multiply" beside "mul") have rules of their own, as ever (D16).
+
+    >>> policy = Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"])
+    >>> Policy.load(str(policy)) == policy
+    True
+
+    See Also:
+        presets, convert, explain
+    """
+
+    _core: core.Policy
+
+    _text: str = field(init=False)  # what torch.compile can read of it
+
+    def __post_init__(self) -> None:
+        if not isinstance(self._core, core.Policy):
+            raise TypeError(f"a policy is made by Policy.load, from_files or from_ops, not of {self._core!r}")
+        object.__setattr__(self, "_text", self._core.text())
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
+        """A preset by its name, a folder that holds one in the form of the presets, a gaudi_config.json, or what ``str(policy)`` gave.
+
+        A folder has ``policy.toml`` (low_dtype, rest, and name, error, low_dtypes and cache where it wants) and the lists
+        ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` tells the names; "cuda" and "cpu" are short for "torch-cuda"
+        and "torch-cpu".
+
+        A path that ends in ``.json`` is a gaudi_config.json of optimum-habana. Where it says ``use_habana_mixed_precision``, the lists
+        hmp_bf16_ops and hmp_fp32_ops take the place of those of "hmp", and with the hmp_opt_level "O2" it is "hmp-o2"; where it says
+        ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops take the place of those of "hpu-autocast". A file that has neither
+        key is taken by the lists that it has; without any, and where the key is false, nothing is cast. Keys of other things are passed
+        over. A folder that holds such a file may be named instead.
+
+        Raises:
+            ValueError: no preset, folder, file or text of a policy, or one with a mistake in it.
+            OSError: a file that cannot be read.
+            TypeError: neither a string nor a path.
+        """
+        if not isinstance(name_or_path, (str, os.PathLike)):
+            raise TypeError(f"a policy is loaded by its name, its path or its text, not by {name_or_path!r}")
+        text = os.fspath(name_or_path)
+        if isinstance(name_or_path, str):
+            if text.startswith("name=") and " low_dtype=" in text:
+                return cls(core.Policy.parse(text))
+            name = _ALIASES.get(text, text)
+            if name in _replaced:
+                return _replaced[name]
+            if name in presets():
+                return cls(read_folder(SHIPPED / name, shipped=True))
+        if (config := gaudi_config_at(text)) is not None:
+            return cls._of_gaudi_config(config)
+        if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
+            raise ValueError(
+                f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
+                "a gaudi_config.json, and the text of a policy"
+            )
+        return cls(read_folder(Path(text), shipped=False))
+
+    @classmethod
+    def _of_gaudi_config(cls, path: Path) -> Policy:
+        config = read_gaudi_config(path)
+        if config.base is None:
+            return cls.from_ops(name="float32")
+        return cls(with_files(cls.load(config.base), config.lists, None, strict=False))
+
+    @classmethod
+    def from_files(
+        cls,
+        lower: ListPath | None = None,
+        fp32: ListPath | None = None,
+        promote: ListPath | None = None,
+        *,
+        base: str | os.PathLike[str] | Policy = "hmp",
+        low_dtype: torch.dtype | None = None,
+        strict: bool = False,
+    ) -> Policy:
+        """The policy ``base`` with some of its lists replaced, or edited by a file whose names all begin with + or -.
+
+        What is not given (``None`` or "") stays as in ``base``, the rest and the low dtype too; but an op that the lower or fp32
+        file names leaves the other list (D6). What a file says of an op for one low dtype, "+mm@float16" or "-mm@float16", changes
+        nothing for the other. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+
+        Raises:
+            ValueError: ``path:line`` of a line that is no op name, or of an op that both files name.
+            OSError: a file that cannot be read.
+        """
+        given = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
+        start = base if isinstance(base, Policy) else cls.load(base)
+        return cls(with_files(start, given, low_dtype, strict=strict))
+
+    @classmethod
+    def from_ops(
+        cls,
+        lower: Iterable[str] = (),
+        fp32: Iterable[str] = (),
+        promote: Iterable[str] = (),
+        *,
+        low_dtype: torch.dtype = torch.bfloat16,
+        rest: str = "inputs",
+        name: str = "custom",
+        strict: bool = False,
+    ) -> Policy:
+        """A policy of these ops alone.
+
+        ``rest`` says what happens to all others: "inputs" leaves them alone, "first_input" gives them the dtype of their first input,
+        "fp32" runs them in float32. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+        """
+        given: dict[str, list[Entry]] = {}
+        for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
+            if isinstance(ops, str):
+                raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
+            given[title] = [(op, "", 0) for op in ops]
+        low = low_name(low_dtype, "low_dtype")
+        made = core.Policy(name, low, rest, given["lower"], given["fp32"], given["promote"], [])
+        for title, entries in given.items():
+            check_known(entries, f"the {title} list", strict=strict)
+        return cls(made)
+
+    def with_edits(self, *edits: str, strict: bool = False) -> Policy:
+        """The same policy with some ops listed otherwise.
+
+        "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
+        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
+        that torch does not have is told in a warning, or with ``strict`` a ValueError.
+
+        >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
+        'lower'
+        """
+        lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        entries: list[Entry] = []
+        for edit in edits:
+            if not isinstance(edit, str):
+                raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
+            sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
+            if not core.is_entry(entry) or (title not in lists if sign == "+" else sign != "-" or colon):
+                raise ValueError(
+                    f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
+                    "and op@float16 or op@bfloat16 for op"
+                )
+            op, at, low = entry.partition("@")
+            # Its other spellings go with it; where it is in no list, so do the ops that it is made of, which would decide it.
+            spellings = core.dispatched_candidates(op) if sign == "+" else core.candidates(op)
+            gone = [name + at + low for name in {op}.union(*spellings)]
+            for other, listed in lists.items():
+                lists[other] = less(listed, gone, gone)
+            if sign == "+":
+                lists[title].append((entry, "", 0))
+            entries.append((entry, "", 0))
+        name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
+        made = core.Policy(
+            name,
+            self._core.low,
+            self._core.rest,
+            **lists,
+            low_dtypes=self._core.low_dtypes,
+            cached=self._core.cached,
+        )
+        check_known(entries, "the edits", strict=strict)
+        return Policy(made)
+
+    def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
+        """The same policy with another dtype for its lower list, and with the entries that are for that one."""
+        low_name(low_dtype, "low_dtype")
+        return self if low_dtype is self.low_dtype else Policy(with_files(self, {}, low_dtype, strict=True))
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def low_dtype(self) -> torch.dtype:
+        """``torch.bfloat16`` or ``torch.float16``: what ops of the lower list run in."""
+        dtype: torch.dtype = getattr(torch, self._core.low)
+        return dtype
+
+    @property
+    def low_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The low dtypes that the policy is made for: ``autocast`` refuses others; ``convert`` and ``with_low_dtype`` take either."""
+        return tuple(getattr(torch, low) for low in self._core.low_dtypes)
+
+    @property
+    def cached(self) -> bool:
+        """Whether casts of weights may be kept between calls."""
+        return self._core.cached
+
+    @property
+    def rest(self) -> str:
+        """What happens to an op that no list names: "inputs", "first_input" or "fp32"."""
+        return self._core.rest
+
+    @property
+    def lists(self) -> dict[str, tuple[str, ...]]:
+        """The names in "lower", "fp32", "promote" and "error", each sorted; those for one low dtype as written: "layer_norm@float16"."""
+        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
+
+    def rule(self, op: str) -> OpRule:
+        """What this policy says of an op, asked by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
+        action, _, listed, listed_as, file, line = self._core.resolve(op)
+        said = core.ACTIONS[action] if listed else "rest"
+        return OpRule(op, said, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
+
+    def __str__(self) -> str:
+        return self._core.text()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(ops)} {name}" for name, ops in self.lists.items() if ops)
+        return f"<Policy {self.name}: {self._core.low}, {sizes or 'no lists'}, rest={self.rest}>"
+
+    def _repr_html_(self) -> str:
+        lists = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        return render("policy.html", policy=self, low=self._core.low, lists=lists)
+
+    def __eq__(self, other: object) -> bool:
+        return self._core == other._core if isinstance(other, Policy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._core)
+
+    def __copy__(self) -> Policy:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Policy:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, _parts(self._core)
+
+
+_replaced: dict[str, Policy] = {}
+
+
+def replace_preset(name: str, policy: Policy | None) -> None:
+    """From now on a policy is what a preset's name stands for (D30), or with None what is shipped."""
+    if policy is None:
+        _replaced.pop(name, None)
+    else:
+        _replaced[name] = policy
+
+
+def presets() -> tuple[str, ...]:
+    """The names of the policies that this package ships, for ``Policy.load`` and ``convert(policy=...)``."""
+    return tuple(sorted(entry.name for entry in os.scandir(SHIPPED) if entry.is_dir()))
+
+
+def low_name(dtype: object, argument: str) -> str:
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"{argument} is torch.bfloat16 or torch.float16, not {dtype!r}")
+    return str(dtype).removeprefix("torch.")
+
+
+def _parts(
+    policy: core.Policy,
+) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool]:
+    lists = policy.lower, policy.fp32, policy.promote, policy.error
+    return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached
+
+
+def renamed(policy: core.Policy, name: str) -> core.Policy:
+    """The same policy under another name. Raises ValueError for what is no name of one."""
+    return core.Policy(name, *_parts(policy)[1:])
+
+
+def _unpickle(*parts: Any) -> Policy:
+    return Policy(core.Policy(*parts))
+
+
+def with_files(base: Policy, given: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool) -> core.Policy:
+    name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
+    if low_dtype is not None:
+        low = low_name(low_dtype, "low_dtype")
+    if given and not name.endswith("+files"):
+        name += "+files"
+    made = core.Policy(
+        name,
+        low,
+        rest,
+        merged(lower, given.get("lower"), given.get("fp32")),
+        merged(fp32, given.get("fp32"), given.get("lower")),
+        merged(promote, given.get("promote")),
+        error,
+        low_dtypes,
+        cached,
+    )
+    for file in given.values():
+        check_known([*file.named, *file.removed], file.path, strict=strict)
+    return made

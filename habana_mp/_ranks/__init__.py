@@ -1,0 +1,1 @@
+"""The processes that train one model together. It must not know the front ends."""

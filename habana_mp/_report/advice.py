@@ -1,0 +1,150 @@
+"""``Advice``: what to look at first in a report, and what says so. Pure functions on the plain values of ``CastReport.to_dict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from habana_mp._report.findings import grouped, pattern
+from habana_mp._report.sums import cast_seconds
+from habana_mp._show.units import counted, share
+
+_MOST = 5
+_MOST_CASTS = 3  # ops
+_MOST_RANKS = 8
+_WORTH = 0.005  # of the time of all ops: less is not worth a line
+_LONG = 0.05  # an op that no list names is, from here on
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One line of advice, and what says so."""
+
+    text: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.text}\n    {self.evidence}"
+
+
+def advice(report: dict[str, Any]) -> list[Advice]:
+    """At most five lines: ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes; then what costs
+    most, the ops with most casts in any case.
+
+    Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
+    included, since a block may read data or import for minutes.
+    """
+    whole = report["op_seconds"] + report["backward_seconds"]
+    casts = _sorted(_of_casts(report))[:_MOST_CASTS]
+    others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
+    worth = [line for line in others if line[0] >= _WORTH * whole]
+    missed = [*_of_missed(report), *_of_uneven(report)][: _MOST - len(casts)]
+    chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
+    return [*missed, *(line for _, line in chosen)]
+
+
+_Line = tuple[float, Advice]  # the seconds that it is about
+
+
+def _sorted(lines: Iterable[_Line]) -> list[_Line]:
+    return sorted(lines, key=lambda line: -line[0])
+
+
+def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
+    for group in grouped(report["missed"], lambda row: row["op"]):
+        op, rule, source = (group[0][key] for key in ("op", "rule", "source"))
+        held = sorted({name for row in group for name in row["held_by"]})
+        where = f"held by {', '.join(held[:3])}" if held else f"called at {source or 'an unknown place'}"
+        yield Advice(
+            f"{op} runs past the conversion: convert before the function is taken, or call it by its module",
+            f"{rule}; {_calls(group)}; {where}",
+        )
+
+
+def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
+    """The one op that differs most: the others mostly follow from it."""
+    for each in report.get("uneven", [])[:1]:
+        least, most = min(each["casts"]), max(each["casts"])
+        ranks = [report["ranks"][each["casts"].index(count)]["rank"] for count in (most, least)]
+        yield Advice(
+            f"the ranks do not cast alike: {each['op']} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
+            "casts of each rank: " + ", ".join(map(_by_rank, report["uneven"][:_MOST_CASTS])),
+        )
+
+
+def _by_rank(uneven: dict[str, Any]) -> str:
+    casts = [f"{count:,}" for count in uneven["casts"]]
+    return f"{uneven['op']} {' / '.join(casts[:_MOST_RANKS])}{' / …' if len(casts) > _MOST_RANKS else ''}"
+
+
+def _of_ping_pong(report: dict[str, Any]) -> Iterator[_Line]:
+    rules = {row["op"]: row["rule"] for row in reversed(report["rows"]) if row["rule"]}
+    for chain in report["ping_pong"]:
+        ops = [step["op"] for step in chain["ops"]]
+        reasons = dict.fromkeys(rules[op] for op in (ops[0], ops[-1]) if op in rules)
+        yield (
+            chain["seconds"],
+            Advice(
+                f"{' -> '.join(ops)}: {' -> '.join(chain['path'])}, there and back {counted(chain['count'], 'time')}, "
+                f"{_share(chain['seconds'], report)}",
+                "; ".join(reasons) + _at([chain["ops"][-1]["module"]]),
+            ),
+        )
+
+
+def _of_recast(report: dict[str, Any]) -> Iterator[_Line]:
+    for entry in report["recast"]:
+        yield (
+            entry["seconds"],
+            Advice(
+                f"{entry['tensor']} is cast to {entry['to']} {counted(entry['times'], 'time')} where {entry['needed']} would do, "
+                f"{_share(entry['seconds'], report)}",
+                f"wanted by {', '.join(entry['ops'])}{_at(entry['modules'])}; cast it once by hand (hmp.cast)",
+            ),
+        )
+
+
+def _of_casts(report: dict[str, Any]) -> Iterator[_Line]:
+    made = (row for row in report["rows"] if any(cast["count"] > cast["cached"] for cast in row["casts"]))
+    for group in grouped(made, lambda row: (row["op"], row["decision"])):
+        casts = [cast for row in group for cast in row["casts"]]
+        seconds = sum(map(cast_seconds, group))
+        way = max(casts, key=lambda cast: cast["seconds"])
+        mostly = "mostly " if len({(cast["from"], cast["to"]) for cast in casts}) > 1 else ""
+        count = sum(cast["count"] for cast in casts)
+        where = _at(row["module"] for row in group)
+        source = max(group, key=cast_seconds)["source"]
+        if not where and source:  # outside of modules, as losses are
+            where = f"; at {source}"
+        yield (
+            seconds,
+            Advice(
+                f"{group[0]['op']}: {counted(count, 'cast')}, {mostly}{way['from']} -> {way['to']}, {_share(seconds, report)}",
+                group[0]["rule"] + where,
+            ),
+        )
+
+
+def _of_unlisted(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+    # Outside of modules it is mostly an optimizer.
+    rows = (row for row in report["rows"] if row["decision"] == "unlisted" and row["module"])
+    for group in grouped(rows, lambda row: row["op"]):
+        seconds = sum(row["seconds"] for row in group)
+        if seconds >= _LONG * whole and any("float32" in row["dtypes"] for row in group):
+            text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, report)}"
+            # Half of it is what a lower precision could save at best.
+            yield seconds / 2, Advice(text, _calls(group) + _at(row["module"] for row in group))
+
+
+def _share(seconds: float, report: dict[str, Any]) -> str:
+    return f"{share(seconds, report['seconds'])} of the block"
+
+
+def _calls(rows: list[dict[str, Any]]) -> str:
+    return counted(sum(row["calls"] for row in rows), "call")
+
+
+def _at(modules: Iterable[str]) -> str:
+    where = pattern(modules)
+    return f"; in {where}" if where else ""

@@ -1,0 +1,308 @@
+"""``report``: which op ran where, in which precision, by whose rule, and what its casts cost.
+
+The counting is in src/record/report.cpp, told by src/torch/observer.cpp; what the core asks of Python while it counts is in answers.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import habana_mp._core as _core
+from habana_mp._policy.homes import is_in_place
+from habana_mp._policy.names import plain_name
+from habana_mp._policy.policy import Policy
+from habana_mp._ranks.rank import is_joined
+from habana_mp._report.advice import Advice, advice
+from habana_mp._report.answers import note_policies, stop_noting
+from habana_mp._report.diff import ReportDiff
+from habana_mp._report.findings import inside
+from habana_mp._report.merge import merged
+from habana_mp._report.values import FORMAT, KEYS, VERSION, named
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class CastReport:
+    """What happened in a ``with hmp.report()`` block, on all threads. Made by ``report`` and by ``CastReport.load``.
+
+    Counts may be asked inside of the block too; afterwards they stay as they were at its end. ``print`` of it, and rich's, is a table;
+    notebooks show the page of ``to_html``.
+
+    >>> with hmp.autocast("cpu"), hmp.report() as r:
+    ...     y = model(x)
+    >>> r.casts("linear", to="bfloat16", module="lm_head")
+    3
+    """
+
+    def __init__(self) -> None:
+        self._open: _core.Report | None = None
+        self._began = 0.0
+        self._told: dict[str, Any] | None = None
+        self._policies: dict[str, tuple[Policy, str]] = {}
+        self.title = ""
+
+    def __enter__(self) -> Self:
+        if self._open is not None or self._told is not None:
+            raise RuntimeError("a report is for one with block: call hmp.report() again for another")
+        note_policies(self._policies)
+        self._began = time.perf_counter()
+        self._open = _core.open_report()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        opened, self._open = self._open, None
+        if opened is None:
+            raise RuntimeError("a report that was not entered cannot be left")
+        try:
+            told = _core.close_report(opened)
+        finally:
+            stop_noting(self._policies)
+        self._told = self._named(told, seconds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by ``copy`` or ``pickle``, of a report that is open is what it has counted by then."""
+        return {**self.__dict__, "_open": None, "_told": self._told if self._open is None else self.to_dict()}
+
+    def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
+        """How many tensors an op got in another dtype than its caller gave, in forward passes.
+
+        Those that the weight cache served count too (``cache_hits`` tells how many they were), so the figure does not depend on what ran
+        before. A tensor that stands twice in a call counts once.
+
+        Args:
+            op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
+            to: a dtype or its name, by default any.
+            module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
+                counts too, and ``*`` stands for one name of it; "" is what ran outside of any module.
+
+        Raises:
+            TypeError, ValueError: for what is none of these.
+            RuntimeError: the report was never entered.
+        """
+        return sum(cast["count"] for cast in self._asked(op, to, module))
+
+    def cache_hits(
+        self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
+    ) -> int:
+        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up. Arguments and errors are its."""
+        return sum(cast["cached"] for cast in self._asked(op, to, module))
+
+    def backward_casts(
+        self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
+    ) -> int:
+        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast.
+
+        Arguments and errors are those of ``casts``.
+        """
+        return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
+
+    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
+        names = None if op is None else names_of(op)
+        dtype = None if to is None else dtype_name(to)
+        if module is not None and not isinstance(module, str):
+            raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
+        for row in self.to_dict()["rows"]:
+            if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
+                yield from (cast for cast in row["casts"] if dtype in (None, cast["to"]))
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What to look at first: at most five lines, each with its evidence, what costs most first."""
+        return tuple(Advice(**line) for line in self.to_dict()["advice"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, as ``to_json`` writes them. Times are seconds, sizes bytes.
+
+        Each of ``rows`` is an op in a module under one decision: ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""), ``policy``,
+        ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (casts included),
+        ``cast_seconds`` (of forward casts), ``dtypes`` that came in, those that it ``runs_in``, and ``casts``, each with ``from``, ``to``, ``count``, ``cached``, ``bytes``,
+        ``seconds`` and the same of its ``backward``. ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings,
+        ``rank`` is this process's; reports of several are ``merged``.
+        ``timeline`` the sample of casts in time: start, seconds, number of the row, from, to and kind of every ``stride``-th one.
+
+        Raises:
+            RuntimeError: the report was never entered.
+        """
+        if self._told is not None:
+            return self._told
+        if self._open is None:
+            raise RuntimeError("nothing has been counted yet: enter the report with `with`")
+        return self._named(_core.report_told(self._open), time.perf_counter() - self._began)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
+        from habana_mp._report.page import page
+
+        text = page(self.to_dict())
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CastReport:
+        """A report that ``to_json`` has written.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds no report, or one of another version.
+        """
+        try:
+            told = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: no report: {error}") from None
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError(f"{path}: no report of habana_mp (format is to be {FORMAT!r})")
+        if told.get("version") != VERSION:
+            raise ValueError(
+                f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
+            )
+        if lacking := [key for key in KEYS if key not in told]:
+            raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
+        return cls._of(told)
+
+    @classmethod
+    def merged(cls, reports: Iterable[CastReport]) -> CastReport:
+        """The reports of several ranks as one: counts, sizes and times are sums, also the time of the block.
+
+        ``to_dict()["ranks"]`` has the sums of each rank, ``["uneven"]`` the ops that not all ranks cast alike, of which the advice
+        tells too. The timeline is that of the first. Ranks have the numbers that the reports were made under where these are
+        different, else their place.
+
+        Raises:
+            TypeError: one of them is no report.
+            ValueError: there is none.
+            RuntimeError: one of them was never entered.
+
+        >>> with hmp.report() as r:
+        ...     y = model(x)
+        >>> r.to_json("casts-0.json")
+        >>> whole = hmp.CastReport.merged([hmp.CastReport.load("casts-0.json"), r])
+        """
+        given = list(reports)
+        if wrong := [each for each in given if not isinstance(each, CastReport)]:
+            raise TypeError(f"reports are merged, not {wrong[0]!r}")
+        if not given:
+            raise ValueError("there is no report to merge")
+        told = merged([each.to_dict() for each in given])
+        told["advice"] = [line.__dict__ for line in advice(told)]
+        return cls._of(told)
+
+    def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
+        """The reports of all ranks of a process group, ``merged``, on its first rank; None on the others. All of them have to call it.
+
+        Without a process group it is that of this process alone.
+
+        Raises:
+            RuntimeError: the report was never entered.
+        """
+        told = self.to_dict()
+        if not is_joined():
+            return CastReport.merged([self])
+        first = dist.get_group_rank(group, dist.get_rank()) == 0 if group is not None else dist.get_rank() == 0
+        gathered: list[Any] | None = [None] * dist.get_world_size(group) if first else None
+        dist.gather_object(told, gathered, group=group, group_dst=0)
+        return None if gathered is None else CastReport.merged(map(CastReport._of, gathered))
+
+    @classmethod
+    def _of(cls, told: dict[str, Any]) -> CastReport:
+        made = cls()
+        made._told = told
+        made.title = told.get("title", "")
+        return made
+
+    def diff(self, other: CastReport) -> ReportDiff:
+        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is.
+
+        Raises:
+            TypeError: ``other`` is no report.
+            RuntimeError: one of the two was never entered.
+        """
+        if not isinstance(other, CastReport):
+            raise TypeError(f"a report is compared with another one, not with {other!r}")
+        return ReportDiff.between(self.to_dict(), other.to_dict())
+
+    def __rich__(self) -> Any:
+        from habana_mp._report.table import table
+
+        return table(self.to_dict())
+
+    def __str__(self) -> str:
+        from habana_mp._report.table import text
+
+        return text(self.to_dict())
+
+    def __repr__(self) -> str:
+        if self._open is None and self._told is None:
+            return "<CastReport, not begun>"
+        told = self.to_dict()
+        return f"<CastReport: {told['casts']} casts, {told['cache_hits']} of them from the weight cache, {len(told['rows'])} rows>"
+
+    def _repr_html_(self) -> str:
+        from habana_mp._report.page import frame
+
+        return frame(self.to_dict())
+
+    def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
+        return named(told, seconds, self.title, list(self._policies.values()))
+
+
+def report() -> CastReport:
+    """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, and say why each happened.
+
+    Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
+    ops down (less than twice as slow); with none open, nothing of it runs.
+
+    >>> with hmp.report() as r:
+    ...     loss = model(x).sum()
+    ...     loss.backward()
+    >>> print(r)
+
+    See Also:
+        explain, draw
+    """
+    return CastReport()
+
+
+def names_of(op: object) -> set[str]:
+    if not isinstance(op, str):
+        raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
+    name = plain_name(op).partition(".")[0]
+    # A list names add_ by add as well, and so covers both; here they are two ops.
+    return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
+
+
+def dtype_name(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"to is float16, bfloat16 or float32, which casts go to, not {dtype!r}")
+    return name

@@ -1,0 +1,212 @@
+"""A report for the terminal: a headline, the advice, the ops that cost most casts, and the first of each finding.
+
+Names are shown as text, never as markup of rich, and without control characters, which would reach the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from habana_mp._report import sums
+from habana_mp._show import units
+from habana_mp._show.units import counted, printable
+
+_OPS = 10
+_LINES = 5
+# From these widths on there is room for all columns of the op table, and for those that 80 columns hold.
+_WIDE, _MIDDLE = 100, 64
+_STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
+
+
+def table(report: dict[str, Any]) -> RenderableType:
+    """What ``Console().print`` shows of a report, from the dict that ``CastReport.to_dict`` gives; as wide as the console."""
+    return _Report(report)
+
+
+def text(report: dict[str, Any]) -> str:
+    """The same as plain text, as wide as the terminal, or 80 columns where there is none."""
+    shown = io.StringIO()
+    Console(file=shown, force_terminal=False, color_system=None).print(table(report))
+    return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
+
+
+class _Report:
+    def __init__(self, report: dict[str, Any]) -> None:
+        self._report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report, width = self._report, options.max_width
+        wide = width >= _WIDE
+        yield _headline(report)
+        parts = [_advice(report["advice"])] if report["advice"] else []
+        if report["rows"]:
+            parts.append(_ops(report, width))
+        parts += [
+            _section(title, rows, numbers)
+            for title, rows, numbers in (
+                ("Ranks", [_rank(each) for each in report.get("ranks", [])], 5),
+                ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
+                ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
+                ("Missed: held before convert", [_missed(each) for each in sums.missed(report)], 1),
+                ("In no list", [_unlisted(each, report) for each in sums.unlisted(report)], 3),
+            )
+            if rows
+        ]
+        for part in parts:
+            yield Text()
+            yield part
+
+
+def _headline(report: dict[str, Any]) -> Text:
+    title = Text(printable(report["title"]) or "Cast report", style="bold")
+    if not report["rows"]:
+        return title.append(": no op was seen", style="not bold")
+    took = [units.time(report[name]) for name in ("cast_seconds", "seconds")]
+    share = units.share(report["cast_seconds"], report["seconds"])
+    counts = [
+        counted(report["casts"], "cast"),
+        f"{report['cache_hits']:,} of them from the cache",
+        f"{report['backward_casts']:,} in backward",
+        f"{units.size(report['cast_bytes'])} cast",
+    ]
+    policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
+    ranks = [counted(len(report["ranks"]), "rank")] if "ranks" in report else []
+    facts = [*policies, *ranks, f"torch {report['torch']}"]
+    return (
+        title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
+        .append(", ".join(counts) + "\n", style="not bold")
+        .append(printable(", ".join(facts)), style="not bold dim")
+    )
+
+
+def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
+    lines = Table.grid(padding=(0, 1))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for number, each in enumerate(advice, start=1):
+        text = Text(printable(each["text"]), style="bold")
+        lines.add_row(f"{number}.", text.append("\n" + printable(each["evidence"]), style="not bold dim"))
+    return lines
+
+
+def _ops(report: dict[str, Any], width: int) -> RenderableType:
+    found = sums.by_op(report["rows"])
+    wide = width >= _WIDE
+    number = {"justify": "right", "no_wrap": True}
+    # The width from which on a column is there, its title, how it is set, and what an op has in it.
+    columns: list[tuple[int, str, dict[str, Any], Callable[[sums.OpSum], Text | str]]] = [
+        (0, "op", {"max_width": 30 if wide else 18}, lambda each: _cut(each.op, style="bold")),
+        (_MIDDLE, "decision", {"max_width": 24 if wide else 11}, lambda each: _cut(", ".join(each.decisions))),
+        (_MIDDLE, "calls", number, lambda each: f"{each.calls:,}"),
+        (0, "casts", number, lambda each: _number(f"{each.casts.total():,}", each.casts.total())),
+        (0, "from → to", {"no_wrap": True}, lambda each: _pairs(each, wide)),
+        (_MIDDLE, "cached", number, lambda each: _number(f"{each.cached:,}", each.cached)),
+        (
+            0,
+            "cast time" if wide else "in casts",
+            number,
+            lambda each: _number(units.time(each.cast_seconds), each.cast_seconds),
+        ),
+        (
+            _MIDDLE,
+            "share",
+            number,
+            lambda each: _number(units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
+        ),
+        (_WIDE, "op time", number, lambda each: units.time(each.seconds)),
+        # Op and decision stand in the line already: the place in the list is left of a rule.
+        (
+            _WIDE,
+            "rule",
+            {"style": "dim"},
+            lambda each: _cut("; ".join(rule.partition(", ")[2] or rule for rule in each.rules)),
+        ),
+    ]
+    made = Table(box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    shown = [column for column in columns if column[0] <= width]
+    for _, title, how, _ in shown:
+        made.add_column(title, **how)
+    for each in found[:_OPS]:
+        made.add_row(*(cell(each) for *_, cell in shown))
+    return Group(made, *_more(len(found) - _OPS, "op"))
+
+
+def _pairs(each: sums.OpSum, wide: bool) -> Text:
+    pairs = each.casts.most_common()
+    shown = pairs if wide else pairs[:1]
+    parts = [
+        _path(pair).append(f" {count:,}" if len(pairs) > 1 and wide else "", style="default") for pair, count in shown
+    ]
+    return Text(", ").join(parts).append(f" +{len(pairs) - 1}" if len(shown) < len(pairs) else "")
+
+
+def _rank(each: dict[str, Any]) -> list[Any]:
+    times = [units.time(each[name]) for name in ("cast_seconds", "seconds")]
+    figures = [
+        counted(each["casts"], "cast"),
+        f"{each['cache_hits']:,} cached",
+        f"{each['backward_casts']:,} in backward",
+    ]
+    return [f"rank {each['rank']}", *figures, times[0], Text(f"of {times[1]}", style="dim")]
+
+
+def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
+    said = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
+    if wide:
+        said.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
+    share = units.share(each["seconds"], report["seconds"])
+    return [counted(each["count"], "time"), units.time(each["seconds"]), share, said]
+
+
+def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
+    said = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
+    if wide:
+        said.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
+    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", units.time(each["seconds"]), said]
+
+
+def _missed(each: sums.MissedOp) -> list[Any]:
+    said = Text(printable(each.op), style="bold").append(f"  {printable(', '.join(each.held_by))}", style="not bold")
+    return [counted(each.calls, "call"), said.append(f"  {printable(each.source)}", style="not bold dim")]
+
+
+def _unlisted(each: sums.OpSum, report: dict[str, Any]) -> list[Any]:
+    share = units.share(each.seconds, report["seconds"])
+    return [counted(each.calls, "call"), units.time(each.seconds), share, Text(printable(each.op))]
+
+
+def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
+    """A title and the first rows under it: figures to the right, then one Text, cut where the line ends."""
+    made = Table.grid(padding=(0, 2))
+    for _ in range(numbers):
+        made.add_column(justify="right", no_wrap=True)
+    made.add_column()
+    for *figures, said in rows[:_LINES]:
+        said.no_wrap, said.overflow = True, "ellipsis"
+        made.add_row(*figures, said)
+    return Group(Text(title, style="bold"), Padding(made, (0, 0, 0, 2)), *_more(len(rows) - _LINES))
+
+
+def _more(count: int, noun: str = "") -> list[Text]:
+    said = f"… and {counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
+    return [Text(said, style="dim")] if count > 0 else []
+
+
+def _number(text: str, value: float) -> Text:
+    return Text(text, style="" if value else "dim")
+
+
+def _cut(text: str, style: str = "") -> Text:
+    """One line, which gives way where the columns of figures beside it need the room: those never wrap."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _path(dtypes: Iterable[str]) -> Text:
+    return Text("→").join(Text(printable(units.short(each)), style=_STYLES.get(each, "")) for each in dtypes)

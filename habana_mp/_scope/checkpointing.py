@@ -1,0 +1,62 @@
+"""Activation checkpointing recomputes a part of a model under what it ran under: convert's policy and the regions of autocast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+import habana_mp._core as _core
+from habana_mp._scope import in_force
+
+_checkpoint_generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
+
+
+def serve() -> None:
+    """Put the patches in place for good, unless a conversion has."""
+    if torch.utils.checkpoint._checkpoint_without_reentrant_generator is _checkpoint_generator:
+        for owner, name, value in patches():
+            setattr(owner, name, value)
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
+        if holder is not None:
+            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
+    yield (
+        torch.utils.checkpoint.CheckpointFunction,
+        "forward",
+        staticmethod(_carrying_state(_checkpoint_forward, 1)),
+    )
+
+
+def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """An entry of activation checkpointing whose function, the argument at ``position``, is recomputed as it was computed."""
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        function = _as_now(args[position])
+        return original(*args[:position], function, *args[position + 1 :], **kwargs)
+
+    return entry
+
+
+def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    policy, region = in_force.policy, _core.current_autocast()
+
+    def as_then(*args: Any, **kwargs: Any) -> Any:
+        if in_force.policy != policy:
+            raise RuntimeError(
+                f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {in_force.policy!r}: "
+                "finish backward before hmp.convert or hmp.revert"
+            )
+        _core.enter_autocast(region, as_then)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _core.leave_autocast(as_then)
+
+    return as_then

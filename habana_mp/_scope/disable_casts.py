@@ -1,0 +1,83 @@
+"""``disable_casts``: no casts on this thread for a while (F96 to F104, D27)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._contextlib import _NoParamDecoratorContextManager, context_decorator
+
+import habana_mp._core as _core
+
+# The autocast switch of this device type, which nobody casts on, says that casts are off: src/torch/casts_off.h tells why.
+CASTS_OFF = "ipu"
+
+
+def casts_off() -> bool:
+    """Whether casts are off on this thread; what traced code reads (torch.compile guards on it)."""
+    return torch.is_autocast_enabled(CASTS_OFF)
+
+
+class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is
+    """Switch casts off: a context manager and a decorator, as ``torch.no_grad`` is.
+
+    Ops inside run in the dtypes that their arguments have; nothing is cast on entry, so a tensor that must be float32 inside is
+    to be cast by hand (``x.float()``, F99). It holds for the calling thread (and the backward pass started there), for
+    ``hmp.convert`` and ``hmp.autocast`` alike, nests, also in itself, and any exit brings back what was before. On a decorated
+    generator it holds while the generator's body runs. Without a conversion it does nothing.
+
+    >>> with hmp.disable_casts():
+    ...     optimizer.step()
+    """
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
+
+    def __call__(self, orig_func: Any) -> Any:
+        if not callable(orig_func):
+            raise TypeError(
+                f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing"
+            )
+        if inspect.iscoroutinefunction(orig_func):
+            return _in_steps(self.clone, orig_func)
+        if inspect.isasyncgenfunction(orig_func):
+            raise TypeError("disable_casts cannot decorate an async generator: use it as a context manager inside")
+        return super().__call__(orig_func)
+
+    # A with statement runs C in place of these two (run_disable_casts_in_c): the interpreter looks for signals inside a Python function,
+    # and Ctrl-C would leave it halfway. torch.compile reads them, and Python 3.11 runs them where they are called by name.
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            self._before.append(torch.is_autocast_enabled(CASTS_OFF))
+            torch.set_autocast_enabled(CASTS_OFF, True)
+        else:
+            _core.enter_disabled()
+
+    def __exit__(self, *exc: object) -> None:
+        if torch.compiler.is_compiling():
+            torch.set_autocast_enabled(CASTS_OFF, self._before.pop())
+        else:
+            _core.exit_disabled()
+
+
+def _in_steps(make: Callable[[], disable_casts], function: Any) -> Any:
+    """A coroutine function that is inside ``make()`` while it runs and outside while it waits: other tasks share its thread."""
+
+    @types.coroutine
+    def steps(coroutine: Any) -> Any:
+        return (yield from coroutine.__await__())
+
+    drive = types.coroutine(context_decorator(make, steps))  # type: ignore[no-untyped-call]
+
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await drive(function(*args, **kwargs))
+
+    return wrapper
+
+
+_core.run_disable_casts_in_c(disable_casts.__enter__, disable_casts.__exit__)

@@ -1,0 +1,1 @@
+"""How figures, pages and warnings look. It must not know what is shown."""

@@ -1,0 +1,83 @@
+"""Where the cast log goes: HABANA_MP_LOG, convert's isVerbose, and sys.stdout.
+
+The lines themselves are made in src/record/cast_log.cpp; nothing here runs while the log is off.
+
+HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with `:path`, a file that is appended to. In the path `~` is
+the home folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
+own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
+that names the rank (where.py).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import habana_mp._core as _core
+from habana_mp._ranks.rank import rank
+
+VARIABLE = "HABANA_MP_LOG"
+# The order of enum class Level in src/record/cast_log.h.
+LEVELS = ("off", "casts", "detail")
+
+# The path of the open log where it names the process; a forked child opens its own.
+_path_of_process = ""
+
+
+def open_log(is_verbose: bool) -> None:
+    """Raises ValueError or OSError for what HABANA_MP_LOG says, and then leaves the log as it was."""
+    global _path_of_process  # noqa: PLW0603 - there is one log in a process
+    value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
+    level, path = read_setting(value)
+    try:
+        _core.open_log(level, _of_this_process(path), _write_to_stdout)
+    except OSError as error:
+        reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
+        raise type(error)(error.errno, reason, error.filename) from None
+    _path_of_process = path if "%p" in path else ""
+
+
+def read_setting(value: str) -> tuple[int, str]:
+    """Level and path of what HABANA_MP_LOG says, "" without a path. Raises ValueError for what it does not accept."""
+    name, colon, path = value.partition(":")
+    if name not in LEVELS or (colon and not path):
+        raise ValueError(
+            f"{VARIABLE}={value!r}: accepted are {', '.join(LEVELS)}, and {LEVELS[1]}:path or {LEVELS[2]}:path "
+            "to append to a file"
+        )
+    return LEVELS.index(name), os.path.expanduser(path)  # noqa: PTH111 - pathlib raises where there is no home folder
+
+
+def close_log() -> None:
+    _core.close_log()
+
+
+def banner(opt_level: str) -> None:
+    """The two lines of convert(isVerbose=True), D8."""
+    _core.write_log_text("hmp:verbose_mode  True")
+    _core.write_log_text(f"hmp:opt_level {opt_level}")
+
+
+def _write_to_stdout(text: str) -> None:
+    # Looked up every time: redirect_stdout, pytest and notebooks put their own there.
+    out = sys.stdout
+    if out is None:
+        return
+    out.write(text)
+    # A real stream keeps up to 8 KiB, breaks them off in mid-line, among the lines of the other processes on the same
+    # pipe, and loses them in a crash. A notebook's stream is of another type, and its flush waits for another thread.
+    if isinstance(out, io.TextIOWrapper):
+        out.flush()
+
+
+def _of_this_process(path: str) -> str:
+    return path.replace("%p", str(os.getpid())).replace("%r", str(rank()))
+
+
+def _reopen_in_child() -> None:
+    if _path_of_process and _core.log_level():
+        _core.open_log(_core.log_level(), _of_this_process(_path_of_process), _write_to_stdout)
+
+
+os.register_at_fork(after_in_child=_reopen_in_child)

@@ -1,0 +1,56 @@
+"""docs/command-line.md is true: its sessions give what they show.
+
+"..." stands for anything, on a line of its own for any lines. Times, shares and the blanks that they shift do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from habana_mp import hmp
+from habana_mp._scope import in_force
+from habana_mp.cli import main
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"
+BLOCKS = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+STEPS = [
+    (command, shown)
+    for block in BLOCKS
+    for command, _, shown in (part.partition("\n") for part in re.split(r"^\$ ", block, flags=re.MULTILINE) if part)
+]
+
+
+def normal(text: str) -> str:
+    return "".join(
+        " ".join(re.sub(r"<?\d[\d.,]* (s|ms|µs|ns|%)", "N", line).split()) + "\n" for line in text.splitlines()
+    )
+
+
+def pattern(shown: str) -> str:
+    lines = [
+        r"(.*\n)*?" if line.strip() == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
+        for line in shown.splitlines()
+    ]
+    return "".join(lines)
+
+
+def test_the_sessions(place_for_scripts, monkeypatch):
+    for variable in ("HABANA_MP_CACHE_BYTES", "HABANA_MP_CAST_VARIANT", "LOWER_LIST", "FP32_LIST"):
+        monkeypatch.delenv(variable, raising=False)
+    ran = 0
+    for command, shown in STEPS:
+        program, *arguments = shlex.split(command)
+        if program == "cat":
+            Path(*arguments).write_text(shown)
+            continue
+        assert program == "habana-mp"
+        done = CliRunner().invoke(main, arguments)
+        hmp.revert()
+        in_force.cli_policy = None
+        assert re.fullmatch(pattern(normal(shown)), normal(done.output)), f"{command}\n{done.output}"
+        ran += 1
+    assert ran >= 8

@@ -1,0 +1,336 @@
+"""habana_mp.gaudi: the names of Habana's package where it is not installed, and hands off where it is (F1, F211 to F223).
+
+What is importable is a property of the whole process, so the statements run in interpreters of their own: each group of cases in one.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+HT = "habana_frameworks.torch"
+
+
+def run(script: str, *, path: Path | None = None) -> str:
+    """What a script prints in an interpreter of its own, where habana_mp.gaudi is imported and warnings are errors."""
+    first = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
+    command = [sys.executable, "-W", "error", "-c", first + "import habana_mp.gaudi\n" + dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+EACH = """
+    import json, sys
+    results = []
+    for statement, value in json.loads(sys.stdin.read()):
+        names = {"habana_mp": habana_mp}
+        try:
+            exec(statement, names)
+            results.append(str(eval(value, names)))
+        except (ImportError, AttributeError) as error:
+            results.append(f"{type(error).__name__} {error}")
+    print(json.dumps(results))
+"""
+
+
+def each(cases: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """For each case its statement is run and its value printed, or the error that there was."""
+    command = [sys.executable, "-W", "error", "-c", "import habana_mp.gaudi\n" + dedent(EACH)]
+    done = subprocess.run(command, input=json.dumps([*cases.values()]), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(cases, json.loads(done.stdout), strict=True))
+
+
+# --- What there is
+
+IMPORTS = {
+    "F1-hmp": (f"from {HT}.hpex import hmp", "hmp is habana_mp.hmp"),
+    "hmp-as-module": (f"import {HT}.hpex.hmp as h", "h is habana_mp.hmp"),
+    "from-hmp": (f"from {HT}.hpex.hmp import convert", "convert is habana_mp.hmp.convert"),
+    "the-older-hmp": ("from hmp import hmp", "hmp is habana_mp.hmp"),
+    "F223-core": (f"import {HT}.core as htcore", "htcore.mark_step() is None"),
+    "F213-mark-step": (f"from {HT}.core import mark_step", "mark_step() is None"),
+    "no-permuted-weights": (f"import {HT}.core as htcore", "htcore.is_enabled_weight_permute_pass() is True"),
+    "core-hccl": (f"import {HT}.core.hccl, torch", "torch.distributed.is_backend_available('hccl')"),
+    "F221-load": (
+        f"from {HT}.utils.library_loader import load_habana_module",
+        "load_habana_module() is None",
+    ),
+    "F215-kernels": (f"from {HT}.hpex.kernels import EmbeddingBag, EmbeddingBagPreProc", "callable(EmbeddingBag)"),
+    "F216-normalization": (f"from {HT}.hpex.normalization import FusedClipNorm", "callable(FusedClipNorm)"),
+    "F218-optimizers": (
+        f"from {HT}.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD",
+        "callable(FusedLamb)",
+    ),
+    "distributed": (
+        f"from {HT}.distributed.hccl import initialize_distributed_hpu",
+        "initialize_distributed_hpu() == (1, 0, 0)",
+    ),
+    "hpu": (f"import {HT}.hpu as hthpu", "(hthpu.is_available(), hthpu.current_device()) == (True, 0)"),
+    "debug": (f"import {HT}.utils.debug as htdebug", "dir(htdebug) == []"),
+    "which-gaudi": (
+        f"import {HT}.utils.experimental as htexp",
+        "htexp._get_device_type() == htexp.synDeviceType.synDeviceGaudi2",
+    ),
+    "below-without-an-import": (f"import {HT} as ht", "ht.hpu.is_available() and ht.core.mark_step() is None"),
+    "hpu-is-torch-hpu": (
+        f"import {HT}.hpu as hthpu, torch",
+        "all(getattr(hthpu, n) == getattr(torch.hpu, n) for n in 'Event Stream mem_get_info set_device empty_cache'.split())",
+    ),
+    "hpu-random": (
+        f"import {HT}.hpu.random as htrandom, torch; htrandom.manual_seed_all(5)",
+        "torch.initial_seed() == htrandom.initial_seed() == torch.hpu.random.initial_seed() == 5",
+    ),
+    "a-probe": (
+        f"import {HT}; from importlib.util import find_spec",
+        f"(find_spec('{HT}.gpu_migration'), find_spec('{HT}.core') is not None) == (None, True)",
+    ),
+    "dir": (f"import {HT} as ht", "dir(ht) == ['core', 'distributed', 'hpex', 'hpu', 'utils']"),
+    "star": (f"from {HT}.hpex.optimizers import *", "FusedSGD is not None"),
+    "hasattr": (f"import {HT}.core as c", "not hasattr(c, 'hpu')"),
+    "xpu-amp": ("from torch.xpu.amp import autocast", "callable(autocast)"),
+    "xpu-amp-attribute": ("import torch", "callable(torch.xpu.amp.autocast)"),
+}
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, str]:
+    return each(IMPORTS)
+
+
+@pytest.mark.parametrize("case", IMPORTS)
+def test_importable(imported: dict[str, str], case: str) -> None:
+    assert imported[case] == "True"
+
+
+def test_the_docs_name_every_module() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "gaudi.md").read_text()
+    modules = "[name for name, (home, _) in importer._CONTENTS.items() if home]"
+    told = each({"modules": ("from habana_mp.gaudi import _importer as importer", modules)})["modules"]
+    assert [name for name in ast.literal_eval(told) if f"`{name}`" not in page] == []
+
+
+# --- What there is not
+
+MISSING = {
+    "module": (f"import {HT}.gpu_migration", "ModuleNotFoundError", HT, "gpu_migration", "core, distributed, hpex"),
+    "name": (f"from {HT}.core import quant", "ModuleNotFoundError", f"{HT}.core", "quant", "hccl, is_enabled_w"),
+    "optimizer": (
+        f"from {HT}.hpex.optimizers import FusedLars",
+        "ModuleNotFoundError",
+        f"{HT}.hpex.optimizers",
+        "FusedLars",
+        "FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD",
+    ),
+    "attribute": (
+        "import habana_frameworks as h; h.torch.hpu.Tape",
+        "AttributeError",
+        f"{HT}.hpu",
+        "Tape",
+        "Event, Stream, current_device, current_stream, default_stream, device, device_count",
+    ),
+    "nothing": (f"from {HT}.utils.debug import trace", "ModuleNotFoundError", f"{HT}.utils.debug", "trace", "nothing"),
+    "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp", "amp", "hmp"),
+    "xpu-amp": ("import torch; torch.xpu.amp.GradScaler", "AttributeError", "torch.xpu.amp", "GradScaler", "autocast"),
+}
+
+
+@pytest.fixture(scope="module")
+def missing() -> dict[str, str]:
+    return each({case: (statement, "None") for case, (statement, *_) in MISSING.items()})
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_what_does_not_exist_is_told_with_what_does(missing: dict[str, str], case: str) -> None:
+    _, error, module, name, there = MISSING[case]
+    told = f"{error} habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
+    assert missing[case].startswith(told)
+
+
+def test_what_is_below_torch_is_torch_s_own_matter() -> None:
+    told = each({"xpu": ("import torch.xpu.none", "None")})["xpu"]
+    assert told == "ModuleNotFoundError No module named 'torch.xpu.none'"
+
+
+# --- Where it stays out of the way
+
+
+def test_nothing_is_importable_before() -> None:
+    script = """
+        import importlib.util, torch, habana_mp
+        print(*map(importlib.util.find_spec, ("habana_frameworks", "hmp")), hasattr(torch.xpu, "amp"))
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None None False"
+
+
+def test_a_real_package_is_left_alone(tmp_path: Path) -> None:
+    real = tmp_path / "habana_frameworks" / "torch"
+    (real / "hpex").mkdir(parents=True)
+    (real.parent / "__init__.py").touch()
+    (real / "__init__.py").touch()
+    (real / "hpex" / "__init__.py").write_text("hmp = 'the real one'\n")
+    (tmp_path / "hmp.py").write_text("hmp = 'a real one too'\n")
+    told = run(
+        """
+        from habana_frameworks.torch.hpex import hmp
+        print(hmp)
+        from hmp import hmp
+        print(hmp)
+        # What a real package lacks is its own matter: Python's own words.
+        for name in ("habana_frameworks.torch.core", "hmp.amp"):
+            try:
+                __import__(name)
+            except ImportError as error:
+                print(error)
+        """,
+        path=tmp_path,
+    )
+    assert told.splitlines() == [
+        "the real one",
+        "a real one too",
+        "No module named 'habana_frameworks.torch.core'",
+        "No module named 'hmp.amp'; 'hmp' is not a package",
+    ]
+
+
+def test_a_real_torch_xpu_amp_is_left_alone() -> None:
+    script = """
+        import torch
+        torch.xpu.amp = "the real one"
+        import habana_mp.gaudi
+        print(torch.xpu.amp)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "the real one"
+
+
+def test_a_reload_changes_nothing() -> None:
+    told = run("""
+        import importlib, sys
+        before = list(sys.meta_path)
+        importlib.reload(habana_mp.gaudi)
+        print(sys.meta_path == before)
+    """)
+    assert told == "True"
+
+
+def test_transformers_still_sees_no_gaudi() -> None:
+    told = run("from transformers.utils import is_torch_hpu_available; print(is_torch_hpu_available())")
+    assert told == "False"
+
+
+# --- What it does
+
+
+def test_memory_figures() -> None:
+    told = run("""
+        import torch
+        import habana_frameworks.torch.hpu as hpu
+
+        before = hpu.memory_allocated()
+        held = torch.ones(64 << 20, dtype=torch.uint8)
+        assert hpu.memory_allocated("hpu:0") - before > 60e6
+        assert hpu.max_memory_allocated(torch.device("hpu")) - before > 60e6
+        del held
+        hpu.reset_peak_memory_stats()
+        stats = hpu.memory_stats()
+        assert list(stats) == ["Limit", "InUse", "MaxInUse"]
+        assert stats["InUse"] < stats["Limit"]
+        hpu.synchronize()
+        hpu.manual_seed(0)
+        first = torch.rand(1)
+        hpu.manual_seed_all(0)
+        assert torch.equal(first, torch.rand(1))
+        print(hpu.device_count() >= 1, hpu.get_device_name(), len(hpu.memory_summary().splitlines()))
+    """)
+    assert told.startswith("True ")
+    assert told.endswith(" 3")
+
+
+def test_xpu_amp_f23_f24_f166() -> None:
+    told = run("""
+        import torch
+        x = torch.ones(2, 2)
+        with torch.xpu.amp.autocast():
+            low = x @ x
+            high = torch.nn.functional.mse_loss(low, low)
+        with torch.xpu.amp.autocast(dtype=torch.float16):
+            half = x @ x
+        with torch.xpu.amp.autocast(enabled=False):
+            off = x @ x
+        @torch.xpu.amp.autocast()
+        def decorated():
+            return x @ x
+        print(*(str(t.dtype).removeprefix("torch.") for t in (low, high, half, off, decorated(), x @ x)))
+    """)
+    assert told == "bfloat16 float32 float16 float32 bfloat16 float32"
+
+
+@pytest.mark.parametrize(
+    ("environment", "printed"),
+    [
+        ({}, "(1, 0, 0)"),
+        ({"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}, "(8, 5, 1)"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3"},
+            "(4, 3, 3)",
+        ),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no integer"),
+    ],
+    ids=["alone", "torchrun", "mpirun", "no number"],
+)
+def test_who_am_i(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], printed: str) -> None:
+    from habana_mp.gaudi.distributed import initialize_distributed_hpu
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        told = str(initialize_distributed_hpu())
+    except ValueError as error:
+        told = str(error)
+    assert told == printed
+
+
+RANK = """
+    import os
+    import torch
+    from torch import distributed, nn
+    from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
+
+    world_size, rank, local_rank = initialize_distributed_hpu()
+    rendezvous = "file://" + os.environ["RENDEZVOUS"]
+    distributed.init_process_group("hccl", init_method=rendezvous, rank=rank, world_size=world_size)
+    summed = torch.full((2,), rank + 1.0)
+    distributed.all_reduce(summed)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    print(distributed.get_backend(), summed.tolist(), model.module.weight.grad.tolist())
+    distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_over_hccl(tmp_path: Path) -> None:
+    script = "import habana_mp.gaudi\n" + dedent(RANK)
+    both = {**os.environ, "WORLD_SIZE": "2", "RENDEZVOUS": str(tmp_path / "rendezvous"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**both, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    for process in ranks:
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert out.strip() == "hccl [3.0, 3.0] [[1.5, 1.5]]"

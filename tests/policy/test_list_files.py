@@ -1,0 +1,478 @@
+"""List files as convert and Policy.from_files take them: D1, D2, D4, D6, D9, D20 to D24."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import habana_mp._core as _core
+from habana_mp import Policy
+from habana_mp._convert.request import policy_for_convert
+
+BF16, F16 = torch.bfloat16, torch.float16
+HMP = Policy.load("hmp").lists
+
+
+def for_convert(opt_level="O1", bf16="", fp32="", fp16="", low=BF16, policy=None, strict=False):
+    return policy_for_convert(opt_level, bf16, fp32, fp16, low, policy, strict)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes a list and returns its path."""
+
+    def write(content: str | bytes, name: str = "my.txt") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+# --- D1, D2, D9: the arguments of convert
+
+
+@pytest.mark.parametrize(("level", "preset"), [("O1", "hmp"), ("o1", "hmp"), ("O2", "hmp-o2"), ("o2", "hmp-o2")])
+def test_d1_opt_level(level, preset):
+    assert for_convert(level) == Policy.load(preset)
+    assert for_convert(level).name == preset
+
+
+@pytest.mark.parametrize("level", ["O0", "O3", "", "01", None, 1, b"O1"])
+def test_d1_anything_else(level):
+    with pytest.raises(ValueError, match=r'opt_level is "O1" .* or "O2" .*, not '):
+        for_convert(level)
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_d2_none_and_empty_mean_the_default(nothing):
+    assert for_convert(bf16=nothing, fp32=nothing, fp16=nothing) == Policy.load("hmp")
+    assert Policy.from_files(nothing, nothing, nothing) == Policy.load("hmp")
+
+
+@pytest.mark.parametrize(
+    "kind", [str, Path, os.fsencode, lambda path: Path(os.path.relpath(path))], ids=["str", "Path", "bytes", "relative"]
+)
+def test_d2_paths(kind, written):
+    assert for_convert(bf16=kind(written("mm\n"))).lists["lower"] == ("mm",)
+
+
+def test_d2_the_file_may_be_deleted(written):
+    path = written("mm\n")
+    policy = for_convert(bf16=path)
+    path.unlink()
+    assert policy.rule("mm").file == str(path)
+    assert policy.rule("mm").line == 1
+
+
+@pytest.mark.parametrize("low", [torch.float32, torch.float64, torch.int8, "bfloat16", None])
+def test_d9_low_precision_type(low):
+    with pytest.raises(ValueError, match=r"low_precision_type is torch\.bfloat16 or torch\.float16, not "):
+        for_convert(low=low)
+
+
+def test_d9_float16_keeps_the_lists():
+    policy = for_convert(low=F16)
+    assert policy.low_dtype == F16
+    assert policy.lists == Policy.load("hmp").lists
+    assert for_convert("O2", low=F16).low_dtype == F16
+
+
+@pytest.mark.parametrize("argument", ["fp16", "bf16"])
+def test_d9_float16_takes_either_list(argument, written):
+    policy = for_convert(low=F16, **{argument: written("mm\n")})
+    assert (policy.low_dtype, policy.lists["lower"]) == (F16, ("mm",))
+
+
+def test_d9_both_lists(written):
+    with pytest.raises(ValueError, match="both fp16_file_path and bf16_file_path are given"):
+        for_convert(low=F16, bf16=written("mm\n"), fp16=written("mm\n"))
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_d9_fp16_list_with_bfloat16(level, written):
+    with pytest.raises(ValueError, match=r"fp16_file_path=.*my\.txt' needs low_precision_type=torch\.float16"):
+        for_convert(level, fp16=written("mm\n"))
+
+
+def test_policy_takes_the_place_of_lists(written):
+    assert for_convert(policy="hmp-resnet50") == Policy.load("hmp-resnet50")
+    assert for_convert(policy="cuda").low_dtype == F16
+    assert for_convert(policy="hmp-o1", low=F16).low_dtype == F16
+    mine = Policy.from_ops(lower=["mm"])
+    assert for_convert(policy=mine) is mine
+    assert for_convert(policy=str(mine)) == mine
+    with pytest.raises(ValueError, match=r"fp32_file_path=.*my\.txt' cannot go with it"):
+        for_convert(policy="hmp", fp32=written("mm\n"))
+    with pytest.raises(ValueError, match="opt_level O2 cannot go with it"):
+        for_convert("O2", policy="hmp")
+
+
+# --- D4
+
+
+@pytest.mark.parametrize("argument", ["bf16", "fp32"])
+def test_d4_o2_does_not_read_lists(argument, tmp_path):
+    with pytest.warns(UserWarning, match=rf"opt_level O2 .*{argument}_file_path='.*nowhere.txt' is not read") as told:
+        policy = for_convert("O2", **{argument: tmp_path / "nowhere.txt"})
+    assert policy == Policy.load("hmp-o2")
+    assert [Path(warning.filename).name for warning in told] == ["test_list_files.py"]
+
+
+# --- D6, D21: what the files do to the defaults
+# id: lower file, fp32 file, (out of lower, into lower, out of fp32, into fp32); "all" = the whole default leaves
+
+MERGED = {
+    "D6 lower alone": ("mm\nrelu\n", None, ("all", {"mm", "relu"}, set(), set())),
+    "D6 lower claims ops of the default": ("softmax\nmm\n", None, ("all", {"softmax", "mm"}, {"softmax"}, set())),
+    "D6 fp32 alone claims": (None, "relu\nsoftmax\n", ({"relu"}, set(), "all", {"relu", "softmax"})),
+    "D6 an overload claims its op": ("softmax.int\n", None, ("all", {"softmax.int"}, {"softmax"}, set())),
+    "both given": ("mm\n", "relu\n", ("all", {"mm"}, "all", {"relu"})),
+    "D20 an empty file is an empty list": ("", None, ("all", set(), set(), set())),
+    "D21 add": ("+gelu\n", None, (set(), {"gelu"}, set(), set())),
+    "D21 take out": ("-relu\n-t\n", None, ({"relu", "t"}, set(), set(), set())),
+    "D6 an edit claims too": ("+softmax\n-relu\n", None, ({"relu"}, {"softmax"}, {"softmax"}, set())),
+    "D6 what an edit takes out is not claimed": (None, "-softmax\n", (set(), set(), {"softmax"}, set())),
+    "both edited": ("-relu\n", "+relu\n", ({"relu"}, set(), set(), {"relu"})),
+    "one edited, one replaced": ("+softmax\n", "log\n", (set(), {"softmax"}, "all", {"log"})),
+    "an edit of the default that the other list replaces": (
+        "mm\nsoftmax\n",
+        "-log\n",
+        ("all", {"mm", "softmax"}, {"log", "softmax"}, set()),
+    ),
+    "D6 an entry for one low dtype claims for it": (
+        "softmax@float16\n",
+        None,
+        ("all", {"softmax@float16"}, {"softmax"}, {"softmax@bfloat16"}),
+    ),
+    "D6 and an overload": (
+        None,
+        "+linear.out@float16\n",
+        ({"linear"}, {"linear@bfloat16"}, set(), {"linear.out@float16"}),
+    ),
+    "D21 add for one low dtype": (
+        "+softmax@float16\n",
+        None,
+        (set(), {"softmax@float16"}, {"softmax"}, {"softmax@bfloat16"}),
+    ),
+    "D21 take out for one low dtype": (None, "-softmax@float16\n", (set(), set(), {"softmax"}, {"softmax@bfloat16"})),
+    "D21 take out for both": (None, "-softmax@float16\n-softmax@bfloat16\n", (set(), set(), {"softmax"}, set())),
+    "added though there": ("+relu\n", None, (set(), set(), set(), set())),
+    "taken out though not there": ("-gelu\n", None, (set(), set(), set(), set())),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_merged(case, written):
+    lower, fp32, (lower_out, lower_in, fp32_out, fp32_in) = MERGED[case]
+    policy = for_convert(
+        bf16=None if lower is None else written(lower, "low.txt"),
+        fp32=None if fp32 is None else written(fp32, "fp32.txt"),
+    )
+    for name, out, into in (("lower", lower_out, lower_in), ("fp32", fp32_out, fp32_in)):
+        kept = set() if out == "all" else set(HMP[name]) - out
+        assert set(policy.lists[name]) == kept | into
+    assert policy.lists["promote"] == HMP["promote"]
+    assert policy.rest == "first_input"
+    assert policy.name == "hmp+files"
+
+
+def test_the_presets_given_as_files_are_the_preset():
+    path = Path(Policy.load("hmp").rule("mm").file).parent
+    hmp = Policy.load("hmp")
+    assert for_convert(bf16=path / "lower.txt") == hmp
+    assert for_convert(fp32=path / "fp32.txt") == hmp
+    assert for_convert(bf16=path / "lower.txt", fp32=path / "fp32.txt") == hmp
+    resnet = path.parent / "hmp-resnet50"
+    assert for_convert(bf16=resnet / "lower.txt", fp32=resnet / "fp32.txt") == Policy.load("hmp-resnet50")  # F39
+
+
+def test_d6_a_claimed_op_changes_its_rule(written):
+    assert for_convert().rule("softmax").action == "fp32"
+    assert for_convert(bf16=written("+softmax\n")).rule("softmax").action == "lower"
+
+
+ONE_LOW_DTYPE = {
+    "added": ("+softmax@float16\n", None, "softmax", ("fp32", "lower"), ("softmax@bfloat16", "softmax@float16")),
+    "taken out": (None, "-softmax@float16\n", "softmax", ("fp32", "rest"), ("softmax@bfloat16", None)),
+    "both lists": ("mm\nrelu\n", "relu@float16\n", "relu", ("lower", "fp32"), ("relu", "relu@float16")),
+    "D17 an overload": (
+        "pow.Tensor_Scalar\n",
+        "pow@float16\n",
+        "pow",
+        ("lower", "fp32"),
+        ("pow.Tensor_Scalar", "pow@float16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ONE_LOW_DTYPE)
+def test_entries_for_one_low_dtype(case, written):
+    lower, fp32, op, actions, listed_as = ONE_LOW_DTYPE[case]
+    files = {
+        "bf16": None if lower is None else written(lower, "low.txt"),
+        "fp32": None if fp32 is None else written(fp32, "fp32.txt"),
+    }
+    rules = [for_convert(low=low, **files).rule(op) for low in (BF16, F16)]
+    assert tuple(rule.action for rule in rules) == actions
+    assert tuple(rule.listed_as for rule in rules) == listed_as
+    assert for_convert(**files).with_low_dtype(F16) == for_convert(low=F16, **files)
+
+
+def test_an_entry_for_one_low_dtype_keeps_its_place(written):
+    path = written("mm\n\nlayer_norm@float16  # too narrow\n")
+    rule = for_convert(low=F16, fp32=path).rule("layer_norm")
+    assert (rule.listed_as, rule.file, rule.line) == ("layer_norm@float16", str(path), 3)
+    assert str(rule) == f"layer_norm: fp32, listed as layer_norm@float16 in {path}:3"
+
+
+@pytest.mark.parametrize("claimed", ["add@float16", "add"])
+def test_base_with_entries_for_one_low_dtype(claimed, written):
+    base = Policy.from_ops(lower=["mm@float16"], fp32=["add@float16", "mm@bfloat16"])
+    policy = Policy.from_files(written(claimed), base=base)
+    assert policy.lists == {"lower": (claimed,), "fp32": ("mm@bfloat16",), "promote": (), "error": ()}
+
+
+def test_entries_for_one_low_dtype_of_the_environment_d30(written):
+    code = (
+        "import torch; from habana_mp import hmp; x = torch.ones(2, 2)\n"
+        "with hmp.autocast('hpu'): print(torch.mm(x, x).dtype, torch.add(x, x).dtype, torch.bmm(x[None], x[None]).dtype)"
+    )
+    environment = {**os.environ, "LOWER_LIST": str(written("-mm@bfloat16\n+add@bfloat16\n-bmm@float16\n"))}
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert told.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
+
+
+def test_f51_an_op_left_out_of_fp32_falls_to_promote(written):
+    policy = Policy.from_files(fp32=written("log\n"), base="hpu-autocast")
+    assert policy.rule("div").action == "promote"
+
+
+def test_from_files_base_and_promote(written):
+    policy = Policy.from_files(promote=written("+exp\n-add\n"), base="hmp-resnet50", low_dtype=F16)
+    resnet = Policy.load("hmp-resnet50")
+    assert set(policy.lists["promote"]) == set(resnet.lists["promote"]) - {"add"} | {"exp"}
+    assert {name: policy.lists[name] for name in ("lower", "fp32")} == {
+        name: resnet.lists[name] for name in ("lower", "fp32")
+    }
+    assert (policy.low_dtype, policy.name) == (F16, "hmp-resnet50+files")
+    again = Policy.from_files(lower=written("mm\n"), base=policy)
+    assert (again.low_dtype, again.lists["promote"], again.name) == (F16, policy.lists["promote"], policy.name)
+
+
+# --- D20, D21, D24: files that cannot be taken
+
+
+REFUSED = {
+    "two names": ("mm\nrelu gelu\n", r"my.txt:2: 'relu gelu' is no op name"),
+    "a C++ name": ("aten::mm\n", r"my.txt:1: 'aten::mm' is no op name.*\(write 'mm'\)"),
+    "bytes": (b"mm\n\xff\xfe\x00\n", r"my.txt:2: '\\xff\\xfe\\x00' is no op name"),
+    "UTF-16": ("mm\n".encode("utf-16"), r"my.txt:1: "),
+    "a dtype that is not low": (
+        "mm\nmm@float64\n",
+        r"my.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted",
+    ),
+    "no dtype": ("mm@\n", r"my.txt:1: 'mm@' is no entry of a list: behind @ float16 or bfloat16"),
+    "added and taken out": ("+mm\n-mm@float16\n", r"my.txt:2: 'mm@float16' is taken out here and added in line 1"),
+    "D21 mixed": ("mm\n\n-relu\n", r"my.txt:3: 'relu' begins with \+ or -, the names above do not"),
+    "a long line": ("mm\n" + "x" * 257 + "\n", r"my.txt:2: the line has over 256 characters"),
+    "a large file": (b"\n" * (2**20 + 1), r"my.txt:1: the file is over 1 MiB"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("argument", ["bf16", "fp32"])
+def test_d20_d21_refused(case, argument, written):
+    content, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        for_convert(**{argument: written(content)})
+
+
+def test_d20_the_forms_of_real_files(written):
+    content = b"\xef\xbb\xbf# head\r\n mm \r\n\r\n\tpow.Tensor_Scalar\t# why\r\nrelu"
+    assert for_convert(bf16=written(content)).lists["lower"] == ("mm", "pow.Tensor_Scalar", "relu")
+
+
+def test_d24_no_such_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
+        for_convert(bf16=tmp_path / "nowhere.txt")
+
+
+def test_d24_a_folder(tmp_path):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        for_convert(fp32=tmp_path)
+
+
+def test_d24_no_permission(written):
+    path = written("mm\n")
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # root may read everything, so somebody else tries
+    try:
+        with pytest.raises(PermissionError, match=r"my\.txt"):
+            for_convert(bf16=path)
+    finally:
+        os.seteuid(user)
+
+
+def test_a_path_that_is_no_text_is_told_in_text(tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.txt"
+    Path(os.fsdecode(path)).write_text("m m\n")
+    with pytest.raises(ValueError, match=r"udcff.txt:1: 'm m' is no op name"):
+        for_convert(bf16=path)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+def test_what_is_no_path_is_told_by_name(name):
+    with pytest.raises(TypeError, match=f"{name}_file_path is the path of a list file, not 3"):
+        for_convert(**{name: 3})
+
+
+def test_what_is_no_policy_is_told():
+    with pytest.raises(TypeError, match="policy is a Policy, the name of a preset or the path of a folder, not 3"):
+        for_convert(policy=3)
+
+
+# --- D22: names that torch does not have
+
+
+def test_d22_one_warning_for_a_list(written):
+    path = written("mm\nlienar\n# comment\nsofmax # typo\nqqqqqqqq\n")
+    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+        policy = for_convert(bf16=path)
+    assert len(told) == 1
+    assert Path(told[0].filename).name == "test_list_files.py"
+    torch_has = f"is no op of torch {torch.__version__}"
+    lines = str(told[0].message).splitlines()
+    assert lines[0] == f"{path} has names that decide nothing:"
+    assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}; did you mean 'linear'")
+    assert lines[2].startswith(f"{path}:4: 'sofmax' {torch_has}; did you mean 'softmax'")
+    assert lines[3] == f"{path}:5: 'qqqqqqqq' {torch_has}"
+    assert len(lines) == 4
+    assert policy.rule("mm").action == "lower"
+
+
+def test_d22_a_warning_for_each_list(written):
+    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+        for_convert(bf16=written("lienar\n", "low.txt"), fp32=written("-sofmax\n", "fp32.txt"))
+    assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in told] == ["low.txt", "fp32.txt"]
+
+
+def test_d22_looks_up_the_name_alone(written):
+    path = written("mm@float16\npow.Tensor_Scalar@bfloat16\nlienar@float16\n")
+    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+        for_convert(bf16=path)
+    lines = str(told[0].message).splitlines()
+    assert lines[1].startswith(f"{path}:3: 'lienar' is no op of torch {torch.__version__}; did you mean 'linear'")
+    assert len(lines) == 2
+
+
+def test_d22_strict(written):
+    path = written("mm\nlienar\nsofmax\n")
+    with pytest.raises(ValueError, match=rf"{path}:2: 'lienar' .*\n{path}:3: 'sofmax' "):
+        for_convert(bf16=path, strict=True)
+    with pytest.raises(ValueError, match="'lienar'"):
+        Policy.from_files(lower=path, strict=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["iadd", "truediv", "rsub", "__matmul__", "relu_", "GRUCell", "multi_dot", "linalg_solve", "fft_fft", "nll_loss2d",
+     "_thnn_fused_gru_cell", "pow.Tensor_Scalar", "conv_transpose2d.input", "_convolution.deprecated"],
+)  # fmt: skip
+def test_d22_names_that_torch_has(name, written):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for_convert(bf16=written(name + "\n"), fp32=written("", "empty.txt"), strict=True)
+
+
+# --- D23: in both lists
+
+
+@pytest.mark.parametrize(
+    ("lower", "fp32", "places"),
+    [
+        ("mm\nrelu\n", "# head\n\nrelu\n", ("low.txt:2", "fp32.txt:3")),
+        ("+softmax\n", "log\nsoftmax\n", ("low.txt:1", "fp32.txt:2")),
+        ("+gelu\n", "+gelu\n", ("low.txt:1", "fp32.txt:1")),
+        ("pow.Tensor_Scalar\n", "pow\n", ("low.txt:1", "fp32.txt:1")),  # D17: the whole op in convert
+        ("pow.Tensor_Scalar\n", "pow.Tensor_Tensor\n", ("low.txt:1", "fp32.txt:1")),
+        ("mm\nrelu@float16\n", "relu@float16\n", ("low.txt:2", "fp32.txt:1")),
+        ("pow.Tensor_Scalar@float16\n", "pow@float16\n", ("low.txt:1", "fp32.txt:1")),
+    ],
+    ids=[
+        "both files",
+        "an edit and a file",
+        "two edits",
+        "an op and its overload",
+        "two overloads",
+        "one low dtype",
+        "one low dtype, an op and its overload",
+    ],
+)
+def test_d23_both_places(lower, fp32, places, written):
+    low, high = written(lower, "low.txt"), written(fp32, "fp32.txt")
+    first, second = (f"{path.parent}/{place}" for path, place in zip((low, high), places, strict=True))
+    with pytest.raises(ValueError, match=rf"in the lower list \({first}\) .*in the fp32 list \({second}\)"):
+        for_convert(bf16=low, fp32=high)
+
+
+@pytest.mark.parametrize(
+    ("lower", "fp32"),
+    [("relu\n", "relu@float16\n"), ("relu@float16\n", "relu@bfloat16\n"), ("+relu@float16\n", "relu\n")],
+)
+@pytest.mark.parametrize("low", [BF16, F16])
+def test_d23_not_for_another_condition(lower, fp32, low, written):
+    for_convert(bf16=written(lower, "low.txt"), fp32=written(fp32, "fp32.txt"), low=low)
+
+
+def test_d23_twice_in_one_list(written):
+    policy = for_convert(bf16=written("mm\nrelu\nmm\n"))
+    assert policy.lists["lower"] == ("mm", "relu")
+    assert policy.rule("mm").line == 1
+
+
+def test_an_overload_beside_its_op_is_fine_for_a_policy(written):
+    policy = Policy.from_files(written("pow.Tensor_Scalar\n", "low.txt"), written("pow\n", "fp32.txt"))
+    assert policy.rule("pow.Tensor_Scalar").action == "lower"
+
+
+# --- the reader, on anything
+
+lines = st.one_of(
+    st.text(alphabet=st.sampled_from("abm_.+-# \t\r09\u00e9"), max_size=12),
+    st.from_regex(r"[+-]?[a-z_]{1,8}(\.[A-Z]{1,4})?", fullmatch=True),
+)
+
+
+@given(st.binary(max_size=400) | st.lists(lines, max_size=12).map(lambda parts: "\n".join(parts).encode()))
+@example(b"\xef\xbb\xbf")
+@example(b"+mm\r\n-mm")
+def test_reader_on_any_bytes(data):
+    try:
+        edits, ops = _core.parse_op_list(data, "my.txt")
+    except ValueError as error:
+        assert str(error).startswith("my.txt:")  # noqa: PT017 - most bytes are refused, some are not
+        return
+    written = "\n".join(("-" if removed else "+" if edits else "") + name for name, _, removed in ops)
+    edits_again, ops_again = _core.parse_op_list(written, "my.txt")
+    assert edits_again == edits
+    assert [(name, removed) for name, _, removed in ops_again] == [(name, removed) for name, _, removed in ops]
+    assert [line for _, line, _ in ops] == sorted({line for _, line, _ in ops})
+
+
+@given(st.text(max_size=200))
+def test_reader_on_any_text(text):
+    try:
+        _core.parse_op_list(text, "my.txt")
+    except ValueError as error:
+        assert str(error).startswith("my.txt:")  # noqa: PT017

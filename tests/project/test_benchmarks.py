@@ -1,0 +1,83 @@
+"""Each benchmark runs, prints its rows as JSON and writes its section. How fast anything is, is not tested."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+# Script, its section and pictures, and some of its rows with their goals.
+CASES = [
+    pytest.param(
+        "overhead",
+        "Overhead",
+        [],
+        {
+            "mm(8x8), nothing to cast, only mm patched: extra": 30,
+            "mm(8x8), two float32 inputs, grad off: extra over torch.autocast's extra": 0.45,
+            "mm(8x8), two float32 inputs, grad on: extra over torch.autocast's extra": 0.45,
+            "disable_casts, enter and exit": 0.5,
+            "report on over off: mm(8x8), two float32 inputs": 2,
+            "report on over off: encoder layer of 128, 4 x 64 tokens, training step": 2,
+            "import habana_mp, after import torch": 50,
+        },
+        id="overhead",
+    ),
+    pytest.param(
+        "kernels",
+        "Kernels",
+        ["kernels.svg", "casts.svg"],
+        {
+            "float32 -> bfloat16, 256 Ki elements: kernel over memcpy of the same bytes": 0.9,
+            "float16 -> float32, 256 Ki elements: kernel over memcpy of the same bytes": 0.9,
+            "float32 -> bfloat16, 128 Ki elements, 1 thread: Tensor.to over patched op": 2.5,
+            "float32 -> bfloat16, 64 elements, 1 thread: Tensor.to over hmp.cast": None,
+            "float32 -> bfloat16, 128 Ki elements, 2 threads: Tensor.copy_ over hmp.cast, out=": None,
+            "scalar, bfloat16 -> float16, 128 Ki elements, variants: memcpy": None,
+        },
+        id="kernels",
+    ),
+    pytest.param(
+        "models",
+        "Models",
+        ["inference.svg", "training.svg"],
+        {
+            "inference, CNN, batch 1, 1 thread: hmp / bf16": 1.05,
+            "inference, GPT-2 1x64, batch 1, 1 thread: autocast / hmp: torch-cpu": None,
+            "frozen, TransformerEncoder 1x64, no fast path, batch 1, 1 thread: hmp / bf16": 1.0,
+            "training step, MLP 256x2, batch 1, 1 thread: hmp / autocast": 0.85,
+            "training step, ViT 1x128, batch 1, 1 thread: hmp / autocast": 1.0,
+            "training step, ViT 1x128, batch 1, 1 thread: hmp / bf16": 1.1,
+            "peak memory, BERT 1x64, batch 1: hmp: torch-cpu / autocast": 1.0,
+            "peak memory, BERT 1x64, batch 1: fp32": None,
+        },
+        id="models",
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "section", "pictures", "goals"), CASES)
+def test_quick_run(script, section, pictures, goals, tmp_path):
+    path = tmp_path / "benchmarks.md"
+    path.write_text(f"# Benchmarks\n\n## {section}\n\nold\n\n## Others\n\nAs they were.\n")
+    command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--quick", "--json", "--markdown", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    report = json.loads(done.stdout)
+    rows = {row["what"]: row for row in report["rows"]}
+    assert len(rows) == len(report["rows"])
+    assert {what: rows[what]["goal"] for what in goals} == goals
+    assert {type(row["measured"]) for row in rows.values()} == {float}
+
+    text = path.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [f"## {section}", "## Others"]
+    assert f"## {section}\n\nMachine: {report['machine']}.\n" in text
+    assert "\nold\n" not in text
+    assert text.endswith("\n## Others\n\nAs they were.\n")
+    assert re.findall(r"^!\[.+\]\((.+)\)$", text, re.MULTILINE) == pictures
+    assert sorted(picture.name for picture in tmp_path.glob("*.svg")) == sorted(pictures)

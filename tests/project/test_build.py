@@ -1,0 +1,116 @@
+"""What the build promises: a module that needs only torch, with its lists inside; with another torch it says so."""
+
+import importlib.metadata
+import importlib.resources
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import habana_mp._core as _core
+from habana_mp import _built_against
+
+ROOT = Path(__file__).parent.parent.parent
+PRESETS = sorted(folder.name for folder in (ROOT / "lists").iterdir())
+
+
+def run(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_built_against_the_torch_that_runs() -> None:
+    assert torch.__version__.split(".")[:2] == _built_against.TORCH_VERSION.split(".")[:2]
+
+
+def test_another_torch_is_told_in_words() -> None:
+    told = run("""
+import sys, types
+sys.modules["habana_mp._built_against"] = types.SimpleNamespace(TORCH_VERSION="1.13.1")
+try:
+    import habana_mp
+except ImportError as error:
+    print(error)
+""")
+    assert "built against torch 1.13.1" in told
+    assert f"torch {torch.__version__} is installed" in told
+    assert "pip install --no-build-isolation" in told
+
+
+def without(folder: Path, *built: str) -> str:
+    """What an import says of a copy of the package that lacks files of the build."""
+    shutil.copytree(Path(_core.__file__).parent, folder / "habana_mp", ignore=shutil.ignore_patterns(*built))
+    shutil.copytree(ROOT / "habana_mp", folder / "habana_mp", ignore=shutil.ignore_patterns(*built), dirs_exist_ok=True)
+    return run(f"""
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path.insert(0, {str(folder)!r})
+try:
+    import habana_mp
+except ImportError as error:
+    print(error)
+""")
+
+
+def test_a_tree_that_is_not_built_is_told_in_words(tmp_path: Path) -> None:
+    told = without(tmp_path, "_built_against.py", "_core*.so", "__pycache__")
+    assert told == "habana_mp is not built: run `make build` in its source tree, or install it with pip."
+
+
+def test_a_tree_that_another_python_built_is_told_in_words(tmp_path: Path) -> None:
+    told = without(tmp_path, "_core*.so", "__pycache__")
+    assert told == "habana_mp was built for another Python: run `make build` in its source tree again."
+
+
+def test_a_plain_import_has_hmp_and_imports_nothing_to_show_things_with() -> None:
+    told = run("""
+import sys, habana_mp
+print(habana_mp.hmp.convert() == habana_mp.Policy.load("hmp"), {"click", "rich", "jinja2"} & {*sys.modules})
+""")
+    assert told == "True set()"
+
+
+@pytest.mark.unsanitized(reason="the sanitizers are libraries that the module needs")
+def test_needs_no_library_but_torch_and_the_system_s() -> None:
+    dynamic = subprocess.run(["readelf", "-d", _core.__file__], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"\(NEEDED\).*\[lib(.*?)[.-]", dynamic))
+    assert needed <= {"torch", "torch_cpu", "torch_python", "c10", "stdc++", "m", "gcc_s", "c", "pthread", "shm"}
+
+
+def test_exports_nothing_but_its_init_function() -> None:
+    symbols = subprocess.run(["nm", "-D", "--defined-only", _core.__file__], capture_output=True, text=True, check=True)
+    exported = {name for _, kind, name in map(str.split, symbols.stdout.splitlines()) if kind == "T"}
+    assert exported == {"PyInit__core"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_inside_the_package(preset: str) -> None:
+    assert (importlib.resources.files("habana_mp") / "lists" / preset / "policy.toml").is_file()
+
+
+def test_version() -> None:
+    version = importlib.metadata.version("habana_mp")
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_requirements_are_pinned(name: str) -> None:
+    lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    loose = [
+        line for line in lines if line and not line.startswith("-r ") and not re.match(r"[\w.-]+==[\w.]+(;|$)", line)
+    ]
+    assert loose == []
+
+
+def test_import_is_light() -> None:
+    """It brings nothing along that torch has not imported; what it costs is in benchmarks/overhead.py."""
+    script = """
+import sys, torch
+before = set(sys.modules)
+import habana_mp
+print(*{name.partition(".")[0] for name in sys.modules.keys() - before}, "torch._dynamo" in sys.modules)
+"""
+    assert run(script).split() == ["habana_mp", "False"]

@@ -1,0 +1,109 @@
+"""Each example runs with few steps, warns of nothing, and prints what it promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(*command):
+    """What a script of examples/ prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=EXAMPLES.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def rows(text, title):
+    """The numbers in the lines of a table that begin with a number, below the line that begins with the title."""
+    below = text[text.index(title) :].splitlines()[1:]
+    return [[float(number) for number in line.split()] for line in below if re.fullmatch(r"\s*\d+[\d.\s]+", line)]
+
+
+def test_the_table_has_every_example():
+    named = re.findall(r"^\| \[([\w.]+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+def test_digits():
+    text = run("examples/digits.py")
+    assert re.search(r"test accuracy +│ +9\d\.\d% │ +9\d\.\d%", text)
+    assert "casting  <built-in method conv2d of type object" in text
+
+
+def test_linear():
+    text = run("examples/linear.py")
+    assert "y_pred torch.bfloat16   loss torch.bfloat16   weight torch.float32   grad torch.float32" in text
+
+
+def test_gpt_alone():
+    text = run("examples/gpt.py", "--steps", "2")
+    (_, first), (_, second) = rows(text, "loss at step")
+    assert second < first < 8
+    assert "training: the value of" in text
+
+
+def test_gpt_in_three_ways():
+    text = run("examples/gpt.py", "--steps", "4", "--policy", "hmp")
+    for _, float32, convert, autocast in rows(text, "loss at step"):
+        assert convert == autocast == pytest.approx(float32, abs=0.01)
+    assert re.findall(r"^(\S+): the value of", text, re.MULTILINE) == ["float32", "hmp.convert", "hmp.autocast"]
+
+
+def test_bert():
+    text = run("examples/bert.py", "--steps", "3")
+    float32, autocast, gaudi = map(float, re.search(r"^first loss +(\S+) +(\S+) +(\S+)$", text, re.MULTILINE).groups())
+    assert autocast == pytest.approx(float32, abs=0.01)
+    assert gaudi == pytest.approx(float32, abs=0.02)
+    assert text.count("%") == 3
+
+
+def test_gradient_accumulation():
+    text = run("examples/gradient_accumulation.py", "--steps", "3")
+    assert float(re.search(r"differ by (\S+)", text)[1]) < 0.01
+    assert [row[2:] for row in rows(text, "step")] == [[3, 21]] * 3
+
+
+@pytest.mark.parametrize("script", ["ddp", "fsdp2"])
+def test_two_processes(script):
+    text = run(*TORCHRUN, f"examples/{script}.py", "--steps", "3")
+    for _, two, one in rows(text, "step"):
+        assert two == pytest.approx(one, abs=1e-4)
+    assert "losses of all 3 steps" in text
+
+
+def test_one_process_is_told_what_to_do():
+    done = subprocess.run([sys.executable, EXAMPLES / "ddp.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "run it on two processes: torchrun --nproc-per-node 2 examples/ddp.py\n"
+
+
+def test_inference_server():
+    text = run("examples/inference_server.py", "--requests", "3")
+    float32, bfloat16 = (float(right) for right in re.findall(r"([\d.]+)% right   12 requests", text))
+    assert bfloat16 == pytest.approx(float32, abs=3)
+    assert "weights cast 4 times, their copies used 56 times" in text  # 15 requests, 4 weights
+
+
+def test_find_a_nan():
+    text = run("examples/find_a_nan.py", "--steps", "10")
+    assert "under the policy hmp it is nan at step 0" in text
+    assert re.findall(r"^   (\w+): the loss is", text, re.MULTILINE) == ["mul"]
+    line = int(re.search(r"find_a_nan\.py:(\d+)", text)[1])
+    assert "finfo(torch.float32).min" in (EXAMPLES / "find_a_nan.py").read_text().splitlines()[line - 1]
+    assert re.search(r"4\. with_edits\('\+mul:fp32'\): after 10 steps the loss is 0\.\d+", text)

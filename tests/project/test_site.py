@@ -1,0 +1,176 @@
+"""The documentation builds without a warning, asks for nothing outside, and has every public name."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import sync_playwright
+
+import habana_mp
+from habana_mp import hmp
+
+ROOT = Path(__file__).parent.parent.parent
+ADDRESS = "http://docs.invalid/"
+
+in_browser = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(site, browser):
+    """A page of a browser without a network, which has the files of the site alone."""
+    context = browser.new_context(offline=True)
+    context.set_default_timeout(30_000)
+    page = context.new_page()
+    page.problems = []
+
+    def answer(route):
+        url = urlsplit(route.request.url)
+        path = site / url.path.lstrip("/")
+        if url.hostname != urlsplit(ADDRESS).hostname or not path.is_file():
+            page.problems.append(f"asks for {route.request.url}")
+            route.abort()
+        else:
+            route.fulfill(path=path)
+
+    context.route("**", answer)
+    page.on("console", lambda said: page.problems.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    yield page
+    context.close()
+
+
+@in_browser
+def test_every_page_stands_alone(site, page):
+    pages = sorted(path.name for path in site.glob("*.html") if path.name != "404.html")
+    assert {"index.html", "api.html", "benchmarks.html", "presets.html"} <= set(pages)
+    for name in pages:
+        page.goto(ADDRESS + name)
+        assert page.problems == [], name
+        # Pictures are loaded, and nothing but tables and code is wider than a phone.
+        assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    page.wait_for_load_state("networkidle")
+    assert page.problems == []
+
+
+@in_browser
+def test_search(page):
+    page.goto(ADDRESS + "index.html")
+    page.keyboard.press("/")
+    page.keyboard.type("refreshed")
+    page.locator('.md-search-result__link[href*="cache.html"]').first.wait_for()
+    assert page.problems == []
+
+
+def shown(page):
+    return page.locator("#preset-table tbody tr:visible th").all_inner_texts()
+
+
+@in_browser
+def test_table_of_presets(page):
+    page.goto(ADDRESS + "presets.html")
+    everything = shown(page)
+    listed = {op for name in hmp.presets() for ops in hmp.Policy.load(name).lists.values() for op in ops}
+    assert listed <= set(everything)
+    heads = page.locator("#preset-table thead button").all_inner_texts()
+    assert heads == ["op", *hmp.presets()]
+    cells = page.locator("#preset-table tbody tr", has=page.get_by_text("softmax", exact=True)).locator("td")
+    rules = [hmp.Policy.load(name).rule("softmax").action for name in hmp.presets()]
+    assert [text.replace("·", "rest") for text in cells.all_inner_texts()] == rules
+    assert "lists/hmp/fp32.txt:" in cells.first.get_attribute("title")
+
+    search = page.locator("#presets-search")
+    search.fill("norm hmp:lower")
+    assert shown(page) == ["batch_norm", "group_norm", "instance_norm", "layer_norm"]
+    search.fill("")
+    page.locator("#preset-table thead button", has_text="torch-cuda").click()
+    assert (
+        page.locator("#preset-table tbody tr").first.locator("td").nth(heads.index("torch-cuda") - 1).inner_text()
+        == "lower"
+    )
+    page.locator("#preset-table thead button").first.click()
+    assert shown(page) == everything
+    assert page.problems == []
+
+
+def test_api_has_every_public_name():
+    told = re.findall(r"^(?:::: habana_mp\.|### )(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted({name for name in told if name != "gaudi"}) == sorted(habana_mp.__all__)
+
+
+@pytest.mark.parametrize("name", habana_mp.__all__)
+def test_docstring(name):
+    value = getattr(habana_mp, name)
+    assert value.__doc__
+    members = vars(value) if isinstance(value, type) and value.__module__.startswith("habana_mp") else ()
+    for member in members:
+        if not member.startswith("_") and callable(getattr(value, member)):
+            assert getattr(value, member).__doc__, f"{name}.{member}"
+
+
+def own_examples():
+    own = [getattr(habana_mp, name) for name in habana_mp.__all__]
+    own = [value for value in own if getattr(value, "__module__", "").startswith("habana_mp")]
+    found = [each for value in own for each in doctest.DocTestFinder().find(value, value.__name__)]
+    return [pytest.param(each, id=each.name) for each in found if each.examples]
+
+
+class Checker(doctest.OutputChecker):
+    def check_output(self, want, got, optionflags):
+        """What an example does not show may be anything."""
+        return not want or super().check_output(want, got, optionflags)
+
+
+@pytest.mark.parametrize("example", own_examples())
+def test_example_of_a_docstring(example, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
+            self.lm_head = torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.lm_head(self.encoder(x))
+
+    model = Model()
+    names = {
+        "hmp": hmp, "torch": torch, "np": np, "Policy": hmp.Policy, "policy": hmp.Policy.load("hmp"), "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1), "x": torch.randn(2, 3, 8), "y": torch.zeros(2, 3, 4),
+        "loss_function": torch.nn.functional.mse_loss,
+    }  # fmt: skip
+    example.globs = names
+    runner = doctest.DocTestRunner(Checker(), optionflags=doctest.ELLIPSIS)
+    runner.run(example)
+    assert not runner.failures, capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""Starts the ranks of a test: a file of tests is also the program that each of its ranks runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+WORLD = 2
+
+
+class Ended(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run_ranks(program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> list[Ended]:
+    """What became of the ranks. The program gets the folder, where they meet, and the arguments."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", program, str(folder), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                **(env or {}),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(WORLD),
+            },
+        )
+        for rank in range(WORLD)
+    ]
+    told = [rank.communicate(timeout=120) for rank in ranks]
+    return [Ended(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
+
+
+def join(folder: str, **options: object) -> int:
+    """Called by the program; its rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=int(os.environ["RANK"]), world_size=WORLD, **options
+    )
+    return dist.get_rank()
+
+
+def leave() -> None:
+    """Gloo's threads may still have tensors, and a process that ends at once may abort: torch 2.13 does so alone, too."""
+    dist.destroy_process_group()
+    time.sleep(0.1)

@@ -212,7 +212,7 @@ def test_a_policy_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "xpu"])
 def test_binary_cross_entropy_raises(device: str) -> None:
-    """D31, F184 to F190"""
+    """D31, F184 to F186, F190"""
     x = torch.rand(4)
     with hmp.autocast("cpu", FP16, policy=f"torch-{device}"):
         with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):

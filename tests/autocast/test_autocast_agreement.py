@@ -1,7 +1,8 @@
-"""The presets torch-cpu, torch-cuda and torch-xpu do what torch.autocast does, for every op of torch's own tests of it (F179 to F183).
+"""The presets torch-cpu, torch-cuda and torch-xpu do what torch.autocast does, for every op of torch's own tests of it (F179 to F181,
+F183, F241).
 
-CPU computes; CUDA and XPU, which a CPU build has the tables of, run under FakeTensorMode. Where decisions.md is better than torch, that
-is tested instead: float64 among the inputs (D10), float16 beside bfloat16 (D13).
+CPU computes; CUDA and XPU, which a CPU build has the tables of, run under FakeTensorMode. Two cases differ from torch by decision:
+float64 among the inputs (D10), and float16 beside bfloat16 (D13).
 """
 
 from __future__ import annotations

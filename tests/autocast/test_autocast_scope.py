@@ -48,7 +48,7 @@ def test_inside_torch_autocast_ours_rules() -> None:
     ],
 )
 def test_torch_autocast_inside_ours_rules(region, expected) -> None:
-    """Design fact 9: the inner one rules."""
+    """Of nested regions the inner one rules, as docs/regions.md says."""
     with hmp.autocast("cpu", policy=A):
         with region():
             assert results() == expected

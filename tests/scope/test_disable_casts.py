@@ -91,7 +91,7 @@ class TestScope:
             by_name.__exit__(None, None, None)
             assert dtype() == ON
 
-    def test_inside_an_atomic_op_f134_d19(self):
+    def test_inside_an_atomic_op_f103_d19(self):
         seen = []
 
         class Activation(torch.nn.Module):
@@ -348,7 +348,7 @@ class TestThreads:
         assert seen == {"first": [ON], "second": [OFF, ON]}
 
     def test_backward_started_inside(self):
-        """The backward pass runs as the thread that started it (F143); casts inside a hook follow."""
+        """The backward pass runs as the thread that started it (D27); casts inside a hook follow."""
         seen = []
         weight = torch.eye(2, requires_grad=True)
         y = torch.mm(weight, A)

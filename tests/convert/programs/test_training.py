@@ -303,7 +303,7 @@ def test_the_hand_written_model_is_the_model(name):
         ("O2", "block", BF16),
     ],
 )
-def test_dtypes_of_a_step_f244_f246(policy, name, dtype):
+def test_dtypes_of_a_step_f242_f255(policy, name, dtype):
     model, x, y = made(name)
     convert(policy)
     out = outcome(model, model, F.cross_entropy, x, y)

@@ -1,4 +1,4 @@
-"""The weight cache opened and closed, and what is watched while it is open (src/torch/weight_cache.h). ``hmp.cache`` looks at it."""
+"""The weight cache opened and closed, and what is watched while it is open (src/weights/weight_cache.h). ``hmp.cache`` looks at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def limit_in_bytes() -> int:
     return int(text)
 
 
-# Watch of src/torch/alias_watch.h.
+# AliasKind of src/weights/alias_watch.h.
 _SEEN, _EXPORTED, _ANY = range(3)
 
 # Through these somebody can write to a weight unseen: while they hold the alias, or, the exported ones, at any time.

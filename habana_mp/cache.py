@@ -2,7 +2,7 @@
 
 Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
 until the optimizer's step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth,
-src/torch/weight_cache.h how a change is noticed.
+src/weights/weight_cache.h how a change is noticed.
 """
 
 from __future__ import annotations

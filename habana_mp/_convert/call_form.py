@@ -14,7 +14,7 @@ from habana_mp._policy.homes import Home
 
 
 class CallForm(NamedTuple):
-    """How the calls of one op are written; the fields are those of CallForm in src/torch/arguments.h."""
+    """How the calls of one op are written; the fields are those of CallForm in src/convert/call_form.h."""
 
     in_place: bool = False
     norm: bool = False

@@ -19,6 +19,7 @@ from habana_mp._convert.patched_op import patched_op
 from habana_mp._convert.request import policy_for_convert
 from habana_mp._convert.rule import rule_of
 from habana_mp._policy.homes import ops
+from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force
@@ -158,9 +159,14 @@ def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
         rule = rule_of(policy, places, original)
         if rule is None:
             continue
+        home = places[0]
         op = patched_op(
-            original, override_function(places[0], original), call_form(places[0], original), places[0].path
+            original,
+            override_function(home, original),
+            listed_name(home.attribute),
+            call_form(home, original),
+            home.path,
         )
         yield op, "rule", rule
-        for home in places:
-            yield home.owner, home.attribute, op
+        for each in places:
+            yield each.owner, home.attribute, op

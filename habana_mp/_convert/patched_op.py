@@ -1,6 +1,6 @@
 """Patched ops on the Python side: the two types that stand in torch's namespaces, and one instance for each original.
 
-The interpreter calls the C slot (src/torch/patched_op.cpp). ``__call__`` is the same rule in Python: torch.compile does not know the
+The interpreter calls the C slot (src/convert/call.cpp). ``__call__`` is the same rule in Python: torch.compile does not know the
 slot, sees ``__call__`` and traces it. The tests hold the two against each other on every op.
 """
 
@@ -36,6 +36,13 @@ def _decide(
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def _refusal(name: str, rule: str) -> str:
+    return _core.refusal(name, rule)
+
+
+_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class PatchedOp:
     """What both types share. Attributes: ``original``, ``form``, ``rule`` (None while no conversion concerns the op)."""
 
@@ -43,6 +50,7 @@ class PatchedOp:
     form: CallForm
     rule: Rule | None
     home: str
+    listed_name: str
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
@@ -52,7 +60,7 @@ class PatchedOp:
         if rule is None or casts_off():
             return self.original(*args, **kwargs)
         if rule.action == ERROR:
-            raise RuntimeError("torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.")
+            raise RuntimeError(_refusal(self.listed_name, rule.text))
         form = self.form
         described = []
         for role, tensor in _tensors(form, args, kwargs):
@@ -95,20 +103,23 @@ _core.enable_vectorcall(PatchedMethod)
 patched_ops: dict[int, PatchedOp] = {}
 
 
-def patched_op(original: Callable[..., Any], told: Callable[..., Any], form: CallForm, home: str) -> PatchedOp:
+def patched_op(
+    original: Callable[..., Any], override_function: Callable[..., Any], name: str, form: CallForm, home: str
+) -> PatchedOp:
     """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7).
 
-    ``told`` is what ``__torch_function__`` is told of in its place. ``home`` says where the original is found, as
+    ``override_function`` is what ``__torch_function__`` gets in its place. ``name`` is the op's in lists. ``home`` says where the original is found, as
     ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
     """
     op = patched_ops.get(id(original))
     if op is None:
         binds = not isinstance(original, types.BuiltinFunctionType)
-        op = (PatchedMethod if binds else PatchedFunction)(original, told, **form._asdict())
+        op = (PatchedMethod if binds else PatchedFunction)(original, override_function, name, **form._asdict())
         op.original = op.__wrapped__ = original
         op.form = form
         op.rule = None
         op.home = home
+        op.listed_name = name
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
@@ -144,7 +155,7 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/torch/tensor_cast.h."""
+    """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/cast/dtypes.h."""
     if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
         return 0
     # D10: what computes in complex numbers is left alone, as what does in float64.
@@ -185,7 +196,7 @@ def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def _rebuilt(container: Any, items: list[Any]) -> Any:
-    """A container of the same type with other items (rebuild_container in src/torch/arguments.cpp)."""
+    """A container of the same type with other items (rebuild_container in src/convert/cast_arguments.cpp)."""
     kind = type(container)
     # torch.fx has lists that nobody may change.
     if kind is list or (issubclass(kind, list) and kind.__setitem__ is not list.__setitem__):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import habana_mp._core as _core
 from habana_mp._policy.computing import computes_on
 from habana_mp._policy.homes import Home
 from habana_mp._policy.policy import Policy
@@ -24,11 +23,10 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
     for name in dict.fromkeys(home.name for home in places):
         action, low, listed, listed_as, file, line = policy._core.resolve(name)
         if listed:
-            where = (f"{file}:{line}" if line else file) or policy.name
-            return Rule(action, low, True, f"{_core.ACTIONS[action]}: {listed_as}, {where}")
+            return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line))
     if policy.rest == "inputs":
         return None
     computes = max(computes_on(home, original) for home in places)
     if computes < (2 if policy.rest == "first_input" else 1):
         return None
-    return Rule(action, low, False, f"rest: {policy.rest}")
+    return Rule(action, low, False, policy._core.rule_text(action, False, "", "", 0))

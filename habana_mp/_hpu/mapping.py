@@ -1,6 +1,6 @@
 """``hpu`` and ``habana`` as device names on a machine without such a device: they stand for another one, for the whole process.
 
-How torch reads the names is src/torch/hpu_device.h; what scripts find in Python beside it, `torch.hpu` and `x.hpu()` and
+How torch reads the names is src/hpu/hpu_device.h; what scripts find in Python beside it, `torch.hpu` and `x.hpu()` and
 `torch.autocast("hpu")`, is habana_mp/_hpu/additions.py.
 """
 

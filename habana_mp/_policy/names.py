@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+import habana_mp._core as _core
 from habana_mp._policy.computing import aten_tensor_arguments
 from habana_mp._policy.homes import OPERATORS, homes
 from habana_mp._policy.list_file import Entry
@@ -19,6 +20,18 @@ def known_names() -> frozenset[str]:
     own = {home.attribute for home in homes()} | {home.name for home in homes()}
     operators = {name.strip("_") for name in OPERATORS & own}
     return frozenset(own | operators | set(aten_tensor_arguments()) | {"GRUCell", "LSTMCell", "RNNCell"})
+
+
+@functools.cache
+def listed_name(attribute: str) -> str:
+    """The name of a home as lists spell it: "matmul" for the operator ``__matmul__``."""
+    if not attribute.startswith("__"):
+        return attribute
+    for level in _core.candidates(attribute):
+        for spelling in level:
+            if not spelling.startswith("__") and spelling in known_names() and hasattr(torch.Tensor, spelling):
+                return spelling
+    return attribute
 
 
 def plain_name(op: str) -> str:

@@ -1,6 +1,6 @@
 """``report``: which op ran where, in which precision, by whose rule, and what its casts cost.
 
-The counting is in src/record/report.cpp, told by src/torch/observer.cpp; what the core asks of Python while it counts is in answers.py.
+The counting is in src/report/report.cpp, a listener of src/watch/observer.cpp.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import torch.distributed as dist
 import habana_mp._core as _core
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.names import plain_name
-from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import is_joined
 from habana_mp._report.advice import Advice, advice
-from habana_mp._report.answers import note_policies, stop_noting
 from habana_mp._report.diff import ReportDiff
 from habana_mp._report.findings import inside
 from habana_mp._report.merge import merged
 from habana_mp._report.values import FORMAT, KEYS, VERSION, named
+from habana_mp._watch.modules import unwatch_modules, watch_modules
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,14 +46,13 @@ class CastReport:
     def __init__(self) -> None:
         self._open: _core.Report | None = None
         self._began = 0.0
-        self._told: dict[str, Any] | None = None
-        self._policies: dict[str, tuple[Policy, str]] = {}
+        self._values: dict[str, Any] | None = None
         self.title = ""
 
     def __enter__(self) -> Self:
-        if self._open is not None or self._told is not None:
+        if self._open is not None or self._values is not None:
             raise RuntimeError("a report is for one with block: call hmp.report() again for another")
-        note_policies(self._policies)
+        watch_modules()
         self._began = time.perf_counter()
         self._open = _core.open_report()
         return self
@@ -67,14 +65,19 @@ class CastReport:
         if opened is None:
             raise RuntimeError("a report that was not entered cannot be left")
         try:
-            told = _core.close_report(opened)
+            counted = _core.close_report(opened)
         finally:
-            stop_noting(self._policies)
-        self._told = self._named(told, seconds)
+            unwatch_modules()
+        self._values = self._named(counted, seconds)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, by ``copy`` or ``pickle``, of a report that is open is what it has counted by then."""
-        return {**self.__dict__, "_open": None, "_told": self._told if self._open is None else self.to_dict()}
+        return {**self.__dict__, "_open": None, "_values": self._values if self._open is None else self.to_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Also of a report that habana_mp 0.1.0 pickled, which called its values so."""
+        self.__dict__.update(state)
+        self._values = self.__dict__.pop("_told", self.__dict__.get("_values"))
 
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
         """How many tensors an op got in another dtype than its caller gave, in forward passes.
@@ -136,11 +139,11 @@ class CastReport:
         Raises:
             RuntimeError: the report was never entered.
         """
-        if self._told is not None:
-            return self._told
+        if self._values is not None:
+            return self._values
         if self._open is None:
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
-        return self._named(_core.report_told(self._open), time.perf_counter() - self._began)
+        return self._named(_core.report_values(self._open), time.perf_counter() - self._began)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back.
@@ -236,7 +239,7 @@ class CastReport:
     @classmethod
     def _of(cls, told: dict[str, Any]) -> CastReport:
         made = cls()
-        made._told = told
+        made._values = told
         made.title = told.get("title", "")
         return made
 
@@ -262,7 +265,7 @@ class CastReport:
         return text(self.to_dict())
 
     def __repr__(self) -> str:
-        if self._open is None and self._told is None:
+        if self._open is None and self._values is None:
             return "<CastReport, not begun>"
         told = self.to_dict()
         return f"<CastReport: {told['casts']} casts, {told['cache_hits']} of them from the weight cache, {len(told['rows'])} rows>"
@@ -272,8 +275,8 @@ class CastReport:
 
         return frame(self.to_dict())
 
-    def _named(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
-        return named(told, seconds, self.title, list(self._policies.values()))
+    def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
+        return named(counted, seconds, self.title)
 
 
 def report() -> CastReport:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import habana_mp._core as _core
 from habana_mp._policy.folder import SHIPPED
 from habana_mp._policy.policy import Policy
 
@@ -131,11 +132,7 @@ def never_seen(rows: list[dict[str, Any]], policies: list[Policy]) -> list[dict[
         for title in policy.lists:
             for name, file, line in getattr(policy._core, title):
                 if (policy.name, name.partition("@")[0]) not in seen:
-                    rule = rule_text(policy, title, name, file, line).replace(OWN_FILES, "")
+                    text = policy._core.rule_text(_core.ACTIONS.index(title), True, name, file, line)
+                    rule = text.replace(OWN_FILES, "")
                     found[policy.name, rule] = {"op": name, "list": title, "rule": rule}
     return list(found.values())
-
-
-def rule_text(policy: Policy, action: str, listed_as: str, file: str, line: int) -> str:
-    """A line of a list as the rows name it: "lower: mm, lists/hmp/lower.txt:24"."""
-    return f"{action}: {listed_as}, {(f'{file}:{line}' if line else file) or policy.name}"

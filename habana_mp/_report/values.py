@@ -1,4 +1,4 @@
-"""The plain values of a report: the form of ``CastReport.to_dict`` and of its JSON, made of what the core tells.
+"""The plain values of a report: the form of ``CastReport.to_dict`` and of its JSON, made of what the core has counted.
 
 What the core's fields are is said in src/bind/bind_report.cpp.
 """
@@ -31,13 +31,14 @@ KEYS = (  # those that are asked for
     ),
     *("ping_pong", "recast", "never_seen", "missed", "timeline", "advice"),
 )
-_KINDS = ("cast", "cached", "backward")  # enum class Kind in src/record/report.h
-_FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd there
+_KINDS = ("cast", "cached", "backward")  # enum class Kind in src/report/report.h
+_FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd in src/report/site.h
 
 
-def named(told: dict[str, Any], seconds: float, title: str, policies: list[tuple[Policy, str]]) -> dict[str, Any]:
-    """What the core tells, under the names of ``CastReport.to_dict``. ``policies``: those that it met, each with its front end."""
-    rows = [_row(*row) for row in told["rows"]]
+def named(counted: dict[str, Any], seconds: float, title: str) -> dict[str, Any]:
+    """What the core has counted, under the names of ``CastReport.to_dict``."""
+    policies = [(Policy(core), _FRONT_ENDS[front_end]) for core, front_end in counted["policies"]]
+    rows = [_row(*row) for row in counted["rows"]]
     casts = [cast for row in rows for cast in row["casts"]]
     values = {
         "format": FORMAT,
@@ -51,22 +52,22 @@ def named(told: dict[str, Any], seconds: float, title: str, policies: list[tuple
         ],
         "seconds": seconds,
         "op_seconds": sum(row["seconds"] for row in rows),
-        "backward_seconds": told["backward_ns"] / 1e9,
+        "backward_seconds": counted["backward_ns"] / 1e9,
         "cast_seconds": sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts),
         "casts": sum(cast["count"] for cast in casts),
         "cache_hits": sum(cast["cached"] for cast in casts),
         "backward_casts": sum(cast["backward"]["count"] for cast in casts),
         "cast_bytes": sum(cast["bytes"] + cast["backward"]["bytes"] for cast in casts),
         "rows": rows,
-        "ping_pong": grouped_ping_pong(told["ping_pong"]),
-        "recast": grouped_recast(told["recast"]),
+        "ping_pong": grouped_ping_pong(counted["ping_pong"]),
+        "recast": grouped_recast(counted["recast"]),
         "never_seen": never_seen(rows, [policy for policy, _ in policies]),
         "missed": _missed(rows),
         "timeline": {
-            "stride": told["stride"],
+            "stride": counted["stride"],
             "events": [
                 [start / 1e9, lasted / 1e9, row, source, target, _KINDS[kind]]
-                for start, lasted, row, source, target, kind in told["moments"]
+                for start, lasted, row, source, target, kind in counted["moments"]
             ],
         },
     }

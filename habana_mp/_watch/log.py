@@ -1,6 +1,6 @@
 """Where the cast log goes: HABANA_MP_LOG, convert's isVerbose, and sys.stdout.
 
-The lines themselves are made in src/record/cast_log.cpp; nothing here runs while the log is off.
+The lines themselves are made in src/report/cast_log.cpp; nothing here runs while the log is off.
 
 HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with `:path`, a file that is appended to. In the path `~` is
 the home folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
@@ -18,7 +18,7 @@ import habana_mp._core as _core
 from habana_mp._ranks.rank import rank
 
 VARIABLE = "HABANA_MP_LOG"
-# The order of enum class Level in src/record/cast_log.h.
+# The order of enum class Level in src/report/cast_log.h.
 LEVELS = ("off", "casts", "detail")
 
 # The path of the open log where it names the process; a forked child opens its own.

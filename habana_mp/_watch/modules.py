@@ -1,7 +1,8 @@
-"""The modules whose forward runs, told to the core while somebody watches."""
+"""Hooks of all modules that say to the core which forward runs, while a report is open."""
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -13,10 +14,12 @@ import habana_mp._core as _core
 # torch.compile's warning that a compiled module calls hooks twice: ours do not mind.
 _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 _hooks: list[torch.utils.hooks.RemovableHandle] = []
+_watchers = 0
+_lock = threading.Lock()
 
 
 class _ModuleHook(_core.ModuleHookBase):
-    """Tells the core that a module's forward begins or ends, by its C slot. Graphs do not tell, so what is traced does nothing."""
+    """Says to the core that a module's forward begins or ends, by its C slot. Traced code has no modules, so there it does nothing."""
 
     def __call__(self, *_args: Any) -> None:
         return None
@@ -27,14 +30,25 @@ _entered, _left = _ModuleHook(False), _ModuleHook(True)
 
 
 def watch_modules() -> None:
-    _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
-    _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
-    warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
+    """Each call needs an ``unwatch_modules``; the hooks are there from the first to the last."""
+    global _watchers  # noqa: PLW0603 - torch has one list of global hooks
+    with _lock:
+        _watchers += 1
+        if _watchers > 1:
+            return
+        _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
+        _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
+        warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
 
 
 def unwatch_modules() -> None:
-    while _hooks:
-        _hooks.pop().remove()
-    ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", "") == _HOOKS_AND_COMPILE]
-    for entry in ours:
-        warnings.filters.remove(entry)  # type: ignore[attr-defined]
+    global _watchers  # noqa: PLW0603 - see watch_modules
+    with _lock:
+        _watchers -= 1
+        if _watchers > 0:
+            return
+        while _hooks:
+            _hooks.pop().remove()
+        ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", "") == _HOOKS_AND_COMPILE]
+        for entry in ours:
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import habana_mp._core as _core
 from habana_mp._ranks.rank import rank, world_size
 
 if TYPE_CHECKING:
@@ -128,3 +129,6 @@ def _all_names(outer: torch.nn.Module) -> dict[int, str]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+_core.set_where(where, source, _path)

@@ -7,6 +7,7 @@
 
 #include "base/patch_set.h"
 #include "bind/bind.h"
+#include "call/refusal.h"
 #include "convert/patched_type.h"
 #include "policy/policy.h"
 #include "watch/dispatcher_watch.h"
@@ -55,6 +56,7 @@ void bind_convert(py::module_& module) {
   module.def("suspend", [] { patch_set().suspend(); });
   module.def("resume", [] { patch_set().resume(); });
   module.def("is_installed", [] { return patch_set().installed(); });
+  module.def("refusal", &refusal, py::arg("op"), py::arg("rule"));
 }
 
 }  // namespace habana_mp

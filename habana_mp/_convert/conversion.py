@@ -169,4 +169,4 @@ def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
         )
         yield op, "rule", rule
         for each in places:
-            yield each.owner, home.attribute, op
+            yield each.owner, each.attribute, op

@@ -3,19 +3,19 @@
 namespace habana_mp {
 
 std::string refusal(std::string_view op, std::string_view rule) {
-  const std::string which = std::string(op) + " (" + std::string(rule) + ")";
+  const std::string where(rule.substr(rule.rfind(", ") + 2));
+  const std::string name(op);
   if (op.starts_with("binary_cross_entropy")) {
     // Begins as the error of torch.autocast does.
     return "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"
-           "The policy in force refuses " +
-           which +
+           "The policy in force (" +
+           where + ") refuses " + name +
            " because its backward can leave the range of the lower precision. Use "
            "binary_cross_entropy_with_logits or BCEWithLogitsLoss, which are safe, or put the call "
            "in hmp.disable_casts().";
   }
-  return "The policy in force lists " + which +
-         " as an error: it must not be called where casts are on. hmp.disable_casts() switches "
-         "them "
+  return "The policy in force (" + where + ") lists " + name +
+         " as an error: it must not be called where casts are on. hmp.disable_casts() switches them "
          "off.";
 }
 

@@ -56,7 +56,8 @@ class Home(NamedTuple):
 
 
 def _is_patched(value: object) -> bool:
-    return isinstance(value, _core.PatchedFunctionBase)
+    # In C neither of the two types is the other's base, whatever the stub says.
+    return isinstance(value, (_core.PatchedFunctionBase, _core.PatchedMethodBase))
 
 
 _ARITHMETIC = "add sub mul matmul truediv div floordiv mod pow"

@@ -115,14 +115,10 @@ class CastLog final : public Listener {
  public:
   CastLog() : Listener(Hears::Decisions) {}
 
-  bool wants(const Call& call) const override {
-    return worth_a_line(call.decision.cause, call.casting);
-  }
-
   void decided(const Call& call) override {
     const Level now = level();
-    if (now == Level::Off) return;
     const Cause cause = call.decision.cause;
+    if (now == Level::Off || !worth_a_line(cause, call.casting)) return;
     const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
     spdlog::memory_buf_t text;
     fmt::format_to(std::back_inserter(text), "casting  {}{}{}", call.texts->original(),

@@ -1,6 +1,5 @@
 #include "report/listening.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace habana_mp::report {
@@ -40,17 +39,10 @@ bool unlisten(const Listener& listener) {
   return found;
 }
 
-bool anyone_wants(const Call& call) {
-  return std::any_of(of(Hears::Decisions).begin(), of(Hears::Decisions).end(),
-                     [&](const auto& listener) { return listener->wants(call); });
-}
-
 void tell_decided(const Call& call) {
   // A share of each: what a listener writes to may run code that opens or closes one.
   const Listeners all = of(Hears::Decisions);
-  for (const auto& listener : all) {
-    if (listener->wants(call)) listener->decided(call);
-  }
+  for (const auto& listener : all) listener->decided(call);
 }
 
 }  // namespace habana_mp::report

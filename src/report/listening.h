@@ -24,8 +24,6 @@ class Listener {
 
   Hears what() const { return what_; }
 
-  // Whether it wants to be told by decided(). Without the GIL.
-  virtual bool wants(const Call& /*call*/) const { return true; }
   // A rule has decided a call that is about to run. With the GIL; what it throws ends the call.
   virtual void decided(const Call& /*call*/) {}
 
@@ -72,9 +70,7 @@ void listen(std::shared_ptr<Listener> listener);
 // Whether it was listening.
 bool unlisten(const Listener& listener);
 
-// Tells those who want to know. With the GIL.
+// Calls decided() of all who hear of decisions. With the GIL.
 void tell_decided(const Call& call);
-// Whether anybody does. Without the GIL.
-bool anyone_wants(const Call& call);
 
 }  // namespace habana_mp::report

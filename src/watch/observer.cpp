@@ -97,7 +97,7 @@ std::vector<report::EndedCall> take_calls(report::CallQueue& queue) {
 }
 
 void WatchedCall::begin(const report::Call& call, const What& what) {
-  if (report::anyone_hears(Hears::Decisions) && report::anyone_wants(call)) {
+  if (report::anyone_hears(Hears::Decisions)) {
     const pybind11::gil_scoped_acquire gil;
     report::tell_decided(call);
   }

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "report/call_queue.h"
 #include "report/listening.h"
@@ -25,7 +26,6 @@ class CountsByOp final : public Listener {
 class HearsDecisions final : public Listener {
  public:
   HearsDecisions() : Listener(Hears::Decisions) {}
-  bool wants(const Call& call) const override { return call.casting; }
   void decided(const Call& call) override { heard.push_back(call.decision.to); }
   std::vector<DType> heard;
 };
@@ -58,19 +58,16 @@ TEST_CASE("a third listener hears of the same calls as the report") {
   CHECK_FALSE(unlisten(*report));
 }
 
-TEST_CASE("decisions go to those who want them") {
+TEST_CASE("decisions go to those who hear of them") {
   const auto listener = std::make_shared<HearsDecisions>();
   listen(listener);
   CHECK(anyone_hears(Hears::Decisions));
-  const Decision down{DType::BFloat16, Cause::Lower, role_bit(Role::Input)};
-  const Call casts{.decision = down, .casting = true};
-  const Call stays{.decision = down, .casting = false};
-  CHECK(anyone_wants(casts));
-  CHECK_FALSE(anyone_wants(stays));
-  tell_decided(casts);
-  tell_decided(stays);
+  CHECK_FALSE(anyone_hears(Hears::Calls));
+  tell_decided({.decision = {DType::BFloat16, Cause::Lower, role_bit(Role::Input)}});
   CHECK(listener->heard == std::vector<DType>{DType::BFloat16});
-  unlisten(*listener);
+  CHECK(unlisten(*listener));
+  tell_decided({.decision = {DType::Float32, Cause::Fp32, role_bit(Role::Input)}});
+  CHECK(listener->heard.size() == 1);
 }
 
 TEST_CASE("a queue keeps calls until they are taken, and so many at the most") {

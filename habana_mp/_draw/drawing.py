@@ -1,6 +1,6 @@
 """``draw``: the autograd graph of an output, or of a call of a model, with its casts and precisions.
 
-What stands in the picture is decided here; _autograd_graph.py reads the graph, _module_calls.py runs the model, _picture.py draws.
+What stands in the picture is decided here; autograd_graph.py reads the graph, module_calls.py runs the model, picture.py draws.
 """
 
 from __future__ import annotations

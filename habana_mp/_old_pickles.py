@@ -3,13 +3,15 @@
 Only what a checkpoint or a saved report may hold is here.
 """
 
+import importlib
 import sys
+from types import ModuleType
+from typing import Any
 
 from habana_mp import _autocast, _convert, _draw, _policy, _report
 from habana_mp._autocast import custom_function, set_policies
 from habana_mp._autocast.context import autocast
 from habana_mp._convert.conversion import convert, is_converted, revert
-from habana_mp._draw import picture
 from habana_mp._draw.drawing import draw
 from habana_mp._policy import checkpoint
 from habana_mp._policy.policy import OpRule, Policy, _unpickle, presets
@@ -19,12 +21,21 @@ from habana_mp._report import diff as report_diff
 from habana_mp._report.cast_report import CastReport, report
 from habana_mp._scope import disable_casts
 
+
+def _picture(name: str) -> Any:
+    return getattr(importlib.import_module("habana_mp._draw.picture"), name)
+
+
+# A drawing is no reason to import the module before it is asked for.
+_drawings = ModuleType("habana_mp._picture")
+_drawings.__getattr__ = _picture  # type: ignore[method-assign]
+
 _MODULES = {
     "_advice": advice,
     "_custom_function": custom_function,
     "_disable": disable_casts,
     "_modules": set_policies,
-    "_picture": picture,
+    "_picture": _drawings,
     "_policy_state": checkpoint,
     "_rank_policies": check,
     "_report_diff": report_diff,

@@ -1,21 +1,19 @@
 """``draw``: the autograd graph of an output, or of a call of a model, with its casts and precisions.
 
-What stands in the picture is decided here; autograd_graph.py reads the graph, module_calls.py runs the model, picture.py draws.
+folding.py decides what stands in the picture, autograd_graph.py reads the graph, module_calls.py runs the model, picture.py draws. They
+are imported by the first call: few programs draw, and all import the package.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from habana_mp._draw.autograd_graph import Origin, dtype_text, read_graph, shape_text
-from habana_mp._draw.module_calls import Call, ModuleCalls, run
-from habana_mp._draw.picture import Drawing, Frame, Node, picture
+if TYPE_CHECKING:
+    from habana_mp._draw.picture import Drawing
 
-_READABLE = 80  # nodes: modules are folded, the innermost first, until there are no more
 _MOST = 1000  # what Graphviz lays out in seconds
 
 
@@ -43,6 +41,10 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
     See Also:
         explain
     """
+    from habana_mp._draw.folding import Graph
+    from habana_mp._draw.module_calls import ModuleCalls, run
+    from habana_mp._draw.picture import picture
+
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise ValueError(f"depth is how many levels of modules are open, 0 or more, not {depth!r}")
     if isinstance(what, torch.nn.Module):
@@ -53,7 +55,7 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
     else:
         calls = ModuleCalls()
         outputs = _outputs(what, "what draw was given")
-    graph = _Graph(outputs, calls)
+    graph = Graph(outputs, calls)
     nodes, edges = graph.readable() if depth is None else graph.folded(depth)
     if len(nodes) > _MOST:
         way = "take a smaller depth" if calls.calls else "hmp.draw(model, x) folds the modules of a model"
@@ -75,116 +77,3 @@ def _outputs(found: Any, what: str) -> dict[str, torch.Tensor]:
             "came from nothing that needs a gradient"
         )
     return named
-
-
-Nodes = list[tuple[Node, Frame | None]]
-Edges = dict[tuple[int, int], str]  # by the numbers of two nodes, the ops on the way that only change the form
-
-
-class _Graph:
-    """The graph of some outputs and the calls of modules that made it, of which pictures of any depth can be made."""
-
-    def __init__(self, outputs: dict[str, torch.Tensor], calls: ModuleCalls) -> None:
-        self._outputs = outputs
-        self._calls = calls
-        origins, self._made = read_graph(outputs.values())
-        # An input came in by the copy of a leaf, which is ours. Another thread may have given the same number to a cast that is cached.
-        self._inputs = {o: calls.inputs[o.born] for o in origins if o.born in calls.inputs and o.op == "clone"}
-        ours = {origin.inputs.pop()[0] for origin in self._inputs}
-        self._origins = [origin for origin in origins if origin not in ours]
-        self._call_of: dict[Origin, Call | None] = {}
-        for origin in self._origins:
-            self._call_of[origin] = self._made_in(origin)
-
-    def _made_in(self, origin: Origin) -> Call | None:
-        if origin.leaf is not None:
-            path = self._calls.parameters.get(id(origin.leaf))
-            return None if path is None else self._calls.of_parameter(path)
-        if origin.cast_from and origin.inputs[0][0].leaf is not None:
-            # The weight cache may have kept it from another call.
-            return self._call_of[origin.inputs[0][0]] or self._calls.of_node(origin.born)
-        return self._calls.of_node(origin.born)
-
-    def readable(self) -> tuple[Nodes, Edges]:
-        deepest = 1 + max((call.depth for call in self._calls.calls), default=0)
-        for depth in range(deepest, 1, -1):
-            made = self.folded(depth)
-            if len(made[0]) <= _READABLE:
-                return made
-        return self.folded(1)
-
-    def folded(self, depth: int) -> tuple[Nodes, Edges]:
-        members: dict[Origin | Call, list[Origin]] = {}
-        shown: dict[Origin, Origin | Call] = {}
-        for origin, call in self._call_of.items():
-            shown[origin] = call.up_to(depth) if call is not None and call.depth >= depth else origin
-            members.setdefault(shown[origin], []).append(origin)
-        frames: dict[Call, Frame] = {}
-        nodes: Nodes = []
-        number: dict[Origin | Call, int] = {}
-        for what, inside in members.items():
-            number[what] = len(nodes)
-            if isinstance(what, Call):
-                nodes.append((_module_node(what, inside), _frame(what.parent, frames)))
-            else:
-                nodes.append((self._node(what), _frame(self._call_of[what], frames)))
-        # An edge for each tensor between two nodes; what passes between folded modules is one.
-        edges: dict[tuple[int, int], str] = {}
-        for origin in self._origins:
-            for source, _, forms in origin.inputs:
-                ends = number[shown[source]], number[shown[origin]]
-                if ends[0] != ends[1]:
-                    edges.setdefault(ends, ", ".join(forms))
-        for (title, tensor), (origin, _, forms) in zip(self._outputs.items(), self._made, strict=True):
-            edges[number[shown[origin]], len(nodes)] = ", ".join(forms)
-            nodes.append((Node("output", title, dtype_text(tensor), shape_text(tensor)), None))
-        return nodes, edges
-
-    def _node(self, origin: Origin) -> Node:
-        call = self._call_of[origin]
-        path = call.path if call else ""
-        result = origin.dtypes[0], origin.shapes[0], path
-        if origin in self._inputs:
-            return Node("input", self._inputs[origin], *result)
-        if origin.leaf is not None:
-            full = self._calls.parameters.get(id(origin.leaf), "")
-            kind = "parameter" if full or isinstance(origin.leaf, torch.nn.Parameter) else "input"
-            frozen = "frozen" if id(origin.leaf) in self._calls.frozen else ""
-            return Node(kind, full.removeprefix(f"{path}.") or kind, *result, frozen)
-        if source := origin.cast_from:
-            return Node("cast", f"{source} → {origin.dtypes[0]}", *result, origin.name, casts=1)
-        linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
-        return Node("op", "linear" if linear else origin.op, *result, origin.name)
-
-
-def _module_node(call: Call, inside: list[Origin]) -> Node:
-    casts = [origin for origin in inside if origin.cast_from]
-    ops = [origin for origin in inside if origin.leaf is None and not origin.cast_from]
-    last = max(ops or inside, key=lambda origin: origin.born)
-    precisions = Counter(origin.dtypes[0] for origin in ops).most_common()
-    return Node(
-        "module",
-        _title(call),
-        last.dtypes[0],
-        last.shapes[0],
-        call.path,
-        casts=len(casts),
-        ops=tuple(precisions),
-    )
-
-
-def _frame(call: Call | None, frames: dict[Call, Frame]) -> Frame | None:
-    if call is None:
-        return None
-    if call not in frames:
-        frames[call] = Frame(_title(call), _frame(call.parent, frames))
-    return frames[call]
-
-
-def _title(call: Call) -> str:
-    """Such as "layers.0.linear1: Linear", from the frame round it."""
-    kind = type(call.module).__name__
-    round_it = call.parent.path if call.parent else ""
-    path = call.path.removeprefix(f"{round_it}.")
-    again = f", call {call.number}" if call.number > 1 else ""
-    return f"{path}: {kind}{again}" if path else f"{kind}{again}"

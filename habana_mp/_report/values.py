@@ -14,6 +14,7 @@ from habana_mp._ranks.rank import rank
 from habana_mp._report.advice import advice
 from habana_mp._report.findings import OWN_FILES, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.holders import holders
+from habana_mp._watch.listener import FRONT_ENDS
 
 FORMAT = "habana_mp.report"
 VERSION = 1
@@ -32,12 +33,11 @@ KEYS = (  # those that are asked for
     *("ping_pong", "recast", "never_seen", "missed", "timeline", "advice"),
 )
 _KINDS = ("cast", "cached", "backward")  # enum class Kind in src/report/report.h
-_FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd in src/report/site.h
 
 
 def named(counted: dict[str, Any], seconds: float, title: str) -> dict[str, Any]:
     """What the core has counted, under the names of ``CastReport.to_dict``."""
-    policies = [(Policy(core), _FRONT_ENDS[front_end]) for core, front_end in counted["policies"]]
+    policies = [(Policy(core), FRONT_ENDS[front_end]) for core, front_end in counted["policies"]]
     rows = [_row(*row) for row in counted["rows"]]
     casts = [cast for row in rows for cast in row["casts"]]
     values = {
@@ -99,7 +99,7 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
     return {
         "op": op,
         "module": module,
-        "front_end": _FRONT_ENDS[front_end],
+        "front_end": FRONT_ENDS[front_end],
         "policy": policy,
         "decision": decision,
         "rule": rule.replace(OWN_FILES, ""),

@@ -123,6 +123,25 @@ py::dict close(const std::shared_ptr<report::Report>& report) {
   return last;
 }
 
+// What a queue has kept, as habana_mp/_watch/listener.py names it.
+py::list take_calls(report::CallQueue& queue) {
+  py::list calls;
+  for (const report::EndedCall& call : watch::take_calls(queue)) {
+    py::list casts;
+    for (const report::Cast& cast : call.casts) {
+      casts.append(py::make_tuple(dtype_name(cast.from), dtype_name(cast.to), cast.cached,
+                                  cast.bytes, cast.ns));
+    }
+    const report::Site& site = call.site;
+    calls.append(py::make_tuple(
+        site.op, site.module, static_cast<int>(site.front_end),
+        site.policy == nullptr ? std::string() : site.policy->name(),
+        report::kOutcomeNames[static_cast<std::size_t>(site.outcome)], site.rule, call.ns,
+        dtypes_in(call.given), dtypes_in(call.ran), casts));
+  }
+  return calls;
+}
+
 // A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
 // the `__call__` of the subclass in habana_mp/_watch/modules.py. As a PatchedOp does.
 struct ModuleHook {
@@ -176,6 +195,12 @@ void bind_report(py::module_& module) {
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
   module.def("reporting", &watch::watching);
+  py::class_<report::CallQueue, std::shared_ptr<report::CallQueue>>(module, "CallQueue")
+      .def(py::init<>())
+      .def("open", [](const std::shared_ptr<report::CallQueue>& self) { watch::listen(self); })
+      .def("close", [](const report::CallQueue& self) { watch::unlisten(self); })
+      .def("take", &take_calls)
+      .def_property_readonly("lost", &report::CallQueue::lost);
   module.def("set_where", &watch::set_where, py::arg("where"), py::arg("source"), py::arg("path"));
   module.attr("ModuleHookBase") = module_hook_type();
 }

@@ -91,6 +91,11 @@ Snapshot snapshot_of(const report::Report& report) {
   return {report, all().sites, all().paths};
 }
 
+std::vector<report::EndedCall> take_calls(report::CallQueue& queue) {
+  const std::lock_guard guard(all().mutex);
+  return queue.take();
+}
+
 void WatchedCall::begin(const report::Call& call, const What& what) {
   if (report::anyone_hears(Hears::Decisions) && report::anyone_wants(call)) {
     const pybind11::gil_scoped_acquire gil;

@@ -14,9 +14,11 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cast/tensors.h"
 #include "policy/policy.h"
+#include "report/call_queue.h"
 #include "report/listening.h"
 #include "report/report.h"
 
@@ -39,6 +41,9 @@ struct Snapshot {
   report::Paths paths;
 };
 Snapshot snapshot_of(const report::Report& report);
+
+// The calls that a queue which listens has kept since the last time.
+std::vector<report::EndedCall> take_calls(report::CallQueue& queue);
 
 // A decided call of an op, from its decision to its end.
 class WatchedCall {

@@ -1,0 +1,89 @@
+"""Listening to calls from Python: what an exporter (to TensorBoard, say) is made of.
+
+The core keeps the calls of ops as they end (src/report/call_queue.h), so no Python runs while an op does; a listener takes them when it
+wants to, once a step for example.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+import habana_mp._core as _core
+from habana_mp._watch.modules import unwatch_modules, watch_modules
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd in src/report/site.h
+
+
+class Cast(NamedTuple):
+    """One argument that a call had cast: dtypes by name, ``size`` of the result in bytes."""
+
+    source: str
+    target: str
+    cached: bool
+    size: int
+    seconds: float
+
+
+class Call(NamedTuple):
+    """The call of an op that has ended. The fields mean what those of a row of ``CastReport.to_dict`` do."""
+
+    op: str
+    module: str
+    front_end: str
+    policy: str
+    decision: str
+    rule: str
+    seconds: float
+    dtypes: list[str]
+    runs_in: list[str]
+    casts: list[Cast]
+
+
+class CallListener:
+    """Hears of every call, on all threads, inside its ``with`` block.
+
+    >>> with CallListener() as listener:
+    ...     y = model(x)
+    ...     by_op = Counter(call.op for call in listener.take())
+    """
+
+    def __init__(self) -> None:
+        self._queue = _core.CallQueue()
+
+    def __enter__(self) -> Self:
+        watch_modules()
+        self._queue.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.close()
+        unwatch_modules()
+
+    def take(self) -> list[Call]:
+        """The calls that have ended since the last time, in order. Up to 65,536 are kept; ``lost`` counts the others."""
+        return [
+            Call(
+                op,
+                module,
+                FRONT_ENDS[front_end],
+                policy,
+                decision,
+                rule,
+                ns / 1e9,
+                dtypes,
+                runs_in,
+                [Cast(source, target, cached, size, cast_ns / 1e9) for source, target, cached, size, cast_ns in casts],
+            )
+            for op, module, front_end, policy, decision, rule, ns, dtypes, runs_in, casts in self._queue.take()
+        ]
+
+    @property
+    def lost(self) -> int:
+        """How many calls were not kept, in all."""
+        return self._queue.lost

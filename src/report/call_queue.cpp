@@ -1,0 +1,21 @@
+#include "report/call_queue.h"
+
+#include <utility>
+
+namespace habana_mp::report {
+
+void CallQueue::ended(const Call& call, const Site& site) {
+  if (calls_.size() == kMostCalls) {
+    ++lost_;
+    return;
+  }
+  calls_.push_back({.site = site,
+                    .ns = call.ns,
+                    .given = call.given,
+                    .ran = call.ran,
+                    .casts = {call.casts.begin(), call.casts.end()}});
+}
+
+std::vector<EndedCall> CallQueue::take() { return std::exchange(calls_, {}); }
+
+}  // namespace habana_mp::report

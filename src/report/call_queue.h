@@ -1,0 +1,40 @@
+// A listener that keeps calls, as they ended, until somebody takes them: how Python listens. It
+// never runs Python while an op runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "report/listening.h"
+
+namespace habana_mp::report {
+
+struct EndedCall {
+  Site site;
+  std::uint64_t ns;
+  unsigned given;
+  unsigned ran;
+  std::vector<Cast> casts;
+};
+
+class CallQueue final : public Listener {
+ public:
+  static constexpr std::size_t kMostCalls = 1 << 16;
+
+  CallQueue() : Listener(Hears::Calls) {}
+
+  void ended(const Call& call, const Site& site) override;
+
+  // Those since the last time, under the observer's lock. Beyond kMostCalls none is kept.
+  std::vector<EndedCall> take();
+  // How many were not kept, in all.
+  std::uint64_t lost() const { return lost_; }
+
+ private:
+  std::vector<EndedCall> calls_;
+  std::uint64_t lost_ = 0;
+};
+
+}  // namespace habana_mp::report

@@ -27,7 +27,9 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 INCLUDE = re.compile(r'^#include "((\w+)/\w+)\.(?:h|inc)"', re.MULTILINE)
 FOLDER = re.compile(r"^habana_mp_folder\((\w+)\s+(?:SEES\s+([\w\s]+?)\s+)?(?:LINKS|SOURCES)\b", re.MULTILINE)
 # A type of the core has its own name in a string: "habana_mp._core.PatchedFunctionBase".
-MODULE_IN_STRING = re.compile(r'"[^"\n]*\bhabana_mp\.(?=\w)(?!_core\.[A-Z]\w+")[^"\n]*"|\w*[iI]mport\w*\(\s*"habana_mp"')
+MODULE_IN_STRING = re.compile(
+    r'"[^"\n]*\bhabana_mp\.(?=\w)(?!_core\.[A-Z]\w+")[^"\n]*"|\w*[iI]mport\w*\(\s*"habana_mp"'
+)
 FIRST = "src|habana_mp|tests|docs|lists|tools|examples|benchmarks"
 NAMED_FILE = re.compile(rf"(?<![\w/.:<-])(?:{FIRST})/[\w/.-]*\.(?:cpp|h|inc|md|pyi?|sh|svg|txt)\b")
 NAMED_IN_PAGE = re.compile(rf"`((?:{FIRST})/[\w/.-]*)`")

@@ -1,4 +1,4 @@
-# The C++ core. Kept true by tests/test_stub.py.
+# The C++ core. Kept true by tests/project/test_stub.py.
 
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType

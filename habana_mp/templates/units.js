@@ -1,4 +1,4 @@
-// Times, sizes and shares as people read them, by the same rules as _units.py; and elements, whose text is always text.
+// Times, sizes and shares as people read them, by the same rules as habana_mp/_show/units.py; and elements, whose text is always text.
 const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 const SIZES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
 const SHORT = { bfloat16: "bf16", float16: "fp16", float32: "fp32", float64: "fp64" };

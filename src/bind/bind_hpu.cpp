@@ -1,4 +1,4 @@
-// The names of HPU as those of another device, for habana_mp/_hpu_device.py.
+// The names of HPU as those of another device, for habana_mp/_hpu/mapping.py.
 #include <c10/core/Device.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

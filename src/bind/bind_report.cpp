@@ -1,5 +1,5 @@
 // The report for Python: opening and closing one, what it tells as plain values
-// (habana_mp/_report/report.py gives them names), and the modules whose forward runs.
+// (habana_mp/_report/values.py gives them names), and the modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <structmember.h>
@@ -143,7 +143,7 @@ py::list take_calls(report::CallQueue& queue) {
 }
 
 // A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
-// the `__call__` of the subclass in habana_mp/_report/report.py. As a PatchedOp does.
+// the `__call__` of the subclass in habana_mp/_watch/modules.py. As a PatchedOp does.
 struct ModuleHook {
   PyObject_HEAD vectorcallfunc vectorcall;
 };

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cast_kernels.h"
 #include "kernels/kernel_table.h"
 
 namespace habana_mp::kernels {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/kernel.h"
 #include "policy/dtype.h"
 
 namespace habana_mp::kernels {
@@ -38,10 +39,6 @@ void reset();
 // Of float16, bfloat16 and float32.
 constexpr std::size_t element_size(DType dtype) { return dtype == DType::Float32 ? 4 : 2; }
 
-// Streaming stores go past the caches. They win where the caches would not hold the target until it
-// is read, in memory that is mapped already: new pages have just been cleared in the cache.
-enum class Stores : std::uint8_t { Cached, Streaming };
-
 // Measured: from here on streaming is faster, even where the target is read right afterwards. The
 // count is that of the whole cast, not of one thread's share.
 constexpr Stores stores_for(DType from, DType to, std::size_t count) {
@@ -49,8 +46,6 @@ constexpr Stores stores_for(DType from, DType to, std::size_t count) {
   return count * (element_size(from) + element_size(to)) >= kStreamedBytes ? Stores::Streaming
                                                                            : Stores::Cached;
 }
-
-using Kernel = void (*)(const void* source, void* target, std::size_t count);
 
 // Both types are eligible and they differ, else std::invalid_argument.
 Kernel kernel(DType from, DType to, Stores stores = Stores::Cached);

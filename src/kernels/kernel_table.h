@@ -2,7 +2,7 @@
 // declarations stand here, as each of those files is compiled for another CPU.
 #pragma once
 
-#include "kernels/cast_kernels.h"
+#include "kernels/kernel.h"
 
 namespace habana_mp::kernels {
 

@@ -24,7 +24,7 @@
 
 namespace habana_mp::report {
 
-// habana_mp/_log.py counts its levels by this order.
+// habana_mp/_watch/log.py counts its levels by this order.
 enum class Level : int { Off, Casts, Detail };
 
 inline std::atomic<int> current_level{static_cast<int>(Level::Off)};

@@ -35,8 +35,7 @@ Variant active();
 void force(Variant variant);
 void reset();
 
-// Of float16, bfloat16 and float32.
-constexpr std::size_t element_size(DType dtype) { return dtype == DType::Float32 ? 4 : 2; }
+constexpr std::size_t element_size(DType dtype) { return row_of(dtype).bytes; }
 
 // Streaming stores go past the caches. They win where the caches would not hold the target until it
 // is read, in memory that is mapped already: new pages have just been cleared in the cache.

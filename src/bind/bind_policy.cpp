@@ -16,6 +16,7 @@
 #include "policy/dtype.h"
 #include "policy/names.h"
 #include "policy/op_list.h"
+#include "policy/op_traits.h"
 #include "policy/policy.h"
 
 namespace py = pybind11;
@@ -117,6 +118,17 @@ void bind_tables(py::module_& m) {
   m.attr("CAUSES") = tuple_of(kCauseNames);
   m.attr("FIRST_INPUT_NAMES") = tuple_of(kFirstInputNames);
   m.attr("STATISTIC_NAMES") = tuple_of(kStatisticNames);
+
+  py::dict norms;
+  for (const Norm& norm : kNorms)
+    norms[py::str(norm.op)] = py::make_tuple(norm.statistics, norm.functional_statistics);
+  m.attr("NORMS") = norms;
+  m.attr("CONTIGUOUS_OPS") = tuple_of(kContiguousOps);
+  py::dict left_out;
+  for (const NotComputing& group : not_computing())
+    left_out[group.reason] = py::str(group.ops).attr("split")();
+  m.attr("NOT_COMPUTING") = left_out;
+  m.attr("LOW_LEVEL_PREFIXES") = tuple_of(kLowLevelPrefixes);
 }
 
 }  // namespace
@@ -200,6 +212,7 @@ void bind_policy(py::module_& m) {
         return static_cast<int>(role_of({norm, first, written, statistic}));
       },
       py::arg("norm"), py::arg("first"), py::arg("written"), py::arg("statistic"));
+  m.def("computes", &computes, py::arg("op"));
   m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
         py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     _Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
 
-_TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_TORCH = {name: getattr(torch, name) for name in _core.ELIGIBLE_DTYPES}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMBERS = {name: _core.DTYPES.index(name) for name in _TORCH}
 _ACCEPTED = "float32, float16 or bfloat16"

@@ -10,9 +10,17 @@ from typing_extensions import Self, disjoint_base
 
 ACTIONS: tuple[str, ...]
 DTYPES: tuple[str, ...]
+SHORT_DTYPE_NAMES: dict[str, str]
+ELIGIBLE_DTYPES: tuple[str, ...]
+LOW_DTYPES: tuple[str, ...]
 ROLES: tuple[str, ...]
 CAUSES: tuple[str, ...]
-LOW_DTYPES: tuple[str, ...]
+FIRST_INPUT_NAMES: tuple[str, ...]
+STATISTIC_NAMES: tuple[str, ...]
+NORMS: dict[str, tuple[int, int]]  # positions of the statistics, a bit each; and those below torch.nn.functional
+CONTIGUOUS_OPS: tuple[str, ...]
+NOT_COMPUTING: dict[str, list[str]]
+LOW_LEVEL_PREFIXES: tuple[str, ...]
 MAX_LIST_BYTES: int
 
 _Entry: TypeAlias = tuple[str, str, int]  # name or name@dtype, file, line
@@ -61,6 +69,8 @@ def parse_op_list(text: str | bytes, path: str) -> tuple[bool, list[tuple[str, i
 def dispatched_candidates(op: str) -> list[list[str]]: ...
 def is_entry(text: str) -> bool: ...
 def candidates(home_name: str) -> list[list[str]]: ...
+def role_of(norm: bool, first: bool, written: bool, statistic: bool) -> int: ...
+def computes(op: str) -> bool: ...
 def decide(
     action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit_dtype: bool
 ) -> tuple[int, int, int]: ...

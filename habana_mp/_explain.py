@@ -12,7 +12,6 @@ import habana_mp._core as _core
 from habana_mp._autocast.regions import region_policy
 from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
-from habana_mp._policy.computing import NORMS
 from habana_mp._policy.homes import Home, ops
 from habana_mp._policy.names import plain_name
 from habana_mp._policy.policy import OpRule, Policy
@@ -184,7 +183,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
 
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
     rule = policy.rule(name)
-    norm = name in NORMS
+    norm = name in _core.NORMS
     low = str(policy.low_dtype).removeprefix("torch.")
     eligible = "float32, bfloat16 and float16 tensors, also in lists and given by keyword,"
     if rule.action == "lower":

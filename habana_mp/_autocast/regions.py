@@ -13,12 +13,9 @@ from habana_mp._autocast import neighbours, traced
 from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
-from habana_mp._policy.policy import Policy
+from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._show.warning import warn
 from habana_mp._watch import log
-
-_DTYPES = (torch.bfloat16, torch.float16)
-
 
 # What a policy keeps of the regions made with it, by their other arguments: a loop makes one in every step.
 _Made = dict[tuple[str, torch.dtype, bool, bool], tuple[Any, str]]
@@ -36,7 +33,7 @@ def region_of(
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
         raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype is torch.bfloat16 or torch.float16, not {dtype!r} (a policy is given as policy=)")
+        raise TypeError(f"dtype is {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r} (a policy is given as policy=)")
     if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
         raise TypeError(f"enabled and cache_enabled are True or False, not {enabled!r} and {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
@@ -69,7 +66,7 @@ def _prepare() -> None:
 def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
     """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
     if dtype not in policy.low_dtypes:
-        name = policy.name if dtype in _DTYPES else device.upper()
+        name = policy.name if dtype in LOW_DTYPES else device.upper()
         warn(
             f"In {name} autocast, but the target dtype {dtype} is not supported. Disabling autocast.\n"
             f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."

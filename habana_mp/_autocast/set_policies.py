@@ -20,7 +20,7 @@ import habana_mp._core as _core
 from habana_mp._autocast import traced
 from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import is_accepted, rules_of
-from habana_mp._policy.policy import Policy
+from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force
 
 if TYPE_CHECKING:
@@ -211,4 +211,4 @@ _traced_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return tensor.float() if tensor.dtype in LOW_DTYPES else tensor

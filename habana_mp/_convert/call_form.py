@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
-from habana_mp._policy.computing import NORMS
+import habana_mp._core as _core
 from habana_mp._policy.homes import Home
 
 
@@ -27,9 +27,6 @@ class CallForm(NamedTuple):
     flag_target_name: str | None = None
     statistics: int = 0
     contiguous: bool = False
-
-
-_STATISTICS_OF_F = (1, 2)
 
 
 # The operators of which torch tells __torch_function__ by the name of a method.
@@ -55,15 +52,15 @@ def override_function(home: Home, original: Callable[..., Any]) -> Callable[...,
 def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     """How calls of an op are written, read off its name and, of Python functions, its parameters."""
     plain = home.attribute
+    norm = _core.NORMS.get(plain)
     form: dict[str, Any] = {
         "in_place": home.in_place,
-        "norm": plain in NORMS,
+        "norm": norm is not None,
         "overridable": original in torch.overrides.get_testing_overrides(),
-        "contiguous": plain in ("linear", "matmul", "__matmul__", "__rmatmul__"),
+        "contiguous": plain in _core.CONTIGUOUS_OPS,
     }
-    if plain in NORMS:
-        places = _STATISTICS_OF_F if home.owner is F and NORMS[plain] else NORMS[plain]
-        form["statistics"] = sum(1 << place for place in places)
+    if norm is not None:
+        form["statistics"] = norm[home.owner is F]
     if isinstance(original, types.FunctionType):
         form["python"] = True
         code = original.__code__

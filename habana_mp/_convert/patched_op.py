@@ -21,7 +21,8 @@ from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 
 # Enums of src/policy cross the border as numbers, in the order that the core tells.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
-INPUT, AFFINE, STATISTIC, TARGET = (_core.ROLES.index(role) for role in ("input", "affine", "statistic", "target"))
+ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
+FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 LOWER, FP32, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "error"))
 
 
@@ -34,6 +35,13 @@ def _decide(
 # Dynamo runs a function marked so while it traces, on constants, and keeps the answer (as torch.compiler.assume_constant_result does,
 # which would import Dynamo).
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _role_of(norm: bool, first: bool, written: bool, statistic: bool) -> int:
+    return _core.role_of(norm, first, written, statistic)
+
+
+_role_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refusal(name: str, rule: str) -> str:
@@ -155,7 +163,7 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """The dtype of a tensor as src/policy/dtype.h numbers it (1 to 3 are eligible): `dtype_of` of src/cast/dtypes.h."""
+    """The dtype of a tensor as src/policy/dtype.h numbers it: `dtype_of` of src/cast/dtypes.h."""
     if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
         return 0
     # D10: what computes in complex numbers is left alone, as what does in float64.
@@ -164,18 +172,10 @@ def _number(tensor: torch.Tensor) -> int:
 
 
 def _role(form: CallForm, flagged: bool, place: int | str) -> int:
-    first = place in (0, "input", "self")
-    if form.in_place and first:
-        return TARGET
-    if flagged and place in (form.flag_target, form.flag_target_name):
-        return TARGET
-    if form.norm and not first:
-        if isinstance(place, int):
-            statistic = bool(form.statistics >> place & 1)
-        else:
-            statistic = place in ("running_mean", "running_var")
-        return STATISTIC if statistic else AFFINE
-    return INPUT
+    first = place == 0 or place in FIRST_INPUT_NAMES
+    written = (form.in_place and first) or (flagged and place in (form.flag_target, form.flag_target_name))
+    statistic = bool(form.statistics >> place & 1) if isinstance(place, int) else place in STATISTIC_NAMES
+    return _role_of(form.norm, first, written, statistic)
 
 
 def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
@@ -185,7 +185,7 @@ def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | s
 def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
     flagged = _in_place(form, args, kwargs)
     # The first input by keyword, wherever it stands, then the others: the order of keywords must not change a result (D15).
-    first = [name for name in kwargs if name in ("input", "self")]
+    first = [name for name in kwargs if name in FIRST_INPUT_NAMES]
     ordered = {name: kwargs[name] for name in (*first, *kwargs)}
     return [
         (_role(form, flagged, place), item)
@@ -223,7 +223,7 @@ def _cast_arguments(
     done: list[tuple[Any, Any]] = []
 
     def cast(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or _number(value) not in (1, 2, 3) or value.dtype == DTYPES[to]:
+        if not isinstance(value, torch.Tensor) or _number(value) not in ELIGIBLE or value.dtype == DTYPES[to]:
             return value
         for source, result in done:
             if source is value:

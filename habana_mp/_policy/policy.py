@@ -20,6 +20,7 @@ from habana_mp._policy.list_file import Entry, ListFile, ListPath, less, merged,
 from habana_mp._policy.names import check_known
 from habana_mp._show.html import render
 
+LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
 _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
 
 
@@ -305,8 +306,8 @@ def presets() -> tuple[str, ...]:
 
 
 def low_name(dtype: object, argument: str) -> str:
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"{argument} is torch.bfloat16 or torch.float16, not {dtype!r}")
+    if dtype not in LOW_DTYPES:
+        raise ValueError(f"{argument} is {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}")
     return str(dtype).removeprefix("torch.")
 
 

@@ -306,6 +306,7 @@ def names_of(op: object) -> set[str]:
 
 def dtype_name(dtype: object) -> str:
     name = str(dtype).removeprefix("torch.")
-    if name not in ("float16", "bfloat16", "float32"):
-        raise ValueError(f"to is float16, bfloat16 or float32, which casts go to, not {dtype!r}")
+    if name not in _core.ELIGIBLE_DTYPES:
+        *others, last = _core.ELIGIBLE_DTYPES
+        raise ValueError(f"to is {', '.join(others)} or {last}, which casts go to, not {dtype!r}")
     return name

@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import habana_mp._core as _core
+
 # What the time of an op is counted as, in the order in which the page draws them.
-PRECISIONS = ("bfloat16", "float16", "float32", "mixed", "other", "cast")
+_WIDE = tuple(name for name in _core.ELIGIBLE_DTYPES if name not in _core.LOW_DTYPES)
+PRECISIONS = (*_core.LOW_DTYPES, *_WIDE, "mixed", "other", "cast")
 
 
 @dataclass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import habana_mp._core as _core
+
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
 def time(seconds: float) -> str:
@@ -39,7 +40,7 @@ def printable(name: str) -> str:
 
 def short(dtype: str) -> str:
     """``bfloat16`` is ``bf16``, where a column has little room."""
-    return _SHORT.get(dtype, dtype)
+    return _core.SHORT_DTYPE_NAMES.get(dtype, dtype)
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:

@@ -20,11 +20,11 @@ namespace habana_mp {
 namespace {
 
 DType checked_dtype(int number) {
-  const auto dtype = static_cast<DType>(number);
-  if (number < 0 || number > 0xff || !eligible(dtype)) {
+  const bool known = number >= 0 && static_cast<std::size_t>(number) < kDTypeCount;
+  if (!known || !eligible(static_cast<DType>(number))) {
     throw std::invalid_argument(std::to_string(number) + " is no dtype that is cast");
   }
-  return dtype;
+  return static_cast<DType>(number);
 }
 
 py::object cast_tensor_python(const py::object& tensor, int to) {

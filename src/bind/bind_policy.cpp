@@ -1,5 +1,6 @@
-// habana_mp._core.Policy, parse_op_list, candidates and decide. Enums cross the border as numbers;
-// the tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that Python repeats no order.
+// habana_mp._core.Policy, parse_op_list, candidates and decide, and the tables of src/policy. Enums
+// cross the border as numbers; the tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that
+// Python repeats no order.
 #include <pybind11/stl.h>
 
 #include <span>
@@ -15,6 +16,7 @@
 #include "policy/dtype.h"
 #include "policy/names.h"
 #include "policy/op_list.h"
+#include "policy/op_traits.h"
 #include "policy/policy.h"
 
 namespace py = pybind11;
@@ -22,16 +24,12 @@ namespace py = pybind11;
 namespace habana_mp {
 namespace {
 
-constexpr DType kDTypes[] = {DType::Other, DType::Float16, DType::BFloat16, DType::Float32,
-                             DType::Float64};
-constexpr const char* kRoles[] = {"input", "affine", "statistic", "target"};
-constexpr const char* kCauses[] = {"none",     "lower",       "fp32",     "promote",
-                                   "in_place", "first_input", "rest_fp32"};
-
-py::tuple names_of(std::span<const char* const> names) {
-  py::tuple out(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) out[i] = names[i];
-  return out;
+// A tuple of the names in a table.
+template <typename Names>
+py::tuple tuple_of(const Names& names) {
+  py::list out;
+  for (const auto& name : names) out.append(name);
+  return py::tuple(out);
 }
 
 std::vector<std::string> names_of(std::span<const DType> dtypes) {
@@ -51,8 +49,8 @@ Enum checked(int value, std::size_t count) {
 }
 
 DType dtype_named(std::string_view name) {
-  for (const DType dtype : kDTypes) {
-    if (name == dtype_name(dtype)) return dtype;
+  for (const DTypeRow& row : kDTypes) {
+    if (name == row.name) return row.dtype;
   }
   throw std::invalid_argument("'" + std::string(name) +
                               "' is no dtype of a policy: bfloat16 or float16 is accepted");
@@ -93,26 +91,50 @@ py::tuple decide_python(int action, int low, bool listed,
   std::vector<Arg> described;
   described.reserve(args.size());
   for (const auto& [dtype, zero_dim, role] : args) {
-    described.push_back({checked<DType>(dtype, std::size(kDTypes)), zero_dim,
-                         checked<Role>(role, std::size(kRoles))});
+    described.push_back(
+        {checked<DType>(dtype, kDTypeCount), zero_dim, checked<Role>(role, kRoleCount)});
   }
-  const Rule rule{checked<Action>(action, kActionNames.size()),
-                  checked<DType>(low, std::size(kDTypes)), listed};
+  const Rule rule{checked<Action>(action, kActionNames.size()), checked<DType>(low, kDTypeCount),
+                  listed};
   const Decision decision = decide(rule, described, explicit_dtype);
   return py::make_tuple(static_cast<int>(decision.to), static_cast<int>(decision.cause),
                         static_cast<int>(decision.roles));
 }
 
+void bind_tables(py::module_& m) {
+  py::list names, eligible_names;
+  py::dict short_names;
+  for (const DTypeRow& row : kDTypes) {
+    names.append(row.name);
+    short_names[row.name] = row.short_name;
+    if (row.eligible) eligible_names.append(row.name);
+  }
+  m.attr("DTYPES") = py::tuple(names);
+  m.attr("SHORT_DTYPE_NAMES") = short_names;
+  m.attr("ELIGIBLE_DTYPES") = py::tuple(eligible_names);
+  m.attr("LOW_DTYPES") = tuple_of(names_of(kLowDTypes));
+  m.attr("ACTIONS") = tuple_of(kActionNames);
+  m.attr("ROLES") = tuple_of(kRoleNames);
+  m.attr("CAUSES") = tuple_of(kCauseNames);
+  m.attr("FIRST_INPUT_NAMES") = tuple_of(kFirstInputNames);
+  m.attr("STATISTIC_NAMES") = tuple_of(kStatisticNames);
+
+  py::dict norms;
+  for (const Norm& norm : kNorms)
+    norms[py::str(norm.op)] = py::make_tuple(norm.statistics, norm.functional_statistics);
+  m.attr("NORMS") = norms;
+  m.attr("CONTIGUOUS_OPS") = tuple_of(kContiguousOps);
+  py::dict left_out;
+  for (const NotComputing& group : not_computing())
+    left_out[group.reason] = py::str(group.ops).attr("split")();
+  m.attr("NOT_COMPUTING") = left_out;
+  m.attr("LOW_LEVEL_PREFIXES") = tuple_of(kLowLevelPrefixes);
+}
+
 }  // namespace
 
 void bind_policy(py::module_& m) {
-  py::tuple dtypes(std::size(kDTypes));
-  for (std::size_t i = 0; i < std::size(kDTypes); ++i) dtypes[i] = dtype_name(kDTypes[i]);
-  m.attr("DTYPES") = dtypes;
-  m.attr("ACTIONS") = names_of(kActionNames);
-  m.attr("ROLES") = names_of(kRoles);
-  m.attr("CAUSES") = names_of(kCauses);
-  m.attr("LOW_DTYPES") = py::tuple(py::cast(names_of(kLowDTypes)));
+  bind_tables(m);
   m.attr("MAX_LIST_BYTES") = kMaxListBytes;
 
   py::class_<Policy, std::shared_ptr<Policy>>(m, "Policy")
@@ -184,6 +206,13 @@ void bind_policy(py::module_& m) {
   m.def("is_entry", [](const std::string& text) { return is_entry(text); }, py::arg("text"));
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
+  m.def(
+      "role_of",
+      [](bool norm, bool first, bool written, bool statistic) {
+        return static_cast<int>(role_of({norm, first, written, statistic}));
+      },
+      py::arg("norm"), py::arg("first"), py::arg("written"), py::arg("statistic"));
+  m.def("computes", &computes, py::arg("op"));
   m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
         py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }

@@ -30,8 +30,8 @@ using report::SiteId;
 // Names of the dtypes among the bits.
 py::list dtypes_in(unsigned bits) {
   py::list names;
-  for (const DType dtype : {DType::Float16, DType::BFloat16, DType::Float32, DType::Float64}) {
-    if ((bits & dtype_bit(dtype)) != 0) names.append(dtype_name(dtype));
+  for (const DTypeRow& row : kDTypes) {
+    if ((bits & dtype_bit(row.dtype)) != 0) names.append(row.name);
   }
   return names;
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/TensorBase.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -10,22 +11,39 @@
 
 namespace habana_mp {
 
-// By scalar type: a table, because every patched call reads it for every tensor.
+// The scalar type of a dtype, and behind it others that count as this dtype.
+struct ScalarTypeOf {
+  DType dtype;
+  at::ScalarType type;
+};
+inline constexpr ScalarTypeOf kScalarTypes[] = {
+    {DType::Float16, at::kHalf},
+    {DType::BFloat16, at::kBFloat16},
+    {DType::Float32, at::kFloat},
+    {DType::Float64, at::kDouble},
+    // D10: a call that computes in complex numbers is left alone as well.
+    {DType::Float64, at::kComplexHalf},
+    {DType::Float64, at::kComplexFloat},
+    {DType::Float64, at::kComplexDouble},
+};
+
+// Tables both ways, because every patched call reads the first for every tensor.
 inline constexpr auto kDTypeOf = [] {
   std::array<DType, static_cast<std::size_t>(at::ScalarType::NumOptions)> table{};
-  const auto set = [&table](at::ScalarType type, DType dtype) {
-    table[static_cast<std::size_t>(type)] = dtype;
-  };
-  set(at::kHalf, DType::Float16);
-  set(at::kBFloat16, DType::BFloat16);
-  set(at::kFloat, DType::Float32);
-  set(at::kDouble, DType::Float64);
-  // D10: a call that computes in complex numbers is left alone as well.
-  set(at::kComplexHalf, DType::Float64);
-  set(at::kComplexFloat, DType::Float64);
-  set(at::kComplexDouble, DType::Float64);
+  for (const auto& [dtype, type] : kScalarTypes) table[static_cast<std::size_t>(type)] = dtype;
   return table;
 }();
+inline constexpr auto kScalarTypeOf = [] {
+  std::array<at::ScalarType, kDTypeCount> table{};
+  table.fill(at::ScalarType::Undefined);
+  for (const auto& [dtype, type] : kScalarTypes) {
+    at::ScalarType& own = table[static_cast<std::size_t>(dtype)];
+    if (own == at::ScalarType::Undefined) own = type;
+  }
+  return table;
+}();
+static_assert(std::ranges::count(kScalarTypeOf, at::ScalarType::Undefined) == 1,
+              "all but Other have a scalar type");
 
 inline DType dtype_of_type(at::ScalarType type) { return kDTypeOf[static_cast<std::size_t>(type)]; }
 
@@ -39,16 +57,8 @@ inline DType dtype_of(const at::TensorBase& tensor) {
   return tensor.is_mkldnn() ? DType::Other : number_dtype(tensor);
 }
 
-// Of an eligible dtype, which is what casts lead to.
 constexpr at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::Float16:
-      return at::kHalf;
-    case DType::BFloat16:
-      return at::kBFloat16;
-    default:
-      return at::kFloat;
-  }
+  return kScalarTypeOf[static_cast<std::size_t>(dtype)];
 }
 
 }  // namespace habana_mp

@@ -3,7 +3,9 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace habana_mp {
@@ -11,11 +13,16 @@ namespace {
 
 // Keywords that CallForm does not name because every op spells them alike.
 struct Keywords {
+  using Names = std::array<PyObject*, 2>;
+
+  static Names interned(const std::array<std::string_view, 2>& names) {
+    return {PyUnicode_InternFromString(names[0].data()),
+            PyUnicode_InternFromString(names[1].data())};
+  }
+
   PyObject* out = PyUnicode_InternFromString("out");
-  PyObject* input = PyUnicode_InternFromString("input");
-  PyObject* self = PyUnicode_InternFromString("self");
-  PyObject* running_mean = PyUnicode_InternFromString("running_mean");
-  PyObject* running_var = PyUnicode_InternFromString("running_var");
+  Names first = interned(kFirstInputNames);
+  Names statistics = interned(kStatisticNames);
 };
 
 const Keywords& keywords() {
@@ -28,8 +35,8 @@ bool same_name(PyObject* keyword, PyObject* name) {
   return keyword == name || (name != nullptr && PyUnicode_Compare(keyword, name) == 0);
 }
 
-bool names_first(PyObject* keyword) {
-  return same_name(keyword, keywords().input) || same_name(keyword, keywords().self);
+bool is_among(PyObject* keyword, const Keywords::Names& names) {
+  return same_name(keyword, names[0]) || same_name(keyword, names[1]);
 }
 
 bool is_exact_tensor(PyObject* object) { return THPVariable_CheckTypeExact(Py_TYPE(object)); }
@@ -53,29 +60,29 @@ bool overrides(PyObject* object) {
 }
 
 // The role that the position or the keyword of an argument gives it; `name` is null for positions.
-Role role_of(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* name) {
+Role role_at(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* name) {
   const auto& kw = keywords();
-  const bool first = name == nullptr ? index == 0 : names_first(name);
-  if (form.in_place && first) return Role::Target;
-  if (flagged) {
-    if (name == nullptr ? index == form.flag_target : same_name(name, form.flag_target_name)) {
-      return Role::Target;
-    }
+  bool first = false, written = false, statistic = false;
+  if (name == nullptr) {
+    first = index == 0;
+    written = flagged && index == form.flag_target;
+    statistic = index < 32 && ((form.statistics >> index) & 1U) != 0;
+  } else {
+    first = is_among(name, kw.first);
+    written = flagged && same_name(name, form.flag_target_name);
+    statistic = form.norm && !first && is_among(name, kw.statistics);
   }
-  if (form.norm && !first) {
-    const bool statistic =
-        name == nullptr ? index < 32 && ((form.statistics >> index) & 1U) != 0
-                        : same_name(name, kw.running_mean) || same_name(name, kw.running_var);
-    return statistic ? Role::Statistic : Role::Affine;
-  }
-  return Role::Input;
+  return role_of({.norm = form.norm,
+                  .first = first,
+                  .written = written || (form.in_place && first),
+                  .statistic = statistic});
 }
 
 // Where the keyword stands that names the first input (D15), counted as vectorcall lays arguments
 // out; `positional` where none does. The order of keywords must not change a result.
 Py_ssize_t first_keyword(Py_ssize_t positional, Py_ssize_t named, PyObject* kwnames) {
   for (Py_ssize_t i = 1; i < named; ++i) {
-    if (names_first(PyTuple_GET_ITEM(kwnames, i))) return positional + i;
+    if (is_among(PyTuple_GET_ITEM(kwnames, i), keywords().first)) return positional + i;
   }
   return positional;
 }
@@ -178,17 +185,17 @@ void Arguments::find(const CallForm& form, PyObject* const* args, Py_ssize_t pos
     PyObject* value = args[i];
     PyObject* name = i < positional ? nullptr : PyTuple_GET_ITEM(kwnames, i - positional);
     if (is_exact_tensor(value)) {
-      add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
+      add_tensor(value, i, -1, plain ? Role::Input : role_at(form, flagged, i, name));
     } else if (is_simple(value)) {
       continue;
     } else if (PyList_Check(value) || PyTuple_Check(value)) {
-      add_items(value, i, plain ? Role::Input : role_of(form, flagged, i, name));
+      add_items(value, i, plain ? Role::Input : role_at(form, flagged, i, name));
     } else if (THPDtype_Check(value) ||
                PyType_Check(value)) {  // softmax(x, 0, float) names a dtype by its Python type
       explicit_dtype_ = true;
     } else if (is_subclass_tensor(value)) {
       overridden_ = true;
-      add_tensor(value, i, -1, plain ? Role::Input : role_of(form, flagged, i, name));
+      add_tensor(value, i, -1, plain ? Role::Input : role_at(form, flagged, i, name));
     } else if (overrides(value)) {
       add_overrider(value);
     }

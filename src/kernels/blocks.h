@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cast_kernels.h"
 #include "kernels/kernel_table.h"
@@ -19,6 +20,11 @@ namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
+
+// What Lanes know to load and store: a dtype that becomes eligible has to be added to each of them.
+template <DType kDType>
+constexpr bool kHasLanes =
+    kDType == DType::Float16 || kDType == DType::BFloat16 || kDType == DType::Float32;
 
 template <class Lanes, DType From, DType To>
 void cast_block(const std::byte* source, std::byte* target) {
@@ -38,6 +44,7 @@ void cast_short(const std::byte* source, std::byte* target, std::size_t count) {
 
 template <class Lanes, DType From, DType To, Stores kStores>
 void cast_array(const void* from, void* to, std::size_t count) {
+  static_assert(kHasLanes<From> && kHasLanes<To>, "an eligible dtype that no kernel can cast");
   constexpr std::size_t kBlock = Lanes::kBlock, kFrom = element_size(From), kTo = element_size(To);
   const auto* source = static_cast<const std::byte*>(from);
   auto* target = static_cast<std::byte*>(to);
@@ -71,17 +78,17 @@ void cast_array(const void* from, void* to, std::size_t count) {
   }
 }
 
+// All pairs of eligible dtypes.
 template <class Lanes, Stores kStores>
-constexpr void fill(Kernel (&kernels)[5][5]) {
-  const auto place = [&]<DType From, DType To>() {
-    kernels[static_cast<int>(From)][static_cast<int>(To)] = cast_array<Lanes, From, To, kStores>;
+constexpr void fill(Kernel (&kernels)[kDTypeCount][kDTypeCount]) {
+  const auto place = [&]<std::size_t kFrom, std::size_t kTo>() {
+    if constexpr (kDTypes[kFrom].eligible && kDTypes[kTo].eligible && kFrom != kTo) {
+      kernels[kFrom][kTo] = cast_array<Lanes, kDTypes[kFrom].dtype, kDTypes[kTo].dtype, kStores>;
+    }
   };
-  place.template operator()<DType::Float16, DType::BFloat16>();
-  place.template operator()<DType::Float16, DType::Float32>();
-  place.template operator()<DType::BFloat16, DType::Float16>();
-  place.template operator()<DType::BFloat16, DType::Float32>();
-  place.template operator()<DType::Float32, DType::Float16>();
-  place.template operator()<DType::Float32, DType::BFloat16>();
+  [&]<std::size_t... kPairs>(std::index_sequence<kPairs...>) {
+    (place.template operator()<kPairs / kDTypeCount, kPairs % kDTypeCount>(), ...);
+  }(std::make_index_sequence<kDTypeCount * kDTypeCount>());
 }
 
 template <class Lanes>

@@ -19,6 +19,13 @@ constexpr std::size_t kTile = 64;
 constexpr std::size_t kStreamedRow = 4096;
 
 using Low = std::uint16_t;
+using Wide = std::uint32_t;
+static_assert(std::ranges::all_of(kDTypes,
+                                  [](const DTypeRow& row) {
+                                    return !row.eligible || row.bytes == sizeof(Low) ||
+                                           row.bytes == sizeof(Wide);
+                                  }),
+              "an eligible dtype of a size that is not turned or gathered here");
 typedef Low Eight __attribute__((vector_size(16)));
 
 // Three perfect shuffles of eight rows turn them: each rotates the six bits of an element's place,
@@ -108,7 +115,7 @@ void cast_tile(const Matrix& matrix, Kernel cast, std::size_t row, std::size_t c
     } else if (narrows) {
       stream_row(run, reinterpret_cast<const std::byte*>(from), kTile * sizeof(Low));
     } else {
-      alignas(64) std::byte wide[kTile * 4];
+      alignas(64) std::byte wide[kTile * sizeof(Wide)];
       cast(from, wide, kTile);
       stream_row(run, wide, sizeof wide);
     }
@@ -187,10 +194,10 @@ void cast_2d(DType from, DType to, const void* source, std::ptrdiff_t source_row
     } else {
       cast_transposed<Stores::Cached>(matrix, cached);
     }
-  } else if (from == DType::Float32) {
-    cast_gathered<std::uint32_t>(matrix, cached);
+  } else if (matrix.source_size == sizeof(Wide)) {
+    cast_gathered<Wide>(matrix, cached);
   } else {
-    cast_gathered<std::uint16_t>(matrix, cached);
+    cast_gathered<Low>(matrix, cached);
   }
 }
 

@@ -145,7 +145,8 @@ void StridedCast::cast_block(Place first, std::size_t row, std::size_t column, s
   }
   // The target is contiguous nowhere: its elements are scattered one by one, a run at a time.
   constexpr std::size_t kRun = 512;
-  alignas(64) std::byte run[kRun * 4];
+  constexpr std::size_t kLargest = std::ranges::max(kDTypes, {}, &DTypeRow::bytes).bytes;
+  alignas(64) std::byte run[kRun * kLargest];
   const std::size_t size = element_size(to_);
   for (std::size_t i = row; i < row + rows; ++i) {
     for (std::size_t j = column; j < column + columns; j += kRun) {

@@ -8,8 +8,9 @@ namespace habana_mp::kernels {
 
 // By the DType of the source and of the target; null where there is nothing to cast.
 struct KernelTable {
-  Kernel cached[5][5];
-  Kernel streaming[5][5];  // the cached ones where the instruction set has no such stores
+  Kernel cached[kDTypeCount][kDTypeCount];
+  Kernel streaming[kDTypeCount]
+                  [kDTypeCount];  // the cached ones where the instruction set has no such stores
 };
 
 extern const KernelTable kScalarKernels;

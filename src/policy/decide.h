@@ -4,11 +4,13 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "policy/dtype.h"
+#include "policy/roles.h"
 
 namespace habana_mp {
 
@@ -30,23 +32,17 @@ struct Rule {
   friend constexpr bool operator==(const Rule&, const Rule&) = default;
 };
 
-// What an argument is to its op (D11, D12, D14). _core.ROLES names these in this order.
-// Affine: weight and bias of a norm. Statistic: running mean and variance, never cast.
-// Target: what an in-place call writes to, never cast.
-enum class Role : std::uint8_t { Input, Affine, Statistic, Target };
-
 struct Arg {
   DType dtype;
   bool zero_dim;
   Role role;
 };
 
-// Why a call has its dtype. None: the call is left alone. _core.CAUSES names these in this order.
+// Why a call has its dtype. None: the call is left alone.
 enum class Cause : std::uint8_t { None, Lower, Fp32, Promote, InPlace, FirstInput, RestFp32 };
-
-constexpr std::uint8_t role_bit(Role role) {
-  return static_cast<std::uint8_t>(1u << static_cast<unsigned>(role));
-}
+// _core.CAUSES has these.
+inline constexpr std::array kCauseNames = {"none",     "lower",       "fp32",     "promote",
+                                           "in_place", "first_input", "rest_fp32"};
 
 struct Decision {
   DType to;
@@ -62,31 +58,40 @@ struct Decision {
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
 
-constexpr std::uint32_t dtype_bit(DType dtype) { return 1u << static_cast<unsigned>(dtype); }
-
 namespace decide_detail {
 
-inline constexpr std::uint32_t kEligible =
-    dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) | dtype_bit(DType::Float32);
+// A set of dtypes for each role, in one word. Filled without a branch.
+template <std::size_t kRoles, std::size_t kDTypesOfRole>
+class DTypeSets {
+  // A power of two, so that the place of a role is a shift.
+  static constexpr std::size_t kWidth = std::bit_ceil(kDTypesOfRole);
+  static_assert(kRoles * kWidth <= 64, "roles and dtypes do not fit into the word");
+  static constexpr std::uint64_t kFirstOfEach = [] {
+    std::uint64_t bits = 0;
+    for (std::size_t role = 0; role < kRoles; ++role) bits |= std::uint64_t{1} << (kWidth * role);
+    return bits;
+  }();
 
-// A set of dtypes for each role: a byte a role, a bit a dtype. Filled without a branch.
-struct DTypesByRole {
-  std::uint32_t bits = 0;
-
-  constexpr void add(const Arg& arg) {
-    bits |= dtype_bit(arg.dtype) << (8 * static_cast<unsigned>(arg.role));
+ public:
+  constexpr void add(Role role, DType dtype) {
+    bits_ |= std::uint64_t{dtype_bit(dtype)} << at(role);
   }
   constexpr std::uint32_t of(Role role) const {
-    return (bits >> (8 * static_cast<unsigned>(role))) & 0xFFu;
+    return static_cast<std::uint32_t>(bits_ >> at(role) & ((std::uint64_t{1} << kWidth) - 1));
   }
-  constexpr bool any(DType dtype) const { return (bits & (dtype_bit(dtype) * 0x01010101u)) != 0; }
+  constexpr bool any(DType dtype) const { return (bits_ & kFirstOfEach * dtype_bit(dtype)) != 0; }
+
+ private:
+  static constexpr std::size_t at(Role role) { return kWidth * static_cast<std::size_t>(role); }
+
+  std::uint64_t bits_ = 0;
 };
+
+using DTypesByRole = DTypeSets<kRoleCount, kDTypeCount>;
 
 // The widest of a set of eligible dtypes; float16 with bfloat16 makes float32 (D13).
 constexpr DType widest(std::uint32_t seen) {
-  if (seen == dtype_bit(DType::BFloat16)) return DType::BFloat16;
-  if (seen == dtype_bit(DType::Float16)) return DType::Float16;
-  return DType::Float32;
+  return std::has_single_bit(seen) ? static_cast<DType>(std::countr_zero(seen)) : DType::Float32;
 }
 
 // The dtype of the first target, or of the first eligible input: there is one.
@@ -110,8 +115,8 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
   DTypesByRole seen;
   DTypesByRole dimensioned;
   for (const Arg& arg : args) {
-    seen.add(arg);
-    if (!arg.zero_dim) dimensioned.add(arg);
+    seen.add(arg.role, arg.dtype);
+    if (!arg.zero_dim) dimensioned.add(arg.role, arg.dtype);
   }
   if (seen.any(DType::Float64)) return kLeftAlone;  // D10
 
@@ -123,9 +128,9 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
     return {target, Cause::InPlace, kAll};
   }
 
-  const std::uint32_t inputs = seen.of(Role::Input) & kEligible;
-  const std::uint32_t all = inputs | (seen.of(Role::Affine) & kEligible);
-  const std::uint32_t statistics = seen.of(Role::Statistic) & kEligible;
+  const std::uint32_t inputs = seen.of(Role::Input) & kEligibleDTypes;
+  const std::uint32_t all = inputs | (seen.of(Role::Affine) & kEligibleDTypes);
+  const std::uint32_t statistics = seen.of(Role::Statistic) & kEligibleDTypes;
   switch (rule.action) {
     case Action::Lower:  // D14: of a norm the input alone
       return inputs == 0 ? kLeftAlone : Decision{rule.low, Cause::Lower, kInputs};
@@ -136,7 +141,7 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
     case Action::Promote: {
       if (all == 0) return kLeftAlone;
       const std::uint32_t count =
-          (dimensioned.of(Role::Input) | dimensioned.of(Role::Affine)) & kEligible;
+          (dimensioned.of(Role::Input) | dimensioned.of(Role::Affine)) & kEligibleDTypes;
       return {widest(count != 0 ? count : all), Cause::Promote, kAll};
     }
     case Action::FirstInput:
@@ -152,7 +157,7 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
 // Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):
 // no eligible tensor, or all of one dtype that the rule does not change. False means: ask decide().
 constexpr bool casts_nothing(Rule rule, unsigned seen) {
-  const unsigned eligible_seen = seen & decide_detail::kEligible;
+  const unsigned eligible_seen = seen & kEligibleDTypes;
   if (eligible_seen == 0) return true;
   switch (rule.action) {
     case Action::Lower:

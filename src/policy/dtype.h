@@ -1,7 +1,12 @@
-// The floating types that casts move between. It must not know Python, torch or any rule.
+// The floating types that casts move between: one table, from which all else about them is made. It
+// must not know Python, torch or any rule.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 namespace habana_mp {
@@ -11,21 +16,73 @@ namespace habana_mp {
 // this order.
 enum class DType : std::uint8_t { Other, Float16, BFloat16, Float32, Float64 };
 
-// "float16" "bfloat16" "float32" "float64" "other"
-const char* dtype_name(DType dtype);
+struct DTypeRow {
+  DType dtype;
+  const char* name;        // torch's
+  const char* short_name;  // where a column has little room
+  const char* cast_name;   // what the cast log prints of a cast to it (F111, D25)
+  std::size_t bytes;       // of one number; of Other nobody asks
+  bool eligible;           // casts go from and to it (D10)
+  std::uint8_t low;        // 0: no policy runs its lower list in it; else its place in kLowDTypes
+};
 
-// What a policy may run its lower list in.
-inline constexpr DType kLowDTypes[] = {DType::BFloat16, DType::Float16};
+inline constexpr DTypeRow kDTypes[] = {
+    {DType::Other, "other", "other", "to_other", 0, false, 0},
+    {DType::Float16, "float16", "fp16", "to_fp16", 2, true, 2},
+    {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true, 1},
+    {DType::Float32, "float32", "fp32", "to_fp32", 4, true, 0},
+    {DType::Float64, "float64", "fp64", "to_fp64", 8, false, 0},
+};
+inline constexpr std::size_t kDTypeCount = std::size(kDTypes);
+
+static_assert(
+    [] {
+      for (std::size_t i = 0; i < kDTypeCount; ++i) {
+        if (static_cast<std::size_t>(kDTypes[i].dtype) != i) return false;
+      }
+      return true;
+    }(),
+    "the rows stand in the order of the enum");
+
+constexpr const DTypeRow& row_of(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)]; }
+
+constexpr const char* dtype_name(DType dtype) { return row_of(dtype).name; }
+constexpr const char* cast_name(DType dtype) { return row_of(dtype).cast_name; }
+
+// A set of dtypes has a bit for each.
+static_assert(kDTypeCount <= 32);
+constexpr std::uint32_t dtype_bit(DType dtype) { return 1u << static_cast<unsigned>(dtype); }
+
+inline constexpr std::uint32_t kEligibleDTypes = [] {
+  std::uint32_t bits = 0;
+  for (const DTypeRow& row : kDTypes) bits |= row.eligible ? dtype_bit(row.dtype) : 0;
+  return bits;
+}();
+inline constexpr std::uint32_t kFloatingDTypes =
+    ((std::uint64_t{1} << kDTypeCount) - 1) & ~dtype_bit(DType::Other);
+
+// Every patched call asks of every tensor: a test of a bit, not a look into the table.
+constexpr bool eligible(DType dtype) { return (kEligibleDTypes & dtype_bit(dtype)) != 0; }
+
+constexpr bool may_be_low(DType dtype) { return row_of(dtype).low != 0; }
+
+// What a policy may run its lower list in; the first is the default.
+inline constexpr auto kLowDTypes = [] {
+  constexpr auto kCount = static_cast<std::size_t>(
+      std::ranges::count_if(kDTypes, [](const DTypeRow& row) { return row.low != 0; }));
+  std::array<DType, kCount> low{};
+  for (const DTypeRow& row : kDTypes) {
+    if (row.low != 0) low[row.low - 1u] = row.dtype;
+  }
+  return low;
+}();
 
 // Other for a name that is none of these.
-DType low_dtype_named(std::string_view name);
-
-// What the cast log prints: "to_fp16" "to_bf16" "to_fp32" (F111, D25).
-const char* cast_name(DType dtype);
-
-// Only these are ever cast (D10).
-constexpr bool eligible(DType dtype) {
-  return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float32;
+constexpr DType low_dtype_named(std::string_view name) {
+  for (const DType dtype : kLowDTypes) {
+    if (name == dtype_name(dtype)) return dtype;
+  }
+  return DType::Other;
 }
 
 }  // namespace habana_mp

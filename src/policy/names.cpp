@@ -167,8 +167,6 @@ constexpr Reached kReached[] = {
       "_scaled_dot_product_attention_math"}},
 };
 
-constexpr std::array<std::string_view, 3> kModules = {"linalg_", "fft_", "special_"};
-
 std::string dunder(std::string_view name) { return "__" + std::string(name) + "__"; }
 
 bool is_dunder(std::string_view name) {
@@ -298,8 +296,8 @@ void add_spellings(Levels& levels, std::string_view name, bool homes) {
     add_in_place(levels, name.substr(0, name.size() - 1));
   } else {
     add_op(levels, name);
-    for (const std::string_view module : kModules) {
-      if (homes && name.starts_with(module)) add_op(levels, name.substr(module.size()));
+    for (const std::string_view prefix : kModulePrefixes) {
+      if (homes && name.starts_with(prefix)) add_op(levels, name.substr(prefix.size()));
     }
   }
 }

@@ -2,11 +2,15 @@
 // aliases, names that only C++ code uses) as data; it must not know Python, torch or policies.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace habana_mp {
+
+// Of torch's own names for what lies in torch.linalg, torch.fft and torch.special: linalg_inv.
+inline constexpr std::array<std::string_view, 3> kModulePrefixes = {"linalg_", "fft_", "special_"};
 
 // Levels of names that may carry the rule of a home of an op, most specific first (D16, D17).
 // home_name is the attribute under which the home is found: "mm", "__matmul__", "__rsub__",

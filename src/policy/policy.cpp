@@ -83,10 +83,8 @@ void check_disjoint(const Names& lower, const Names& fp32) {
   }
 }
 
-bool is_low(DType dtype) { return dtype == DType::Float16 || dtype == DType::BFloat16; }
-
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
-  if (low_dtypes.empty() || !std::all_of(low_dtypes.begin(), low_dtypes.end(), is_low))
+  if (low_dtypes.empty() || !std::all_of(low_dtypes.begin(), low_dtypes.end(), may_be_low))
     throw std::invalid_argument("the low dtypes of a policy are float16, bfloat16 or both");
   std::vector<DType> out;
   for (const DType low : kLowDTypes) {
@@ -194,7 +192,7 @@ Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vecto
     throw std::invalid_argument(
         "'" + name_ + "' is no policy name: up to 64 letters, digits, _ - + . are accepted");
   }
-  if (!is_low(low_)) {
+  if (!may_be_low(low_)) {
     throw std::invalid_argument(
         std::string("the low dtype of a policy is float16 or bfloat16, not ") + dtype_name(low_));
   }

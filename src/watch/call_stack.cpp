@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cast/dtypes.h"
-#include "policy/decide.h"
+#include "policy/dtype.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
 
@@ -46,9 +46,6 @@ Frame pop(Thread& thread) {
 
 namespace {
 
-constexpr unsigned kFloats = dtype_bit(DType::Float16) | dtype_bit(DType::BFloat16) |
-                             dtype_bit(DType::Float32) | dtype_bit(DType::Float64);
-
 // Whether what the frame refers to is still there: another thread may have closed the report, and
 // opened another. With the lock.
 bool is_current(const Frame& frame) { return frame.epoch == epoch.load(std::memory_order_relaxed); }
@@ -87,7 +84,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   }
   report::Call call = frame.call;
   call.ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0;
-  call.given = frame.call.given & kFloats;
+  call.given = frame.call.given & kFloatingDTypes;
   call.ran = frame.runs_in == DType::Other ? call.given : dtype_bit(frame.runs_in);
   call.casts = {frame.casts.data(), frame.casts.size()};
   std::vector<History> expired;

@@ -8,6 +8,7 @@ import pytest
 import torch
 from home_calls import BF16, F16, F32, a
 
+import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp._policy import computing
 from habana_mp._policy.homes import homes
@@ -59,15 +60,15 @@ def test_no_copy_of_a_view_is_in_the_rest():
 def test_every_name_that_is_left_out_exists():
     names = {home.attribute for home in homes()}
     known = names | {name.rstrip("_") for name in names}
-    assert [name for group in computing.NOT_COMPUTING.values() for name in sorted(group) if name not in known] == []
+    assert [name for group in _core.NOT_COMPUTING.values() for name in sorted(group) if name not in known] == []
 
 
 def test_no_name_is_left_out_twice():
-    listed = [name for group in computing.NOT_COMPUTING.values() for name in group]
+    listed = [name for group in _core.NOT_COMPUTING.values() for name in group]
     assert len(listed) == len(set(listed))
 
 
-# Ops with two tensors that D15 leaves out without being named in computing.NOT_COMPUTING: quantised kernels, and overloads that only
+# Ops with two tensors that D15 leaves out without being named in _core.NOT_COMPUTING: quantised kernels, and overloads that only
 # TorchScript has. Another torch version may have ops that belong here, or in NOT_COMPUTING.
 LEFT_OUT_BY_KIND = {
     "fake_quantize_per_channel_affine",
@@ -87,13 +88,13 @@ def test_every_op_with_two_tensors_is_in_the_rest_or_left_out_by_name():
     """D15: a table that shows new ops of another torch version."""
     rest = homes_in_rest(2)
     reachable = {home.name: home for home in homes()}
-    left_out = frozenset().union(*computing.NOT_COMPUTING.values())
+    left_out = frozenset().union(*_core.NOT_COMPUTING.values())
     unknown = set()
     for name, schema in schemas():
         if name in reachable and count_tensors(schema) >= 2 and name not in rest:
             own = reachable[name].attribute
             base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
-            if base not in left_out and own not in left_out and not own.startswith(computing._LOW_LEVEL):
+            if base not in left_out and own not in left_out and not own.startswith(_core.LOW_LEVEL_PREFIXES):
                 unknown.add(name)
     assert unknown == LEFT_OUT_BY_KIND
 

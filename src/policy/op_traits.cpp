@@ -1,0 +1,110 @@
+// What ops do with their tensors. See op_traits.h.
+#include "policy/op_traits.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "policy/names.h"
+
+namespace habana_mp {
+namespace {
+
+constexpr NotComputing kNotComputing[] = {
+    {"conversion",
+     "to type type_as to_dense to_sparse to_sparse_coo to_sparse_csr to_sparse_csc to_sparse_bsr"
+     " to_sparse_bsc to_mkldnn to_padded_tensor dequantize int_repr float double half bfloat16 int"
+     " long short char byte bool cfloat cdouble chalf cpu cuda xpu ipu mtia result_type can_cast"
+     " promote_types"},
+    {"view or shape",
+     "view view_as view_as_real view_as_complex view_copy reshape reshape_as expand expand_as"
+     " expand_copy permute permute_copy transpose transpose_copy t t_copy swapaxes swapdims"
+     " squeeze squeeze_copy unsqueeze unsqueeze_copy flatten unflatten ravel narrow narrow_copy"
+     " select select_copy slice_copy slice_inverse split split_copy split_with_sizes"
+     " split_with_sizes_copy chunk tensor_split hsplit vsplit dsplit unsafe_chunk unsafe_split"
+     " unsafe_split_with_sizes unbind unbind_copy unfold unfold_copy diagonal diagonal_copy"
+     " movedim moveaxis as_strided as_strided_copy detach detach_copy real imag adjoint conj"
+     " conj_physical resolve_conj resolve_neg positive __pos__ broadcast_to broadcast_tensors"
+     " atleast_1d atleast_2d atleast_3d meshgrid contiguous values values_copy indices"
+     " indices_copy crow_indices crow_indices_copy col_indices col_indices_copy ccol_indices"
+     " ccol_indices_copy row_indices row_indices_copy view_as_real_copy view_as_complex_copy"
+     " alias_copy __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift channel_shuffle"
+     " native_channel_shuffle pad constant_pad_nd roll flip fliplr flipud rot90 repeat"
+     " repeat_interleave tile gather index index_select masked_select take take_along_dim tril"
+     " triu diag diag_embed diagflat one_hot im2col unique unique_consecutive unique_dim"
+     " tril_indices triu_indices unravel_index pad_sequence flatten_dense_tensors"
+     " unflatten_dense_tensors block_diag combinations cartesian_prod sparse_mask coalesce resize"
+     " resize_as resize_as_sparse sparse_resize sparse_resize_and_clear set"},
+    {"constructor",
+     "arange range linspace logspace eye empty empty_like empty_permuted empty_strided"
+     " empty_quantized ones ones_like zeros zeros_like full full_like new_empty new_empty_strided"
+     " new_full new_ones new_tensor new_zeros tensor as_tensor asarray scalar_tensor from_numpy"
+     " frombuffer from_file bartlett_window blackman_window hamming_window hann_window"
+     " kaiser_window sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor"
+     " sparse_bsc_tensor sparse_compressed_tensor fill zero"},
+    {"random",
+     "rand randn rand_like randn_like randint randint_like randperm bernoulli multinomial normal"
+     " poisson binomial uniform cauchy exponential geometric log_normal random rrelu_with_noise"
+     " gumbel_softmax"},
+    {"comparison or test",
+     "eq ne lt le gt ge greater greater_equal less less_equal not_equal equal allclose isclose"
+     " isin is_same_size is_set_to __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __contains__ isnan"
+     " isinf isfinite isposinf isneginf isreal signbit is_complex is_floating_point is_nonzero"
+     " is_conj is_neg is_inference is_signed is_coalesced is_pinned is_distributed is_shared all"
+     " any argmax argmin argsort argwhere nonzero nonzero_static count_nonzero logical_and"
+     " logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"
+     " bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ __rshift__"
+     " __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __iand__ __ior__ __ixor__ __ilshift__"
+     " __irshift__ __invert__ gcd lcm bincount"},
+    {"copy or query",
+     "copy clone numel item size stride storage_offset dim is_contiguous retain_grad requires_grad"
+     " pin_memory record_stream get_device element_size q_scale q_zero_point q_per_channel_scales"
+     " q_per_channel_zero_points q_per_channel_axis qscheme sparse_dim dense_dim backward apply"
+     " map map2 hash_tensor share_memory"},
+};
+
+std::unordered_set<std::string_view> all_not_computing() {
+  std::unordered_set<std::string_view> all;
+  for (const NotComputing& group : kNotComputing) {
+    for (std::string_view rest = group.ops; !rest.empty();) {
+      const std::size_t end = std::min(rest.find(' '), rest.size());
+      all.insert(rest.substr(0, end));
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  return all;
+}
+
+bool is_low_level(std::string_view op) {
+  if (op.starts_with("__")) return false;  // an operator
+  return std::ranges::any_of(kLowLevelPrefixes,
+                             [op](const char* prefix) { return op.starts_with(prefix); });
+}
+
+std::string_view without_module(std::string_view op) {
+  for (const std::string_view prefix : kModulePrefixes) {
+    if (op.starts_with(prefix)) return op.substr(prefix.size());
+  }
+  return op;
+}
+
+}  // namespace
+
+bool is_norm(std::string_view op) {
+  return std::ranges::find(kNorms, op, &Norm::op) != kNorms.end();
+}
+
+bool wants_contiguous(std::string_view op) {
+  return std::ranges::find(kContiguousOps, op) != kContiguousOps.end();
+}
+
+std::span<const NotComputing> not_computing() { return kNotComputing; }
+
+bool computes(std::string_view op) {
+  static const std::unordered_set<std::string_view> left_out = all_not_computing();
+  const std::string_view own = without_module(op);
+  const bool in_place = own.ends_with('_') && !own.ends_with("__");
+  return !left_out.contains(in_place ? own.substr(0, own.size() - 1) : own) &&
+         own.find("quantize") == std::string_view::npos && !is_low_level(own);
+}
+
+}  // namespace habana_mp

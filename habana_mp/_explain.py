@@ -18,6 +18,7 @@ from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
 from habana_mp._show.html import render
+from habana_mp._torch_private import CPU
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,13 @@ _said: set[str] = set()
 
 def _notes(policy: Policy) -> tuple[str, ...]:
     """What is worth saying once in a process."""
-    cpu = torch.cpu
     if (
         policy.low_dtype is not torch.bfloat16
         or "bfloat16" in _said
         or platform.machine() not in ("x86_64", "AMD64")
-        or cpu._is_avx512_bf16_supported()
-        or cpu._is_amx_tile_supported()
+        or not CPU.works
+        or CPU.avx512()
+        or CPU.amx()
     ):
         return ()
     _said.add("bfloat16")

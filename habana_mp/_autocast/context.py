@@ -10,19 +10,19 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._contextlib import _DecoratorContextManager
 
 import habana_mp._core as _core
-from habana_mp._autocast import export, traced
+from habana_mp._autocast import traced
 from habana_mp._autocast.regions import region_of
 from habana_mp._policy.environment import read_environment
 from habana_mp._policy.policy import Policy
+from habana_mp._torch_private import DecoratorContextManager, run_while_traced
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
+class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
     """Run ops in mixed precision inside a block or a decorated function, by a policy: ``torch.autocast`` with lists of your own.
 
     It acts where every call of an op passes, also those from C++, on this thread alone. Ops of the policy's lists run in its low
@@ -116,6 +116,7 @@ class autocast(_DecoratorContextManager):  # noqa: N801 - named as torch.autocas
         return _Traced(self._key) if torch.compiler.is_dynamo_compiling() else self
 
 
+@run_while_traced
 def _traced_region(
     device_type: str,
     dtype: torch.dtype | None,
@@ -129,9 +130,6 @@ def _traced_region(
     return key
 
 
-_traced_region._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 class _Traced(autocast):
     """A region made before, in traced code."""
 
@@ -140,5 +138,4 @@ class _Traced(autocast):
 
 
 read_environment()
-export.record_casts()
 _core.run_autocast_in_c(autocast.__enter__, autocast.__exit__)

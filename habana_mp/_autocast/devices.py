@@ -5,15 +5,24 @@ from __future__ import annotations
 import torch
 
 import habana_mp._core as _core
+from habana_mp._torch_private import OWN_BACKEND
 
 # D28, D32: what policy=None is.
 _PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
 
 
+_torch_own_backend = OWN_BACKEND.get("name")
+
+
+def _own_backend() -> str:
+    """The name of a device type that somebody else has registered."""
+    return str(_torch_own_backend()) if OWN_BACKEND.works else "privateuseone"
+
+
 def checked_device(device_type: object) -> str:
     if not isinstance(device_type, str):
         raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")  # noqa: TRY004 - as torch does (F34)
-    own = torch._C._get_privateuse1_backend_name()
+    own = _own_backend()
     device = device_type.partition(":")[0]
     if device not in _PRESET_OF and device != own:
         raise RuntimeError(
@@ -40,4 +49,4 @@ def acts_on(device: str) -> list[str]:
 
 def devices() -> list[str]:
     """The device types that autocast is for."""
-    return [*_PRESET_OF, torch._C._get_privateuse1_backend_name()]
+    return [*_PRESET_OF, _own_backend()]

@@ -11,40 +11,37 @@ import functools
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._pytree import tree_leaves
 
 import habana_mp._core as _core
-
-_library_utils: Any = torch._library.utils
-_torch_handle = _library_utils.handle_dispatch_mode
-_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-_OURS = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
-
-
-@functools.wraps(_torch_handle)
-def _handle(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    if getattr(mode, "_dispatch_key", None) != _PRE_DISPATCH or not _listed(op, args, kwargs):
-        return _torch_handle(mode, op, *args, **kwargs)
-    torch._ops._set_mode_pre_dispatch(mode)  # type: ignore[no-untyped-call]
-    try:
-        return op._op_dk(_OURS, *args, **kwargs)
-    finally:
-        torch._ops._pop_mode_from_pre_dispatch()  # type: ignore[no-untyped-call]
-
-
-def _listed(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    tls = torch._C
-    if not tls._dispatch_tls_is_dispatch_key_included(_OURS) or tls._dispatch_tls_is_dispatch_key_excluded(_OURS):
-        return False  # no region here, or inside our kernel
-    if op.namespace != "aten" or not op.has_kernel_for_dispatch_key(_OURS):
-        return False
-    tensor = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
-    policy = None if tensor is None else _core.autocast_policy(tensor.device.type)
-    name = op._schema.name.removeprefix("aten::") + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    return policy is not None and policy.resolve_overload(name)[2]
+from habana_mp._torch_private import EXPORT, mode_key
 
 
 def record_casts() -> None:
     """From now on, what is exported has its casts."""
-    _library_utils.handle_dispatch_mode = _handle
+    if not EXPORT.works:
+        return
+    torch_handle, pre_dispatch, ours = EXPORT.handle, EXPORT.pre_dispatch, EXPORT.key(_core.AUTOCAST_KEY)
+
+    @functools.wraps(torch_handle)
+    def handle(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        if mode_key(mode) != pre_dispatch or not _is_listed(op, ours, args, kwargs):
+            return torch_handle(mode, op, *args, **kwargs)
+        EXPORT.put_mode(mode)
+        try:
+            return EXPORT.of(op, "run_at")(ours, *args, **kwargs)
+        finally:
+            EXPORT.take_mode()
+
+    setattr(*EXPORT.place("handle"), handle)
+
+
+def _is_listed(op: Any, ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if not EXPORT.included(ours) or EXPORT.excluded(ours):
+        return False  # no region here, or inside our kernel
+    if op.namespace != "aten" or not op.has_kernel_for_dispatch_key(ours):
+        return False
+    tensor = next((leaf for leaf in EXPORT.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
+    policy = None if tensor is None else _core.autocast_policy(tensor.device.type)
+    overload = EXPORT.of(op, "overload")
+    name = EXPORT.of(op, "schema").name.removeprefix("aten::") + (f".{overload}" if overload != "default" else "")
+    return policy is not None and policy.resolve_overload(name)[2]

@@ -7,25 +7,36 @@ import functools
 import torch
 
 import habana_mp._core as _core
+from habana_mp._autocast import export
 from habana_mp._scope import checkpointing
+from habana_mp._torch_private import FASTPATH, HIGHER_ORDER_OPS, is_fastpath_enabled
 
 
 def prepare() -> None:
     """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, and the fused
-    encoder layer of inference, which no policy can see into, is not taken inside.
+    encoder layer of inference, which no policy can see into, is not taken inside. WHAT_STAYS of habana_mp/_torch_private.py says
+    why nothing of it is undone.
     """
     checkpointing.serve()
-    if torch.backends.mha.get_fastpath_enabled is not _fastpath_enabled:
+    _prepare_once()
+
+
+@functools.cache
+def _prepare_once() -> None:
+    export.record_casts()
+    _pass_higher_order_ops()
+    if FASTPATH.works:
         torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
-        _pass_higher_order_ops()
 
 
 def _pass_higher_order_ops() -> None:
     """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
-    key = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
-    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    for op in torch._ops._higher_order_ops.values():
-        op.fallthrough(key)  # type: ignore[no-untyped-call]
+    if not HIGHER_ORDER_OPS.works:
+        return
+    key = HIGHER_ORDER_OPS.key(_core.AUTOCAST_KEY)
+    HIGHER_ORDER_OPS.later_ones.append(key)
+    for op in HIGHER_ORDER_OPS.all.values():
+        op.fallthrough(key)
 
 
 _torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled
@@ -35,5 +46,5 @@ _torch_fastpath_enabled = torch.backends.mha.get_fastpath_enabled
 def _fastpath_enabled() -> bool:
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         # What the original returns, which torch.compile knows by itself alone; "maia" is on in every region of ours.
-        return torch.backends.mha._is_fastpath_enabled and not torch.is_autocast_enabled("maia")
+        return is_fastpath_enabled() and not torch.is_autocast_enabled("maia")
     return True

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 import habana_mp._core as _core
@@ -22,11 +21,13 @@ from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force
+from habana_mp._torch_private import SET_POLICIES, run_while_traced
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FP32 = "fp32"
+_map_tensors = SET_POLICIES.get("map_tensors")
 
 
 def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
@@ -56,6 +57,7 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
         raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
     if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
         raise TypeError(f"policies maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}")
+    SET_POLICIES.need()
     chosen = _chosen(model, {path: _value(path, policy) for path, policy in policies.items()})
     _remove(model.modules())
     handles = []
@@ -95,7 +97,7 @@ def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | Non
             continue
         names = paths[id(module)].split(".") if paths[id(module)] else []
         for depth in range(len(names), -1, -1):  # the innermost rules
-            for hook in model.get_submodule(".".join(names[:depth]))._forward_pre_hooks.values():
+            for hook in SET_POLICIES.of(model.get_submodule(".".join(names[:depth])), "before").values():
                 if isinstance(hook, _Hook):
                     return hook.path, hook.policy
     return None
@@ -139,7 +141,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _remove(modules: Iterable[torch.nn.Module]) -> None:
     for module in modules:
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for hooks in (SET_POLICIES.of(module, "before"), SET_POLICIES.of(module, "after")):
             for number in [number for number, hook in hooks.items() if isinstance(hook, (_Hook, _Leave))]:
                 del hooks[number]
 
@@ -163,7 +165,7 @@ class _Hook:
             devices = _ruled_devices()
             on = bool(devices) or in_force.policy is not None
             _core.enter_autocast(_inside(devices, self.policy), self)
-        return tree_map_only(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
+        return _map_tensors(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
 
 
 class _Leave:
@@ -198,6 +200,7 @@ def _ruled_devices() -> list[str]:
     return [device for device in devices() if _core.autocast_policy(device) is not None]
 
 
+@run_while_traced
 def _traced_inside(policy: str | None) -> tuple[str, bool]:
     """Run by torch.compile while it traces."""
     devices = _ruled_devices()
@@ -205,9 +208,6 @@ def _traced_inside(policy: str | None) -> tuple[str, bool]:
     key = traced.remember(region)
     traced.keep(key, region)
     return key, bool(devices) or in_force.policy is not None
-
-
-_traced_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:

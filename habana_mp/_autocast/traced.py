@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
+from habana_mp._torch_private import TRACE_END, run_while_traced
 
 _numbers = itertools.count()
 _regions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -53,13 +54,11 @@ def leave_in_graph(key: str) -> None:
     _core.leave_autocast(_kept[key])
 
 
+@run_while_traced
 def _prepare(key: str) -> None:
     """Has torch.compile bring back the regions that it was in when its trace ends, as it does with torch's own."""
-    # Imported here, where torch.compile is at work: the package is not to import it.
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    torch._dynamo.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
-    torch._dynamo.allow_in_graph(leave_in_graph)  # type: ignore[no-untyped-call]
+    torch.compiler.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
+    torch.compiler.allow_in_graph(leave_in_graph)  # type: ignore[no-untyped-call]
     keep(key, _regions[key])
     depth = _core.autocast_depth()
 
@@ -68,7 +67,4 @@ def _prepare(key: str) -> None:
         if _core.autocast_depth() < depth:
             _enter_in_graph(key)
 
-    InstructionTranslator.current_tx().output.add_cleanup_hook(bring_back)
-
-
-_prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    TRACE_END.translator.current_tx().output.add_cleanup_hook(bring_back)

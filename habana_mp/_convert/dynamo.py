@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from habana_mp._convert.patched_op import PatchedOp
-
-_NAME = "torch._dynamo"
+from habana_mp._torch_private import DYNAMO, TRACE_RULES
 
 
 class _Unknown:
@@ -27,11 +26,9 @@ class _Unknown:
 
 
 def _have_ops_traced() -> None:
-    from torch._dynamo import trace_rules
-
-    if getattr(trace_rules._lookup_inner, "habana_mp", False):
+    if not TRACE_RULES.works or getattr(TRACE_RULES.look_up, "habana_mp", False):
         return
-    lookup, methods = trace_rules._lookup_inner, trace_rules.get_tensor_method
+    lookup, methods = TRACE_RULES.look_up, TRACE_RULES.methods
 
     @functools.wraps(lookup)
     def lookup_inner(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,11 +38,11 @@ def _have_ops_traced() -> None:
     def get_tensor_method() -> frozenset[Any]:
         # Torch's own looks for the types that methods of torch have.
         patched = (value for value in vars(torch.Tensor).values() if isinstance(value, PatchedOp))
-        return methods() | {op.original for op in patched if not op.form.python}
+        return frozenset(methods()) | {op.original for op in patched if not op.form.python}
 
     lookup_inner.habana_mp = True  # type: ignore[attr-defined]
-    trace_rules._lookup_inner = lookup_inner
-    trace_rules.get_tensor_method = get_tensor_method
+    setattr(*TRACE_RULES.place("look_up"), lookup_inner)
+    setattr(*TRACE_RULES.place("methods"), get_tensor_method)
 
 
 class _Loader(importlib.abc.Loader):
@@ -70,7 +67,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _NAME:
+        if name != DYNAMO:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -83,7 +80,7 @@ _finder = _Finder()
 
 def prepare() -> None:
     """Sees to it that Dynamo traces patched ops, now or when it is imported."""
-    if _NAME in sys.modules:
+    if DYNAMO in sys.modules:
         _have_ops_traced()
     elif _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
@@ -100,5 +97,5 @@ def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
 
 def drop_stale_graphs() -> None:
     """Graphs compiled under another policy hold its casts; compiled functions compile again at their next call."""
-    if _NAME in sys.modules:
-        torch._dynamo.reset()
+    if DYNAMO in sys.modules:
+        torch.compiler.reset()

@@ -17,6 +17,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
+from habana_mp._torch_private import FRAMES_UP, SCRIPTED, one_frame_up
 
 _script = torch.jit.script
 
@@ -26,10 +27,8 @@ def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
     _core.suspend()
     try:
         # Names in the source of a class are looked up so many frames above: this one is one more.
-        if len(args) > 1:  # optimize, _frames_up, ...
-            args = (args[0], args[1] + 1, *args[2:])
-        else:
-            kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+        if FRAMES_UP.works:
+            args, kwargs = one_frame_up(args, kwargs)
         scripted = _script(obj, *args, **kwargs)
     finally:
         _core.resume()
@@ -65,6 +64,7 @@ def _refuse_listed_ops(obj: Any, scripted: Any) -> None:
 def _graphs(scripted: Any) -> Iterator[str]:
     if isinstance(scripted, torch.jit.ScriptFunction):
         yield str(scripted.inlined_graph)
-    elif isinstance(scripted, torch.jit.ScriptModule):
-        for name in scripted._c._method_names():
-            yield str(scripted._c._get_method(name).inlined_graph)
+    elif isinstance(scripted, torch.jit.ScriptModule) and SCRIPTED.works:
+        compiled = SCRIPTED.of(scripted, "compiled")
+        for name in SCRIPTED.methods(compiled):
+            yield str(SCRIPTED.method(compiled, name).inlined_graph)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +18,18 @@ from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import world_size
 from habana_mp._scope import checkpointing
 from habana_mp._scope.disable_casts import casts_off
+from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, first_weight
 
 
 def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     """(owner, attribute, value) of each."""
-    if any(policy.rule(name).listed_as for name in _PADS) and not policy.rule("pad").listed_as:
+    if any(policy.rule(name).listed_as for name in _PADS) and not policy.rule("pad").listed_as and PADS.works:
         yield torch.nn.functional, "pad", _pad
-        yield torch._C._nn, "pad", _pad
+        yield *PADS.place("pad"), _pad
     # The fused encoder layer of inference would run past linear, layer_norm and softmax, as it would past torch.autocast, which
     # switches it off too.
-    yield torch.backends.mha, "_is_fastpath_enabled", False
+    if FASTPATH.works:
+        yield *FASTPATH.place("enabled"), False
     yield torch.jit, "script", jit_script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", module_state
@@ -38,7 +39,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
 
 _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
 
-_torch_pad = torch._C._nn.pad
+_nn, _torch_pad = PADS.get("home"), PADS.get("pad")
 _rnn_check_input = torch.nn.RNNBase.check_input
 
 
@@ -48,13 +49,13 @@ def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | N
     kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
     padded = len(pad) // 2
     if kind is None or f"{kind}_pad{padded}d" not in _PADS or input.dim() not in (padded + 1, padded + 2):
-        return _torch_pad(input, pad, mode, value)
-    return getattr(torch._C._nn, f"{kind}_pad{padded}d")(input, pad)  # type: ignore[no-any-return]
+        return _torch_pad(input, pad, mode, value)  # type: ignore[no-any-return]
+    return getattr(_nn, f"{kind}_pad{padded}d")(input, pad)  # type: ignore[no-any-return]
 
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
     """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
-    weight = self._flat_weights[0]
+    weight = first_weight(self)
     if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
     _rnn_check_input(self, input, batch_sizes)
@@ -70,12 +71,9 @@ def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
     """
     if _DTENSOR not in sys.modules and world_size() == 1:
         return
-    for name in ("_redistribute", "_dispatch", "_api"):
-        module = importlib.import_module(f"{_DTENSOR}.{name}")
-        yield module, _REDISTRIBUTE, _without_casts(getattr(module, _REDISTRIBUTE))
-
-
-_REDISTRIBUTE = "redistribute_local_tensor"
+    if DTENSOR.works:
+        for name in DTENSOR.paths:
+            yield *DTENSOR.place(name), _without_casts(getattr(DTENSOR, name))
 
 
 def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,37 +18,31 @@ import habana_mp._core as _core
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+from habana_mp._torch_private import MKLDNN, run_while_traced
 
 # Enums of src/policy cross the border as numbers, in the order that the core tells.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
 ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
+_MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOWER, FP32, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "error"))
 
 
+@run_while_traced
 def _decide(
     action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit: bool
 ) -> tuple[int, int, int]:
     return _core.decide(action, low, listed, args, explicit)
 
 
-# Dynamo runs a function marked so while it traces, on constants, and keeps the answer (as torch.compiler.assume_constant_result does,
-# which would import Dynamo).
-_decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
+@run_while_traced
 def _role_of(norm: bool, first: bool, written: bool, statistic: bool) -> int:
     return _core.role_of(norm, first, written, statistic)
 
 
-_role_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
+@run_while_traced
 def _refusal(name: str, rule: str) -> str:
     return _core.refusal(name, rule)
-
-
-_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class PatchedOp:
@@ -164,7 +158,7 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def _number(tensor: torch.Tensor) -> int:
     """The dtype of a tensor as src/policy/dtype.h numbers it: `dtype_of` of src/cast/dtypes.h."""
-    if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
+    if tensor.layout == _MKLDNN_LAYOUT:
         return 0
     # D10: what computes in complex numbers is left alone, as what does in float64.
     dtype = torch.float64 if tensor.dtype.is_complex else tensor.dtype

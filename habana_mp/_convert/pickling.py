@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
+import inspect
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ def module_state(self: torch.nn.Module) -> dict[str, Any]:
     the original.
     """
     state = self.__dict__
-    if sys._getframe(1).f_globals.get("__name__") == copy.__name__:
+    frame = inspect.currentframe()
+    if frame is not None and frame.f_back is not None and frame.f_back.f_globals.get("__name__") == copy.__name__:
         return state
     named = {name: _by_name(value) for name, value in state.items()}
     return named if any(named[name] is not value for name, value in state.items()) else state

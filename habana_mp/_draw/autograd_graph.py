@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from habana_mp._torch_private import DRAW
+
 # The same numbers in another form. They would be half of the graph of an attention block, so an edge passes through them.
 _FORMS = frozenset("alias expand permute reshape_alias squeeze t transpose unsafe_view unsqueeze view".split())
 # Where the name of the node is not that of the call.
@@ -94,15 +96,20 @@ def _read(end: Any, origins: dict[Any, Origin]) -> None:
 
 
 def _origin(node: Any) -> Origin:
-    results = node._input_metadata  # of its backward
+    results = _results(node)
     return Origin(
         name=node.name(),
         op=_op(node),
         dtypes=tuple("none" if result is None else dtype_text(result) for result in results),
         shapes=tuple("" if result is None else shape_text(result) for result in results),
-        born=node._sequence_nr(),
+        born=DRAW.of(node, "born")(),
         leaf=getattr(node, "variable", None),
     )
+
+
+def _results(node: Any) -> Any:
+    """What is known of a node's results, which its backward takes."""
+    return DRAW.of(node, "results")
 
 
 def _behind_forms(node: Any, number: int, origins: dict[Any, Origin]) -> Source:
@@ -125,8 +132,8 @@ def _op(node: Any) -> str:
     if camel == "Addmm" and inputs[2:] == ["TBackward0"]:
         return "linear"
     if camel == "Convolution":
-        form = "conv_transpose" if node._saved_transposed else "conv"
-        return f"{form}{len(node._input_metadata[0].shape) - 2}d"
+        form = "conv_transpose" if DRAW.of(node, "transposed") else "conv"
+        return f"{form}{len(_results(node)[0].shape) - 2}d"
     if camel.startswith("ScaledDotProduct"):
         return "scaled_dot_product_attention"
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"(?<=\d)D", "d", camel)).lower()

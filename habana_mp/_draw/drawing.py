@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from habana_mp._torch_private import DRAW
 
 if TYPE_CHECKING:
     from habana_mp._draw.picture import Drawing
@@ -47,6 +48,7 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
 
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise ValueError(f"depth is how many levels of modules are open, 0 or more, not {depth!r}")
+    DRAW.need()
     if isinstance(what, torch.nn.Module):
         calls = run(what, args, kwargs)
         outputs = _outputs(calls.output, f"what {type(what).__name__} returned")
@@ -65,12 +67,12 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
 
 def _outputs(found: Any, what: str) -> dict[str, torch.Tensor]:
     """The tensors that have a graph, by their names."""
-    tensors = [(path, leaf) for path, leaf in tree_flatten_with_path(found)[0] if isinstance(leaf, torch.Tensor)]
+    tensors = [(path, leaf) for path, leaf in DRAW.leaves(found)[0] if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise TypeError(
             f"draw takes a torch.nn.Module, or what has a tensor in it; {what} is of {type(found).__name__} and has none"
         )
-    named = {f"output{keystr(path)}": tensor for path, tensor in tensors if tensor.requires_grad}
+    named = {f"output{DRAW.path_text(path)}": tensor for path, tensor in tensors if tensor.requires_grad}
     if not named:
         raise ValueError(
             f"no tensor in {what} has a graph: it was made under torch.no_grad or torch.inference_mode, was detached, or "

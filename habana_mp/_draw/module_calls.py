@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+
+from habana_mp._torch_private import DRAW, DYNAMO
 
 
 @dataclass(eq=False)
@@ -73,7 +74,7 @@ class ModuleCalls:
 
     def go_on_in(self, call: Call | None) -> None:
         """What is made from now on is made by this call."""
-        self._starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._starts.append(DRAW.born_next())
         self._inside.append(call)
 
 
@@ -96,7 +97,7 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.inference_mode(mode=False))
         undo.enter_context(torch.enable_grad())
-        if "torch._dynamo" in sys.modules:  # a compiled function is one node
+        if DYNAMO in sys.modules:  # a compiled function is one node
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
@@ -138,7 +139,7 @@ def _with_gradient(
             # As the dispatcher has it: what convert did to Tensor.clone does not matter, and the weight cache stays as it is.
             clone = torch.ops.aten.clone.default
             leaf = clone(tensor).detach().requires_grad_()
-            names[torch.autograd._get_sequence_nr()] = name  # type: ignore[attr-defined]
+            names[DRAW.born_next()] = name
             copied: torch.Tensor = clone(leaf)
             return copied
 
@@ -146,8 +147,8 @@ def _with_gradient(
 
     return (
         tuple(
-            tree_map_only(torch.Tensor, copy_as(f"input {i}" if len(args) > 1 else "input"), arg)
+            DRAW.map_tensors(torch.Tensor, copy_as(f"input {i}" if len(args) > 1 else "input"), arg)
             for i, arg in enumerate(args)
         ),
-        {name: tree_map_only(torch.Tensor, copy_as(name), value) for name, value in kwargs.items()},
+        {name: DRAW.map_tensors(torch.Tensor, copy_as(name), value) for name, value in kwargs.items()},
     )

@@ -16,6 +16,7 @@ import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.torch_hpu import Device, plain
+from habana_mp._torch_private import LOAD
 
 _LAST = 1000  # in torch.load's list of who restores
 
@@ -33,9 +34,9 @@ def additions(device: str) -> Iterator[tuple[Any, str, Any]]:
     yield torch.amp, "custom_fwd", custom_fwd
     yield torch.amp.autocast_mode, "custom_fwd", custom_fwd
     yield torch, "compile", _compile(torch.compile)
-    registry = torch.serialization._package_registry
-    habana = functools.partial(torch.serialization._deserialize, "habana")  # "hpu" torch has
-    yield torch.serialization, "_package_registry", [*registry, (_LAST, _no_tag, habana)]
+    if LOAD.works:
+        habana = functools.partial(LOAD.restore, "habana")  # "hpu" torch has
+        yield *LOAD.place("registry"), [*LOAD.registry, (_LAST, _no_tag, habana)]
     if device == "cpu":
         yield torch.Tensor, "pin_memory", _pinned(torch.Tensor.pin_memory)
     if torch.distributed.is_available():

@@ -6,7 +6,6 @@ How torch reads the names is src/hpu/hpu_device.h; what scripts find in Python b
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ import habana_mp._core as _core
 from habana_mp._convert.dynamo import drop_stale_graphs
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.additions import additions
+from habana_mp._torch_private import COPIES
 
 # (owner, name, what its __dict__ held): what torch is given, in order.
 _before: list[tuple[Any, str, Any]] = []
@@ -55,7 +55,8 @@ def map_hpu(device: str = "cpu") -> bool:
     for name in torch_hpu.NAMES:
         sys.modules[f"torch.{name}"] = torch_hpu
     # A copy of a device loses its name: copies are the device itself, as of a string.
-    copy._copy_dispatch[torch.device] = copy._deepcopy_dispatch[torch.device] = _itself  # type: ignore[attr-defined]
+    if COPIES.works:
+        COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
     _tell_dynamo(f"hpu:{device} ")
     return True
 
@@ -67,7 +68,8 @@ def unmap_hpu() -> None:
     _restore()
     for name in torch_hpu.NAMES:
         del sys.modules[f"torch.{name}"]
-    del copy._copy_dispatch[torch.device], copy._deepcopy_dispatch[torch.device]  # type: ignore[attr-defined]
+    if COPIES.works:
+        del COPIES.shallow[torch.device], COPIES.deep[torch.device]
     _core.unmap_hpu()
     _tell_dynamo("")
 

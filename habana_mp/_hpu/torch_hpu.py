@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 import habana_mp._core as _core
+from habana_mp import _torch_private
 from habana_mp._show import units
 
 Device: TypeAlias = "torch.device | str | int | None"
@@ -58,8 +60,7 @@ _TOLD_THE_TRUTH = (
     "diffusers.",
     "peft.",
     "transformers.",
-    "torch._subclasses.",
-    "torch.autograd.profiler.",
+    *_torch_private.ASKING_FOR_HPU,
 )
 
 
@@ -68,12 +69,11 @@ def asked_by_library(frame: types.FrameType | None) -> bool:
     return frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_TOLD_THE_TRUTH)
 
 
+@_torch_private.run_while_traced
 def is_available() -> bool:
     """True, but for libraries that would make themselves ready for a Gaudi."""
-    return not asked_by_library(sys._getframe(1))
-
-
-is_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    frame = inspect.currentframe()
+    return not asked_by_library(None if frame is None else frame.f_back)
 
 
 def is_initialized() -> bool:
@@ -108,7 +108,7 @@ class _utils:  # noqa: N801 - as the modules of torch have it
     @staticmethod
     def _get_device_index(device: Device, optional: bool = False) -> int:
         index = plain(torch.device("hpu") if device is None else device)
-        return 0 if _on_cpu() else int(_module()._utils._get_device_index(index, optional))
+        return 0 if _on_cpu() else _torch_private.device_index(_module(), index, optional)
 
 
 def get_device_name(device: Device = None) -> str:

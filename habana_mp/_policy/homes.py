@@ -7,7 +7,6 @@ told by `candidates` in src/policy/names.h.
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
 import habana_mp._core as _core
+from habana_mp._torch_private import FFT, FUNCTIONS, LINALG, NN, SPECIAL, VF, Feature
 
 
 class Home(NamedTuple):
@@ -94,8 +94,12 @@ def _is_function(value: object) -> bool:
     return isinstance(value, (types.BuiltinFunctionType, types.FunctionType)) or _is_patched(value)
 
 
+def _private_home(feature: Feature) -> Any:
+    return feature.home if feature.works else None
+
+
 def _find_homes() -> Iterator[Home]:
-    aten = [name for name in dir(torch._C._VariableFunctions) if not name.startswith("__")]
+    aten = [name for name in dir(_private_home(FUNCTIONS)) if not name.startswith("__")]
     # torch.nn.functional comes first, so that an op that lives there too is named as users write it.
     for name, value in vars(F).items():
         if _is_function(value) and not name.startswith("_") and name not in _F_HELPERS:
@@ -103,20 +107,22 @@ def _find_homes() -> Iterator[Home]:
     for name in torch.functional.__all__:
         yield Home(torch, name, "")
         yield Home(torch.functional, name, "")
+    vf = _private_home(VF)
     for name in aten:
         if _is_function(getattr(torch, name, None)) and name not in torch.functional.__all__:
             yield Home(torch, name, "")
-        yield Home(torch._VF, name, "")
+        if vf is not None:
+            yield Home(vf, name, "")
     for owner, prefix in (
         (torch.linalg, "linalg_"),
-        (sys.modules["torch._C._linalg"], "linalg_"),
+        (_private_home(LINALG), "linalg_"),
         (torch.fft, "fft_"),
-        (sys.modules["torch._C._fft"], "fft_"),
+        (_private_home(FFT), "fft_"),
         (torch.special, "special_"),
-        (sys.modules["torch._C._special"], "special_"),
-        (torch._C._nn, ""),
+        (_private_home(SPECIAL), "special_"),
+        (_private_home(NN), ""),
     ):
-        for name, value in vars(owner).items():
+        for name, value in vars(owner).items() if owner is not None else ():
             if _is_function(value) and not name.startswith("__"):
                 yield Home(owner, name, prefix)
     for name in dir(torch.Tensor):

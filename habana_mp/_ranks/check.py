@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -31,6 +30,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import is_joined
 from habana_mp._scope import in_force
 from habana_mp._show.warning import warn
+from habana_mp._torch_private import DDP, MESH, STORE
 
 _PATIENCE = timedelta(minutes=1)
 _FAREWELL = timedelta(seconds=10)
@@ -63,6 +63,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
         raise TypeError(f"policy is a Policy, as Policy.load makes it, not {policy!r}")
     if not _has_store():
         return
+    STORE.need()
     meeting = _Meeting("check", dist.get_process_group_ranks(group))
     if not meeting.is_ours:
         return
@@ -77,16 +78,15 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     """(owner, attribute, value) of what a conversion puts in the place of torch's, for 1 and 2."""
-    if dist.is_available():
-        yield torch.nn.parallel.distributed, _EXCHANGE, _exchange
-        yield DeviceMesh, _SETUP, _setup
+    if dist.is_available() and STORE.works:
+        if DDP.works:
+            yield *DDP.place("exchange"), _exchange
+        if MESH.works:
+            yield *MESH.place("set_up"), _setup
 
-
-_EXCHANGE, _SETUP = "_verify_param_shape_across_processes", "_setup_world_group_and_device"
 
 if dist.is_available():
-    _torch_exchange = getattr(torch.nn.parallel.distributed, _EXCHANGE)
-    _torch_setup = getattr(DeviceMesh, _SETUP)
+    _torch_exchange, _torch_setup = DDP.get("exchange"), MESH.get("set_up")
 
     @functools.wraps(_torch_exchange)
     def _exchange(process_group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class _Meeting:
     """One comparison: the n-th of its kind among its ranks, which all count alike."""
 
     def __init__(self, kind: str, ranks: Sequence[int]) -> None:
-        self.store: Any = dist.distributed_c10d._get_default_store()  # torch's stub lacks its timeout
+        self.store: Any = STORE.default()  # torch's stub lacks its timeout
         self._ranks = sorted(ranks)
         self.is_ours = dist.get_rank() in self._ranks
         which = (kind, tuple(self._ranks))

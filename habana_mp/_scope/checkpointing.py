@@ -11,22 +11,25 @@ import torch.utils.checkpoint
 
 import habana_mp._core as _core
 from habana_mp._scope import in_force
+from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT
 
-_checkpoint_generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_checkpoint_generator = CHECKPOINT.get("generator")
 _checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
 
 
 def serve() -> None:
     """Put the patches in place for good, unless a conversion has."""
-    if torch.utils.checkpoint._checkpoint_without_reentrant_generator is _checkpoint_generator:
+    if torch.utils.checkpoint.CheckpointFunction.forward is _checkpoint_forward:
         for owner, name, value in patches():
             setattr(owner, name, value)
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
-    for holder in (torch.utils.checkpoint, sys.modules.get("torch.distributed._composable.checkpoint_activation")):
-        if holder is not None:
-            yield holder, "_checkpoint_without_reentrant_generator", _carrying_state(_checkpoint_generator, 0)
+    if CHECKPOINT.works:
+        owner, name = CHECKPOINT.place("generator")
+        for holder in (owner, sys.modules.get(COMPOSABLE_CHECKPOINT)):
+            if holder is not None:
+                yield holder, name, _carrying_state(_checkpoint_generator, 0)
     yield (
         torch.utils.checkpoint.CheckpointFunction,
         "forward",

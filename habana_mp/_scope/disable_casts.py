@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._contextlib import _NoParamDecoratorContextManager, context_decorator
 
 import habana_mp._core as _core
+from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager
 
 # The autocast switch of this device type, which nobody casts on, says that casts are off: src/scope/casts_off.h says why.
 CASTS_OFF = "ipu"
@@ -22,7 +22,7 @@ def casts_off() -> bool:
     return torch.is_autocast_enabled(CASTS_OFF)
 
 
-class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is
+class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is
     """Switch casts off: a context manager and a decorator, as ``torch.no_grad`` is.
 
     Ops inside run in the dtypes that their arguments have; nothing is cast on entry, so a tensor that must be float32 inside is
@@ -42,6 +42,7 @@ class disable_casts(_NoParamDecoratorContextManager):  # noqa: N801 - named as t
             raise TypeError(
                 f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing"
             )
+        DECORATORS.need()
         if inspect.iscoroutinefunction(orig_func):
             return _in_steps(self.clone, orig_func)
         if inspect.isasyncgenfunction(orig_func):
@@ -71,7 +72,7 @@ def _in_steps(make: Callable[[], disable_casts], function: Any) -> Any:
     def steps(coroutine: Any) -> Any:
         return (yield from coroutine.__await__())
 
-    drive = types.coroutine(context_decorator(make, steps))  # type: ignore[no-untyped-call]
+    drive = types.coroutine(DECORATORS.in_steps(make, steps))
 
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:

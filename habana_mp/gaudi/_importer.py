@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from contextlib import suppress
@@ -19,6 +20,7 @@ from habana_mp._convert.conversion import end_cli_default
 from habana_mp._hpu import gaudi_flags, torch_hpu
 from habana_mp._hpu.mapping import DEVICE_VARIABLE, map_chosen
 from habana_mp._policy.environment import read_environment
+from habana_mp._torch_private import FIND_SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +93,7 @@ def _not_here(module: str, name: str) -> str:
 
 def _importing() -> FrameType | None:
     """The frame whose import statement a module is made for."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_IMPORTING):
         frame = frame.f_back
     return frame
@@ -104,10 +106,10 @@ def _is_of_script(frame: FrameType | None) -> bool:
 
 def _is_probe() -> bool:
     """Whether importlib.util.find_spec asks, which takes None for an answer."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "importlib._bootstrap"):
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, FIND_SPEC):
         frame = frame.f_back
-    return frame.f_globals.get("__name__") == "importlib.util"
+    return frame is not None and frame.f_globals.get("__name__") == "importlib.util"
 
 
 class _StandIn(ModuleType):

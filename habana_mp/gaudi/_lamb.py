@@ -10,6 +10,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from habana_mp._torch_private import FOREACH
 from habana_mp.hmp import disable_casts
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -90,21 +91,21 @@ class FusedLamb(Optimizer):
             grads = [grad * scale.to(grad.device) for grad in grads]
         steps, averages, squares = self._moments(params, weights)
         beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(averages, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-        roots = torch._foreach_sqrt(squares)
+        FOREACH.lerp_(averages, grads, 1 - beta1)
+        FOREACH.mul_(squares, beta2)
+        FOREACH.addcmul_(squares, grads, grads, 1 - beta2)
+        roots = FOREACH.sqrt(squares)
         updates: tuple[torch.Tensor, ...] | list[torch.Tensor] = averages
         if group["bias_correction"]:
-            torch._foreach_div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
-            updates = torch._foreach_div(averages, [1 - beta1**step for step in steps])
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(updates, roots)
+            FOREACH.div_(roots, [(1 - beta2**step) ** 0.5 for step in steps])
+            updates = FOREACH.div(averages, [1 - beta1**step for step in steps])
+        FOREACH.add_(roots, group["eps"])
+        updates = FOREACH.div(updates, roots)
         if group["weight_decay"]:
-            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        lengths = zip(torch._foreach_norm(weights), torch._foreach_norm(updates), strict=True)
-        torch._foreach_mul_(updates, [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in lengths])
-        torch._foreach_add_(params, updates, alpha=-float(group["lr"]))
+            FOREACH.add_(updates, weights, alpha=group["weight_decay"])
+        lengths = zip(FOREACH.norm(weights), FOREACH.norm(updates), strict=True)
+        FOREACH.mul_(updates, [torch.where((w > 0) & (u > 0), w / u, 1.0) for w, u in lengths])
+        FOREACH.add_(params, updates, alpha=-float(group["lr"]))
 
     def _moments(
         self, params: list[torch.Tensor], weights: list[torch.Tensor]

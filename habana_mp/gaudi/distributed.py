@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from habana_mp._hpu.mapping import stands_for
 from habana_mp._ranks.rank import launched_with
+from habana_mp._torch_private import set_timeout
 
 __all__ = ["initialize_distributed_hpu"]
 
@@ -45,7 +46,7 @@ def _integer(variable: str, default: int) -> int:
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if stands_for() == "cuda":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        set_timeout(options, timeout)
         return dist.ProcessGroupNCCL(store, rank, size, options)
     atexit.register(_outlast_gloo)
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from habana_mp._torch_private import ADAMW
 from habana_mp.gaudi._lamb import FusedLamb
 
 __all__ = ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedSGD"]
@@ -84,4 +85,4 @@ class FusedAdamW(torch.optim.AdamW):
                         exp_avg=torch.zeros_like(p, memory_format=torch.preserve_format),
                         exp_avg_sq=torch.zeros_like(p, memory_format=torch.preserve_format),
                     )
-        return super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        return ADAMW.init_group(self, group, *lists)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
 from habana_mp._report.cast_report import CastReport
+from habana_mp._torch_private import ACCELERATE
 from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
 
 with needs("accelerate"):
@@ -73,7 +74,7 @@ class HMPHook:
         ]
         accelerator.prepare_optimizer = self._prepare_optimizer
         accelerator.end_training = self._end_training
-        for optimizer in accelerator._optimizers:
+        for optimizer in ACCELERATE.of(accelerator, "optimizers", ()):
             self._patch(optimizer)
 
     @property

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "autocast/form.h"
+#include "base/torch_private.h"
 #include "call/cast_argument.h"
 #include "cast/dtypes.h"
 #include "policy/decide.h"
@@ -62,8 +63,7 @@ void for_each_tensor(const Argument& argument, Visit& visit) {
 inline DType dtype_seen(const at::Tensor& tensor) {
   const DType dtype = dtype_of(tensor);
   // A Python number that torch wraps (D38).
-  return dtype == DType::Float64 && tensor.unsafeGetTensorImpl()->is_wrapped_number() ? DType::Other
-                                                                                      : dtype;
+  return dtype == DType::Float64 && torch_private::is_wrapped_number(tensor) ? DType::Other : dtype;
 }
 
 // The same for a call on tensors of `device`: a tensor of another device type is none of it.

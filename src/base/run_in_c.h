@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "base/python_error.h"
+#include "base/torch_private.h"
 
 namespace habana_mp {
 
@@ -23,16 +24,11 @@ PyObject* call(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
 }  // namespace run_in_c_detail
 
 // From now on calls of a Python function run `function` on their first argument; it returns a new
-// reference. What PyFunction_SetVectorcall of Python 3.12 does.
+// reference.
 template <PyObject* (*function)(PyObject*)>
 void run_in_c(const pybind11::function& python) {
   if (!PyFunction_Check(python.ptr())) throw pybind11::type_error("not a Python function");
-  constexpr vectorcallfunc call = run_in_c_detail::call<function>;
-#if PY_VERSION_HEX >= 0x030C0000
-  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(python.ptr()), call);
-#else
-  reinterpret_cast<PyFunctionObject*>(python.ptr())->vectorcall = call;
-#endif
+  torch_private::set_vectorcall(python.ptr(), run_in_c_detail::call<function>);
 }
 
 }  // namespace habana_mp

@@ -1,4 +1,6 @@
 // The weight cache, for Python.
+#include <torch/csrc/Storage.h>
+
 #include "bind/bind.h"
 #include "cast/node.h"
 #include "cast/result_memory.h"
@@ -29,8 +31,7 @@ void bind_weights(py::module_& module) {
   register_copy_backwards();
   const py::object slice =
       py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
-  learn_slices(
-      *reinterpret_cast<const c10::StorageImpl*>(slice.attr("_cdata").cast<std::uintptr_t>()));
+  learn_slices(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
 
   module.def("cache_info", &info);
   module.def("clear_cache", [] {

@@ -6,17 +6,18 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/generated/Functions.h>
-#include <torch/csrc/autograd/python_cpp_function.h>
 
 #include <string>
 #include <utility>
 
+#include "base/torch_private.h"
 #include "cast/numbers.h"
 
 namespace habana_mp {
 namespace {
 
 using torch::autograd::variable_list;
+using torch_private::CastNode;
 
 std::uint64_t origin_here() {
   const BackwardWatch* watch = backward_watch.load(std::memory_order_relaxed);
@@ -32,18 +33,18 @@ at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef s
 
 // torch's node of a cast in all that the compiler asks of it (compiled autograd); what differs is
 // how the gradient is computed outside the compiler.
-struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
+struct CopyBackwards final : CastNode {
   static void* operator new(std::size_t bytes) { return allocate_node(bytes); }
   static void operator delete(void* node) { free_node(node); }
 
-  std::string name() const override { return compiled ? ToCopyBackward0::name() : "CopyBackwards"; }
+  std::string name() const override { return compiled ? CastNode::name() : "CopyBackwards"; }
 
   // Compiled autograd knows torch's node by its name.
   variable_list apply_with_saved(const variable_list& inputs,
                                  torch::dynamo::autograd::SwapSavedVariables& saved) override {
     compiled = true;
     const auto restore = c10::make_scope_exit([this] { compiled = false; });
-    return ToCopyBackward0::apply_with_saved(inputs, saved);
+    return CastNode::apply_with_saved(inputs, saved);
   }
 
   variable_list apply(variable_list&& grads) override {
@@ -72,16 +73,6 @@ struct CopyBackwards final : torch::autograd::generated::ToCopyBackward0 {
   std::uint64_t origin = origin_here();
 };
 
-// A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
-template <typename Pointer, typename Node>
-Pointer as_pointer(Node* node) {
-  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
-    return Pointer::unsafe_steal_from_new(node);
-  } else {
-    return Pointer(node, [](auto* last) { deleteNode(last); });
-  }
-}
-
 }  // namespace
 
 at::Tensor cast_ordinary(const at::Tensor& source, DType to, at::IntArrayRef strides,
@@ -95,7 +86,7 @@ void record_backward(const at::Tensor& source, const at::Tensor& result,
                      const c10::StorageImpl* weight) {
   using Pointer = decltype(torch::autograd::Edge::function);
   auto* node = new CopyBackwards;
-  const Pointer pointer = as_pointer<Pointer>(node);
+  const Pointer pointer = torch_private::as_pointer<Pointer>(node);
   node->set_next_edges(torch::autograd::collect_next_edges(source));
   node->self_options = source.options();
   if (source.is_leaf() && source.is_non_overlapping_and_dense()) node->strides = source.strides();
@@ -105,8 +96,7 @@ void record_backward(const at::Tensor& source, const at::Tensor& result,
 
 void register_copy_backwards() {
   static PyTypeObject type;
-  torch::autograd::_initFunctionPyTypeObject(type, "CopyBackwards", nullptr, nullptr);
-  torch::autograd::registerCppFunction(typeid(CopyBackwards), &type);
+  torch_private::register_node_type(typeid(CopyBackwards), type, "CopyBackwards");
   // So that isinstance finds it there: torch looks for its own types by module.
   pybind11::module_::import("torch.autograd.graph")
       .attr("Node")

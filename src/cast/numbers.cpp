@@ -1,13 +1,13 @@
 #include "cast/numbers.h"
 
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/record_function.h>
 
 #include <span>
 #include <vector>
 
+#include "base/torch_private.h"
 #include "cast/parallel.h"
 #include "kernels/cast_kernels.h"
 #include "report/listening.h"
@@ -62,20 +62,13 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
 
 // Whether somebody beside our report listens to the ops that torch dispatches: a profiler.
 bool is_profiled() {
-  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
   const std::size_t ours = report::anyone_hears(report::Hears::Calls) ? 1 : 0;
-  return callbacks && callbacks->callbacks_.size() > ours;
+  return torch_private::op_listeners() > ours;
 }
 
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
   return !source.is_cpu() || (at::hasCallbacks() && is_profiled());
-}
-
-at::Tensor empty_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
-                        c10::Allocator* memory) {
-  static constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
-  return at::detail::empty_strided_generic(sizes, strides, memory, kKeys, type);
 }
 
 }  // namespace
@@ -116,7 +109,8 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
     dense = at::infer_dense_strides(source.sizes(), source.strides());
     strides = dense;
   }
-  at::Tensor result = empty_on_cpu(source.sizes(), strides, type, result_memory(lifetime));
+  at::Tensor result =
+      torch_private::empty_strided_on_cpu(source.sizes(), strides, result_memory(lifetime), type);
   cast_on_cpu(source, result);
   return result;
 }

@@ -3,8 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <string_view>
-
+#include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "kernels/cast_kernels.h"
 #include "policy/decide.h"
@@ -46,10 +45,7 @@ bool is_traced(PyObject* tensor) {
   return source.is_meta() || may_be_traced(source);
 }
 
-bool is_fake(PyObject* tensor) {
-  const std::string_view type = Py_TYPE(tensor)->tp_name;
-  return type == "FakeTensor" || type == "FunctionalTensor";
-}
+bool is_fake(PyObject* tensor) { return torch_private::is_fake_type(Py_TYPE(tensor)->tp_name); }
 
 bool is_fake(const at::Tensor& tensor) {
   if (!tensor.defined() || !may_be_traced(tensor)) return false;

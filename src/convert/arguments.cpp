@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/torch_private.h"
+
 namespace habana_mp {
 namespace {
 
@@ -56,7 +58,7 @@ bool is_subclass_tensor(PyObject* object) {
 // stands in for one (proxies of a tracer, containers of tensors).
 bool overrides(PyObject* object) {
   static PyObject* name = PyUnicode_InternFromString("__torch_function__");
-  return _PyType_Lookup(Py_TYPE(object), name) != nullptr;
+  return torch_private::in_type(Py_TYPE(object), name) != nullptr;
 }
 
 // The role that the position or the keyword of an argument gives it; `name` is null for positions.

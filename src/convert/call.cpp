@@ -1,11 +1,10 @@
 #include "convert/call.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-
 #include <string>
 #include <string_view>
 
 #include "base/python_error.h"
+#include "base/torch_private.h"
 #include "call/refusal.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
@@ -99,7 +98,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
 // one dtype that the rule accepts as it is.
 bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
   if (report::anyone_listens() || op.rule.action == Action::Error ||
-      at::impl::torch_function_mode_enabled()) {
+      torch_private::in_function_mode()) {
     return false;
   }
   DTypes seen;
@@ -129,7 +128,7 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   const bool off = casts_off();
-  if (off && !at::impl::torch_function_mode_enabled() && DTypes().add(args, count)) {
+  if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   try {

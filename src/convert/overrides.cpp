@@ -1,9 +1,9 @@
 #include "convert/overrides.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/torch_private.h"
 #include "scope/casts_off.h"
 
 namespace habana_mp {
@@ -48,9 +48,9 @@ PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
 // error set.
 int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* tensors) {
   if (!form.overridable) return 0;
-  if (at::impl::torch_function_mode_enabled()) return 1;
+  if (torch_private::in_function_mode()) return 1;
   if (!arguments.overridden()) return 0;
-  static PyObject* has_torch_function = imported("torch._C", "_has_torch_function");
+  static PyObject* has_torch_function = imported("torch.overrides", "has_torch_function");
   PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
   if (answer == nullptr) return -1;
   const int truth = PyObject_IsTrue(answer);
@@ -123,7 +123,7 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
 
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
-  const bool maybe_overridden = arguments.overridden() || at::impl::torch_function_mode_enabled();
+  const bool maybe_overridden = arguments.overridden() || torch_private::in_function_mode();
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 

@@ -1,6 +1,5 @@
 #include "hpu/hpu_device.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/python_headers.h>
 
@@ -13,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/torch_private.h"
 #include "hpu/import_slot.h"
 
 namespace habana_mp::hpu_device {
@@ -23,9 +23,6 @@ using c10::DeviceType;
 
 constexpr std::string_view kHpu = "hpu";
 constexpr std::string_view kHabana = "habana";
-// Device::Device(const std::string&)
-constexpr const char* kParser =
-    "_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
 constexpr DeviceType kNone = DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
 
 // What a device object says of itself.
@@ -217,9 +214,9 @@ void restore_type() {
 void map_to(DeviceType type) {
   const bool first = target.load() == kNone;
   if (first) {
-    in_python.slot = ImportSlot::find(&THPDeviceType, kParser);
+    in_python.slot = ImportSlot::find(&THPDeviceType, torch_private::kDeviceParser);
     in_scripts.slot =
-        ImportSlot::find(reinterpret_cast<void*>(&c10::Dispatcher::realSingleton), kParser);
+        ImportSlot::find(torch_private::inside_libtorch_cpu(), torch_private::kDeviceParser);
     if (!in_python.slot) {
       throw std::runtime_error(
           "this build of torch does not read device names through c10::Device: \"hpu\" cannot be "

@@ -1,17 +1,17 @@
 // Whether casts are off on this thread: inside disable_casts, and inside an atomic op (D19, D27).
 //
-// The state is the autocast switch of a device type that nobody casts on (IPU): off by default, per
-// thread, carried by torch to the threads of a backward pass, and guarded by torch.compile, which
-// so recompiles when it changes and can trace the code that sets it.
+// The state is the autocast switch of a device type that nobody casts on (kCastsOffKey), which
+// torch.compile guards: it so recompiles when it changes and can trace the code that sets it.
 // habana_mp/_scope/disable_casts.py names the same device type for traced code.
 #pragma once
 
-#include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "base/torch_private.h"
 
 namespace habana_mp {
 
-inline constexpr c10::DispatchKey kCastsOffKey = c10::DispatchKey::AutocastIPU;
+using torch_private::kCastsOffKey;
 
 // `excluded`: of this thread's key set.
 inline bool casts_off(c10::DispatchKeySet excluded) { return !excluded.has(kCastsOffKey); }

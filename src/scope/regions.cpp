@@ -1,7 +1,5 @@
 #include "scope/regions.h"
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <algorithm>
 #include <deque>
 #include <stdexcept>
@@ -199,6 +197,6 @@ Ruler inside_torch_region(std::size_t device, const State& state) {
   return Ruler::Torch;
 }
 
-int graph_task() { return torch::autograd::get_current_graph_task_id(); }
+int graph_task() { return torch_private::graph_task(); }
 
 }  // namespace habana_mp::autocast

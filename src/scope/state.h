@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "base/torch_private.h"
 #include "scope/rules.h"
 
 namespace habana_mp::autocast {
@@ -26,19 +27,14 @@ inline constexpr std::array kDeviceSets = {
     c10::DispatchKeySet(kDeviceKeys[2]), c10::DispatchKeySet(kDeviceKeys[3]),
     c10::DispatchKeySet(kDeviceKeys[4])};
 
-// The key of our kernels. torch has it for tests of the dispatcher and registers nothing for it. It
-// comes before those of autocast, and, as a policy is to meet the ops that the user calls and not
-// what vmap makes of them, before torch.func's; those between (DeferredInit) are off inside vmap.
-inline constexpr c10::DispatchKey kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// The key of our kernels.
+inline constexpr c10::DispatchKey kKey = torch_private::kKernelKey;
 
 // On: policies are in force on this thread. Off: autocast is torch's, if it is on.
-inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
-
+using torch_private::kRegionKey;
 // The device types whose dtypes spell the code.
-inline constexpr std::array kSigns = {c10::DeviceType::MAIA, c10::DeviceType::MPS,
-                                      c10::DeviceType::MTIA};
-inline constexpr std::array kSignKeys = {kRegionKey, c10::DispatchKey::AutocastMPS,
-                                         c10::DispatchKey::AutocastMTIA};
+using torch_private::kSignKeys;
+using torch_private::kSigns;
 
 inline constexpr c10::DispatchKeySet kAllKeys =
     kDeviceSets[0] | kDeviceSets[1] | kDeviceSets[2] | kDeviceSets[3] | kDeviceSets[4] |

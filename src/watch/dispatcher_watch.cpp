@@ -1,7 +1,6 @@
 #include "watch/dispatcher_watch.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 
 #include <atomic>
@@ -14,6 +13,7 @@
 
 #include "base/name_numbers.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "policy/decide.h"
 #include "scope/casts_off.h"
 #include "scope/regions.h"
@@ -140,8 +140,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   if (thread.epoch == 0) return nullptr;
   if (is_backward(call)) {
     push(thread, {.kind = Frame::Kind::Backward, .start = now_ns()});
-  } else if (thread.hidden > 0 ||
-             c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)) {
+  } else if (thread.hidden > 0 || torch_private::in_fake_mode()) {
     push(thread, {.kind = Frame::Kind::Dispatched});
   } else if (!is_op(call)) {
     push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});

@@ -4,15 +4,14 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
 
@@ -27,7 +26,7 @@ constexpr std::int64_t kSmallest = 4096;
 c10::DeleterFnPtr slices_deleter = nullptr;
 
 bool is_parameter(const at::Tensor& tensor) {
-  const PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  const PyObject* object = torch_private::python_object(tensor);
   return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
 }
 
@@ -49,7 +48,7 @@ bool is_shared(const at::Tensor& weight) {
   if (storage.use_count() == 1) return false;
   // A storage that Python has once looked at keeps its Python object, which counts as a user.
   return storage.use_count() > 2 ||
-         !storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference();
+         !torch_private::is_sole_owner_of_python_object(*storage.unsafeGetStorageImpl());
 }
 
 // A fingerprint of some numbers spread over the weight.
@@ -68,27 +67,7 @@ std::uint64_t samples_of(const at::Tensor& weight) {
 
 std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
   if (weight.is_cpu()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(weight.device().type()).getStream(weight.device());
-}
-
-// A graph that is being captured must cast its weights each time it is replayed.
-template <typename Stream>
-bool is_capturing(const Stream& stream) {
-  if constexpr (requires { stream.is_capturing(); }) {
-    return stream.is_capturing();
-  } else {  // torch 2.11 and 2.12 tell Python only
-    if (stream.device_type() != c10::DeviceType::CUDA) return false;
-    const pybind11::gil_scoped_acquire gil;
-    return pybind11::module_::import("torch.cuda")
-        .attr("is_current_stream_capturing")()
-        .template cast<bool>();
-  }
-}
-
-bool is_same_counter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
-  // A counter has no address that torch shows; it is one pointer.
-  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
-  return std::memcmp(&a, &b, sizeof(void*)) == 0;
+  return torch_private::current_stream(weight.device());
 }
 
 bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
@@ -106,8 +85,7 @@ at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memor
 
 // A tensor of its own over the memory of a copy.
 at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
-  at::Tensor handed(copy.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      copy.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/false));
+  at::Tensor handed = torch_private::alias_of(copy);
   if (!c10::GradMode::is_enabled()) {
     // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
     // many times slower where it does not. Where grad mode is off that has no other effect.
@@ -131,7 +109,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
                                             const at::Tensor& weight, DType to) const {
   if (entry.ended) return entry.ended;
   const State& then = entry.state;
-  if (!is_same_counter(then.counter, now.counter) || then.data != now.data ||
+  if (!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
       !fits(entry.copy, weight, to)) {
     return Ended::Storage;
   }
@@ -163,7 +141,7 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept)
             samples_of(weight),
             0,
             stream_of(weight)};
-  bool keep = !(now.stream && is_capturing(*now.stream));
+  bool keep = !(now.stream && torch_private::is_capturing(*now.stream));
   at::Tensor copy;
   at::Tensor memory;
   if (keep) {

@@ -1,0 +1,371 @@
+"""The private names of torch that this package relies on, by the feature that needs them; src/base/torch_private.h has those of C++.
+
+Nothing else in the package writes one (tests/project/test_torch_private.py). A name is looked for when its feature is used first, and
+those that a class or a constant needs at import. Where torch has it no more, that feature is off, says so once in a warning or in its
+error, and all else works. ``WHAT_STAYS`` at the end lists what of torch stays changed after ``revert``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+
+from habana_mp._show.warning import warn
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_MISSING: Any = object()
+
+
+class Feature:
+    """What works by private names. ``lost`` says what is without them; the names have short ones here.
+
+    A path is "module:attribute.attribute", and may end in "()._name" for what instances have, or "(name)" for a parameter.
+    """
+
+    def __init__(self, lost: str, /, **paths: str) -> None:
+        self.lost = lost
+        self.paths = paths
+        self._has_warned = False
+
+    @functools.cached_property
+    def works(self) -> bool:
+        """Whether all names are there; warns where one is not."""
+        missing = self._missing()
+        if missing:
+            self._warn(missing)
+        return not missing
+
+    def need(self) -> None:
+        """Raises RuntimeError where a name is not there."""
+        if missing := self._missing():
+            raise RuntimeError(_words(missing, self.lost))
+
+    def get(self, name: str) -> Any:
+        """What torch has there now; None, and no warning, where it has nothing."""
+        value = _find(self.paths[name])
+        return None if value is _MISSING else value
+
+    def place(self, name: str) -> tuple[Any, str]:
+        """Owner and attribute, for what is patched."""
+        owner, _, attribute = self.paths[name].replace(":", ".").rpartition(".")
+        module, _, path = self.paths[name].partition(":")
+        return _find(f"{module}:{path.rpartition('.')[0]}") if "." in path else sys.modules[owner], attribute
+
+    def of(self, instance: Any, name: str, *default: Any) -> Any:
+        """An attribute of an instance. Without it the default, with a warning, or RuntimeError."""
+        try:
+            return getattr(instance, self.paths[name].rpartition(".")[2])
+        except AttributeError:
+            if not default:
+                raise RuntimeError(_words(self.paths[name], self.lost)) from None
+            self._warn(self.paths[name])
+            return default[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch has there now. Raises RuntimeError where it has nothing."""
+        if name not in self.__dict__.get("paths", ()):
+            raise AttributeError(name)
+        value = _find(self.paths[name])
+        if value is _MISSING:
+            raise RuntimeError(_words(self.paths[name], self.lost))
+        return value
+
+    def _missing(self) -> str:
+        return next((path for path in self.paths.values() if _find(path) is _MISSING), "")
+
+    def _warn(self, path: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn(_words(path, self.lost))
+
+
+def _find(path: str) -> Any:
+    module, _, name = path.partition(":")
+    name, _, rest = name.partition("(")
+    try:
+        found: Any = functools.reduce(getattr, filter(None, name.split(".")), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return _MISSING
+    if rest.endswith(")") and rest != ")":
+        return found if rest[:-1] in inspect.signature(found).parameters else _MISSING
+    return found
+
+
+def _words(path: str, lost: str) -> str:
+    root = path.partition(":")[0].partition(".")[0]
+    version = getattr(sys.modules.get(root), "__version__", None)
+    who = f"{root} {version}" if version else f"Python {sys.version.partition(' ')[0]}"
+    return f"{who} has no {path.replace(':', '.').replace('()', '')}: {lost}"
+
+
+# Regions of autocast
+
+# The name of a device type that somebody else has registered.
+OWN_BACKEND = Feature(
+    "hmp.autocast knows a device type of your own as 'privateuseone' alone",
+    name="torch._C:_get_privateuse1_backend_name",
+)
+# How torch decorates functions and generators; context_decorator is for coroutines.
+DECORATORS = Feature(
+    "hmp.autocast and hmp.disable_casts decorate no functions",
+    with_arguments="torch.utils._contextlib:_DecoratorContextManager",
+    without_arguments="torch.utils._contextlib:_NoParamDecoratorContextManager",
+    in_steps="torch.utils._contextlib:context_decorator",
+)
+# Higher-order ops refuse a dispatch key that they do not know.
+HIGHER_ORDER_OPS = Feature(
+    "torch.cond and flex_attention raise in regions of hmp.autocast",
+    key="torch._C:_dispatch_key_parse",
+    fall_through="torch._ops:HigherOrderOperator.fallthrough",
+    later_ones="torch._ops:_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS",
+    all="torch._ops:_higher_order_ops",
+)
+# The modes of make_fx see an op before the dispatcher does.
+EXPORT = Feature(
+    "torch.export records no casts of hmp.autocast",
+    handle="torch._library.utils:handle_dispatch_mode",
+    mode_key="torch.utils._python_dispatch:TorchDispatchMode()._dispatch_key",
+    pre_dispatch="torch._C:DispatchKey.PreDispatch",
+    key="torch._C:_dispatch_key_parse",
+    included="torch._C:_dispatch_tls_is_dispatch_key_included",
+    excluded="torch._C:_dispatch_tls_is_dispatch_key_excluded",
+    put_mode="torch._ops:_set_mode_pre_dispatch",
+    take_mode="torch._ops:_pop_mode_from_pre_dispatch",
+    run_at="torch._ops:OpOverload()._op_dk",
+    schema="torch._ops:OpOverload()._schema",
+    overload="torch._ops:OpOverload()._overloadname",
+    leaves="torch.utils._pytree:tree_leaves",
+)
+# What Dynamo does when its trace ends.
+TRACE_END = Feature(
+    "a region of hmp.autocast cannot be entered in compiled code",
+    translator="torch._dynamo.symbolic_convert:InstructionTranslator",
+)
+# The arguments of a module whose policy is "fp32".
+SET_POLICIES = Feature(
+    "hmp.set_policies does not work",
+    map_tensors="torch.utils._pytree:tree_map_only",
+    before="torch.nn:Module()._forward_pre_hooks",
+    after="torch.nn:Module()._forward_hooks",
+)
+# The fused encoder layer of inference asks it; torch's own autocast switches it off too.
+FASTPATH = Feature(
+    "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"
+)
+# Where torch recomputes; the other form is a public class.
+CHECKPOINT = Feature(
+    "torch.utils.checkpoint(use_reentrant=False) recomputes under the policy of the backward pass",
+    generator="torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+)
+COMPOSABLE_CHECKPOINT = (
+    "torch.distributed._composable.checkpoint_activation"  # has the generator too, once it is imported
+)
+
+# Homes of ops. One that is missing is passed over.
+FUNCTIONS = Feature("hmp.convert casts no calls of torch.mm and its like", home="torch._C:_VariableFunctions")
+VF = Feature("hmp.convert casts no calls of torch._VF", home="torch:_VF")
+LINALG = Feature("hmp.convert casts no calls of torch._C._linalg", home="torch._C:_linalg")
+FFT = Feature("hmp.convert casts no calls of torch._C._fft", home="torch._C:_fft")
+SPECIAL = Feature("hmp.convert casts no calls of torch._C._special", home="torch._C:_special")
+NN = Feature("hmp.convert casts no calls of torch._C._nn", home="torch._C:_nn")
+
+# Conversions
+
+# The ops behind F.pad.
+PADS = Feature(
+    "reflection_pad1d and its like in lists do not concern F.pad", home="torch._C:_nn", pad="torch._C._nn:pad"
+)
+# A tensor of this layout has no numbers that could be cast.
+MKLDNN = Feature("torch.compile may trace casts of tensors in the layout of MKLDNN", layout="torch:_mkldnn")
+# nn.RNNBase.check_input compares it with the input.
+RNN = Feature(
+    "nn.LSTM and its like refuse an input of another dtype than their weights",
+    weights="torch.nn:RNNBase()._flat_weights",
+)
+# DTensor divides and adds up amid an op whose casts are done.
+DTENSOR = Feature(
+    "ops inside the redistribution of a DTensor are cast",
+    in_redistribute="torch.distributed.tensor._redistribute:redistribute_local_tensor",
+    in_dispatch="torch.distributed.tensor._dispatch:redistribute_local_tensor",
+    in_api="torch.distributed.tensor._api:redistribute_local_tensor",
+)
+# The methods of a scripted module, in C++.
+SCRIPTED = Feature(
+    "torch.jit.script compiles modules that use listed ops, whose casts are missing",
+    compiled="torch.jit:ScriptModule()._c",
+    methods="torch._C:ScriptModule._method_names",
+    method="torch._C:ScriptModule._get_method",
+)
+# Whose names torch.jit.script sees.
+FRAMES_UP = Feature(
+    "torch.jit.script finds no names of the function that scripts a class", parameter="torch.jit:script(_frames_up)"
+)
+# The tables by which Dynamo knows the functions of torch.
+DYNAMO = "torch._dynamo"
+TRACE_RULES = Feature(
+    "torch.compile takes the patched ops of hmp.convert for torch's own and traces none of their casts",
+    look_up="torch._dynamo.trace_rules:_lookup_inner",
+    methods="torch._dynamo.trace_rules:get_tensor_method",
+)
+
+# Ranks: by the store that init_process_group has made, before what DistributedDataParallel and a DeviceMesh do first.
+STORE = Feature(
+    "the policies of the ranks are not compared", default="torch.distributed.distributed_c10d:_get_default_store"
+)
+DDP = Feature(
+    "DistributedDataParallel does not compare the policies of the ranks",
+    exchange="torch.nn.parallel.distributed:_verify_param_shape_across_processes",
+)
+MESH = Feature(
+    "a DeviceMesh does not compare the policies of the ranks",
+    set_up="torch.distributed.device_mesh:DeviceMesh._setup_world_group_and_device",
+)
+
+# What is shown
+
+LOG_PATHS = Feature("the cast log has no paths of modules", children="torch.nn:Module()._modules")
+DRAW = Feature(
+    "hmp.draw does not work",
+    results="torch.autograd.graph:Node()._input_metadata",
+    born="torch.autograd.graph:Node()._sequence_nr",
+    born_next="torch.autograd:_get_sequence_nr",
+    transposed="torch.autograd.graph:Node()._saved_transposed",
+    path_text="torch.utils._pytree:keystr",
+    leaves="torch.utils._pytree:tree_flatten_with_path",
+    map_tensors="torch.utils._pytree:tree_map_only",
+)
+CPU = Feature(
+    "hmp.explain does not say whether this CPU has bfloat16 instructions",
+    avx512="torch.cpu:_is_avx512_bf16_supported",
+    amx="torch.cpu:_is_amx_tile_supported",
+)
+
+# Names of Gaudi
+
+LOAD = Feature(
+    "torch.load does not read checkpoints that name 'habana'",
+    registry="torch.serialization:_package_registry",
+    restore="torch.serialization:_deserialize",
+)
+COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it stands for", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
+DEVICE_INDEX = Feature("torch.load finds no device for 'hpu'", of_cuda="torch.cuda:_utils._get_device_index")
+NCCL = Feature(
+    "process groups for 'hpu' on CUDA have torch's own timeout",
+    timeout="torch.distributed:ProcessGroupNCCL.Options()._timeout",
+)
+FIND_SPEC = "importlib._bootstrap"  # the module of the frames between an import and its finders
+# torch's own modules that make themselves ready for a Gaudi where they see one.
+ASKING_FOR_HPU = ("torch._subclasses.", "torch.autograd.profiler.")
+ADAMW = Feature("FusedAdamW does not run with bias_correction=False", init_group="torch.optim:AdamW._init_group")
+FOREACH = Feature(
+    "FusedLamb does not run",
+    **{name: f"torch:_foreach_{name}" for name in "lerp_ mul_ addcmul_ sqrt div div_ add_ norm".split()},
+)
+
+# Trainers
+
+ACCELERATE = Feature(
+    "optimizers that were prepared before the HMPHook step under casts",
+    optimizers="accelerate:Accelerator()._optimizers",
+)
+
+FEATURES = {name: value for name, value in globals().items() if isinstance(value, Feature)}
+
+
+class _NoDecorator:
+    def __call__(self, *_: Any) -> Any:
+        DECORATORS.need()
+
+
+if TYPE_CHECKING:
+    from torch.utils import _contextlib
+
+    DecoratorContextManager = _contextlib._DecoratorContextManager
+    NoParamDecoratorContextManager = _contextlib._NoParamDecoratorContextManager
+else:
+    DecoratorContextManager = DECORATORS.get("with_arguments") or _NoDecorator
+    NoParamDecoratorContextManager = DECORATORS.get("without_arguments") or _NoDecorator
+
+
+def run_while_traced(function: _F) -> _F:
+    """Has Dynamo run a function while it traces, on constants, and keep the answer.
+
+    torch.compiler.assume_constant_result does the same, and would import Dynamo. Without the mark a graph breaks here.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+# Functions that traced code calls, which Dynamo reads.
+
+
+def is_fastpath_enabled() -> bool:
+    return bool(torch.backends.mha._is_fastpath_enabled)
+
+
+def first_weight(rnn: torch.nn.RNNBase) -> Any:
+    """None where torch has none by this name."""
+    weights = getattr(rnn, "_flat_weights", None)
+    return RNN.of(rnn, "weights", None) if weights is None else weights[0]
+
+
+def mode_key(mode: Any) -> Any:
+    """The dispatch key of a mode; None for one that acts at the usual place."""
+    return getattr(mode, "_dispatch_key", None)
+
+
+def device_index(module: Any, index: Any, optional: bool) -> int:
+    """``torch.cuda._utils._get_device_index`` and its like."""
+    return int(module._utils._get_device_index(index, optional))
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Of a process group of NCCL."""
+    if NCCL.of(options, "timeout", None) is not None:
+        options._timeout = timeout
+
+
+def one_frame_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of torch.jit.script behind the first (optimize, _frames_up, ...) for a call from a function around it."""
+    if len(args) > 1:
+        return (args[0], args[1] + 1, *args[2:]), kwargs
+    return args, kwargs | {"_frames_up": kwargs.get("_frames_up", 0) + 1}
+
+
+class Change(NamedTuple):
+    """Something of torch that is not put back."""
+
+    name: str
+    by: str  # "import", "convert", "autocast" or "gaudi"
+    why: str
+
+
+_THREADS = "regions belong to threads, and none knows whether it is the last"
+
+# What stays changed in torch when no conversion and no region is in force, and why. Nothing else does.
+WHAT_STAYS = (
+    Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
+    Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
+    Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
+    Change("sys.meta_path", "convert", "one finder, until Dynamo is imported: for the two above"),
+    Change("torch._library.utils.handle_dispatch_mode", "autocast", f"{_THREADS}; outside of regions it calls torch's own"),
+    Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
+    Change("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "autocast", "our key is in it; no call has the key outside of regions"),
+    Change("torch._ops._higher_order_ops", "autocast", "each passes our key by, which torch cannot take back"),
+    Change("torch.utils.checkpoint._checkpoint_without_reentrant_generator", "autocast", f"{_THREADS}; a backward pass may still recompute"),
+    Change("torch.distributed._composable.checkpoint_activation._checkpoint_without_reentrant_generator", "autocast", "the same function, which it imports"),
+    Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
+    Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
+    Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
+    Change("torch.optim.optimizer._global_optimizer_post_hooks", "autocast", "as those of torch.Tensor"),
+    Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
+    Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
+    Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),
+)  # fmt: skip

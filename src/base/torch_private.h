@@ -1,0 +1,190 @@
+// The names of libtorch and of CPython that are private, or that may differ in another version,
+// each with what it is for. Nothing else in src/ writes them; tests/project/test_torch_private.py
+// looks that it stays so and names the test that fails where one does not mean what is said here.
+//
+// A name of this file that a torch lacks fails the build, which says which. What two versions of
+// torch spell differently is chosen here by the compiler.
+//
+// Not here, because they are the interface that every extension is written with, and nothing works
+// without them: THPVariable_*, THPDtype_*, THPDevice*, getTHPDtype, HANDLE_TH_ERRORS,
+// unsafeGetTensorImpl, c10::Dispatcher, at::_ops, the key set of the thread and its guards.
+//
+// For folders that link habana_mp_torch; the core knows no torch.
+#pragma once
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/python_headers.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+#include <typeinfo>
+
+namespace torch::autograd::generated {
+struct ToCopyBackward0;
+}
+
+namespace habana_mp::torch_private {
+
+// Dispatch keys that torch has and gives no kernels and no users.
+
+// The key of our kernels. torch has it for tests of the dispatcher and registers nothing for it. It
+// comes before those of autocast, and, as a policy is to meet the ops that the user calls and not
+// what vmap makes of them, before torch.func's; those between (DeferredInit) are off inside vmap.
+inline constexpr c10::DispatchKey kKernelKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+static_assert(kKernelKey > c10::DispatchKey::AutocastPrivateUse1 &&
+              kKernelKey > c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+// torch.export's records come before it: habana_mp/_autocast/export.py.
+static_assert(kKernelKey < c10::DispatchKey::PreDispatch);
+
+// The autocast switches of device types that nobody casts on: off by default, per thread, carried
+// by torch to the threads of a backward pass, and guarded by torch.compile. Python names the same
+// two: habana_mp/_scope/disable_casts.py, habana_mp/_autocast/neighbours.py.
+inline constexpr c10::DispatchKey kCastsOffKey = c10::DispatchKey::AutocastIPU;
+inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
+
+// The device types whose autocast dtypes spell the code of a region (src/scope/codes.h).
+inline constexpr std::array kSigns = {c10::DeviceType::MAIA, c10::DeviceType::MPS,
+                                      c10::DeviceType::MTIA};
+inline constexpr std::array kSignKeys = {kRegionKey, c10::DispatchKey::AutocastMPS,
+                                         c10::DispatchKey::AutocastMTIA};
+
+// Tensors
+
+// Whether torch has made the tensor of a Python number.
+inline bool is_wrapped_number(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+// The Python object of a tensor, null where it has none; borrowed.
+inline PyObject* python_object(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+}
+
+// Whether nobody but the storage holds its Python object.
+inline bool is_sole_owner_of_python_object(const c10::StorageImpl& storage) {
+  return const_cast<c10::StorageImpl&>(storage).pyobj_slot()->has_unique_reference();
+}
+
+// A version counter has no address that torch shows; it is one pointer.
+inline bool is_same_counter(const c10::VariableVersion& a, const c10::VariableVersion& b) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  return std::memcmp(&a, &b, sizeof(void*)) == 0;
+}
+
+// A tensor of its own over the same memory, which shares its version counter and not its history.
+inline at::Tensor alias_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(),
+                                                 /*allow_tensor_metadata_change=*/false));
+}
+
+// at::empty_strided takes no allocator.
+inline at::Tensor empty_strided_on_cpu(at::IntArrayRef sizes, at::IntArrayRef strides,
+                                       c10::Allocator* memory, at::ScalarType type) {
+  static constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
+  return at::detail::empty_strided_generic(sizes, strides, memory, kKeys, type);
+}
+
+inline c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Whether a graph is being captured on the stream, which is cast for anew each time it is replayed.
+template <typename Stream>
+bool is_capturing(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) {
+    return stream.is_capturing();
+  } else {  // torch 2.11 and 2.12 tell Python only
+    if (stream.device_type() != c10::DeviceType::CUDA) return false;
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::module_::import("torch.cuda")
+        .attr("is_current_stream_capturing")()
+        .template cast<bool>();
+  }
+}
+
+// The names of the Python types whose tensors stand for others in a compiler's trace.
+inline bool is_fake_type(std::string_view name) {
+  return name == "FakeTensor" || name == "FunctionalTensor";
+}
+
+// Autograd
+
+// torch's node of a cast: compiled autograd knows it, what it holds and how it is saved.
+// <torch/csrc/autograd/generated/Functions.h> defines it.
+using CastNode = torch::autograd::generated::ToCopyBackward0;
+
+// A node as an edge holds it: shared_ptr in torch 2.11, intrusive_ptr in 2.13.
+template <typename Pointer, typename Node>
+Pointer as_pointer(Node* node) {
+  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
+    return Pointer::unsafe_steal_from_new(node);
+  } else {
+    return Pointer(node, [](auto* last) { deleteNode(last); });
+  }
+}
+
+// Gives the nodes of a C++ class a Python type of their own.
+inline void register_node_type(const std::type_info& node, PyTypeObject& type, const char* name) {
+  torch::autograd::_initFunctionPyTypeObject(type, name, nullptr, nullptr);
+  torch::autograd::registerCppFunction(node, &type);
+}
+
+// The number of the backward pass that runs on this thread; -1 outside.
+inline int graph_task() { return torch::autograd::get_current_graph_task_id(); }
+
+// Who looks on
+
+// How many listeners the dispatcher has for ops on this thread: a profiler, our report.
+inline std::size_t op_listeners() {
+  const auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  return callbacks ? callbacks->callbacks_.size() : 0;
+}
+
+// Whether a compiler traces on this thread, with tensors that stand for others.
+inline bool in_fake_mode() {
+  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::FAKE)
+      .has_value();
+}
+
+// Whether a TorchFunctionMode is in force on this thread.
+inline bool in_function_mode() { return at::impl::torch_function_mode_enabled(); }
+
+// The reading of device names: the constructor of c10::Device that takes a string, as the linker
+// knows it, and an address in libtorch_cpu, which reads them for TorchScript.
+inline constexpr const char* kDeviceParser =
+    "_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+inline const void* inside_libtorch_cpu() {
+  return reinterpret_cast<const void*>(&c10::Dispatcher::realSingleton);
+}
+
+// CPython
+
+// What a type or a base of it holds under a name, without descriptors and without errors; borrowed,
+// null where there is nothing.
+inline PyObject* in_type(PyTypeObject* type, PyObject* name) { return _PyType_Lookup(type, name); }
+
+// From now on calls of a Python function run `call`: PyFunction_SetVectorcall of Python 3.12, whose
+// slot Python 3.10 and 3.11 have without it.
+inline void set_vectorcall(PyObject* function, vectorcallfunc call) {
+  auto* python = reinterpret_cast<PyFunctionObject*>(function);
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(python, call);
+#else
+  python->vectorcall = call;
+#endif
+}
+
+}  // namespace habana_mp::torch_private

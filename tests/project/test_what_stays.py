@@ -1,0 +1,135 @@
+"""What ``import``, ``convert`` and ``revert``, and a first region change in torch for good: WHAT_STAYS of habana_mp/_torch_private.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from habana_mp._torch_private import WHAT_STAYS
+
+ROOT = Path(__file__).parent.parent.parent
+
+# Everything that torch's modules and classes hold, by name: identity, and what lists, dicts and sets hold. What a run itself fills
+# (caches, counters) is there before, because the same runs without the package first.
+PROGRAM = """
+import copy, importlib, inspect, json, sys, types, warnings
+import torch, torch.utils.checkpoint
+{imports}
+
+def holds(value):
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [id(value), *map(id, value)]
+    if isinstance(value, dict):
+        return [id(value), *((str(key), id(each)) for key, each in list(value.items()))]
+    return id(value)
+
+kept = []
+
+def look():
+    found = {{}}
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] not in ("torch", "copy", "warnings") or not isinstance(module, types.ModuleType):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if attribute == "__warningregistry__":
+                continue
+            kept.append(value)
+            found[f"{{name}}.{{attribute}}"] = holds(value)
+            if isinstance(value, type) and value.__module__.partition(".")[0] == "torch":
+                for member, each in list(vars(value).items()):
+                    kept.append(each)
+                    found[f"{{value.__module__}}.{{value.__qualname__}}.{{member}}"] = holds(each)
+    found["sys.meta_path"] = holds(sys.meta_path)
+    return found
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def run():
+    for _ in range(2):
+        y = torch.utils.checkpoint.checkpoint(model, torch.ones(4, 8, requires_grad=True), use_reentrant=False)
+        torch.mm(y, y.T).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+run()
+with torch.autocast("cpu"):
+    run()
+{before}
+first = look()
+{between}
+second = look()
+print(json.dumps(sorted(name for name in first.keys() & second.keys() if first[name] != second[name])))
+"""
+# What torch counts and keeps by itself, as it hands out a handle and as torch.compiler.reset() runs.
+OF_TORCH = {
+    "torch._dynamo.compiled_autograd.COMPILE_COUNTER",
+    "torch._dynamo.eval_frame.cached_backends",
+    "torch._dynamo.mutation_guard.GenerationTracker.dynamic_classes",
+    "torch._dynamo.mutation_guard.GenerationTracker.generation_values",
+    "torch.utils.hooks.RemovableHandle.next_id",
+}
+REGION = "with hmp.autocast('cpu'):\n    run()"
+DYNAMO = "import torch._dynamo"
+
+
+def changed(imports: str, before: str, between: str) -> list[str]:
+    program = PROGRAM.format(imports=imports, before=before, between=between)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return [name for name in found if name not in OF_TORCH]
+
+
+def named(*by: str) -> set[str]:
+    return {change.name for change in WHAT_STAYS if change.by in by}
+
+
+CASES = {
+    "import": ("", "", "from habana_mp import hmp", ["import"]),
+    "convert": ("", "from habana_mp import hmp", "hmp.convert(); run(); hmp.revert()", ["convert"]),
+    "convert with Dynamo": (DYNAMO, "from habana_mp import hmp", "hmp.convert(); run(); hmp.revert()", ["convert"]),
+    "a region": ("", "from habana_mp import hmp", REGION, ["autocast"]),
+    "a region, then convert": (
+        "", f"from habana_mp import hmp\n{REGION}", "hmp.convert(); run(); hmp.revert()", ["autocast", "convert"]
+    ),
+    "convert again": (
+        DYNAMO, "from habana_mp import hmp\nhmp.convert(); hmp.revert()", "hmp.convert('O2'); run(); hmp.revert()", []
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_else_of_torch_stays_changed(case: str) -> None:
+    imports, before, between, by = CASES[case]
+    found = changed(imports, before, between)
+    stays = named(*by)
+    assert [name for name in found if not any(name == known or name.startswith(f"{known}.") for known in stays)] == []
+
+
+def test_what_is_said_to_stay_does() -> None:
+    """Nothing stands in the list that is put back by now; but for what is not in a namespace."""
+    found = changed(DYNAMO, "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
+    names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path"}
+    # Of these two the object stays, and what it holds changes.
+    names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
+    assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
+
+
+def test_one_finder_waits_for_dynamo() -> None:
+    program = """
+import sys
+from habana_mp import hmp
+def finders():
+    return [type(each).__name__ for each in sys.meta_path if type(each).__module__.startswith("habana_mp")]
+hmp.convert(); hmp.revert(); hmp.convert(); hmp.revert()
+print(finders())
+import torch._dynamo
+print(finders())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines() == ["['_Finder']", "[]"]

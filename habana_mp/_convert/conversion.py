@@ -136,11 +136,11 @@ def end_cli_default() -> None:
 def revert() -> None:
     """Undo ``convert``: every patched name is the very object that it was before (D7). Without a conversion it does nothing."""
     with _lock:
-        if _core.is_installed():
+        if _core.conversion_patches.installed():
             try:
                 _core.uninstall()
             finally:
-                if not _core.is_installed():
+                if not _core.conversion_patches.installed():
                     try:
                         log.close_log()
                     finally:

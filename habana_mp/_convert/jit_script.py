@@ -23,7 +23,7 @@ _script = torch.jit.script
 
 @functools.wraps(_script)
 def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-    _core.suspend()
+    _core.conversion_patches.suspend()
     try:
         # Names in the source of a class are looked up so many frames above: this one is one more.
         if len(args) > 1:  # optimize, _frames_up, ...
@@ -32,7 +32,7 @@ def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
             kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
         scripted = _script(obj, *args, **kwargs)
     finally:
-        _core.resume()
+        _core.conversion_patches.resume()
     if not casts_off() and not _is_torch_own(obj):
         _refuse_listed_ops(obj, scripted)
     return scripted

@@ -20,9 +20,7 @@ from habana_mp._convert.dynamo import drop_stale_graphs
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.additions import additions
 
-# (owner, name, what its __dict__ held): what torch is given, in order.
-_before: list[tuple[Any, str, Any]] = []
-_INHERITED = object()
+_patches = _core.PatchSet()
 
 DEVICE_VARIABLE = "HABANA_MP_DEVICE"
 
@@ -45,13 +43,9 @@ def map_hpu(device: str = "cpu") -> bool:
     _check(device)
     if is_real():
         return False
-    first = _core.hpu_mapped_to() is None
     _core.map_hpu(device)
-    if not first:
-        _restore()
-    for owner, name, value in additions(device):
-        _before.append((owner, name, vars(owner).get(name, _INHERITED)))
-        setattr(owner, name, value)
+    _patches.uninstall()  # before the new ones are made, which wrap the originals
+    _patches.install(additions(device))
     for name in torch_hpu.NAMES:
         sys.modules[f"torch.{name}"] = torch_hpu
     # A copy of a device loses its name: copies are the device itself, as of a string.
@@ -64,7 +58,7 @@ def unmap_hpu() -> None:
     """Undo ``map_hpu``: every object of torch is the one that it was. Nothing happens where nothing is mapped."""
     if _core.hpu_mapped_to() is None:
         return
-    _restore()
+    _patches.uninstall()
     for name in torch_hpu.NAMES:
         del sys.modules[f"torch.{name}"]
     del copy._copy_dispatch[torch.device], copy._deepcopy_dispatch[torch.device]  # type: ignore[attr-defined]
@@ -115,15 +109,6 @@ def _check(device: object) -> None:
     module = getattr(torch, device, None)
     if device != "cpu" and (module is None or not module.is_available()):
         raise RuntimeError(f"{device!r} is not available here: torch {torch.__version__} sees no such device")
-
-
-def _restore() -> None:
-    while _before:
-        owner, name, before = _before.pop()
-        if before is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def _tell_dynamo(tag: str) -> None:

@@ -117,14 +117,11 @@ def without_casts(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
     """A method of an object or a class decorated, until what is returned is called."""
-    own = vars(owner).get(name)  # the step of an optimizer may be a scheduler's already
-    setattr(owner, name, decorate(getattr(owner, name)))
+    patches = _core.PatchSet()
+    patches.install([(owner, name, decorate(getattr(owner, name)))])
 
-    def undo() -> None:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
+    def undo() -> None:  # unlike the set, a function can be deep-copied with the trainer that holds it
+        patches.uninstall()
 
     return undo
 

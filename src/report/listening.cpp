@@ -45,7 +45,7 @@ bool anyone_wants(const Call& call) {
                      [&](const auto& listener) { return listener->wants(call); });
 }
 
-void tell_decided(const Call& call) {
+void notify_decided(const Call& call) {
   // A share of each: what a listener writes to may run code that opens or closes one.
   const Listeners all = of(Hears::Decisions);
   for (const auto& listener : all) {

@@ -1,5 +1,5 @@
-// Who hears of calls: the cast log, the reports, and whoever else joins by listen(). While nobody
-// does, a patched call pays one flag test.
+// The listeners of calls: the cast log, the reports, and whoever else joins by listen(). Without
+// any, a patched call pays one flag test.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ class Listener {
 
   Hears what() const { return what_; }
 
-  // Whether it wants to be told by decided(). Without the GIL.
+  // Whether decided() is to be called for the call. Without the GIL.
   virtual bool wants(const Call& /*call*/) const { return true; }
   // A rule has decided a call that is about to run. With the GIL; what it throws ends the call.
   virtual void decided(const Call& /*call*/) {}
@@ -63,8 +63,8 @@ inline bool anyone_hears(Hears what) {
   return (detail::heard.load(std::memory_order_relaxed) & static_cast<unsigned>(what)) != 0;
 }
 
-// Those who hear of decisions: read and changed with the GIL. Those who hear of calls: under the
-// observer's lock, by watch::listen() alone.
+// The listeners of decisions are read and changed with the GIL, those of calls under the observer's
+// lock, by watch::listen() alone.
 using Listeners = std::vector<std::shared_ptr<Listener>>;
 const Listeners& listeners(Hears what);
 
@@ -72,9 +72,9 @@ void listen(std::shared_ptr<Listener> listener);
 // Whether it was listening.
 bool unlisten(const Listener& listener);
 
-// Tells those who want to know. With the GIL.
-void tell_decided(const Call& call);
-// Whether anybody does. Without the GIL.
+// Calls decided() of the listeners that want the call. With the GIL.
+void notify_decided(const Call& call);
+// Whether any listener of decisions wants the call. Without the GIL.
 bool anyone_wants(const Call& call);
 
 }  // namespace habana_mp::report

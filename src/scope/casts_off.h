@@ -2,8 +2,8 @@
 //
 // The state is the autocast switch of a device type that nobody casts on (IPU): off by default, per
 // thread, carried by torch to the threads of a backward pass, and guarded by torch.compile, which
-// so recompiles when it changes and can trace the code that sets it. habana_mp/_disable.py names
-// the same device type for traced code.
+// so recompiles when it changes and can trace the code that sets it.
+// habana_mp/_scope/disable_casts.py names the same device type for traced code.
 #pragma once
 
 #include <c10/core/DispatchKey.h>

@@ -22,7 +22,7 @@ namespace {
 // Measured: below, a cast costs no more than the look-up and the tensor over the copy.
 constexpr std::int64_t kSmallest = 4096;
 
-// How torch frees a part of a storage, which is what it makes of a mapped file: told by
+// How torch frees a part of a storage, which is what it makes of a mapped file: set by
 // learn_slices().
 c10::DeleterFnPtr slices_deleter = nullptr;
 
@@ -76,7 +76,7 @@ template <typename Stream>
 bool is_capturing(const Stream& stream) {
   if constexpr (requires { stream.is_capturing(); }) {
     return stream.is_capturing();
-  } else {  // torch 2.11 and 2.12 tell Python only
+  } else {  // torch 2.11 and 2.12 have it in Python only
     if (stream.device_type() != c10::DeviceType::CUDA) return false;
     const pybind11::gil_scoped_acquire gil;
     return pybind11::module_::import("torch.cuda")
@@ -97,7 +97,7 @@ bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
 }
 
 // A tensor that grad mode can use, wherever it is made, over `memory` if that is defined.
-at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memory) {
+at::Tensor cast_for_cache(const at::Tensor& weight, DType to, at::Tensor memory) {
   const c10::InferenceMode off(false);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
@@ -105,17 +105,17 @@ at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memor
 }
 
 // A tensor of its own over the memory of a copy.
-at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
-  at::Tensor handed(copy.unsafeGetTensorImpl()->shallow_copy_and_detach(
+at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
+  at::Tensor result(copy.unsafeGetTensorImpl()->shallow_copy_and_detach(
       copy.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/false));
   if (!c10::GradMode::is_enabled()) {
     // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
     // many times slower where it does not. Where grad mode is off that has no other effect.
-    handed.set_requires_grad(true);
+    result.set_requires_grad(true);
   } else if (weight.requires_grad()) {
-    record_backward(weight, handed, weight.storage().unsafeGetStorageImpl());
+    record_backward(weight, result, weight.storage().unsafeGetStorageImpl());
   }
-  return handed;
+  return result;
 }
 
 }  // namespace
@@ -155,7 +155,7 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   return {};
 }
 
-at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept) {
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_cached) {
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
@@ -196,16 +196,16 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept)
           section.freed.push_back(std::exchange(memory, at::Tensor()));
         }
       }
-      entry.ended.reset();  // what is told from now on concerns the copy that is being made
+      entry.ended.reset();  // an end from now on is one of the copy that is being made
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
-  if (was_kept != nullptr) *was_kept = copy.defined();
+  if (was_cached != nullptr) *was_cached = copy.defined();
   if (!copy.defined()) {
-    copy = cast_for_keeping(weight, to, std::move(memory));
+    copy = cast_for_cache(weight, to, std::move(memory));
     if (keep) store(weight, std::move(now), copy);
   }
-  return hand_out(copy, weight);
+  return tensor_over(copy, weight);
 }
 
 WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {
@@ -239,7 +239,7 @@ void WeightCache::sweep(Section& section) {
     if (it->second.copy.defined()) ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
     it = drop(section, it);
   }
-  // What is gone takes no more than what is there.
+  // So the entries of freed weights are never more than those of living ones.
   sweep_at_ = std::max<std::size_t>(64, 2 * entries_.size());
   sweep_at_bytes_ = std::max<std::size_t>(kSweepBytes, 2 * bytes_);
 }
@@ -276,7 +276,8 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   Section section(mutex);
   auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
   if (it == entries_.end()) {
-    // Who holds the alias is not seen later, when the weight is cast for the first time.
+    // Nothing shows later, when the weight is cast for the first time, that somebody holds the
+    // alias.
     if (exported && is_ordinary(tensor) && accepts(tensor, DType::BFloat16))
       entry_of(section, tensor).exported = true;
     return;

@@ -45,7 +45,7 @@ _original_replay = torch.cuda.CUDAGraph.replay
 
 @functools.wraps(_original_replay)
 def _replay(graph: torch.cuda.CUDAGraph) -> None:
-    # A captured step changes weights and tells nobody.
+    # A captured step changes weights and runs no hook.
     _original_replay(graph)
     _core.end_cached_after_step()
 
@@ -55,7 +55,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
         return
     yield torch.cuda.CUDAGraph, "replay", _replay
     for name, watch in _WATCHED.items():
-        # The class gives torch's own, also while a watch stands there.
+        # The class returns torch's own, also while a watch is in its place.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
 
 
@@ -76,7 +76,7 @@ def open_cache(limit: int) -> None:
 
 
 def open_for_autocast() -> None:
-    """Called when a region is made. What a conversion has opened will do; after ``revert`` the next region opens it again."""
+    """Called when a region is made. Does nothing where the cache is open; after ``revert`` the next region opens it again."""
     if _hooks:
         return
     limit = limit_in_bytes()

@@ -21,7 +21,7 @@ def prepare() -> None:
 
 
 def _pass_higher_order_ops() -> None:
-    """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
+    """Higher-order ops (torch.cond, flex_attention) have no rule in a policy: the dispatcher skips our key for them, also for later ones."""
     key = torch._C._dispatch_key_parse(_core.AUTOCAST_KEY)
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     for op in torch._ops._higher_order_ops.values():

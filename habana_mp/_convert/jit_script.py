@@ -39,7 +39,7 @@ def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_torch_own(obj: Any) -> bool:
-    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that say what an op means."""
+    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that define what an op means."""
     return isinstance(obj, (types.FunctionType, type)) and obj.__module__.partition(".")[0] == "torch"
 
 

@@ -28,7 +28,7 @@ DEVICE_VARIABLE = "HABANA_MP_DEVICE"
 def map_hpu(device: str = "cpu") -> bool:
     """Let "hpu" and "habana" stand for another device in all of torch, until ``unmap_hpu``; called again, for that one from then on.
 
-    ``torch.device("hpu")`` then is a device that says hpu and equals the device that it stands for; tensors say where they are.
+    ``torch.device("hpu")`` then is a device that prints as hpu and equals the device that it stands for; tensors show where they are.
 
     Args:
         device: the type of a device that torch has here: "cpu", "cuda", "xpu", ...
@@ -38,7 +38,7 @@ def map_hpu(device: str = "cpu") -> bool:
 
     Raises:
         ValueError: a device that is no device type of torch, one with an index, or "hpu" itself.
-        RuntimeError: a device that is not available here, or a build of torch that cannot be told.
+        RuntimeError: a device that is not available here, or a build of torch whose parser of device names cannot be replaced.
     """
     _check(device)
     if is_real():
@@ -50,7 +50,7 @@ def map_hpu(device: str = "cpu") -> bool:
         sys.modules[f"torch.{name}"] = torch_hpu
     # A copy of a device loses its name: copies are the device itself, as of a string.
     copy._copy_dispatch[torch.device] = copy._deepcopy_dispatch[torch.device] = _itself  # type: ignore[attr-defined]
-    _tell_dynamo(f"hpu:{device} ")
+    _tag_graphs(f"hpu:{device} ")
     return True
 
 
@@ -63,13 +63,13 @@ def unmap_hpu() -> None:
         del sys.modules[f"torch.{name}"]
     del copy._copy_dispatch[torch.device], copy._deepcopy_dispatch[torch.device]  # type: ignore[attr-defined]
     _core.unmap_hpu()
-    _tell_dynamo("")
+    _tag_graphs("")
 
 
-def stands_for() -> str:
+def hpu_device_type() -> str:
     """The device type that "hpu" stands for; while it is not mapped, what it is to stand for.
 
-    That is what HABANA_MP_DEVICE says; else the accelerator that torch finds, or the CPU.
+    That is the value of HABANA_MP_DEVICE; else the accelerator that torch finds, or the CPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     return _core.hpu_mapped_to() or os.environ.get(DEVICE_VARIABLE) or ("cpu" if found is None else found.type)
@@ -77,7 +77,7 @@ def stands_for() -> str:
 
 def map_chosen() -> bool:
     """``map_hpu`` for what "hpu" is to stand for. Errors name the variable, where it has chosen."""
-    device = stands_for()
+    device = hpu_device_type()
     try:
         return map_hpu(device)
     except (ValueError, RuntimeError) as error:
@@ -111,8 +111,8 @@ def _check(device: object) -> None:
         raise RuntimeError(f"{device!r} is not available here: torch {torch.__version__} sees no such device")
 
 
-def _tell_dynamo(tag: str) -> None:
-    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the caches on disk are told what it stands for."""
+def _tag_graphs(tag: str) -> None:
+    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the keys of the caches hold what it stands for."""
     from torch.compiler import config
 
     config.cache_key_tag = tag + re.sub(r"^hpu:\w+ ", "", config.cache_key_tag)

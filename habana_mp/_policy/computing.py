@@ -85,7 +85,7 @@ NOT_COMPUTING = {
 }
 
 
-# Ops with kernels of their own behind them: what they take is the business of who calls them.
+# Ops with kernels of their own behind them: their callers decide what they take.
 _LOW_LEVEL = (
     "_",
     "fused_moving",

@@ -13,7 +13,8 @@ from torch.utils._contextlib import _NoParamDecoratorContextManager, context_dec
 
 import habana_mp._core as _core
 
-# The autocast switch of this device type, which nobody casts on, says that casts are off: src/scope/casts_off.h says why.
+# The autocast switch of this device type, which nobody casts on, means that casts are off: src/scope/casts_off.h
+# explains why.
 CASTS_OFF = "ipu"
 
 

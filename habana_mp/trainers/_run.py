@@ -126,9 +126,9 @@ def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callab
     return undo
 
 
-def refuse(trainer: str, said: str) -> None:
+def refuse(trainer: str, option: str) -> None:
     """Raises ValueError for a mixed precision beside ours."""
     raise ValueError(
-        f"{said} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
+        f"{option} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
         "which ops run lower."
     )

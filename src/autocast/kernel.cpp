@@ -31,9 +31,10 @@ using Stack = torch::jit::Stack;
 
 // What becomes of a call: it goes on below our key, under a rule or as it is.
 struct Plan {
-  c10::DispatchKeySet keys;        // for the redispatch
-  c10::DispatchKeySet left_out{};  // torch's own autocast keys of the device, empty where its kernel is to run
-  const Scope* scope = nullptr;    // null: as it is
+  c10::DispatchKeySet keys;  // for the redispatch
+  c10::DispatchKeySet
+      left_out{};  // torch's own autocast keys of the device, empty where its kernel is to run
+  const Scope* scope = nullptr;  // null: as it is
   Rule rule{};
   c10::DeviceType device{};
   Seen seen{};

@@ -63,7 +63,7 @@ class Run:
     def begin(self) -> None:
         if self.begun and in_force.policy is not None:
             return
-        # The command line's default is not one to come back to: it stands in for what is put in force now.
+        # The command line's default is not one to come back to: what is put in force now replaces it.
         before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
         # The command line's own policy wins over the one that is asked for.
         self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))

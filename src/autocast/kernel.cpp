@@ -32,8 +32,8 @@ using Stack = torch::jit::Stack;
 // What becomes of a call: it goes on below our key, under a rule or as it is.
 struct Plan {
   c10::DispatchKeySet keys;  // for the redispatch
-  c10::DispatchKeySet
-      left_out{};  // torch's own autocast keys of the device, empty where its kernel is to run
+  // torch's own autocast keys of the device, empty where its kernel is to run
+  c10::DispatchKeySet left_out{};
   const Scope* scope = nullptr;  // null: as it is
   Rule rule{};
   c10::DeviceType device{};

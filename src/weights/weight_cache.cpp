@@ -1,7 +1,6 @@
 #include "weights/weight_cache.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -15,6 +14,7 @@
 #include "base/process_wide.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {
@@ -22,48 +22,9 @@ namespace {
 // Measured: below, a cast costs no more than the look-up and the tensor over the copy.
 constexpr std::int64_t kSmallest = 4096;
 
-// How torch frees a part of a storage, which is what it makes of a mapped file: set by
-// learn_slices().
-c10::DeleterFnPtr slices_deleter = nullptr;
-
 bool is_parameter(const at::Tensor& tensor) {
   const PyObject* object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
-}
-
-// Memory that torch has for itself, whether allocated, read from a file or mapped: whoever else
-// writes to it is a tensor, which is seen (Shared, Alias). What was given away as a NumPy array
-// cannot be resized any more. What torch.load has read never could, and names no allocator.
-bool is_own_memory(const at::Tensor& weight) {
-  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
-  if (!weight.is_cpu()) return storage.resizable();
-  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
-  if (deleter == slices_deleter) return true;
-  return deleter == c10::GetCPUAllocator()->raw_deleter() &&
-         (storage.resizable() || storage.allocator() == nullptr);
-}
-
-// Whether a tensor other than `weight` holds the memory, or Python code does.
-bool is_shared(const at::Tensor& weight) {
-  const c10::Storage& storage = weight.storage();
-  if (storage.use_count() == 1) return false;
-  // A storage that Python has once looked at keeps its Python object, which counts as a user.
-  return storage.use_count() > 2 ||
-         !storage.unsafeGetStorageImpl()->pyobj_slot()->has_unique_reference();
-}
-
-// A fingerprint of some numbers spread over the weight.
-std::uint64_t samples_of(const at::Tensor& weight) {
-  if (!weight.is_cpu()) return 0;
-  constexpr std::int64_t kSamples = 16;
-  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
-  const std::int64_t step = weight.numel() / kSamples;
-  std::uint64_t hash = numbers[weight.numel() - 1];
-  // Not one after the other in memory's time: the loads do not wait for each other.
-  for (std::int64_t i = 0; i < kSamples; ++i) {
-    hash = (hash ^ numbers[i * step]) * 0x9E3779B97F4A7C15U;
-  }
-  return hash;
 }
 
 std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
@@ -316,9 +277,5 @@ void WeightCache::set_limit(std::size_t bytes) {
 }
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
-
-void learn_slices(const c10::StorageImpl& slice) {
-  slices_deleter = slice.data_ptr().get_deleter();
-}
 
 }  // namespace habana_mp

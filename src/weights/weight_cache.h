@@ -145,7 +145,4 @@ class WeightCache {
 
 WeightCache& weight_cache();
 
-// Shows the cache a part of a storage, so that it knows such memory for torch's own.
-void learn_slices(const c10::StorageImpl& slice);
-
 }  // namespace habana_mp

@@ -45,8 +45,8 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
 
     Of an array: bit for bit the same numbers, in the memory order of ``x``. NumPy has no bfloat16 of its own. It is
     ``ml_dtypes.bfloat16`` where that is installed; else the 16 bits of each number, as uint16 under a name:
-    ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``. Such arrays can be cast back. A plain uint16 array says nothing of what it
-    holds and is refused; ``bits.view([("bfloat16", np.uint16)])`` says it.
+    ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``. Such arrays can be cast back. A plain uint16 array may hold
+    anything and is refused; ``bits.view([("bfloat16", np.uint16)])`` names what it holds.
 
     >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
     array([1, 1, 1], dtype=bfloat16)
@@ -131,7 +131,7 @@ def _numpy_dtype(dtype: object) -> np.dtype[Any]:
     raise TypeError(f"dtype is a dtype of torch, NumPy or ml_dtypes or its name, {_ACCEPTED}, not {dtype!r}")
 
 
-@functools.lru_cache(maxsize=64)  # NumPy takes microseconds to say the name of a dtype
+@functools.lru_cache(maxsize=64)  # NumPy takes microseconds to format the name of a dtype
 def _name_of_array(dtype: np.dtype[Any]) -> str | None:
     if dtype.names == ("bfloat16",):
         return "bfloat16" if dtype.itemsize == 2 and dtype["bfloat16"].kind == "u" else None

@@ -1,4 +1,4 @@
-"""``explain``: which rule an op has here and now, who said so, which homes it covers and what happens to its arguments."""
+"""``explain``: which rule an op has here and now, which list it comes from, which homes it covers and what happens to its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from habana_mp._torch_private import CPU
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``explain`` answers; ``str`` of it is for people.
+    """What ``explain`` returns; ``str`` of it is for people.
 
     ``homes`` maps each name through which Python reaches the op to what happens to calls by it: an alias that a list names has a rule
     of its own. ``in_force`` is false where this is only what the policy would do: nothing is converted, or ``disable_casts`` is on.
@@ -62,7 +62,7 @@ class Explanation:
 def explain(
     op: str, *, policy: Policy | str | os.PathLike[str] | None = None, module: torch.nn.Module | None = None
 ) -> Explanation:
-    """Tell which rule applies to an op, and why.
+    """Return which rule applies to an op, and why.
 
     Args:
         op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
@@ -97,7 +97,7 @@ def explain(
 
 
 def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
-    """The policy to tell of, what it is here and now, and whether it acts at the dispatcher."""
+    """The policy to explain, what it is here and now, and whether it acts at the dispatcher."""
     region, device = region_policy()
     current = region or in_force.policy
     dispatched = region is not None
@@ -128,30 +128,30 @@ def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
     """What autocast does to the overloads of an op at the dispatcher."""
     base = name.partition(".")[0]
     low = str(policy.low_dtype).removeprefix("torch.")
-    said = {"lower": low, "fp32": "float32", "promote": "widest", "error": "error"}
+    effects = {"lower": low, "fp32": "float32", "promote": "widest", "error": "error"}
     found = {}
     for op in _core.dispatched_ops():
         if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
             action, _, listed, *_ = policy._core.resolve_overload(op)
-            found[f"aten::{op}"] = said[_core.ACTIONS[action]] if listed else "left alone"
+            found[f"aten::{op}"] = effects[_core.ACTIONS[action]] if listed else "left alone"
     return found
 
 
-_said: set[str] = set()
+_noted: set[str] = set()
 
 
 def _notes(policy: Policy) -> tuple[str, ...]:
-    """What is worth saying once in a process."""
+    """Notes that are shown once in a process."""
     if (
         policy.low_dtype is not torch.bfloat16
-        or "bfloat16" in _said
+        or "bfloat16" in _noted
         or platform.machine() not in ("x86_64", "AMD64")
         or not CPU.works
         or CPU.avx512()
         or CPU.amx()
     ):
         return ()
-    _said.add("bfloat16")
+    _noted.add("bfloat16")
     return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
 
 
@@ -172,14 +172,14 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
         return "in place: the other tensors take the dtype of the one written to"
     action = _core.ACTIONS[rule.action]
     low = str(policy.low_dtype).removeprefix("torch.")
-    said = {
+    effects = {
         "lower": low,
         "fp32": "float32",
         "promote": "widest",
         "first_input": "first input's dtype",
         "error": "error",
     }
-    return said[action] + ("" if rule.listed else " (rest)")
+    return effects[action] + ("" if rule.listed else " (rest)")
 
 
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:

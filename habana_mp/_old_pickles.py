@@ -1,4 +1,4 @@
-"""Pickles of before the package had folders name its modules of then. Here these names lead to what they stood for.
+"""Pickles of before the package had folders name its modules of then. Here these names lead to what they named then.
 
 Only what a checkpoint or a saved report may hold is here.
 """

@@ -37,26 +37,25 @@ _WATCHED = {
     "numpy": _EXPORTED,
     "__dlpack__": _EXPORTED,
 }
-# What the owners themselves held under these names before the watches that autocast has put there; empty without.
-_before_autocast: dict[tuple[Any, str], Any] = {}
-_INHERITED = object()
+# Installed by the first region of autocast. Under a conversion the same patches are rows of the conversion's own set.
+_patches_of_autocast = _core.PatchSet()
 
 _original_replay = torch.cuda.CUDAGraph.replay
 
 
 @functools.wraps(_original_replay)
 def _replay(graph: torch.cuda.CUDAGraph) -> None:
-    # A captured step changes weights and tells nobody.
+    # A captured step changes weights and runs no hook.
     _original_replay(graph)
     _core.end_cached_after_step()
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
-    if _before_autocast:
+    if _patches_of_autocast.installed():
         return
     yield torch.cuda.CUDAGraph, "replay", _replay
     for name, watch in _WATCHED.items():
-        # The class gives torch's own, also while a watch stands there.
+        # The class returns torch's own, also while a watch is in its place.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
 
 
@@ -77,14 +76,11 @@ def open_cache(limit: int) -> None:
 
 
 def open_for_autocast() -> None:
-    """Called when a region is made. What a conversion has opened will do; after ``revert`` the next region opens it again."""
+    """Called when a region is made. Does nothing where the cache is open; after ``revert`` the next region opens it again."""
     if _hooks:
         return
     limit = limit_in_bytes()
-    watches = list(patches())
-    for owner, name, watch in watches:
-        _before_autocast[owner, name] = vars(owner).get(name, _INHERITED)
-        setattr(owner, name, watch)
+    _patches_of_autocast.install(patches())
     open_cache(limit)
 
 
@@ -93,10 +89,5 @@ def close_cache() -> None:
     _core.set_cache_limit(0)
     while _hooks:
         _hooks.pop().remove()
-    while _before_autocast:
-        (owner, name), before = _before_autocast.popitem()
-        if before is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+    _patches_of_autocast.uninstall()
     _core.clear_cache()

@@ -1,7 +1,7 @@
 """``hmp.cache``: the weight cache, looked at and emptied.
 
 Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
-until the optimizer's step, in inference for as long as the model serves. docs/benchmarks.md says what that is worth,
+until the optimizer's step, in inference for as long as the model runs. docs/benchmarks.md has what that saves,
 src/weights/weight_cache.h how a change is noticed.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["CacheInfo", "clear", "info"]
 
 
 class CacheInfo(NamedTuple):
-    """What ``info`` tells. Counts go on from the last ``clear`` or ``revert``."""
+    """What ``info`` returns. Counts go on from the last ``clear`` or ``revert``."""
 
     entries: int
     """Weights that have a copy now."""

@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture ``assert_casts``, which says exactly which casts a call makes.
+"""A pytest plugin: the fixture ``assert_casts``, which asserts exactly which casts a call makes.
 
 ``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of the project switches it on. It is no entry point, as pytest would
 import torch for every project in the environment then.
@@ -24,7 +24,7 @@ def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
     """``assert_casts(function, {"linear": {"bfloat16": 2}})``: calls it, fails unless these were its casts and all of them.
 
     Keys are ops by any of their names, and dtypes or their names; the counts are those of ``CastReport.casts``, so they do not depend on
-    what the weight cache holds. ``{}`` says that nothing is cast. Returns the report, for more questions. Raises TypeError or ValueError
+    what the weight cache holds. ``{}`` asserts that nothing is cast. Returns the report, for more questions. Raises TypeError or ValueError
     for a coroutine function, and for keys and counts that are none of these.
     """
     return assert_casts

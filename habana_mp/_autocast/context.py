@@ -29,8 +29,8 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     dtype, in float32, or in the widest dtype of their inputs; all others run in the dtypes of their inputs. Left alone as well:
     in-place calls, calls with ``dtype=`` or ``out=``, and calls with a float64 or complex tensor. Weights stay as they are.
 
-    Regions nest, with one another and with ``torch.autocast``: the inner one rules. One instance may be nested in itself, serve
-    several threads and decorate recursive functions. ``disable_casts`` switches casts off inside as well.
+    Regions nest, with one another and with ``torch.autocast``: the inner one is in force. One instance may be nested in itself,
+    be entered on several threads and decorate recursive functions. ``disable_casts`` switches casts off inside as well.
 
     Args:
         device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine

@@ -30,7 +30,7 @@ def _prepare_once() -> None:
 
 
 def _pass_higher_order_ops() -> None:
-    """Higher-order ops (torch.cond, flex_attention) know no policy: they pass our dispatch key by, those made later too."""
+    """Higher-order ops (torch.cond, flex_attention) have no rule in a policy: the dispatcher skips our key for them, also for later ones."""
     if not HIGHER_ORDER_OPS.works:
         return
     key = HIGHER_ORDER_OPS.key(_core.AUTOCAST_KEY)

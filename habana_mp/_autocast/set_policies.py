@@ -31,11 +31,11 @@ _map_tensors = SET_POLICIES.get("map_tensors")
 
 
 def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
-    """Give modules of a model policies of their own, which rule inside them while a region of ``autocast`` is on.
+    """Give modules of a model policies of their own, which are in force inside them while a region of ``autocast`` is on.
 
     Args:
         model: what it set before on its modules is removed.
-        policies: by the path of a module as ``named_modules`` tells it ("" is the model), or a pattern of paths below the model:
+        policies: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
             ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
             earlier one; what none names stays under the policy of the region. A module inside one that is named follows it, unless
             it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of
@@ -90,13 +90,13 @@ class PoliciesHandle:
 
 
 def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | None:
-    """What ``set_policies`` says for a module: its path and policy, None for "fp32"; None where it says nothing."""
+    """What ``set_policies`` says for a module: its path and policy, None for "fp32"; None where it has none."""
     for model in (module, *list(_models)):
         paths = {id(found): path for path, found in model.named_modules()}
         if id(module) not in paths:
             continue
         names = paths[id(module)].split(".") if paths[id(module)] else []
-        for depth in range(len(names), -1, -1):  # the innermost rules
+        for depth in range(len(names), -1, -1):  # the innermost one is in force
             for hook in SET_POLICIES.of(model.get_submodule(".".join(names[:depth])), "before").values():
                 if isinstance(hook, _Hook):
                     return hook.path, hook.policy

@@ -29,7 +29,7 @@ class CallForm(NamedTuple):
     contiguous: bool = False
 
 
-# The operators of which torch tells __torch_function__ by the name of a method.
+# The operators that torch passes to __torch_function__ under the name of a method.
 _OVERRIDE_NAMES = {
     "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_", "__mul__": "mul", "__rmul__": "mul",
     "__imul__": "mul_", "__truediv__": "div", "__itruediv__": "div_", "__div__": "div", "__idiv__": "div_", "__mod__": "remainder",
@@ -39,7 +39,7 @@ _OVERRIDE_NAMES = {
 
 
 def override_function(home: Home, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch tells ``__torch_function__`` of when the op is called."""
+    """The function that torch passes to ``__torch_function__`` when the op is called."""
     if (
         home.owner is not torch.Tensor
         or isinstance(original, types.FunctionType)

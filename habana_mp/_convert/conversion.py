@@ -63,7 +63,7 @@ def convert(
         fp16_file_path: the lower list where ``low_precision_type`` is ``torch.float16`` (D9).
         low_precision_type: ``torch.bfloat16`` or ``torch.float16``.
         policy: a ``Policy``, or the name or path of one, in place of opt_level and the lists.
-        strict: raise for names that torch does not have, which otherwise are told in a warning (D22).
+        strict: raise for names that torch does not have; without it they trigger a warning (D22).
 
     Returns:
         The policy now in force.
@@ -127,7 +127,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def end_cli_default() -> None:
-    """End the conversion that is the command line's default: from here on the script says what is cast."""
+    """End the conversion that is the command line's default: from here on the script decides what is cast."""
     if in_force.is_cli_default:
         in_force.is_cli_default = False
         revert()
@@ -136,11 +136,11 @@ def end_cli_default() -> None:
 def revert() -> None:
     """Undo ``convert``: every patched name is the very object that it was before (D7). Without a conversion it does nothing."""
     with _lock:
-        if _core.is_installed():
+        if _core.conversion_patches.installed():
             try:
                 _core.uninstall()
             finally:
-                if not _core.is_installed():
+                if not _core.conversion_patches.installed():
                     try:
                         log.close_log()
                     finally:

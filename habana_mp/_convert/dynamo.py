@@ -1,8 +1,8 @@
 """What torch.compile needs: patched ops traced, and graphs and caches kept apart by policy.
 
 Dynamo knows torch's functions by equality, in tables that it builds once, at import and at first use. A patched op equals its
-original, so a table built while patches are in place serves the originals as well; but it would also take the patched op for
-torch's own and trace it as one opaque op. So the look-up is told that it knows no patched op. Nothing here imports Dynamo.
+original, so a table built while patches are in place finds the originals as well; but it would also take the patched op for
+torch's own and trace it as one opaque op. So its look-up is replaced with one that finds no patched op. Nothing here imports Dynamo.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def prepare() -> None:
 
 
 def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
-    """Calls of Tensor methods stand in a graph by name, casts and all unseen: the caches on disk must be told of the policy."""
+    """A graph holds calls of Tensor methods by name, without their casts: so the keys of the caches on disk hold the policy."""
     from torch.compiler import config
 
     tag = config.cache_key_tag

@@ -24,21 +24,21 @@ _script = torch.jit.script
 
 @functools.wraps(_script)
 def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-    _core.suspend()
+    _core.conversion_patches.suspend()
     try:
         # Names in the source of a class are looked up so many frames above: this one is one more.
         if FRAMES_UP.works:
             args, kwargs = one_frame_up(args, kwargs)
         scripted = _script(obj, *args, **kwargs)
     finally:
-        _core.resume()
+        _core.conversion_patches.resume()
     if not casts_off() and not _is_torch_own(obj):
         _refuse_listed_ops(obj, scripted)
     return scripted
 
 
 def _is_torch_own(obj: Any) -> bool:
-    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that say what an op means."""
+    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that define what an op means."""
     return isinstance(obj, (types.FunctionType, type)) and obj.__module__.partition(".")[0] == "torch"
 
 

@@ -45,7 +45,7 @@ _rnn_check_input = torch.nn.RNNBase.check_input
 
 @functools.wraps(_torch_pad)
 def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:  # noqa: A002
-    """F.pad by the names that a policy knows: which op it is hangs on the mode and the number of padded dimensions (D17)."""
+    """F.pad by the names that a policy knows: which op it is depends on the mode and the number of padded dimensions (D17)."""
     kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
     padded = len(pad) // 2
     if kind is None or f"{kind}_pad{padded}d" not in _PADS or input.dim() not in (padded + 1, padded + 2):
@@ -77,7 +77,7 @@ def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a function of torch's, amid an op: unlike the end of ``disable_casts``, that of the call says nothing of the weights."""
+    """For a function of torch's, amid an op: unlike the end of ``disable_casts``, that of the call ends no copy in the weight cache."""
     function = inspect.unwrap(function)  # a second conversion finds that of the first
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Patched ops on the Python side: the two types that stand in torch's namespaces, and one instance for each original.
+"""Patched ops on the Python side: the two types that torch's namespaces hold, and one instance for each original.
 
 The interpreter calls the C slot (src/convert/call.cpp). ``__call__`` is the same rule in Python: torch.compile does not know the
 slot, sees ``__call__`` and traces it. The tests hold the two against each other on every op.
@@ -20,7 +20,7 @@ from habana_mp._convert.rule import Rule
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 from habana_mp._torch_private import MKLDNN, run_while_traced
 
-# Enums of src/policy cross the border as numbers, in the order that the core tells.
+# Enums of src/policy cross the border as numbers, in the order that the core defines.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
 ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
@@ -79,7 +79,7 @@ class PatchedOp:
         return f"<habana_mp patched op around {self.original!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By name, so that it loads as whatever stands there: the original, where nothing is converted (D36).
+        # By name, so that it loads as whatever is there: the original, where nothing is converted (D36).
         import pkgutil
 
         return pkgutil.resolve_name, (self.home,)
@@ -178,7 +178,8 @@ def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | s
 
 def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
     flagged = _in_place(form, args, kwargs)
-    # The first input by keyword, wherever it stands, then the others: the order of keywords must not change a result (D15).
+    # The first input by keyword, wherever it is in the call, then the others: the order of keywords must not change a
+    # result (D15).
     first = [name for name in kwargs if name in FIRST_INPUT_NAMES]
     ordered = {name: kwargs[name] for name in (*first, *kwargs)}
     return [

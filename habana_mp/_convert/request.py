@@ -42,12 +42,12 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
             "both fp16_file_path and bf16_file_path are given: with low_precision_type=torch.float16 one of them is the lower list"
         )
     files = {name: os.fspath(path) for name, path in named.items() if path}
-    told = ", ".join(f"{name}={path!r}" for name, path in files.items())
+    named_files = ", ".join(f"{name}={path!r}" for name, path in files.items())
 
     if policy is not None:
         if files or level == "O2":
             raise ValueError(
-                f"policy takes the place of opt_level and the list files: {told or 'opt_level O2'} cannot go with it; "
+                f"policy takes the place of opt_level and the list files: {named_files or 'opt_level O2'} cannot go with it; "
                 "Policy.from_files(..., base=) joins lists to a policy"
             )
         start = policy if isinstance(policy, Policy) else Policy.load(policy)
@@ -55,7 +55,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         return start if low == "bfloat16" else Policy(with_files(start, {}, low_precision_type, strict=strict))
     if level == "O2":
         if files:
-            warn(f"opt_level O2 has lists of its own: {told} is not read")
+            warn(f"opt_level O2 has lists of its own: {named_files} is not read")
         return Policy(with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
     made = Policy.from_files(
         fp16_file_path or bf16_file_path, fp32_file_path, low_dtype=low_precision_type, strict=strict

@@ -1,4 +1,4 @@
-"""What a policy says for one op of convert, whose homes share one rule."""
+"""The rule of a policy for one op of convert, which all homes of the op share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from habana_mp._policy.policy import Policy
 
 
 class Rule(NamedTuple):
-    """What the conversion in force says for one op: `Rule` of src/policy/decide.h, and the list line that said it."""
+    """The rule of the conversion in force for one op: `Rule` of src/policy/decide.h, and the list line that it comes from."""
 
     action: int
     low: int
@@ -19,7 +19,7 @@ class Rule(NamedTuple):
 
 
 def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
-    """What a policy says for an op, None where it never casts anything there."""
+    """The rule of a policy for an op, None where it never casts anything there."""
     for name in dict.fromkeys(home.name for home in places):
         action, low, listed, listed_as, file, line = policy._core.resolve(name)
         if listed:

@@ -1,6 +1,6 @@
 """``draw``: the autograd graph of an output, or of a call of a model, with its casts and precisions.
 
-folding.py decides what stands in the picture, autograd_graph.py reads the graph, module_calls.py runs the model, picture.py draws. They
+folding.py decides what the picture shows, autograd_graph.py reads the graph, module_calls.py runs the model, picture.py draws. They
 are imported by the first call: few programs draw, and all import the package.
 """
 
@@ -27,7 +27,7 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
         *args: what the module is called with. It is given copies that need gradients, and its frozen weights need them while it
             runs: so their casts are in the graph too.
         **kwargs: the same.
-        depth: how many levels of modules are open. One that is deeper is folded into a node, which tells how many ops and casts it
+        depth: how many levels of modules are open. One that is deeper is folded into a node, which shows how many ops and casts it
             has. 0 folds the model itself. By default all that a picture of 80 nodes has room for.
 
     Returns:

@@ -215,5 +215,5 @@ def _add(graph: graphviz.Digraph, number: int, node: Node, title: str = "") -> N
             more.append(node.detail)
         lines = [_text(node.text), *map(_small, filter(None, more)), _small(result)]
         label = f"<{'<BR/>'.join(lines)}>"
-    told = "\n".join(text for text in (node.module, node.detail, result) if text)
-    graph.node(str(number), label, fillcolor=fill, color=border, tooltip=_text(told), **_STYLES[node.kind])
+    tooltip = "\n".join(text for text in (node.module, node.detail, result) if text)
+    graph.node(str(number), label, fillcolor=fill, color=border, tooltip=_text(tooltip), **_STYLES[node.kind])

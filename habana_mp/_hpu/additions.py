@@ -120,7 +120,7 @@ def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _no_tag(_: Any) -> None:
-    """Where a storage is, for torch.save: others say it."""
+    """The tag of a storage, for torch.save: another entry of the registry returns it."""
 
 
 def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,13 +154,13 @@ class _HpuAutocast(autocast, torch.autocast):
         cache_enabled: bool | None = None,
     ) -> None:
         autocast.__init__(self, "hpu", dtype, enabled, cache_enabled)
-        # What torch.autocast says of itself.
+        # The attributes of torch.autocast.
         self.device = device_type
         self.fast_dtype = torch.bfloat16 if dtype is None else dtype
         self._enabled = enabled
         self._cache_enabled = cache_enabled is not False
 
-    # The instance itself stands in the decorated function, as torch.compile knows it.
+    # The decorated function holds the instance itself, as torch.compile knows it.
     __call__ = torch.autocast.__call__
 
 

@@ -49,7 +49,7 @@ FLAGS = (
 
 
 def apply_log_masks() -> None:
-    """Set HABANA_MP_LOG to what the masks ask for, unless it is set. A mask that is no number is told in a warning."""
+    """Set HABANA_MP_LOG to what the masks ask for, unless it is set. A mask that is no number triggers a warning."""
     if os.environ.get(log.VARIABLE):
         return
     try:

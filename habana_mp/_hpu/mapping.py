@@ -20,9 +20,7 @@ from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.additions import additions
 from habana_mp._torch_private import COPIES
 
-# (owner, name, what its __dict__ held): what torch is given, in order.
-_before: list[tuple[Any, str, Any]] = []
-_INHERITED = object()
+_patches = _core.PatchSet()
 
 DEVICE_VARIABLE = "HABANA_MP_DEVICE"
 
@@ -30,7 +28,7 @@ DEVICE_VARIABLE = "HABANA_MP_DEVICE"
 def map_hpu(device: str = "cpu") -> bool:
     """Let "hpu" and "habana" stand for another device in all of torch, until ``unmap_hpu``; called again, for that one from then on.
 
-    ``torch.device("hpu")`` then is a device that says hpu and equals the device that it stands for; tensors say where they are.
+    ``torch.device("hpu")`` then is a device that prints as hpu and equals the device that it stands for; tensors show where they are.
 
     Args:
         device: the type of a device that torch has here: "cpu", "cuda", "xpu", ...
@@ -40,24 +38,20 @@ def map_hpu(device: str = "cpu") -> bool:
 
     Raises:
         ValueError: a device that is no device type of torch, one with an index, or "hpu" itself.
-        RuntimeError: a device that is not available here, or a build of torch that cannot be told.
+        RuntimeError: a device that is not available here, or a build of torch whose parser of device names cannot be replaced.
     """
     _check(device)
     if is_real():
         return False
-    first = _core.hpu_mapped_to() is None
     _core.map_hpu(device)
-    if not first:
-        _restore()
-    for owner, name, value in additions(device):
-        _before.append((owner, name, vars(owner).get(name, _INHERITED)))
-        setattr(owner, name, value)
+    _patches.uninstall()  # before the new ones are made, which wrap the originals
+    _patches.install(additions(device))
     for name in torch_hpu.NAMES:
         sys.modules[f"torch.{name}"] = torch_hpu
     # A copy of a device loses its name: copies are the device itself, as of a string.
     if COPIES.works:
         COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
-    _tell_dynamo(f"hpu:{device} ")
+    _tag_graphs(f"hpu:{device} ")
     return True
 
 
@@ -65,19 +59,19 @@ def unmap_hpu() -> None:
     """Undo ``map_hpu``: every object of torch is the one that it was. Nothing happens where nothing is mapped."""
     if _core.hpu_mapped_to() is None:
         return
-    _restore()
+    _patches.uninstall()
     for name in torch_hpu.NAMES:
         del sys.modules[f"torch.{name}"]
     if COPIES.works:
         del COPIES.shallow[torch.device], COPIES.deep[torch.device]
     _core.unmap_hpu()
-    _tell_dynamo("")
+    _tag_graphs("")
 
 
-def stands_for() -> str:
+def hpu_device_type() -> str:
     """The device type that "hpu" stands for; while it is not mapped, what it is to stand for.
 
-    That is what HABANA_MP_DEVICE says; else the accelerator that torch finds, or the CPU.
+    That is the value of HABANA_MP_DEVICE; else the accelerator that torch finds, or the CPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     return _core.hpu_mapped_to() or os.environ.get(DEVICE_VARIABLE) or ("cpu" if found is None else found.type)
@@ -85,7 +79,7 @@ def stands_for() -> str:
 
 def map_chosen() -> bool:
     """``map_hpu`` for what "hpu" is to stand for. Errors name the variable, where it has chosen."""
-    device = stands_for()
+    device = hpu_device_type()
     try:
         return map_hpu(device)
     except (ValueError, RuntimeError) as error:
@@ -119,17 +113,8 @@ def _check(device: object) -> None:
         raise RuntimeError(f"{device!r} is not available here: torch {torch.__version__} sees no such device")
 
 
-def _restore() -> None:
-    while _before:
-        owner, name, before = _before.pop()
-        if before is _INHERITED:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-def _tell_dynamo(tag: str) -> None:
-    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the caches on disk are told what it stands for."""
+def _tag_graphs(tag: str) -> None:
+    """Graphs hold "hpu" as the script wrote it: compiled functions compile again, and the keys of the caches hold what it stands for."""
     from torch.compiler import config
 
     config.cache_key_tag = tag + re.sub(r"^hpu:\w+ ", "", config.cache_key_tag)

@@ -53,9 +53,9 @@ def _on_cpu() -> bool:
     return _mapped_to() == "cpu"
 
 
-# Who makes itself ready for a Gaudi where it sees one: replaces functions of torch, takes other kernels and collectives. Told that
-# there is none, they work with the device in truth.
-_TOLD_THE_TRUTH = (
+# Libraries that make themselves ready for a Gaudi where they see one: they replace functions of torch, take other
+# kernels and collectives. Where is_available() is False for them, they work with the device in truth.
+_WORK_WITHOUT_HPU = (
     "accelerate.",
     "diffusers.",
     "peft.",
@@ -66,7 +66,7 @@ _TOLD_THE_TRUTH = (
 
 def asked_by_library(frame: types.FrameType | None) -> bool:
     """Whether the code of a frame is a library's that would make itself ready for a Gaudi."""
-    return frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_TOLD_THE_TRUTH)
+    return frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_WORK_WITHOUT_HPU)
 
 
 @_torch_private.run_while_traced

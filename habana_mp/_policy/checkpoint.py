@@ -17,7 +17,7 @@ class PolicyState:
     """A policy for a checkpoint: its text and its hash as a state dict, compared when the checkpoint is loaded.
 
     The state dict holds two strings, so ``torch.load(..., weights_only=True)`` reads it, and ``torch.distributed.checkpoint`` saves the
-    object as it is. Loading changes nothing. A checkpoint of another policy is told in a warning with the ops that moved, and is no
+    object as it is. Loading changes nothing. A checkpoint of another policy triggers a warning with the ops that moved, and is no
     error: the weights in it are as good under any policy, and to go on under another one may be what is wanted.
 
     >>> policy = hmp.PolicyState(hmp.convert())

@@ -16,7 +16,7 @@ _MOST_LINES = 20
 
 @dataclass(frozen=True)
 class PolicyDiff:
-    """Settings and ops with what each policy says of them, where that differs. False where nothing does."""
+    """Settings and ops with their value in each policy, where that differs. False where nothing does."""
 
     settings: dict[str, tuple[Any, Any]]
     ops: dict[str, tuple[str, str]]
@@ -32,7 +32,7 @@ class PolicyDiff:
         # Of an op that is listed for one low dtype, what holds without it is asked too.
         names = sorted(listed | {name.partition("@")[0] for name in listed})
         pairs = {name: (_action(before, name), _action(after, name)) for name in names}
-        # D17: autocast tells the overloads of an op apart, where one of them is listed.
+        # D17: for autocast the overloads of an op differ, where one of them is listed.
         ops = {name.partition(".")[0] for name in names if "." in name}
         overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
         pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
@@ -59,7 +59,7 @@ def settings_of(policy: Policy) -> dict[str, Any]:
 
 
 def words(setting: Any) -> str:
-    """A setting as it is told."""
+    """A setting as it is printed."""
     if isinstance(setting, list):
         return ", ".join(setting)
     return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)

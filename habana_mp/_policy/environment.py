@@ -54,15 +54,15 @@ def read_environment() -> None:
     _read.update(asked)
     replace_preset(_HPU, None)
     _loaded.pop(_HPU, None)
-    given = {}
+    paths = {}
     for title, (variable, path, _) in asked.items():
         try:
             read_list(path)
-            given[title] = path
+            paths[title] = path
         except (OSError, ValueError) as error:  # noqa: PERF203 - there are two
             warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
-    if given:
+    if paths:
         try:
-            replace_preset(_HPU, Policy.from_files(given.get("lower"), given.get("fp32"), base=_HPU))
+            replace_preset(_HPU, Policy.from_files(paths.get("lower"), paths.get("fp32"), base=_HPU))
         except ValueError as error:
             warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")

@@ -41,8 +41,8 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
             described["cache"],
         )
     except ValueError as mistake:
-        told = str(mistake)
-        raise ValueError(told if str(folder) in told else f"{folder / DESCRIPTION}: {told}") from None
+        message = str(mistake)
+        raise ValueError(message if str(folder) in message else f"{folder / DESCRIPTION}: {message}") from None
     if not shipped:
         for file in lists:
             check_known(file.named, file.path, strict=False)

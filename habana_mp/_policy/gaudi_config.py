@@ -17,7 +17,7 @@ from habana_mp._show.warning import warn
 
 SUFFIX = ".json"
 _HMP, _AUTOCAST = "use_habana_mixed_precision", "use_torch_autocast"
-# The keys that have a say here, and what each holds.
+# The keys that are read here, and what each holds.
 _KEYS = {
     _HMP: "true or false",
     "hmp_opt_level": '"O1" or "O2"',
@@ -41,7 +41,7 @@ class GaudiConfig(NamedTuple):
 
 
 def gaudi_config_at(path: str | os.PathLike[str]) -> Path | None:
-    """The file that a path names: itself, or the one in a folder that is no policy, as it stands beside a model."""
+    """The file that a path names: itself, or the one in a folder that is no policy, as a model's folder has it."""
     text = os.fspath(path)
     if text.endswith(SUFFIX):
         return Path(text)
@@ -76,8 +76,8 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
     if config.get("hmp_opt_level", "O1").upper() == "O1":
         return GaudiConfig("hmp", lists, verbose)
     if lists:
-        told = " and ".join(f"hmp_{'bf16' if title == 'lower' else title}_ops" for title in lists)
-        warn(f"{path}: hmp_opt_level O2 has lists of its own: {told} is not read")
+        keys = " and ".join(f"hmp_{'bf16' if title == 'lower' else title}_ops" for title in lists)
+        warn(f"{path}: hmp_opt_level O2 has lists of its own: {keys} is not read")
     return GaudiConfig("hmp-o2", {}, verbose)
 
 

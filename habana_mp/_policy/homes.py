@@ -1,7 +1,7 @@
 """Where the ops of torch live: every name through which Python code reaches one (D16).
 
-A home is an owner (a module, or torch.Tensor) and an attribute name. Knows nothing of policies; which names carry the rule of a home is
-told by `candidates` in src/policy/names.h.
+A home is an owner (a module, or torch.Tensor) and an attribute name. Knows nothing of policies; `candidates` in
+src/policy/names.h returns the names that carry the rule of a home.
 """
 
 from __future__ import annotations

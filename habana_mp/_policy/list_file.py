@@ -50,7 +50,7 @@ def whole_op(name: str) -> str:
 
 
 def for_each_low_dtype(name: str) -> list[str]:
-    """What an entry says of each low dtype: ``mm`` is ``mm@bfloat16`` and ``mm@float16``, and these are themselves."""
+    """An entry as one of each low dtype: ``mm`` is ``mm@bfloat16`` and ``mm@float16``, and these are themselves."""
     return [name] if "@" in name else [f"{name}@{low}" for low in core.LOW_DTYPES]
 
 
@@ -60,17 +60,17 @@ def less(entries: Iterable[Entry], names: Iterable[str], ops: Iterable[str]) -> 
     ops = {each for op in ops for each in for_each_low_dtype(op)}
     kept: list[Entry] = []
     for name, file, line in entries:
-        said = for_each_low_dtype(name)
-        stays = [each for each in said if each not in names and whole_op(each) not in ops]
-        kept += [(each, file, line) for each in ([name] if stays == said else stays)]
+        each_dtype = for_each_low_dtype(name)
+        stays = [each for each in each_dtype if each not in names and whole_op(each) not in ops]
+        kept += [(each, file, line) for each in ([name] if stays == each_dtype else stays)]
     return kept
 
 
-def merged(default: list[Entry], given: ListFile | None, other: ListFile | None = None) -> list[Entry]:
-    """A list after the files: ``given`` replaces or edits it, and what ``other`` claims leaves its default (D6, D21)."""
-    if given and not given.edits:
-        return given.named
+def merged(default: list[Entry], file: ListFile | None, other: ListFile | None = None) -> list[Entry]:
+    """A list after the files: ``file`` replaces or edits it, and what ``other`` claims leaves its default (D6, D21)."""
+    if file and not file.edits:
+        return file.named
     claimed = [whole_op(name) for name, _, _ in other.named] if other else []
-    removed = [name for name, _, _ in given.removed] if given else []
+    removed = [name for name, _, _ in file.removed] if file else []
     kept = less(default, removed, claimed)
-    return [*given.named, *kept] if given else kept
+    return [*file.named, *kept] if file else kept

@@ -1,4 +1,4 @@
-"""The names of ops that a list may hold, and what is said of a name that torch does not have."""
+"""The names of ops that a list may hold, and the warning for a name that torch does not have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def listed_name(attribute: str) -> str:
 
 
 def plain_name(op: str) -> str:
-    """The name of an op, out of one that says where it lives; overload names keep their dot."""
+    """The name of an op, out of one that has the module that it is in; overload names keep their dot."""
     op = op.removeprefix("torch.ops.").replace("aten::", "aten.").removesuffix(".default")
     if op in known_names():
         return op

@@ -26,9 +26,9 @@ _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
 
 @dataclass(frozen=True)
 class OpRule:
-    """What a policy says of one op, and where that was said. Made by ``Policy.rule``.
+    """The rule of a policy for one op, and the list line that it comes from. Made by ``Policy.rule``.
 
-    ``action`` is "lower", "fp32", "promote" or "error" where a list names the op; else "rest", and ``rest`` says what that is.
+    ``action`` is "lower", "fp32", "promote" or "error" where a list names the op; else "rest", and ``rest`` is what happens then.
     ``listed_as`` is the entry that decides, with the low dtype that it is for, if it has one: "layer_norm@float16".
     """
 
@@ -85,7 +85,7 @@ class Policy:
         """A preset by its name, a folder that holds one in the form of the presets, a gaudi_config.json, or what ``str(policy)`` gave.
 
         A folder has ``policy.toml`` (low_dtype, rest, and name, error, low_dtypes and cache where it wants) and the lists
-        ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` tells the names; "cuda" and "cpu" are short for "torch-cuda"
+        ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` returns the names; "cuda" and "cpu" are short for "torch-cuda"
         and "torch-cpu".
 
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana. Where it says ``use_habana_mixed_precision``, the lists
@@ -141,15 +141,15 @@ class Policy:
 
         What is not given (``None`` or "") stays as in ``base``, the rest and the low dtype too; but an op that the lower or fp32
         file names leaves the other list (D6). What a file says of an op for one low dtype, "+mm@float16" or "-mm@float16", changes
-        nothing for the other. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+        nothing for the other. A name that torch does not have triggers a warning, or with ``strict`` a ValueError.
 
         Raises:
             ValueError: ``path:line`` of a line that is no op name, or of an op that both files name.
             OSError: a file that cannot be read.
         """
-        given = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
+        files = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
         start = base if isinstance(base, Policy) else cls.load(base)
-        return cls(with_files(start, given, low_dtype, strict=strict))
+        return cls(with_files(start, files, low_dtype, strict=strict))
 
     @classmethod
     def from_ops(
@@ -166,16 +166,16 @@ class Policy:
         """A policy of these ops alone.
 
         ``rest`` says what happens to all others: "inputs" leaves them alone, "first_input" gives them the dtype of their first input,
-        "fp32" runs them in float32. A name that torch does not have is told in a warning, or with ``strict`` a ValueError.
+        "fp32" runs them in float32. A name that torch does not have triggers a warning, or with ``strict`` a ValueError.
         """
-        given: dict[str, list[Entry]] = {}
+        lists: dict[str, list[Entry]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
-            given[title] = [(op, "", 0) for op in ops]
+            lists[title] = [(op, "", 0) for op in ops]
         low = low_name(low_dtype, "low_dtype")
-        made = core.Policy(name, low, rest, given["lower"], given["fp32"], given["promote"], [])
-        for title, entries in given.items():
+        made = core.Policy(name, low, rest, lists["lower"], lists["fp32"], lists["promote"], [])
+        for title, entries in lists.items():
             check_known(entries, f"the {title} list", strict=strict)
         return cls(made)
 
@@ -184,7 +184,7 @@ class Policy:
 
         "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
         it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
-        that torch does not have is told in a warning, or with ``strict`` a ValueError.
+        that torch does not have triggers a warning, or with ``strict`` a ValueError.
 
         >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
         'lower'
@@ -257,10 +257,10 @@ class Policy:
         return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
 
     def rule(self, op: str) -> OpRule:
-        """What this policy says of an op, asked by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
+        """The rule of this policy for an op, by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
         action, _, listed, listed_as, file, line = self._core.resolve(op)
-        said = core.ACTIONS[action] if listed else "rest"
-        return OpRule(op, said, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
+        action_name = core.ACTIONS[action] if listed else "rest"
+        return OpRule(op, action_name, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
 
     def __str__(self) -> str:
         return self._core.text()
@@ -293,7 +293,7 @@ _replaced: dict[str, Policy] = {}
 
 
 def replace_preset(name: str, policy: Policy | None) -> None:
-    """From now on a policy is what a preset's name stands for (D30), or with None what is shipped."""
+    """From now on the name of a preset loads this policy (D30), or with None the one that is shipped."""
     if policy is None:
         _replaced.pop(name, None)
     else:
@@ -327,23 +327,23 @@ def _unpickle(*parts: Any) -> Policy:
     return Policy(core.Policy(*parts))
 
 
-def with_files(base: Policy, given: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool) -> core.Policy:
+def with_files(base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool) -> core.Policy:
     name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
     if low_dtype is not None:
         low = low_name(low_dtype, "low_dtype")
-    if given and not name.endswith("+files"):
+    if files and not name.endswith("+files"):
         name += "+files"
     made = core.Policy(
         name,
         low,
         rest,
-        merged(lower, given.get("lower"), given.get("fp32")),
-        merged(fp32, given.get("fp32"), given.get("lower")),
-        merged(promote, given.get("promote")),
+        merged(lower, files.get("lower"), files.get("fp32")),
+        merged(fp32, files.get("fp32"), files.get("lower")),
+        merged(promote, files.get("promote")),
         error,
         low_dtypes,
         cached,
     )
-    for file in given.values():
+    for file in files.values():
         check_known([*file.named, *file.removed], file.path, strict=strict)
     return made

@@ -1,12 +1,12 @@
 """``check_ranks``: ranks that train one model together run it under one policy. ``convert`` has it checked where they begin.
 
-The ranks tell one another by the store of the process group, which no collective of theirs can meet:
+The ranks exchange their policies through the store of the process group, which no collective of theirs can meet:
 
-1. ``DistributedDataParallel`` exchanges the shapes of the parameters when it is made. Each rank tells its policy before that, so
-   afterwards all have told that ever will. Nothing waits.
+1. ``DistributedDataParallel`` exchanges the shapes of the parameters when it is made. Each rank publishes its policy before that, so
+   afterwards all have published that ever will. Nothing waits.
 2. FSDP2 and tensor parallel begin with a ``DeviceMesh``, which is made by all ranks, but not at one time. A rank waits there for the
    others, and after a minute goes on with a warning: a program that is right is only late by it. From then on their meshes are not compared.
-3. ``check_ranks`` is called by all ranks, and waits as long as the process group was told to.
+3. ``check_ranks`` is called by all ranks, and waits as long as the timeout of the process group.
 
 What a rank reads does not grow with their number, unless policies differ.
 """
@@ -114,7 +114,7 @@ def _meet_at_mesh(meeting: _Meeting) -> None:
     patience: timedelta = min(_PATIENCE, meeting.store.timeout / 2)
     late = meeting.wait(patience)
     if late and not meeting.given_up:
-        # Who comes later counts from another mesh on: what they say would be of different meshes.
+        # Who comes later counts from another mesh on: their policies would be of different meshes.
         meeting.give_up()
         warn(
             f"the policies of the ranks are not compared at a DeviceMesh: in {patience.total_seconds():g} seconds {_ranks(late)} did not "
@@ -158,7 +158,7 @@ class _Meeting:
         self._count("come")
 
     def wait(self, timeout: timedelta) -> list[int]:
-        """The ranks that have not told by then."""
+        """The ranks that have not published a policy by then."""
         try:
             self.store.wait([f"{self._key}/come/all"], timeout)
         except RuntimeError:  # not every store has one of its own for it; a broken one raises again
@@ -166,7 +166,7 @@ class _Meeting:
         return []
 
     def compare(self, place: str, unknown: Iterable[int] = ()) -> None:
-        """Raises RuntimeError where policies differ. Who has told nothing has none, but for the ``unknown``."""
+        """Raises RuntimeError where policies differ. A rank that has published nothing has none, but for the ``unknown``."""
         if self.store.add(f"{self._key}/with/{self._hash}", 0) == len(self._ranks):
             return
         of_rank = {rank: self._hash_of(rank) for rank in self._ranks if rank not in unknown}

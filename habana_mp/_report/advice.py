@@ -1,4 +1,4 @@
-"""``Advice``: what to look at first in a report, and what says so. Pure functions on the plain values of ``CastReport.to_dict``."""
+"""``Advice``: what to look at first in a report, and the evidence. Pure functions on the plain values of ``CastReport.to_dict``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of advice, and what says so."""
+    """One line of advice, and its evidence."""
 
     text: str
     evidence: str

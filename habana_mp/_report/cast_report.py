@@ -82,8 +82,8 @@ class CastReport:
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
         """How many tensors an op got in another dtype than its caller gave, in forward passes.
 
-        Those that the weight cache served count too (``cache_hits`` tells how many they were), so the figure does not depend on what ran
-        before. A tensor that stands twice in a call counts once.
+        Copies from the weight cache count too (``cache_hits`` counts them), so the figure does not depend on what ran
+        before. A tensor that a call has twice counts once.
 
         Args:
             op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
@@ -180,25 +180,25 @@ class CastReport:
             ValueError: it holds no report, or one of another version.
         """
         try:
-            told = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path}: no report: {error}") from None
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"{path}: no report of habana_mp (format is to be {FORMAT!r})")
-        if told.get("version") != VERSION:
+        if values.get("version") != VERSION:
             raise ValueError(
-                f"{path}: a report of version {told.get('version')!r}; this habana_mp reads version {VERSION}"
+                f"{path}: a report of version {values.get('version')!r}; this habana_mp reads version {VERSION}"
             )
-        if lacking := [key for key in KEYS if key not in told]:
+        if lacking := [key for key in KEYS if key not in values]:
             raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
-        return cls._of(told)
+        return cls._of(values)
 
     @classmethod
     def merged(cls, reports: Iterable[CastReport]) -> CastReport:
         """The reports of several ranks as one: counts, sizes and times are sums, also the time of the block.
 
-        ``to_dict()["ranks"]`` has the sums of each rank, ``["uneven"]`` the ops that not all ranks cast alike, of which the advice
-        tells too. The timeline is that of the first. Ranks have the numbers that the reports were made under where these are
+        ``to_dict()["ranks"]`` has the sums of each rank, ``["uneven"]`` the ops that not all ranks cast alike, which the
+        advice names too. The timeline is that of the first. Ranks have the numbers that the reports were made under where these are
         different, else their place.
 
         Raises:
@@ -211,14 +211,14 @@ class CastReport:
         >>> r.to_json("casts-0.json")
         >>> whole = hmp.CastReport.merged([hmp.CastReport.load("casts-0.json"), r])
         """
-        given = list(reports)
-        if wrong := [each for each in given if not isinstance(each, CastReport)]:
+        several = list(reports)
+        if wrong := [each for each in several if not isinstance(each, CastReport)]:
             raise TypeError(f"reports are merged, not {wrong[0]!r}")
-        if not given:
+        if not several:
             raise ValueError("there is no report to merge")
-        told = merged([each.to_dict() for each in given])
-        told["advice"] = [line.__dict__ for line in advice(told)]
-        return cls._of(told)
+        values = merged([each.to_dict() for each in several])
+        values["advice"] = [line.__dict__ for line in advice(values)]
+        return cls._of(values)
 
     def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
         """The reports of all ranks of a process group, ``merged``, on its first rank; None on the others. All of them have to call it.
@@ -228,19 +228,19 @@ class CastReport:
         Raises:
             RuntimeError: the report was never entered.
         """
-        told = self.to_dict()
+        values = self.to_dict()
         if not is_joined():
             return CastReport.merged([self])
         first = dist.get_group_rank(group, dist.get_rank()) == 0 if group is not None else dist.get_rank() == 0
         gathered: list[Any] | None = [None] * dist.get_world_size(group) if first else None
-        dist.gather_object(told, gathered, group=group, group_dst=0)
+        dist.gather_object(values, gathered, group=group, group_dst=0)
         return None if gathered is None else CastReport.merged(map(CastReport._of, gathered))
 
     @classmethod
-    def _of(cls, told: dict[str, Any]) -> CastReport:
+    def _of(cls, values: dict[str, Any]) -> CastReport:
         made = cls()
-        made._values = told
-        made.title = told.get("title", "")
+        made._values = values
+        made.title = values.get("title", "")
         return made
 
     def diff(self, other: CastReport) -> ReportDiff:
@@ -267,8 +267,8 @@ class CastReport:
     def __repr__(self) -> str:
         if self._open is None and self._values is None:
             return "<CastReport, not begun>"
-        told = self.to_dict()
-        return f"<CastReport: {told['casts']} casts, {told['cache_hits']} of them from the weight cache, {len(told['rows'])} rows>"
+        values = self.to_dict()
+        return f"<CastReport: {values['casts']} casts, {values['cache_hits']} of them from the weight cache, {len(values['rows'])} rows>"
 
     def _repr_html_(self) -> str:
         from habana_mp._report.page import frame
@@ -280,7 +280,7 @@ class CastReport:
 
 
 def report() -> CastReport:
-    """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, and say why each happened.
+    """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, with the reason of each.
 
     Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
     ops down (less than twice as slow); with none open, nothing of it runs.

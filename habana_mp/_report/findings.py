@@ -1,6 +1,6 @@
-"""What a report says of many rows at once: modules that are alike, chains and tensors grouped by them, listed ops never seen.
+"""The findings of a report about many rows at once: modules that are alike, chains and tensors grouped by them, listed ops never seen.
 
-Pure functions on the plain values that the core tells and ``CastReport.to_dict`` gives.
+Pure functions on the plain values of the core and of ``CastReport.to_dict``.
 """
 
 from __future__ import annotations

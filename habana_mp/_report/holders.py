@@ -35,7 +35,7 @@ def holders(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """Names of modules first: they say where, the classes of objects do not."""
+    """Names of modules first: they lead to the place, the classes of objects do not."""
     return name.partition(".")[0] not in sys.modules, name
 
 

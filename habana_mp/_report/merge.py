@@ -1,7 +1,7 @@
 """The reports of several ranks as one. Pure functions on the plain values of ``CastReport.to_dict``.
 
-Counts, sizes and times are sums over the ranks, also the time of the block, so that shares stay shares. What the ranks were each
-stands in ``ranks``, and the ops that one rank casts more often than another in ``uneven``.
+Counts, sizes and times are sums over the ranks, also the time of the block, so that shares stay shares. What each rank had is in
+``ranks``, and the ops that one rank casts more often than another are in ``uneven``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a report says of each op and each precision, summed from its rows. The page and the table of the terminal show it.
+"""The figures of a report for each op and each precision, summed from its rows. The page and the table of the terminal show it.
 
 It takes the dict of ``CastReport.to_dict`` and knows nothing of where that comes from.
 """
@@ -70,7 +70,7 @@ class MissedOp:
 
 
 def missed(report: dict[str, Any]) -> list[MissedOp]:
-    """What the report says was missed, one for each op, those that were called most first."""
+    """The missed calls of the report, one for each op, those that were called most first."""
     found: dict[str, MissedOp] = {}
     for each in report["missed"]:
         into = found.setdefault(each["op"], MissedOp(each["op"], each["rule"], each["source"]))

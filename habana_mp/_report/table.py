@@ -121,7 +121,7 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
             lambda each: _number(units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
         ),
         (_WIDE, "op time", number, lambda each: units.time(each.seconds)),
-        # Op and decision stand in the line already: the place in the list is left of a rule.
+        # Op and decision are in the line already: the place in the list is left of a rule.
         (
             _WIDE,
             "rule",
@@ -158,23 +158,23 @@ def _rank(each: dict[str, Any]) -> list[Any]:
 
 
 def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
+    text = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
     if wide:
-        said.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
+        text.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
     share = units.share(each["seconds"], report["seconds"])
-    return [counted(each["count"], "time"), units.time(each["seconds"]), share, said]
+    return [counted(each["count"], "time"), units.time(each["seconds"]), share, text]
 
 
 def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
-    said = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
+    text = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
     if wide:
-        said.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
-    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", units.time(each["seconds"]), said]
+        text.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
+    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", units.time(each["seconds"]), text]
 
 
 def _missed(each: sums.MissedOp) -> list[Any]:
-    said = Text(printable(each.op), style="bold").append(f"  {printable(', '.join(each.held_by))}", style="not bold")
-    return [counted(each.calls, "call"), said.append(f"  {printable(each.source)}", style="not bold dim")]
+    text = Text(printable(each.op), style="bold").append(f"  {printable(', '.join(each.held_by))}", style="not bold")
+    return [counted(each.calls, "call"), text.append(f"  {printable(each.source)}", style="not bold dim")]
 
 
 def _unlisted(each: sums.OpSum, report: dict[str, Any]) -> list[Any]:
@@ -188,15 +188,15 @@ def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:
     for _ in range(numbers):
         made.add_column(justify="right", no_wrap=True)
     made.add_column()
-    for *figures, said in rows[:_LINES]:
-        said.no_wrap, said.overflow = True, "ellipsis"
-        made.add_row(*figures, said)
+    for *figures, text in rows[:_LINES]:
+        text.no_wrap, text.overflow = True, "ellipsis"
+        made.add_row(*figures, text)
     return Group(Text(title, style="bold"), Padding(made, (0, 0, 0, 2)), *_more(len(rows) - _LINES))
 
 
 def _more(count: int, noun: str = "") -> list[Text]:
-    said = f"… and {counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
-    return [Text(said, style="dim")] if count > 0 else []
+    text = f"… and {counted(count, f'more {noun}')}" if noun else f"  … and {count:,} more"
+    return [Text(text, style="dim")] if count > 0 else []
 
 
 def _number(text: str, value: float) -> Text:
@@ -204,7 +204,7 @@ def _number(text: str, value: float) -> Text:
 
 
 def _cut(text: str, style: str = "") -> Text:
-    """One line, which gives way where the columns of figures beside it need the room: those never wrap."""
+    """One line, which is cut where the columns of figures beside it need the room: those never wrap."""
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 

@@ -1,6 +1,6 @@
 """The plain values of a report: the form of ``CastReport.to_dict`` and of its JSON, made of what the core has counted.
 
-What the core's fields are is said in src/bind/bind_report.cpp.
+The fields of the core are described in src/bind/bind_report.cpp.
 """
 
 from __future__ import annotations

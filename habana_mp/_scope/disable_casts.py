@@ -13,7 +13,8 @@ import torch
 import habana_mp._core as _core
 from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager
 
-# The autocast switch of this device type, which nobody casts on, says that casts are off: src/scope/casts_off.h says why.
+# The autocast switch of this device type, which nobody casts on, means that casts are off: src/scope/casts_off.h
+# explains why.
 CASTS_OFF = "ipu"
 
 

@@ -8,7 +8,8 @@ from habana_mp._policy.policy import Policy
 
 policy: Policy | None = None
 verbose = False
-# What the command line was told to use: every call of ``convert`` puts this one in force, whatever the script asks for.
+# What the options of the command line name: every call of ``convert`` puts this one in force, whatever the script asks
+# for.
 cli_policy: Policy | None = None
 # Whether the conversion in force is the command line's default, which goes when the script sets a policy of its own.
 is_cli_default = False

@@ -26,7 +26,7 @@ _path_of_process = ""
 
 
 def open_log(is_verbose: bool) -> None:
-    """Raises ValueError or OSError for what HABANA_MP_LOG says, and then leaves the log as it was."""
+    """Raises ValueError or OSError for a value of HABANA_MP_LOG that cannot be used, and then leaves the log as it was."""
     global _path_of_process  # noqa: PLW0603 - there is one log in a process
     value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
     level, path = read_setting(value)
@@ -39,7 +39,7 @@ def open_log(is_verbose: bool) -> None:
 
 
 def read_setting(value: str) -> tuple[int, str]:
-    """Level and path of what HABANA_MP_LOG says, "" without a path. Raises ValueError for what it does not accept."""
+    """Level and path in HABANA_MP_LOG, "" without a path. Raises ValueError for what it does not accept."""
     name, colon, path = value.partition(":")
     if name not in LEVELS or (colon and not path):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Hooks of all modules that say to the core which forward runs, while a report is open."""
+"""Hooks of all modules that pass to the core which forward runs, while a report is open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.modules import module as _nn_module
 
 import habana_mp._core as _core
 
-# torch.compile's warning that a compiled module calls hooks twice: ours do not mind.
+# torch.compile's warning that a compiled module calls hooks twice, which is no problem for ours.
 _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 _hooks: list[torch.utils.hooks.RemovableHandle] = []
 _watchers = 0
@@ -19,7 +19,7 @@ _lock = threading.Lock()
 
 
 class _ModuleHook(_core.ModuleHookBase):
-    """Says to the core that a module's forward begins or ends, by its C slot. Traced code has no modules, so there it does nothing."""
+    """Passes to the core, by its C slot, that a module's forward begins or ends. Traced code has no modules, so there it does nothing."""
 
     def __call__(self, *_args: Any) -> None:
         return None

@@ -35,9 +35,9 @@ def where() -> tuple[str, str]:
 
     The module is the class of the outermost one in flight in this thread and the dotted path from there to the
     innermost, the shortest one where it has several names; the class alone where they are the same, "" where none is
-    in flight. A module that no outer one has registered stands in the path by its class: "Net: encoder.(Linear)".
+    in flight. A module that no outer one has registered is in the path by its class: "Net: encoder.(Linear)".
     The source is the innermost line outside of torch and habana_mp, "" where all frames are theirs (a backward thread). Where there
-    are several ranks, this one stands behind it: "/home/me/train.py:31 | rank 1".
+    are several ranks, this one follows it: "/home/me/train.py:31 | rank 1".
     """
     modules: list[torch.nn.Module] = []
     frame = _caller()
@@ -106,8 +106,8 @@ def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
     return path
 
 
-# Of the modules that something was looked for in: a list of a thousand layers is not to be gone through for each of them. What stands
-# here may be of yesterday, and is looked at before it is used.
+# Of the modules that something was looked for in: a list of a thousand layers is not to be gone through for each of
+# them. An entry may be out of date, and is checked before it is used.
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
 

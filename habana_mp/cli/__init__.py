@@ -1,6 +1,6 @@
 """The command line ``habana-mp``. Private to the package: what it can do, ``habana_mp`` can do.
 
-Each command stands in a file of its own, which is imported when the command is called.
+Each command has a file of its own, which is imported when the command is called.
 """
 
 from __future__ import annotations

@@ -13,18 +13,18 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Where no terminal says how wide it is: wide enough that no table is cut in a file.
+# Where no terminal has a width: wide enough that no table is cut in a file.
 _WIDTH_OF_A_FILE = 200
 
 
 class Problem(click.ClickException):
-    """Wrong input, told in one line. Exit code 2, as for a wrong command line."""
+    """Wrong input, printed in one line. Exit code 2, as for a wrong command line."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def user_errors() -> Iterator[None]:
     """Errors about what the user gave become a ``Problem``, warnings a line on stderr."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -49,7 +49,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Rows under bold titles; the columns ``numbers`` stand to the right. Only the last column gives way to a narrow terminal."""
+    """Rows under bold titles; the columns ``numbers`` stand to the right. Only the last column is cut in a narrow terminal."""
     from rich.table import Table
     from rich.text import Text
 

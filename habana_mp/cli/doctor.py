@@ -97,7 +97,7 @@ def _examine() -> Examination:
         cast_variants=_core._testing.cast_variants(),
     )
     say = found.verdicts.append
-    # Another minor version does not get this far: the import says so.
+    # Another minor version does not get this far: the import raises.
     say(Verdict("ok", f"torch {torch.__version__} fits the {TORCH_VERSION} that habana_mp was built against"))
     _examine_kernels(found)
     _examine_cache(found)
@@ -182,8 +182,8 @@ def _examine_environment(found: Examination) -> None:
     except ValueError as error:
         say(Verdict("problem", str(error)))
     for name in (name for names in LIST_VARIABLES.values() for name in names if os.environ.get(name)):
-        if told := _refusal(os.environ[name]):
-            say(Verdict("problem", f"{name}: {told}"))
+        if mistake := _refusal(os.environ[name]):
+            say(Verdict("problem", f"{name}: {mistake}"))
 
 
 def _refusal(path: str) -> str:
@@ -237,5 +237,5 @@ def _show(found: Examination) -> None:
 
 
 def _lines(flag: dict[str, str | None]) -> list[str]:
-    given = "" if flag["value"] is None else f"={flag['value']}"
-    return [f"{flag['name']}{given}, on Gaudi: {flag['on_gaudi']}", f"    here: {flag['here']}"]
+    value = "" if flag["value"] is None else f"={flag['value']}"
+    return [f"{flag['name']}{value}, on Gaudi: {flag['on_gaudi']}", f"    here: {flag['here']}"]

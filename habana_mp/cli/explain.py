@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from habana_mp.cli.console import print_json, told
+from habana_mp.cli.console import print_json, user_errors
 from habana_mp.cli.parameters import OpParameter, PolicyParameter
 from habana_mp.hmp import Policy
 from habana_mp.hmp import explain as explain_op
@@ -30,20 +30,20 @@ def explain(op: str, policy: Policy | None, as_json: bool) -> None:
       habana-mp explain softmax
       habana-mp explain softmax --policy torch-cuda
     """
-    with told():
-        told_of = explain_op(op, policy=policy or Policy.load("hmp"))
+    with user_errors():
+        explained = explain_op(op, policy=policy or Policy.load("hmp"))
     if as_json:
-        rule = {**dataclasses.asdict(told_of.rule), "low_dtype": str(told_of.rule.low_dtype).removeprefix("torch.")}
+        rule = {**dataclasses.asdict(explained.rule), "low_dtype": str(explained.rule.low_dtype).removeprefix("torch.")}
         print_json(
             {
-                "op": told_of.op,
-                "policy": told_of.policy.name,
+                "op": explained.op,
+                "policy": explained.policy.name,
                 "rule": rule,
-                "arguments": told_of.arguments,
-                "homes": told_of.homes,
-                "notes": told_of.notes,
+                "arguments": explained.arguments,
+                "homes": explained.homes,
+                "notes": explained.notes,
             }
         )
     else:
         state = "asked for here" if policy else "what a plain convert() uses"
-        click.echo(dataclasses.replace(told_of, state=state))
+        click.echo(dataclasses.replace(explained, state=state))

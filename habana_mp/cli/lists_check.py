@@ -16,7 +16,7 @@ from habana_mp._policy.names import check_known
 from habana_mp.cli.console import print_json
 from habana_mp.hmp import Policy
 
-# Per file: one that is no list at all is told soon enough.
+# Per file: a file that is no list at all needs no more lines than these.
 _MOST_PROBLEMS = 50
 
 
@@ -29,10 +29,10 @@ class Finding:
     message: str
 
     @classmethod
-    def of(cls, told: str, file: str) -> Finding:
+    def of(cls, message: str, file: str) -> Finding:
         """Of the text of an error: "file:line: message", or a message alone."""
-        place = re.match(rf"{re.escape(file)}(?::(\d+))?: ", told)
-        return cls(file, int(place[1] or 0), told[place.end() :]) if place else cls(file, 0, told)
+        place = re.match(rf"{re.escape(file)}(?::(\d+))?: ", message)
+        return cls(file, int(place[1] or 0), message[place.end() :]) if place else cls(file, 0, message)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
@@ -140,12 +140,12 @@ def _first(found: list[Finding]) -> list[Finding]:
 
 
 def _claimed_twice(lists: dict[str, ListFile]) -> list[Finding]:
-    """Ops that the lower and the fp32 list both have. A policy tells of the first: go on without it."""
+    """Ops that the lower and the fp32 list both have. A policy raises for the first: go on without it."""
     lower, fp32 = ([*lists[title].named] if title in lists else [] for title in ("lower", "fp32"))
     found: list[Finding] = []
-    while told := _refusal(lower, fp32):
-        name = told.split("'")[1]
-        found += [Finding(file, line, told) for op, file, line in fp32 if op == name]
+    while message := _refusal(lower, fp32):
+        name = message.split("'")[1]
+        found += [Finding(file, line, message) for op, file, line in fp32 if op == name]
         if not any(op == name for op, _, _ in fp32):
             break
         fp32 = [entry for entry in fp32 if entry[0] != name]

@@ -8,7 +8,7 @@ import click
 
 from habana_mp._policy.folder import write_folder
 from habana_mp._policy.policy import renamed
-from habana_mp.cli.console import Problem, told
+from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import EditParameter, PolicyParameter
 from habana_mp.hmp import Policy
 
@@ -34,7 +34,7 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
       habana-mp run --policy my_policy train.py
       habana-mp run --policy "$(habana-mp lists edit hmp -mm)" train.py
     """
-    with told():
+    with user_errors():
         edited = policy.with_edits(*edits, strict=True)
         if output is None:
             click.echo(str(edited))

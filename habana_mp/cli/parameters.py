@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from habana_mp._policy.folder import LISTS
 from habana_mp._policy.names import known_names
-from habana_mp.cli.console import told
+from habana_mp.cli.console import user_errors
 from habana_mp.hmp import Policy, presets
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PolicyParameter(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:  # noqa: ARG002
         if isinstance(value, Policy):
             return value
-        with told():
+        with user_errors():
             return Policy.load(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002

@@ -10,7 +10,7 @@ import click
 
 from habana_mp import hmp
 from habana_mp._ranks.rank import rank, world_size
-from habana_mp.cli.console import Problem, print_rich, told
+from habana_mp.cli.console import Problem, print_rich, user_errors
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
@@ -92,7 +92,7 @@ def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None
     if rank() == 0:
         click.echo(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
         print_rich(seen, stderr=True)
-    with told():
+    with user_errors():
         if html:
             seen.to_html(html)
         if json_file == "-":

@@ -13,7 +13,7 @@ import click
 from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
-from habana_mp.cli.console import Problem, told
+from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.cli.script import Script, constants, open_script, run_script
 from habana_mp.hmp import Policy, convert
@@ -58,9 +58,9 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         device: str | None,
         **options: Any,
     ) -> None:
-        from habana_mp.gaudi import _importer  # the import makes Habana's names importable, and heeds its flags
+        from habana_mp.gaudi import _importer  # the import makes Habana's names importable, and applies its flags
 
-        with told():
+        with user_errors():
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
             convert(policy=policy)
@@ -69,7 +69,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             _choose(device)
         opened = open_script(script, arguments, is_module=is_module)
         if _names_hpu(opened) and not is_real():
-            # A device that is not there is told by the script's import of Habana's names, if there is one.
+            # The script's import of Habana's names, if there is one, raises for a device that is not there.
             with contextlib.suppress(ValueError, RuntimeError):
                 map_chosen()
                 _importer.pass_to_children()
@@ -79,9 +79,9 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _names_hpu(script: Script) -> bool:
-    """Whether a script says "hpu", or is told so: a device that it makes before it imports anything of Habana's is to be the right one."""
-    said = [*constants(script.code), *(argument.rpartition("=")[2] for argument in sys.argv)]
-    return any(text.partition(":")[0] in NAMES or text.partition(".")[0] == "habana_frameworks" for text in said)
+    """Whether "hpu" is in a script or in its arguments: a device that it makes before it imports anything of Habana's is to be the right one."""
+    texts = [*constants(script.code), *(argument.rpartition("=")[2] for argument in sys.argv)]
+    return any(text.partition(":")[0] in NAMES or text.partition(".")[0] == "habana_frameworks" for text in texts)
 
 
 def _choose(device: str) -> None:

@@ -100,7 +100,7 @@ def _importing() -> FrameType | None:
 
 
 def _is_of_script(frame: FrameType | None) -> bool:
-    """Whether code is a script's, or of a module beside it. An installed library that looks for a Gaudi says nothing of casts."""
+    """Whether code is a script's, or of a module beside it. An installed library that looks for a Gaudi asks for no casts."""
     return frame is not None and not {"site-packages", "dist-packages"} & {*Path(frame.f_code.co_filename).parts}
 
 
@@ -121,8 +121,8 @@ class _StandIn(ModuleType):
             with suppress(AttributeError):
                 return getattr(torch_hpu, name)
         # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
-        told = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
-        raise AttributeError(told, name=name, obj=self)
+        message = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
+        raise AttributeError(message, name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         return _names(self.__name__)

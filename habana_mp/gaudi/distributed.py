@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from habana_mp._hpu.mapping import stands_for
+from habana_mp._hpu.mapping import hpu_device_type
 from habana_mp._ranks.rank import launched_with
 from habana_mp._torch_private import set_timeout
 
@@ -44,7 +44,7 @@ def _integer(variable: str, default: int) -> int:
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    if stands_for() == "cuda":
+    if hpu_device_type() == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timeout)
         return dist.ProcessGroupNCCL(store, rank, size, options)
@@ -60,4 +60,4 @@ def _outlast_gloo() -> None:
 
 
 if "hccl" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("hccl", _process_group, devices=[stands_for()])
+    dist.Backend.register_backend("hccl", _process_group, devices=[hpu_device_type()])

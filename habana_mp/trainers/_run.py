@@ -63,7 +63,7 @@ class Run:
     def begin(self) -> None:
         if self.begun and in_force.policy is not None:
             return
-        # The command line's default is not one to come back to: it stands in for what is put in force now.
+        # The command line's default is not one to come back to: what is put in force now replaces it.
         before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
         # The command line's own policy wins over the one that is asked for.
         self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
@@ -117,21 +117,18 @@ def without_casts(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
     """A method of an object or a class decorated, until what is returned is called."""
-    own = vars(owner).get(name)  # the step of an optimizer may be a scheduler's already
-    setattr(owner, name, decorate(getattr(owner, name)))
+    patches = _core.PatchSet()
+    patches.install([(owner, name, decorate(getattr(owner, name)))])
 
-    def undo() -> None:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
+    def undo() -> None:  # unlike the set, a function can be deep-copied with the trainer that holds it
+        patches.uninstall()
 
     return undo
 
 
-def refuse(trainer: str, said: str) -> None:
+def refuse(trainer: str, option: str) -> None:
     """Raises ValueError for a mixed precision beside ours."""
     raise ValueError(
-        f"{said} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
+        f"{option} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
         "which ops run lower."
     )

@@ -55,7 +55,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         of_trainer: bool = isinstance(module, LightningModule)
-        if not of_trainer:  # Fabric, which never tells of an end
+        if not of_trainer:  # Fabric, which never calls teardown
             raise TypeError(
                 "HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert(), and optimizers inside of "
                 "hmp.disable_casts()"

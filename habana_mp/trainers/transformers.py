@@ -93,7 +93,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         for name in _OTHERS:
             if getattr(args, name):
                 refuse("HMPCallback", f"TrainingArguments({name}=True)")
-        if args.mixed_precision != "no":  # accelerate launch has a say in it
+        if args.mixed_precision != "no":  # accelerate launch sets it too
             refuse("HMPCallback", f"mixed_precision={args.mixed_precision!r} of accelerate")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -107,7 +107,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         self._undo_step = patch(optimizer, "step", without_casts)
         self._run.begin()
         check_ranks()
-        # What the checkpoint said, where one is resumed; else this callback's own.
+        # The policy of the checkpoint, where one is resumed; else this callback's own.
         saved = state.stateful_callbacks.get(type(self).__name__)
         if isinstance(saved, dict) and "policy" in saved:
             self._run.state.load_state_dict(saved["policy"])

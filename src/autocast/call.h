@@ -114,7 +114,7 @@ class Call {
   // those of weights may be the weight cache's.
   void cast(const Decision& decision, bool cached);
 
-  // After the op: whether a result must not be handed out (LentCopies).
+  // After the op: whether a result must not be returned to the caller (LentCopies).
   bool lends() const;
   // Puts the arguments back as they were before cast(), in place of the results.
   void take_back();

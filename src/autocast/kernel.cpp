@@ -15,7 +15,7 @@
 
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
-#include "autocast/tell.h"
+#include "autocast/notify.h"
 #include "call/refusal.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
@@ -31,9 +31,10 @@ using Stack = torch::jit::Stack;
 
 // What becomes of a call: it goes on below our key, under a rule or as it is.
 struct Plan {
-  c10::DispatchKeySet keys;        // for the redispatch
-  c10::DispatchKeySet left_out{};  // torch's own autocast, if it is none of it
-  const Scope* scope = nullptr;    // null: as it is
+  c10::DispatchKeySet keys;  // for the redispatch
+  // torch's own autocast keys of the device, empty where its kernel is to run
+  c10::DispatchKeySet left_out{};
+  const Scope* scope = nullptr;  // null: as it is
   Rule rule{};
   c10::DeviceType device{};
   Seen seen{};
@@ -41,14 +42,14 @@ struct Plan {
   // (habana_mp/_autocast/export.py).
   bool pre_dispatch = false;
 
-  // Whether the rule casts nothing, and nobody wants to hear of it.
+  // Whether the rule casts nothing, and no listener wants the call.
   bool casts_nothing() const {
     return seen.on_one_device() && habana_mp::casts_nothing(rule, seen.dtypes) &&
            !report::anyone_listens() && !pre_dispatch;
   }
 };
 
-// `each` calls what it is given with each tensor of the call.
+// `each` takes a function and calls it with each tensor of the call.
 template <typename Each>
 Plan plan_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   static constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
@@ -80,11 +81,11 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    tell(watched, {op, *plan.scope->rules, call, decision, casting});
+    notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   if (!casting) {
     plan.pre_dispatch ? op.handle.callBoxed(stack) : op.handle.redispatchBoxed(plan.keys, stack);
-    return tell_end(watched, call);
+    return notify_end(watched, call);
   }
   call.cast(decision, plan.scope->cached);
   op.handle.callBoxed(stack);
@@ -94,10 +95,10 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
     call.cast(decision, /*cached=*/false);
     op.handle.callBoxed(stack);
   }
-  tell_end(watched, call);
+  notify_end(watched, call);
 }
 
-// Serves any op.
+// The kernel of any op.
 class BoxedKernel final : public c10::OperatorKernel {
  public:
   explicit BoxedKernel(const Op& op) : op_(op) {}

@@ -7,13 +7,25 @@ namespace habana_mp {
 namespace py = pybind11;
 namespace {
 
+std::vector<Assignment> assignments_of(const py::iterable& rows) {
+  std::vector<Assignment> assignments;
+  for (const py::handle row : rows) {
+    const auto fields = py::reinterpret_borrow<py::tuple>(row);
+    const bool named = fields.size() > 3;
+    assignments.push_back({fields[0], fields[1], fields[2],
+                           named ? py::object(fields[3]) : py::object(),
+                           named ? Undo::Named : Undo::Found});
+  }
+  return assignments;
+}
+
 void assign(const py::object& owner, const py::object& name, const py::object& value) {
   // PyObject_SetAttr with a null value deletes the name.
   if (PyObject_SetAttr(owner.ptr(), name.ptr(), value.ptr()) < 0) throw py::error_already_set();
 }
 
-// What the owner itself holds under the name, null where it only inherits it or has nothing.
-py::object held(const py::object& owner, const py::object& name) {
+// The value in the owner's own __dict__, null where it only inherits the name or has nothing.
+py::object own_value(const py::object& owner, const py::object& name) {
   const py::object own = owner.attr("__dict__");
   PyObject* value = PyObject_GetItem(own.ptr(), name.ptr());
   if (value == nullptr) PyErr_Clear();
@@ -35,7 +47,7 @@ void insist(std::exception_ptr& first, const Step& step) {
 void undo_one(const Assignment& made) {
   if (made.undo == Undo::Found) {
     // Never made, or somebody else has deleted or restored the name in the meantime.
-    const py::object now = held(made.owner, made.name);
+    const py::object now = own_value(made.owner, made.name);
     if (now.is(made.before)) return;
   }
   assign(made.owner, made.name, made.before);
@@ -59,7 +71,7 @@ void make(std::vector<Assignment>& assignments) {
   std::size_t begun = 0;
   try {
     for (Assignment& next : assignments) {
-      if (next.undo == Undo::Found) next.before = held(next.owner, next.name);
+      if (next.undo == Undo::Found) next.before = own_value(next.owner, next.name);
       ++begun;  // an assignment that fails may have been made all the same
       assign(next.owner, next.name, next.value);
     }
@@ -69,8 +81,8 @@ void make(std::vector<Assignment>& assignments) {
   }
 }
 
-// Makes again what was just undone, as far as it was. What was before is known: where undoing
-// failed, the owner no longer tells it.
+// Makes again what was just undone, as far as it was. It keeps the recorded `before`: where undoing
+// failed, the owner still holds our value.
 void make_again(const std::vector<Assignment>& assignments) {
   std::exception_ptr error;  // of less interest than the one that led here
   for (const Assignment& next : assignments) {
@@ -80,7 +92,8 @@ void make_again(const std::vector<Assignment>& assignments) {
 
 }  // namespace
 
-void PatchSet::install(std::vector<Assignment> assignments) {
+void PatchSet::install(const py::iterable& rows) {
+  std::vector<Assignment> assignments = assignments_of(rows);
   if (suspended_ == 0) {
     try {
       if (const auto error = undo(assignments_)) std::rethrow_exception(error);
@@ -90,12 +103,12 @@ void PatchSet::install(std::vector<Assignment> assignments) {
       throw;
     }
   }
-  assignments_ = std::move(assignments);
+  assignments_.swap(assignments);
 }
 
 void PatchSet::uninstall() {
   const auto error = suspended_ == 0 ? undo(assignments_) : nullptr;
-  assignments_.clear();
+  forget();
   if (error) std::rethrow_exception(error);
 }
 
@@ -118,16 +131,33 @@ void PatchSet::resume() {
     try {
       make(assignments_);
     } catch (...) {
-      assignments_.clear();  // none of it could be made
+      forget();  // none of it could be made
     }
     std::rethrow_exception(first);
   }
 }
 
-PatchSet& patch_set() {
-  static auto* set =
-      new PatchSet;  // never destroyed: its objects must not outlive the interpreter's end
-  return *set;
+int PatchSet::traverse(visitproc visit, void* arg) const {
+  for (const Assignment& each : assignments_) {
+    Py_VISIT(each.owner.ptr());
+    Py_VISIT(each.name.ptr());
+    Py_VISIT(each.value.ptr());
+    Py_VISIT(each.before.ptr());
+  }
+  return 0;
+}
+
+void PatchSet::forget() {
+  // Freeing an object may run Python code or the garbage collector, which must not see the set half
+  // cleared.
+  std::vector<Assignment> gone;
+  gone.swap(assignments_);
+}
+
+PatchSet& conversion_patches() {
+  // Never destroyed: its objects must not be freed after the interpreter has ended.
+  static auto* patches = new PatchSet;
+  return *patches;
 }
 
 }  // namespace habana_mp

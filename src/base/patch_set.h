@@ -1,4 +1,5 @@
-// Attribute assignments that are made, and undone, all or none.
+// Attribute assignments that are made, and undone, all or none: a conversion has one set of them,
+// and what else patches torch has one of its own.
 //
 // All of them happen in one call into C, where no signal handler runs between two of them. It may
 // run inside one: an owner whose __setattr__ is Python code (torch.compiler.config) can raise
@@ -12,9 +13,9 @@
 
 namespace habana_mp {
 
-// How an assignment is undone: by what the owner's __dict__ held when it was made (nothing: the
-// name is deleted), or by a value given.
-enum class Undo { Found, Given };
+// What undoing an assignment assigns: what the owner's __dict__ held when it was made (nothing: the
+// name is deleted), or a value that the caller names.
+enum class Undo { Found, Named };
 
 struct Assignment {
   pybind11::object owner;  // module, class or instance
@@ -26,23 +27,30 @@ struct Assignment {
 
 class PatchSet {
  public:
-  // Undoes what is installed, then makes `assignments`. If one of them fails, or undoing does, all
-  // is as it was before the call, and the Python error of the failure is thrown.
-  void install(std::vector<Assignment> assignments);
+  // Undoes what is installed, then makes the assignments of `rows`: (owner, name, value), or
+  // (owner, name, value, before) where the owner's __dict__ does not hold what was before. All rows
+  // are read first. If an assignment fails, or undoing one does, all is as it was before the call,
+  // and the Python error of the failure is thrown.
+  void install(const pybind11::iterable& rows);
   // Nothing is installed afterwards, even if it throws the first error of the assignments undone.
   void uninstall();
-  // Out of the way around code that must find the originals, until as many resumes. What is
-  // installed meanwhile is made at the last. A suspend that throws needs no resume.
+  // Undoes what is installed around code that must find the originals, until as many resumes. What
+  // is installed meanwhile is made at the last resume. A suspend that throws needs no resume.
   void suspend();
   void resume();
   bool installed() const { return !assignments_.empty(); }
+
+  // For Python's garbage collector: a patch often leads back to whoever holds the set.
+  int traverse(visitproc visit, void* arg) const;
+  // Forgets the assignments without undoing them.
+  void forget();
 
  private:
   std::vector<Assignment> assignments_;
   int suspended_ = 0;
 };
 
-// The one set in force (D7: a second conversion replaces the first).
-PatchSet& patch_set();
+// The set of the conversion in force (D7: a second conversion replaces the first).
+PatchSet& conversion_patches();
 
 }  // namespace habana_mp

@@ -1,4 +1,4 @@
-// Regions of hmp.autocast for Python: made of a policy, entered and left, and handed to other
+// Regions of hmp.autocast for Python: made of a policy, entered and left, and passed to other
 // threads.
 #include <c10/core/ScalarType.h>
 #include <pybind11/stl.h>
@@ -51,9 +51,9 @@ Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
 
 const Region& region_of(PyObject* context) {
   static PyObject* name = PyUnicode_InternFromString("_region");
-  const auto held = py::reinterpret_steal<py::object>(PyObject_GetAttr(context, name));
-  if (!held) throw py::error_already_set();
-  return held.cast<const Region&>();
+  const auto region = py::reinterpret_steal<py::object>(PyObject_GetAttr(context, name));
+  if (!region) throw py::error_already_set();
+  return region.cast<const Region&>();
 }
 
 PyObject* enter_context(PyObject* context) {
@@ -66,7 +66,7 @@ PyObject* leave_context(PyObject* context) {
   Py_RETURN_NONE;
 }
 
-// What rules here for a device type; null where nothing of ours does.
+// The scope of ours in force on this thread for a device type, null where there is none.
 const autocast::Scope* ours_here(const std::string& type) {
   const std::size_t device = device_index(type);
   if (device == autocast::kDeviceCount) return nullptr;

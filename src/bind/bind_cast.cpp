@@ -1,5 +1,5 @@
-// hmp.cast for Python: tensors by src/call, buffers (what NumPy arrays are) by src/kernels; and the
-// door by which tests choose the variant of the kernels.
+// hmp.cast for Python: tensors by src/call, buffers (what NumPy arrays are) by src/kernels. Tests
+// choose the variant of the kernels here, too.
 #include <ATen/MemoryOverlap.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -41,8 +41,8 @@ bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
   return first < second + b.storage().nbytes() && second < first + a.storage().nbytes();
 }
 
-// Whether the cast could be done here: by our kernels, for CPU tensors on which nothing but torch
-// itself has a say, of two of our dtypes and the same sizes. Any other is Tensor.copy_'s.
+// Whether the cast was done here. Our kernels do it for ordinary CPU tensors (cast/numbers.h) of
+// two of our dtypes and the same sizes. Any other is left to Tensor.copy_.
 bool cast_into(const py::object& x, const py::object& out) {
   if (!THPVariable_CheckExact(x.ptr()) || !THPVariable_CheckExact(out.ptr())) return false;
   const at::Tensor &source = THPVariable_Unpack(x.ptr()), &target = THPVariable_Unpack(out.ptr());

@@ -30,8 +30,8 @@ PyObject* move_to_hpu(PyObject* self, PyObject* const* args, Py_ssize_t count, P
                                names);
   }
   static PyObject* const to = PyUnicode_InternFromString("to");
-  PyObject* given[] = {self, there};
-  return PyObject_VectorcallMethod(to, given, 2, nullptr);
+  PyObject* arguments[] = {self, there};
+  return PyObject_VectorcallMethod(to, arguments, 2, nullptr);
 }
 
 py::object hpu_method(const py::type& tensor, const py::object& device, const py::function& other) {

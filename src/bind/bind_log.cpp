@@ -52,9 +52,9 @@ struct Said final : report::CallTexts {
   std::pair<std::string, std::string> where() const override { return {module, source}; }
 };
 
-void tell_decided(const std::string& op, int to, int cause,
-                  const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
-                  const std::string& module, const std::string& source) {
+void notify_decided(const std::string& op, int to, int cause,
+                    const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
+                    const std::string& module, const std::string& source) {
   Said said;
   said.op = op;
   said.of_rule = rule;
@@ -65,7 +65,7 @@ void tell_decided(const std::string& op, int to, int cause,
   for (const auto& [argument, from] : casts) {
     arguments.push_back({static_cast<DType>(from), false, Role::Input});
   }
-  report::tell_decided(
+  report::notify_decided(
       {.decision = {static_cast<DType>(to), static_cast<Cause>(cause), role_bit(Role::Input)},
        .casting = !casts.empty(),
        .arguments = arguments,
@@ -85,7 +85,7 @@ void bind_log(py::module_& module) {
   module.def("write_log_text", &report::write_text, py::arg("text"));
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
-  testing.def("write_event", &tell_decided, py::arg("op"), py::arg("to"), py::arg("cause"),
+  testing.def("write_event", &notify_decided, py::arg("op"), py::arg("to"), py::arg("cause"),
               py::arg("casts") = py::tuple(), py::arg("rule") = "", py::arg("module") = "",
               py::arg("source") = "");
 }

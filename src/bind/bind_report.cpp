@@ -1,4 +1,4 @@
-// The report for Python: opening and closing one, what it tells as plain values
+// The report for Python: opening and closing one, what it has counted as plain values
 // (habana_mp/_report/values.py gives them names), and the modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -58,7 +58,7 @@ py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
                                site.policy == nullptr ? std::string() : site.policy->name(),
                                report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
                                site.rule, site.source, row.calls, row.ns, row.cast_ns,
-                               dtypes_in(row.given), dtypes_in(row.ran), casts));
+                               dtypes_in(row.input_dtypes), dtypes_in(row.ran), casts));
   }
   return rows;
 }
@@ -116,7 +116,7 @@ py::dict values(const report::Report& report) {
 }
 
 py::dict close(const std::shared_ptr<report::Report>& report) {
-  // Before its sites are given to the next one.
+  // Read first: the next listener begins its sites anew.
   py::dict last = values(*report);
   watch::unlisten(*report);
   if (!watch::watching()) watch::forget_modules();
@@ -133,17 +133,17 @@ py::list take_calls(report::CallQueue& queue) {
                                   cast.bytes, cast.ns));
     }
     const report::Site& site = call.site;
-    calls.append(py::make_tuple(
-        site.op, site.module, static_cast<int>(site.front_end),
-        site.policy == nullptr ? std::string() : site.policy->name(),
-        report::kOutcomeNames[static_cast<std::size_t>(site.outcome)], site.rule, call.ns,
-        dtypes_in(call.given), dtypes_in(call.ran), casts));
+    calls.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end),
+                                site.policy == nullptr ? std::string() : site.policy->name(),
+                                report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
+                                site.rule, call.ns, dtypes_in(call.input_dtypes),
+                                dtypes_in(call.ran), casts));
   }
   return calls;
 }
 
 // A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
-// the `__call__` of the subclass in habana_mp/_watch/modules.py. As a PatchedOp does.
+// the `__call__` of the subclass in habana_mp/_watch/modules.py. A PatchedOp does the same.
 struct ModuleHook {
   PyObject_HEAD vectorcallfunc vectorcall;
 };

@@ -29,7 +29,7 @@ void exit_disabled() {
   }
   set_casts_off(before_disabled.back());
   before_disabled.pop_back();
-  // What a loop does with its weights in there, in C++ perhaps, need not have told anybody.
+  // A loop may have changed weights in there, in C++ perhaps, unseen by the cache.
   if (before_disabled.empty()) weight_cache().end_all(Ended::DisableCasts);
 }
 

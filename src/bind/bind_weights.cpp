@@ -7,6 +7,7 @@
 #include "weights/alias_watch.h"
 #include "weights/collective_watch.h"
 #include "weights/weight_cache.h"
+#include "weights/weight_memory.h"
 
 namespace py = pybind11;
 

@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::bind_policy(module);
   habana_mp::bind_log(module);
   habana_mp::bind_report(module);
+  habana_mp::bind_patch_set(module);
   habana_mp::bind_convert(module);
   habana_mp::bind_autocast(module);
   habana_mp::bind_cast(module);

@@ -43,11 +43,11 @@ bool copied_by_matmul(const at::Tensor& tensor) {
   return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
 }
 
-// `was_kept`, where given, is set to whether the weight cache had it.
-at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_kept) {
+// `was_cached`, where given, is set to whether the weight cache had it.
+at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached) {
   if (!is_ordinary(source)) return source.to(scalar_type(to));
   if (how.cached && WeightCache::accepts(source, to)) {
-    return weight_cache().cast(source, to, was_kept);
+    return weight_cache().cast(source, to, was_cached);
   }
   const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
   const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
@@ -57,7 +57,7 @@ at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_kept)
   return cast_ordinary(source, to, {}, lifetime);
 }
 
-PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_kept) {
+PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_cached) {
   if (!THPVariable_CheckExact(tensor)) {
     PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(scalar_type(to)));
     PyObject* args[] = {nullptr, tensor, dtype};
@@ -67,12 +67,12 @@ PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_kept) {
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
   if (source.numel() < kReleaseGilAbove) {
-    return THPVariable_Wrap(cast_one(source, to, how, was_kept));
+    return THPVariable_Wrap(cast_one(source, to, how, was_cached));
   }
   at::Tensor result;
   {
     pybind11::gil_scoped_release no_gil;
-    result = cast_one(source, to, how, was_kept);
+    result = cast_one(source, to, how, was_cached);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS
@@ -84,13 +84,13 @@ const at::Tensor& tensor_of(PyObject* tensor) { return THPVariable_Unpack(tensor
 template <typename Source>
 auto cast_watched(const Source& source, DType to, How how) {
   if (!watch::in_watched_call()) return cast_one(source, to, how, nullptr);
-  bool was_kept = false;
+  bool was_cached = false;
   const DType from = dtype_of(tensor_of(source));
   const std::uint64_t start = now_ns();
-  auto result = cast_one(source, to, how, &was_kept);
+  auto result = cast_one(source, to, how, &was_cached);
   const std::uint64_t ns = now_ns() - start;
-  watch::tell_cast(tensor_of(source),
-                   {from, to, was_kept, bytes_of(tensor_of(source), to), start, ns});
+  watch::notify_cast(tensor_of(source),
+                     {from, to, was_cached, bytes_of(tensor_of(source), to), start, ns});
   return result;
 }
 
@@ -115,8 +115,8 @@ PyObject* cast_by_hand(PyObject* tensor, DType to) {
 }
 
 void LentCopies::add(const at::Tensor& cast) {
-  // A cast that is nobody else's has its memory for itself, and requires no grad where grad mode is
-  // off.
+  // A cast made for this call alone shares its memory with nobody, and requires no grad where grad
+  // mode is off.
   if (cast.has_storage() &&
       (cast.storage().use_count() > 1 || (cast.requires_grad() && !c10::GradMode::is_enabled()))) {
     copies_.push_back(cast);

@@ -1,5 +1,5 @@
 // The cast of an argument, for both front ends: by the weight cache where the tensor is a weight,
-// in a layout that the op would otherwise make by another copy, and told to those who listen.
+// in a layout that the op would otherwise make by another copy, and passed on to the listeners.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +25,10 @@ at::Tensor cast_argument(const at::Tensor& source, DType to, How how);
 // Holds the GIL, but for large tensors.
 PyObject* cast_argument(PyObject* tensor, DType to, How how);
 
-// For hmp.cast: no argument of an op, so nobody is told, and the tensor may have any dtype.
+// For hmp.cast: no argument of an op, so no listener is called, and the tensor may have any dtype.
 PyObject* cast_by_hand(PyObject* tensor, DType to);
 
-// The casts of one call that must not be handed to the caller, who may write to them or ask what
+// The casts of one call that must not be returned to the caller, who may write to them or ask what
 // they require: the weight cache holds their memory, or made them to require grad where grad mode
 // is off. A result that is a view of one, or is one (dropout in eval), is such.
 class LentCopies {

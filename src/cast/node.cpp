@@ -24,7 +24,7 @@ std::uint64_t origin_here() {
   return watch == nullptr ? 0 : watch->origin_here();
 }
 
-// There is one of a weight in each step: what `strides` are given for.
+// With `strides` the gradient is a weight's, of which there is one in each step.
 at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides) {
   const DType from = dtype_of(gradient);
   if (!eligible(from) || from == to || !is_ordinary(gradient)) return gradient.to(scalar_type(to));

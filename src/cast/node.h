@@ -1,7 +1,7 @@
 // The autograd node of a cast (D34), and the cast that has one.
 //
-// The weight cache and the report, which lie above, want to hear of backward passes: each sets a
-// function here while it does.
+// The weight cache and the report lie above this folder and need to know of backward passes: each
+// sets a function here while it does.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -28,7 +28,7 @@ constexpr std::size_t kLargestSmall = 8192;
 constexpr int kClasses = std::countr_zero(kLargestSmall / kAlignment) + 1;
 constexpr int kKeptPerClass = 16;
 
-// Stands before its memory.
+// Lies before its memory.
 struct alignas(kAlignment) SmallBlock {
   SmallBlock* next;
   int size_class;

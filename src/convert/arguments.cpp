@@ -54,7 +54,7 @@ bool is_subclass_tensor(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0;
 }
 
-// Whether an object has a say in what an op does: tensor subclasses, and what is no tensor but
+// Whether an object may override what an op does: tensor subclasses, and what is no tensor but
 // stands in for one (proxies of a tracer, containers of tensors).
 bool overrides(PyObject* object) {
   static PyObject* name = PyUnicode_InternFromString("__torch_function__");
@@ -80,7 +80,7 @@ Role role_at(const CallForm& form, bool flagged, Py_ssize_t index, PyObject* nam
                   .statistic = statistic});
 }
 
-// Where the keyword stands that names the first input (D15), counted as vectorcall lays arguments
+// The place of the keyword that names the first input (D15), counted as vectorcall lays arguments
 // out; `positional` where none does. The order of keywords must not change a result.
 Py_ssize_t first_keyword(Py_ssize_t positional, Py_ssize_t named, PyObject* kwnames) {
   for (Py_ssize_t i = 1; i < named; ++i) {

@@ -9,9 +9,9 @@
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
+#include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
-#include "convert/tell.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
 #include "watch/observer.h"
@@ -65,11 +65,11 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   const bool from_override = take_from_override(op);
   watch::WatchedCall watched;
   if (report::anyone_listens() && (casting || !from_override)) {
-    tell(watched, {op, arguments, decision, casting, positional, kwnames});
+    notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
   if (!casting) {
     PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
-    tell_end(watched, result);
+    notify_end(watched, result);
     return result;
   }
 
@@ -89,7 +89,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     watched.forget_casts();
     result = call_with_casts(/*cached=*/false, must_repeat);
   }
-  tell_end(watched, result);
+  notify_end(watched, result);
   return result;
 }
 
@@ -105,8 +105,8 @@ bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t c
   return seen.add(args, count) && casts_nothing(op.rule, seen.mask());
 }
 
-// A call while casts are off: nothing is cast, but what overrides the op is told of torch's own
-// function all the same.
+// A call while casts are off: nothing is cast, but what overrides the op gets torch's own function
+// all the same.
 PyObject* call_uncast(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                       PyObject* kwnames) {
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);

@@ -94,7 +94,7 @@ bool CastArguments::apply(const CallForm& form, const Arguments& arguments,
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (!decision.casts(described[i])) continue;
     const FoundTensor& tensor = arguments.tensor(i);
-    // A tensor that stands twice in a call is cast once: what compares its inputs by identity
+    // A tensor that a call has twice is cast once: what compares its inputs by identity
     // (self-attention) still can.
     for (std::size_t j = 0; j < i && casts[i] == nullptr; ++j) {
       if (arguments.tensor(j).object == tensor.object) casts[i] = casts[j];

@@ -23,7 +23,7 @@ class CastArguments {
   bool apply(const CallForm& form, const Arguments& arguments, const Decision& decision,
              bool cached);
 
-  // Whether the result of an op must not be handed out (LentCopies).
+  // Whether the result of an op must not be returned to the caller (LentCopies).
   bool lends(PyObject* result) const;
 
   // Laid out for a vectorcall that may use the slot before the first argument.

@@ -58,9 +58,9 @@ int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* te
   return truth;
 }
 
-// What __torch_function__ is handed: what stands in torch under the op's name, as torch's own
-// look-up by name would find it, so that `func is F.linear` holds. It equals the original, which a
-// table made before the conversion has. A new reference.
+// What __torch_function__ gets: what torch has under the op's name, as torch's own look-up by name
+// would find it, so that `func is F.linear` holds. It equals the original, which a table made
+// before the conversion has. A new reference.
 PyObject* override_argument(const PatchedOp& op) {
   if (op.override_function == op.original)
     return Py_NewRef(reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
@@ -71,8 +71,8 @@ PyObject* override_argument(const PatchedOp& op) {
   return function;
 }
 
-// The op that this thread has just handed to __torch_function__. Called from there, the
-// listeners have heard of it.
+// The op that this thread has just passed to __torch_function__. When it is called from there, the
+// listeners have been called already.
 thread_local const PyObject* overriding = nullptr;
 
 // Whether torch.overrides failed to say that nobody implements the op: it names the op by its

@@ -16,8 +16,8 @@ namespace habana_mp {
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames);
 
-// Whether this call comes from the __torch_function__ that call_original has just handed the op to:
-// the listeners have heard of it. True once for each.
+// Whether this call comes from the __torch_function__ that call_original has just passed the op to:
+// the listeners have been called already. True once for each.
 bool take_from_override(const PatchedOp& op);
 
 }  // namespace habana_mp

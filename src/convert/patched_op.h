@@ -1,4 +1,4 @@
-// PatchedOp: the callable that stands in the homes of an op while a conversion is in force.
+// PatchedOp: the callable that the homes of an op hold while a conversion is in force.
 //
 // A C type with a vectorcall slot. The interpreter calls the slot; a subclass in Python
 // (habana_mp/_convert/patched_op.py) defines `__call__` as the readable reference of the same rule,

@@ -171,9 +171,9 @@ PyObject* patched_method_type() {
 
 bool enable_vectorcall(PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
-  const bool given = PyType_Check(object) && type->tp_base != nullptr &&
-                     type->tp_base->tp_vectorcall_offset == offsetof(PatchedOp, vectorcall);
-  if (!given) {
+  const bool has_slot = PyType_Check(object) && type->tp_base != nullptr &&
+                        type->tp_base->tp_vectorcall_offset == offsetof(PatchedOp, vectorcall);
+  if (!has_slot) {
     PyErr_SetString(PyExc_TypeError, "enable_vectorcall takes a subclass of a type of _core");
     return false;
   }

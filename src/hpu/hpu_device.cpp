@@ -25,7 +25,7 @@ constexpr std::string_view kHpu = "hpu";
 constexpr std::string_view kHabana = "habana";
 constexpr DeviceType kNone = DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES;
 
-// What a device object says of itself.
+// The device that an object prints itself as.
 struct Name {
   std::string_view type;
   c10::DeviceIndex index;  // -1: none
@@ -119,8 +119,8 @@ PyObject* named_object(const Name& name) {
 
 PyObject* new_device(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (PyTuple_GET_SIZE(args) == 1 && kwargs == nullptr) {
-    PyObject* given = PyTuple_GET_ITEM(args, 0);
-    if (name_of(given) != nullptr) return Py_NewRef(given);
+    PyObject* argument = PyTuple_GET_ITEM(args, 0);
+    if (name_of(argument) != nullptr) return Py_NewRef(argument);
   }
   Naming here;
   Naming* before = std::exchange(naming, &here);

@@ -20,7 +20,8 @@ namespace habana_mp::hpu_device {
 // this build of torch does not read device names as the ones known do.
 void map_to(c10::DeviceType type);
 
-// Torch reads them as it did. Objects made meanwhile stay what they hold and say so: cuda:1.
+// Torch reads them as it did. Objects made meanwhile keep the device that they hold, and print as
+// it: cuda:1.
 void unmap();
 
 std::optional<c10::DeviceType> mapped_to();

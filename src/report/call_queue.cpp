@@ -11,7 +11,7 @@ void CallQueue::ended(const Call& call, const Site& site) {
   }
   calls_.push_back({.site = site,
                     .ns = call.ns,
-                    .given = call.given,
+                    .input_dtypes = call.input_dtypes,
                     .ran = call.ran,
                     .casts = {call.casts.begin(), call.casts.end()}});
 }

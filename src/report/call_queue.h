@@ -14,7 +14,7 @@ namespace habana_mp::report {
 struct EndedCall {
   Site site;
   std::uint64_t ns;
-  unsigned given;
+  unsigned input_dtypes;
   unsigned ran;
   std::vector<Cast> casts;
 };

@@ -32,7 +32,7 @@ inline std::atomic<int> current_level{static_cast<int>(Level::Off)};
 inline Level level() { return static_cast<Level>(current_level.load(std::memory_order_relaxed)); }
 
 // D25: ops that a list decides have a line at every call, the others only where a tensor was cast.
-// So has the rest of O2: its ops run inside one another (D19), and each cast is then told once.
+// So has the rest of O2: its ops run inside one another (D19), and each cast then has one line.
 constexpr bool worth_a_line(Cause cause, bool something_cast) {
   switch (cause) {
     case Cause::Lower:

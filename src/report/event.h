@@ -48,9 +48,9 @@ struct Call {
   const CallTexts* texts = nullptr;  // of a decided call, until it has ended
 
   SiteId site = kNone;
-  std::uint64_t ns = 0;  // without the calls inside that have rows of their own
-  unsigned given = 0;    // dtypes of its tensors, a dtype_bit() each
-  unsigned ran = 0;      // and those that it ran in
+  std::uint64_t ns = 0;       // without the calls inside that have rows of their own
+  unsigned input_dtypes = 0;  // dtypes of its tensors, a dtype_bit() each
+  unsigned ran = 0;           // and those that it ran in
   std::span<const Cast> casts{};
 };
 

@@ -39,7 +39,7 @@ bool unlisten(const Listener& listener) {
   return found;
 }
 
-void tell_decided(const Call& call) {
+void notify_decided(const Call& call) {
   // A share of each: what a listener writes to may run code that opens or closes one.
   const Listeners all = of(Hears::Decisions);
   for (const auto& listener : all) listener->decided(call);

@@ -1,5 +1,5 @@
-// Who hears of calls: the cast log, the reports, and whoever else joins by listen(). While nobody
-// does, a patched call pays one flag test.
+// The listeners of calls: the cast log, the reports, and whoever else joins by listen(). Without
+// any, a patched call pays one flag test.
 #pragma once
 
 #include <atomic>
@@ -61,8 +61,8 @@ inline bool anyone_hears(Hears what) {
   return (detail::heard.load(std::memory_order_relaxed) & static_cast<unsigned>(what)) != 0;
 }
 
-// Those who hear of decisions: read and changed with the GIL. Those who hear of calls: under the
-// observer's lock, by watch::listen() alone.
+// The listeners of decisions are read and changed with the GIL, those of calls under the observer's
+// lock, by watch::listen() alone.
 using Listeners = std::vector<std::shared_ptr<Listener>>;
 const Listeners& listeners(Hears what);
 
@@ -71,6 +71,6 @@ void listen(std::shared_ptr<Listener> listener);
 bool unlisten(const Listener& listener);
 
 // Calls decided() of all who hear of decisions. With the GIL.
-void tell_decided(const Call& call);
+void notify_decided(const Call& call);
 
 }  // namespace habana_mp::report

@@ -26,7 +26,7 @@ void Report::ended(const Call& call, const Site&) {
   Row& row = row_of(call.site);
   ++row.calls;
   row.ns += call.ns;
-  row.given |= call.given;
+  row.input_dtypes |= call.input_dtypes;
   row.ran |= call.ran;
   for (const Cast& cast : call.casts) {
     CastCount& count = row.casts_of(cast.from, cast.to);

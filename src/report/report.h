@@ -1,6 +1,6 @@
 // The report: which op ran where, in which precision, and what its casts cost. It counts what the
-// observer (watch/observer.h) tells its listeners; it must not know Python, torch or how a decision
-// is made.
+// observer (watch/observer.h) calls it with; it must not know Python, torch or how a decision is
+// made.
 //
 // It keeps counts, not events, so its memory is bounded by the program that it looks at and not by
 // how long it looks: one row for each site (an op in a module under a rule), and of the casts in
@@ -38,7 +38,7 @@ struct Row {
   std::uint64_t calls = 0;
   std::uint64_t ns = 0;       // without ops inside that have rows of their own
   std::uint64_t cast_ns = 0;  // of that
-  unsigned given = 0;         // dtypes, a bit each
+  unsigned input_dtypes = 0;  // dtypes, a bit each
   unsigned ran = 0;
   std::vector<CastCount> casts;
 

@@ -46,8 +46,8 @@ constexpr int kCodes = kBase * kBase * kBase;  // 0 stands for no policy
 
 // Codes of what has been in force in this process. A code is never given to another content: graphs
 // of torch.compile outlive the policies that they were traced under. It comes from the content
-// alone but for rare collisions, so that caches on disk, which know graphs by it, serve other
-// processes.
+// alone but for rare collisions, so that caches on disk, which know graphs by it, can be used by
+// other processes.
 class Codes {
  public:
   std::mutex mutex;

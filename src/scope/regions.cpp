@@ -109,7 +109,7 @@ void enter(const Region& region, const void* owner) {
   const Code code = digits_of(state ? state->code : 0);
   for (std::size_t i = 0; i < kSigns.size(); ++i) set_sign(i, state != nullptr, code[i]);
   set_included(state != nullptr);
-  // torch's cache serves its own kernels only, which do not run in a region of ours.
+  // Only torch's own kernels use torch's cache, and they do not run in a region of ours.
   at::autocast::set_autocast_cache_enabled(
       region.torch_cache.value_or(state ? false : frames.back().torch_cache));
   if (region.casts_off) set_casts_off(*region.casts_off);
@@ -187,7 +187,7 @@ Ruler inside_torch_region(std::size_t device, const State& state) {
            flags.dtypes[i] != this_thread.flags.dtypes[i];
   };
   if (changed(device)) return Ruler::Torch;
-  // A region of ours for HPU serves the tensors' own device where there is none (D28), and so does
+  // A region of ours for HPU acts on the tensors' own device where there is none (D28), and so does
   // what switches it off.
   if (changed(kHpu) && !flags.enabled[kHpu] && state.scopes[kHpu] == state.scopes[device])
     return Ruler::Nobody;

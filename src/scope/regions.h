@@ -3,9 +3,9 @@
 // A region includes a dispatch key of its own on its thread, and our kernels are registered for
 // that key: torch's own tables of autocast stay as they are. All that torch.compile must guard on
 // is in torch's own autocast state, per thread: a region switches autocast on for its device types,
-// so that torch.is_autocast_enabled tells the truth, and for three device types that this package
-// never runs on (MAIA, MPS, MTIA), whose dtypes spell a code of the policies in force:
-// torch.compile and its caches on disk tell graphs apart by them.
+// so that torch.is_autocast_enabled returns True there, and for three device types that this
+// package never runs on (MAIA, MPS, MTIA), whose dtypes spell a code of the policies in force:
+// torch.compile and its caches on disk distinguish graphs by them.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -33,7 +33,7 @@ struct Setting {
 
 struct Region {
   std::vector<Setting> settings;
-  // Set for the state of another thread, which is handed over whole.
+  // Set for the state of another thread, which is passed on whole.
   std::optional<bool> torch_cache, casts_off;
 };
 

@@ -58,12 +58,12 @@ bool writes(const Frame& frame) {
 
 }  // namespace
 
-void show(Frame& frame, Tensors given) {
-  frame.call.given = dtypes_of(given);
+void show(Frame& frame, Tensors inputs) {
+  frame.call.input_dtypes = dtypes_of(inputs);
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   frame.shown = true;
-  for (const at::Tensor& tensor : given) {
+  for (const at::Tensor& tensor : inputs) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
     const History* history = all().histories.find(tensor);
@@ -84,8 +84,8 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   }
   report::Call call = frame.call;
   call.ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0;
-  call.given = frame.call.given & kFloatingDTypes;
-  call.ran = frame.runs_in == DType::Other ? call.given : dtype_bit(frame.runs_in);
+  call.input_dtypes = frame.call.input_dtypes & kFloatingDTypes;
+  call.ran = frame.runs_in == DType::Other ? call.input_dtypes : dtype_bit(frame.runs_in);
   call.casts = {frame.casts.data(), frame.casts.size()};
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
@@ -98,13 +98,13 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
     const auto* memory = result.storage().unsafeGetStorageImpl();
-    const bool given =
+    const bool is_input =
         std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     // A view: the same numbers, made where they were made.
-    if (given && !writes(frame)) continue;
+    if (is_input && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    if (!given) history->maker = frame.call.site;
+    if (!is_input) history->maker = frame.call.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;
@@ -113,7 +113,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   expired = all().histories.take_expired();
 }
 
-void tell_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast) {
+void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast) {
   frame.casts.push_back(cast);
   if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;

@@ -1,6 +1,6 @@
 // The calls and modules that a thread is in while a report is open, and what becomes of a call when
-// it ends: what the listeners hear of it, and what is known of its results. Private to this folder:
-// others ask watch/observer.h.
+// it ends: what the listeners are called with, and what is known of its results. Private to this
+// folder: others ask watch/observer.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ struct Frame {
   std::uint64_t path_ns = 0;
   bool begins = false;  // the path is this call's own
   c10::SmallVector<report::Cast, 3> casts{};
-  c10::SmallVector<const c10::StorageImpl*, 4> memory{};  // of what it was given: to be compared
+  c10::SmallVector<const c10::StorageImpl*, 4> memory{};  // of its inputs, to be compared
 };
 
 struct Thread {
@@ -54,11 +54,11 @@ Frame* top();
 void push(Thread& thread, Frame frame);
 Frame pop(Thread& thread);
 
-// A call begins that is a row: which way its tensors came.
-void show(Frame& frame, Tensors given);
-// One that was shown ends.
+// A call begins that is a row of the report: notes which way its tensors came.
+void show(Frame& frame, Tensors inputs);
+// A call that was shown ends.
 void finish(Thread& thread, const Frame& frame, Tensors results);
-// It has made a cast.
-void tell_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
+// The call has made a cast.
+void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
 
 }  // namespace habana_mp::watch

@@ -32,7 +32,7 @@ using report::SiteKey;
 
 std::atomic<std::uint32_t> current_conversion{0};
 
-// What the dispatcher's name of an op stands for where no rule has decided it.
+// What an op by the dispatcher's name is counted as where no rule has decided it.
 struct Undecided {
   std::shared_ptr<const Policy> policy;  // null outside of any
   FrontEnd in_force = FrontEnd::None;
@@ -87,7 +87,7 @@ std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t decid
   return known.try_emplace(key, std::make_shared<const Undecided>(std::move(found))).first->second;
 }
 
-// A node of a backward pass, as the engine tells of it.
+// A node of a backward pass, as the engine names it.
 bool is_backward(const at::RecordFunction& call) {
   return std::string_view(call.name()).starts_with("autograd::engine::");
 }
@@ -103,7 +103,7 @@ bool is_compiled(const at::RecordFunction& call) {
 }
 
 void begin_shown(Thread& thread, const at::RecordFunction& call) {
-  const auto given = tensors_in(call.inputs());
+  const auto inputs = tensors_in(call.inputs());
   const autocast::Rules* region = region_here();
   SiteKey key{.op = number_of(op_name(call)),
               .module = thread.modules.path(),
@@ -114,8 +114,8 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   } else if (casts_off()) {
     key.outcome = Outcome::Off;
   } else if (found->rule.listed) {
-    // A region sees all calls; those that it leaves to nobody are in place or have out=.
-    const bool left = region != nullptr || casts_nothing(found->rule, dtypes_of(given));
+    // A region sees all calls; those that it does not decide are in place or have out=.
+    const bool left = region != nullptr || casts_nothing(found->rule, dtypes_of(inputs));
     key.outcome = left ? Outcome::LeftAlone : Outcome::Missed;
   }
   if (thread.in_function_of(key.op)) return push(thread, {.kind = Frame::Kind::Dispatched});
@@ -128,7 +128,7 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
                 .source = source_here(),
                 .in_force = found->in_force};
   });
-  show(frame, given);
+  show(frame, inputs);
   frame.start = now_ns();
   push(thread, std::move(frame));
 }

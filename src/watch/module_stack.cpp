@@ -74,7 +74,7 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
 }
 
 // Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
-// test), of which torch tells no hook: they may be gone. Their callers are not among those of
+// test), for which torch calls no hook: they may be gone. Their callers are not among those of
 // `caller`. A frame at the address of one that is gone is not taken for it: the frames of modules
 // that have begun since came by here and dropped it.
 void ModuleStack::drop_interrupted(PyObject* calling) {

@@ -13,7 +13,7 @@ class ModuleStack {
   // The number of the path of the innermost one (number_of), 0 outside of modules.
   std::uint32_t path() const { return entries_.empty() ? 0 : entries_.back().path; }
 
-  // A forward begins and ends, told by torch's module hooks. With the GIL.
+  // Called by torch's module hooks where a forward begins and ends. With the GIL.
   void enter(PyObject* module);
   void leave(PyObject* module);
 

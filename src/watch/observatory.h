@@ -1,4 +1,4 @@
-// What those who hear of calls share: the sites of calls, and what is known of tensors. Private to
+// What the listeners of calls share: the sites of calls, and what is known of tensors. Private to
 // this folder: others ask watch/observer.h.
 #pragma once
 
@@ -43,10 +43,10 @@ report::SiteId site_of(const report::SiteKey& key, const Describe& describe) {
   return all().sites.add(key, std::move(site));
 }
 
-// Calls `tell` with everybody who hears of calls. With the lock.
-template <typename Tell>
-void for_listeners(const Tell& tell) {
-  for (const auto& listener : report::listeners(report::Hears::Calls)) tell(*listener);
+// Calls `notify` with every listener of calls. With the lock.
+template <typename Notify>
+void for_listeners(const Notify& notify) {
+  for (const auto& listener : report::listeners(report::Hears::Calls)) notify(*listener);
 }
 
 }  // namespace habana_mp::watch

@@ -99,13 +99,13 @@ std::vector<report::EndedCall> take_calls(report::CallQueue& queue) {
 void WatchedCall::begin(const report::Call& call, const What& what) {
   if (report::anyone_hears(Hears::Decisions)) {
     const pybind11::gil_scoped_acquire gil;
-    report::tell_decided(call);
+    report::notify_decided(call);
   }
   if (!watching()) return;
   Thread& thread = this_thread();
   if (thread.epoch == 0) return;
   const FrontEnd front_end = call.key.front_end;
-  // The dispatcher has told of the same call already.
+  // The dispatcher watch has begun a frame for the same call already.
   if (front_end == FrontEnd::Autocast && !thread.frames.empty() &&
       thread.frames.back().kind == Frame::Kind::Dispatched) {
     thread.frames.back().shown = false;
@@ -127,7 +127,7 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
                 .in_force = front_end};
   });
   if (call.decision.cause != Cause::None) frame.runs_in = call.decision.to;
-  show(frame, what.given());
+  show(frame, what.inputs());
   frame.start = now_ns();
   push(thread, std::move(frame));
   begun_ = true;
@@ -151,8 +151,8 @@ bool in_watched_call() {
   return frame != nullptr && frame->kind == Frame::Kind::Decided;
 }
 
-void tell_cast(const at::Tensor& source, const report::Cast& cast) {
-  if (in_watched_call()) tell_cast(*top(), source, cast);
+void notify_cast(const at::Tensor& source, const report::Cast& cast) {
+  if (in_watched_call()) notify_cast(*top(), source, cast);
 }
 
 void enter_module(PyObject* module) {

@@ -24,7 +24,7 @@
 
 namespace habana_mp::watch {
 
-// Whether anybody hears of calls, such as an open report.
+// Whether anybody listens to calls, such as an open report.
 inline bool watching() { return report::anyone_hears(report::Hears::Calls); }
 
 // From now on every call goes to the listener too, until it is removed. Several may listen.
@@ -55,7 +55,7 @@ class WatchedCall {
   };
   struct What {
     bool hides;  // nothing inside it has a row of its own unless a rule decides it
-    c10::function_ref<Tensors()> given;
+    c10::function_ref<Tensors()> inputs;
     c10::function_ref<Decider()> decider;
   };
 
@@ -76,9 +76,10 @@ class WatchedCall {
   bool begun_ = false;
 };
 
-// Whether this thread is in a decided call that is being watched, which then hears of its casts.
+// Whether this thread is in a decided call that is being watched, with which its casts are then
+// counted.
 bool in_watched_call();
-void tell_cast(const at::Tensor& source, const report::Cast& cast);
+void notify_cast(const at::Tensor& source, const report::Cast& cast);
 
 // A module's forward begins and ends on this thread. With the GIL.
 void enter_module(PyObject* module);

@@ -1,5 +1,5 @@
-// Descriptors that stand on torch.Tensor in place of what hands out aliases of a tensor's memory
-// (data, numpy, untyped_storage, ...): they tell the weight cache, then do what the original does.
+// Descriptors on torch.Tensor in place of what returns aliases of a tensor's memory (data, numpy,
+// untyped_storage, ...): each ends the copy in the weight cache, then does what the original does.
 #pragma once
 
 #include <torch/csrc/python_headers.h>

@@ -1,5 +1,5 @@
 // Collectives of torch.distributed write to tensors without moving their version counters: while
-// one of these lives, they tell the weight cache.
+// one of these lives, the weight cache is notified of them.
 #pragma once
 
 #include <torch/library.h>

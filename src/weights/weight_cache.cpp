@@ -1,7 +1,6 @@
 #include "weights/weight_cache.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -14,6 +13,7 @@
 #include "base/torch_private.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {
@@ -21,48 +21,9 @@ namespace {
 // Measured: below, a cast costs no more than the look-up and the tensor over the copy.
 constexpr std::int64_t kSmallest = 4096;
 
-// How torch frees a part of a storage, which is what it makes of a mapped file: told by
-// learn_slices().
-c10::DeleterFnPtr slices_deleter = nullptr;
-
 bool is_parameter(const at::Tensor& tensor) {
   const PyObject* object = torch_private::python_object(tensor);
   return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
-}
-
-// Memory that torch has for itself, whether allocated, read from a file or mapped: whoever else
-// writes to it is a tensor, which is seen (Shared, Alias). What was given away as a NumPy array
-// cannot be resized any more. What torch.load has read never could, and names no allocator.
-bool is_own_memory(const at::Tensor& weight) {
-  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
-  if (!weight.is_cpu()) return storage.resizable();
-  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
-  if (deleter == slices_deleter) return true;
-  return deleter == c10::GetCPUAllocator()->raw_deleter() &&
-         (storage.resizable() || storage.allocator() == nullptr);
-}
-
-// Whether a tensor other than `weight` holds the memory, or Python code does.
-bool is_shared(const at::Tensor& weight) {
-  const c10::Storage& storage = weight.storage();
-  if (storage.use_count() == 1) return false;
-  // A storage that Python has once looked at keeps its Python object, which counts as a user.
-  return storage.use_count() > 2 ||
-         !torch_private::is_sole_owner_of_python_object(*storage.unsafeGetStorageImpl());
-}
-
-// A fingerprint of some numbers spread over the weight.
-std::uint64_t samples_of(const at::Tensor& weight) {
-  if (!weight.is_cpu()) return 0;
-  constexpr std::int64_t kSamples = 16;
-  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
-  const std::int64_t step = weight.numel() / kSamples;
-  std::uint64_t hash = numbers[weight.numel() - 1];
-  // Not one after the other in memory's time: the loads do not wait for each other.
-  for (std::int64_t i = 0; i < kSamples; ++i) {
-    hash = (hash ^ numbers[i * step]) * 0x9E3779B97F4A7C15U;
-  }
-  return hash;
 }
 
 std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
@@ -76,7 +37,7 @@ bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
 }
 
 // A tensor that grad mode can use, wherever it is made, over `memory` if that is defined.
-at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memory) {
+at::Tensor cast_for_cache(const at::Tensor& weight, DType to, at::Tensor memory) {
   const c10::InferenceMode off(false);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
@@ -84,16 +45,16 @@ at::Tensor cast_for_keeping(const at::Tensor& weight, DType to, at::Tensor memor
 }
 
 // A tensor of its own over the memory of a copy.
-at::Tensor hand_out(const at::Tensor& copy, const at::Tensor& weight) {
-  at::Tensor handed = torch_private::alias_of(copy);
+at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
+  at::Tensor result = torch_private::alias_of(copy);
   if (!c10::GradMode::is_enabled()) {
     // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
     // many times slower where it does not. Where grad mode is off that has no other effect.
-    handed.set_requires_grad(true);
+    result.set_requires_grad(true);
   } else if (weight.requires_grad()) {
-    record_backward(weight, handed, weight.storage().unsafeGetStorageImpl());
+    record_backward(weight, result, weight.storage().unsafeGetStorageImpl());
   }
-  return handed;
+  return result;
 }
 
 }  // namespace
@@ -133,7 +94,7 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   return {};
 }
 
-at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept) {
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_cached) {
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
@@ -174,16 +135,16 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_kept)
           section.freed.push_back(std::exchange(memory, at::Tensor()));
         }
       }
-      entry.ended.reset();  // what is told from now on concerns the copy that is being made
+      entry.ended.reset();  // an end from now on is one of the copy that is being made
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
-  if (was_kept != nullptr) *was_kept = copy.defined();
+  if (was_cached != nullptr) *was_cached = copy.defined();
   if (!copy.defined()) {
-    copy = cast_for_keeping(weight, to, std::move(memory));
+    copy = cast_for_cache(weight, to, std::move(memory));
     if (keep) store(weight, std::move(now), copy);
   }
-  return hand_out(copy, weight);
+  return tensor_over(copy, weight);
 }
 
 WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {
@@ -217,7 +178,7 @@ void WeightCache::sweep(Section& section) {
     if (it->second.copy.defined()) ++counts_.ended[static_cast<std::size_t>(Ended::Freed)];
     it = drop(section, it);
   }
-  // What is gone takes no more than what is there.
+  // So the entries of freed weights are never more than those of living ones.
   sweep_at_ = std::max<std::size_t>(64, 2 * entries_.size());
   sweep_at_bytes_ = std::max<std::size_t>(kSweepBytes, 2 * bytes_);
 }
@@ -254,7 +215,8 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   Section section(mutex);
   auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
   if (it == entries_.end()) {
-    // Who holds the alias is not seen later, when the weight is cast for the first time.
+    // Nothing shows later, when the weight is cast for the first time, that somebody holds the
+    // alias.
     if (exported && is_ordinary(tensor) && accepts(tensor, DType::BFloat16))
       entry_of(section, tensor).exported = true;
     return;
@@ -293,9 +255,5 @@ void WeightCache::set_limit(std::size_t bytes) {
 }
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
-
-void learn_slices(const c10::StorageImpl& slice) {
-  slices_deleter = slice.data_ptr().get_deleter();
-}
 
 }  // namespace habana_mp

@@ -4,7 +4,7 @@
 // What may be in it: float32 parameters, that is leaf tensors that require grad, and
 // torch.nn.Parameter that do not; not those for which a cast costs less than the look-up.
 //
-// A weight must never be stale, and torch does not tell of every change: `.data` and NumPy aliases
+// A weight must never be stale, and torch does not record every change: `.data` and NumPy aliases
 // write past the version counter, fused optimizers do not move it. So a copy is used only while
 //   - the weight's memory, version counter and version, sizes and strides are what they were;
 //   - nobody else shares the memory, and nobody but torch owns it;
@@ -12,7 +12,7 @@
 //     `.data` (or another alias of its memory) since the copy was made;
 //   - samples of the weight, on the CPU, are what they were.
 // It holds the numbers and no graph: each use gets a tensor of its own over the same memory, with
-// its own node where grad mode is on. So it keeps no weight alive, and serves grad mode, no_grad
+// its own node where grad mode is on. So it keeps no weight alive, and works in grad mode, no_grad
 // and inference_mode alike.
 #pragma once
 
@@ -41,7 +41,7 @@ enum class Ended : std::uint8_t {
   Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr)
   Optimizer,     // an optimizer made a step
   DisableCasts,  // a disable_casts ended
-  Samples,       // its numbers are others, though nobody told
+  Samples,       // its numbers are others, and nothing else showed it
   Shared,        // another tensor shares its memory
   Foreign,       // its memory is somebody else's: NumPy, another process, a buffer
   Written,       // the copy was written to by who got it
@@ -67,8 +67,8 @@ class WeightCache {
   static bool accepts(const at::Tensor& tensor, DType to);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
-  // `was_kept`, where given, is set to whether the copy was there already.
-  at::Tensor cast(const at::Tensor& weight, DType to, bool* was_kept = nullptr);
+  // `was_cached`, where given, is set to whether the copy was there already.
+  at::Tensor cast(const at::Tensor& weight, DType to, bool* was_cached = nullptr);
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -76,13 +76,12 @@ class WeightCache {
   std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
 
   // The backward pass has computed the gradient of the weight in this memory. Where a step follows
-  // one backward pass the copy is of no use any more, and its memory is: it is given back unless
-  // the weight was used again, after this and before the step, the last time (gradient
-  // accumulation).
+  // one backward pass the copy will not be used again, so its memory is given back, unless the
+  // weight was used again, after this and before the step, the last time (gradient accumulation).
   void end_backward(const c10::StorageImpl* weight);
 
-  // An alias of the tensor's memory is handed to somebody who may write through it now, or, where
-  // it is `exported`, at any time.
+  // Somebody gets an alias of the tensor's memory and may write through it now, or, where it is
+  // `exported`, at any time.
   void end_alias(const at::Tensor& tensor, bool exported);
 
   Info info();
@@ -110,7 +109,7 @@ class WeightCache {
     std::uint32_t copy_version = 0;
     bool exported = false;  // somebody may write to the weight at any time
     bool after_backward = false;
-    std::optional<Ended> ended;  // told, not found
+    std::optional<Ended> ended;  // known at once, not found by a check
   };
   using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
 
@@ -145,8 +144,5 @@ class WeightCache {
 };
 
 WeightCache& weight_cache();
-
-// Shows the cache a part of a storage, so that it knows such memory for torch's own.
-void learn_slices(const c10::StorageImpl& slice);
 
 }  // namespace habana_mp

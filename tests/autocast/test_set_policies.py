@@ -281,9 +281,9 @@ def test_a_policy_that_refuses_the_dtype_of_the_region() -> None:
 def test_explain_outside_a_region() -> None:
     model = Net()
     hmp.set_policies(model, {"layers.*.norm": HIGH})
-    told = hmp.explain("linear", module=model.layers[0].norm)
-    assert (told.rule.action, told.in_force) == ("fp32", False)
-    assert "set_policies rules 'layers.0.norm' in regions of autocast only" in told.state
+    explained = hmp.explain("linear", module=model.layers[0].norm)
+    assert (explained.rule.action, explained.in_force) == ("fp32", False)
+    assert "set_policies rules 'layers.0.norm' in regions of autocast only" in explained.state
 
 
 def test_explain() -> None:

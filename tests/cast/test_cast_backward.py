@@ -116,13 +116,13 @@ class TestBackward:
 
     def test_anomaly_mode(self):
         x = numbers(3).requires_grad_()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with torch.autograd.detect_anomaly():
                 y = hmp.cast(x, BF16)
                 with pytest.raises(RuntimeError, match="'CopyBackwards' returned nan values"):
                     y.backward(torch.full((3,), float("nan"), dtype=BF16))
-        assert any("Traceback of forward call" in str(warning.message) for warning in told)
+        assert any("Traceback of forward call" in str(warning.message) for warning in caught)
 
     def test_hooks_of_tensors_and_nodes(self):
         seen = []

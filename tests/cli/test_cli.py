@@ -42,8 +42,8 @@ def test_help(command):
 
 @pytest.mark.parametrize(("command", "names"), [([], COMMANDS), (["lists"], LISTS)], ids=["all", "lists"])
 def test_help_names_the_commands(command, names):
-    told = call(*command, "--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert sorted(line.split()[0] for line in told.splitlines()) == sorted(names)
+    printed = call(*command, "--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert sorted(line.split()[0] for line in printed.splitlines()) == sorted(names)
 
 
 def test_python_m():
@@ -52,7 +52,7 @@ def test_python_m():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["rnu"], "No such command 'rnu'"),
         (["explain"], "Missing argument 'OP'"),
@@ -65,10 +65,10 @@ def test_python_m():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_command_line(arguments, told):
+def test_a_wrong_command_line(arguments, printed):
     done = call(*arguments)
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert printed in done.stderr
     assert done.stdout == ""
 
 
@@ -122,24 +122,24 @@ def test_explain():
 
 @pytest.mark.parametrize("policy", ["torch-cuda", str(hmp.Policy.from_ops(fp32=["mm"]))], ids=["preset", "text"])
 def test_explain_as_json(policy):
-    told = json.loads(call("explain", "mm", "--policy", policy, "--json").stdout)
+    printed = json.loads(call("explain", "mm", "--policy", policy, "--json").stdout)
     rule = hmp.Policy.load(policy).rule("mm")
-    assert told["rule"]["action"] == rule.action
-    assert told["rule"]["low_dtype"] == str(rule.low_dtype).removeprefix("torch.")
-    assert (told["rule"]["file"], told["rule"]["line"]) == (rule.file, rule.line)
-    assert "torch.Tensor.mm" in told["homes"]
-    assert told["policy"] == hmp.Policy.load(policy).name
+    assert printed["rule"]["action"] == rule.action
+    assert printed["rule"]["low_dtype"] == str(rule.low_dtype).removeprefix("torch.")
+    assert (printed["rule"]["file"], printed["rule"]["line"]) == (rule.file, rule.line)
+    assert "torch.Tensor.mm" in printed["homes"]
+    assert printed["policy"] == hmp.Policy.load(policy).name
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [(["lienar"], "Error: 'lienar' is no op of torch"), (["mm", "--policy", "hpm"], "Error: 'hpm' is no policy")],
     ids=["op", "policy"],
 )
-def test_explain_used_wrongly(arguments, told):
+def test_explain_used_wrongly(arguments, printed):
     done = call("explain", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(printed)
 
 
 # --- doctor
@@ -193,7 +193,7 @@ def test_doctor_leaves_the_threads_of_torch(examine):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "level", "told"),
+    ("name", "value", "level", "printed"),
     [
         ("HABANA_MP_LOG", "loud", "problem", "HABANA_MP_LOG='loud': accepted are off, casts, detail"),
         ("HABANA_MP_LOG", "casts:/no/such/log.txt", "problem", "HABANA_MP_LOG: there is no folder '/no/such'"),
@@ -211,9 +211,9 @@ def test_doctor_leaves_the_threads_of_torch(examine):
     ],
     ids=lambda value: "" if " " in value else value,
 )
-def test_doctor_sees_the_environment(examine, name, value, level, told):
+def test_doctor_sees_the_environment(examine, name, value, level, printed):
     found, code = examine(**{name: value})
     assert code == (level == "problem")
-    said = [each for each in found["verdicts"] if each["text"].startswith(told)]
+    said = [each for each in found["verdicts"] if each["text"].startswith(printed)]
     assert [each["level"] for each in said] == [level]
     assert found["environment"] == ({} if name == "HABANA_MP_LOGS" else {name: value})

@@ -79,7 +79,7 @@ def test_a_library_that_would_make_itself_ready_sees_no_gaudi_but_the_script_doe
 
 def test_scripted_functions_stand_before_convert():
     """As BERT has its gelu. torch.jit.script refuses code with listed ops under a conversion (F170)."""
-    told = run("""
+    printed = run("""
         import torch, warnings
         from habana_frameworks.torch.hpex import hmp
         warnings.simplefilter("ignore")  # torch.jit is deprecated
@@ -89,7 +89,7 @@ def test_scripted_functions_stand_before_convert():
         hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
         print(gelu(torch.zeros(1)).item())
     """)
-    assert told == "0.0"
+    assert printed == "0.0"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_scripted_functions_stand_before_convert():
     ids=["hpu", "habana", "computed", "torch.hpu"],
 )  # fmt: skip
 def test_a_device_that_is_made_before_the_first_import(device):
-    told = run(f"""
+    printed = run(f"""
         import torch
         def made():
             return {device if "current" not in device else 'torch.device("hpu", torch.hpu.current_device())'}
@@ -107,7 +107,7 @@ def test_a_device_that_is_made_before_the_first_import(device):
         x = torch.ones(2).to(device)
         print(x.device == device == torch.device("hpu", 0) or device)
     """)
-    assert told == "True"
+    assert printed == "True"
 
 
 def test_a_script_that_says_no_hpu_has_none():
@@ -118,7 +118,7 @@ def test_a_script_that_says_no_hpu_has_none():
 def test_lists_that_the_script_names_before_the_import_f119_f120(variables):
     Path("lower.txt").write_text("softmax\n")
     Path("fp32.txt").write_text("linear\n")
-    told = run(f"""
+    printed = run(f"""
         import os, torch
         os.environ["{variables[0]}"] = "lower.txt"
         os.environ["{variables[1]}"] = "fp32.txt"
@@ -129,7 +129,7 @@ def test_lists_that_the_script_names_before_the_import_f119_f120(variables):
             x = torch.nn.Linear(4, 4)(torch.ones(2, 4))
             print(x.dtype, torch.softmax(x, -1).dtype)
     """)
-    assert told.split() == [FP32, BF16]
+    assert printed.split() == [FP32, BF16]
 
 
 CHILD = """
@@ -175,7 +175,7 @@ PARENTS = {
 
 
 @pytest.mark.parametrize(
-    ("parent", "told"),
+    ("parent", "printed"),
     [
         ("spawned", "2.0 10.0"),
         ("subprocess", "1.0 True False"),
@@ -184,10 +184,10 @@ PARENTS = {
         ("run again", "1.0 True True"),
     ],
 )
-def test_processes_of_a_script(parent, told):
+def test_processes_of_a_script(parent, printed):
     """They have the names and the device. What is cast in them they say themselves."""
     Path("child.py").write_text(dedent(CHILD))
-    assert run(PARENTS[parent]) == told
+    assert run(PARENTS[parent]) == printed
 
 
 def test_what_only_its_arguments_say():
@@ -220,7 +220,7 @@ def test_another_environment_has_its_own_packages(tmp_path):
     other = tmp_path / "other"
     (other / "hmp").mkdir(parents=True)
     (other / "hmp" / "__init__.py").write_text("name = 'its own'")
-    told = run(f"""
+    printed = run(f"""
         import subprocess, sys
         import habana_frameworks.torch
         code = (
@@ -232,42 +232,42 @@ def test_another_environment_has_its_own_packages(tmp_path):
         )
         subprocess.run([sys.executable, "-c", code], check=True)
     """)
-    assert told.splitlines() == ["its own", "No module named 'habana_frameworks'"]
+    assert printed.splitlines() == ["its own", "No module named 'habana_frameworks'"]
 
 
 def test_the_sitecustomize_of_the_environment_still_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('of the environment', __name__)")
     Path("child.py").write_text(dedent(CHILD))
-    told = run(PARENTS["subprocess"], PYTHONPATH=str(tmp_path)).splitlines()
-    assert told == ["of the environment sitecustomize"] * 2 + ["1.0 True False"]
+    printed = run(PARENTS["subprocess"], PYTHONPATH=str(tmp_path)).splitlines()
+    assert printed == ["of the environment sitecustomize"] * 2 + ["1.0 True False"]
 
 
 def test_a_process_that_asks_for_no_gaudi_imports_nothing():
-    told = run("""
+    printed = run("""
         import subprocess, sys
         import habana_frameworks.torch
         subprocess.run([sys.executable, "-c", "import sys; print({'torch', 'habana_mp'} & {*sys.modules})"], check=True)
     """)
-    assert told == "set()"
+    assert printed == "set()"
 
 
 def test_a_real_package_wins_in_the_processes_of_a_script(tmp_path):
     (tmp_path / "site" / "hmp").mkdir(parents=True)
     (tmp_path / "site" / "hmp" / "__init__.py").write_text("name = 'of somebody else'")
-    told = run(f"""
+    printed = run(f"""
         import subprocess, sys
         import habana_frameworks.torch
         code = "import sys; sys.path.append({str(tmp_path / "site")!r}); import hmp; print(hmp.name)"
         subprocess.run([sys.executable, "-c", code], check=True)
     """)
-    assert told == "of somebody else"
+    assert printed == "of somebody else"
 
 
 @pytest.mark.parametrize(
-    ("device", "told"),
+    ("device", "printed"),
     [("cpu", "cpu"), ("tpu", "HABANA_MP_DEVICE: torch has no device type 'tpu'"), ("cuda:1", 'HABANA_MP_DEVICE: "hpu" stands for a device type')],
 )  # fmt: skip
-def test_the_variable_chooses_the_device(device, told, monkeypatch):
+def test_the_variable_chooses_the_device(device, printed, monkeypatch):
     monkeypatch.setenv("HABANA_MP_DEVICE", device)
     Path("script.py").write_text(
         "import habana_mp.gaudi, habana_frameworks.torch.core, torch; print(torch.ones(1, device='hpu').device)"
@@ -276,15 +276,15 @@ def test_the_variable_chooses_the_device(device, told, monkeypatch):
     ours = subprocess.run(
         [sys.executable, "-m", "habana_mp", "run", "script.py"], capture_output=True, text=True, check=False
     )
-    assert told in (plain.stdout or plain.stderr)
-    assert told in (ours.stdout or ours.stderr)
+    assert printed in (plain.stdout or plain.stderr)
+    assert printed in (ours.stdout or ours.stderr)
     assert ours.returncode == plain.returncode == (0 if device == "cpu" else 1)
 
 
 def test_a_list_that_the_script_writes_before_the_import():
     """The environment named it from the start."""
     Path("lower.txt").write_text("mm\n")
-    told = run(
+    printed = run(
         """
         import pathlib; pathlib.Path("lower.txt").write_text("softmax")
         import habana_frameworks.torch.core
@@ -293,4 +293,4 @@ def test_a_list_that_the_script_writes_before_the_import():
         """,
         LOWER_LIST="lower.txt",
     )
-    assert told == "('softmax',)"
+    assert printed == "('softmax',)"

@@ -59,9 +59,9 @@ def test_show_has_every_name(preset):
 
 
 def test_show_as_json():
-    told = json.loads(lists("show", "torch-cuda", "--json").stdout)
-    assert told["lists"] == {title: [*ops] for title, ops in hmp.Policy.load("torch-cuda").lists.items()}
-    assert (told["low_dtype"], told["rest"], told["cache"]) == ("float16", "inputs", True)
+    printed = json.loads(lists("show", "torch-cuda", "--json").stdout)
+    assert printed["lists"] == {title: [*ops] for title, ops in hmp.Policy.load("torch-cuda").lists.items()}
+    assert (printed["low_dtype"], printed["rest"], printed["cache"]) == ("float16", "inputs", True)
 
 
 # --- diff
@@ -94,8 +94,8 @@ BASE = hmp.Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"], promote=["a
 )  # fmt: skip
 def test_diff(other, settings, ops):
     done = lists("diff", str(BASE), str(other), "--json")
-    told = json.loads(done.stdout)
-    assert (told["settings"], told["ops"]) == (settings, ops)
+    printed = json.loads(done.stdout)
+    assert (printed["settings"], printed["ops"]) == (settings, ops)
     plain = lists("diff", str(BASE), str(other))
     assert done.exit_code == plain.exit_code == bool(settings or ops)
     rows = [line.split()[0] for line in plain.stdout.splitlines()[1:]]
@@ -106,7 +106,7 @@ def test_diff(other, settings, ops):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "printed"),
     [
         (b"", []),
         (b"# only a comment\n\n", []),
@@ -129,13 +129,13 @@ def test_diff(other, settings, ops):
         "in and out", "mixed", "bytes", "large",
     ],
 )  # fmt: skip
-def test_check(here, content, told):
+def test_check(here, content, printed):
     Path("my.txt").write_bytes(content)
     done = lists("check", "my.txt")
-    lines = done.stdout.splitlines() if told else []
-    assert done.exit_code == bool(told)
-    assert len(lines) == len(told)
-    for line, (number, begin, hint) in zip(lines, told):
+    lines = done.stdout.splitlines() if printed else []
+    assert done.exit_code == bool(printed)
+    assert len(lines) == len(printed)
+    for line, (number, begin, hint) in zip(lines, printed):
         assert line.startswith(f"my.txt:{number}: {begin}")
         assert hint in line
     found = json.loads(lists("check", "my.txt", "--json").stdout)
@@ -169,7 +169,7 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "printed"),
     [
         ({}, []),
         (
@@ -188,7 +188,7 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
     ],
     ids=["fine", "claimed twice", "one dtype", "edits", "two files", "key", "rest", "toml", "error list", "no list", "no toml"],
 )  # fmt: skip
-def test_check_of_a_folder(here, changed, told):
+def test_check_of_a_folder(here, changed, printed):
     Path("my").mkdir()
     for name, text in {
         "policy.toml": TOML,
@@ -200,10 +200,10 @@ def test_check_of_a_folder(here, changed, told):
         if text is not None:
             Path("my", name).write_text(text)
     done = lists("check", "my")
-    lines = done.stdout.splitlines() if told else []
-    assert done.exit_code == bool(told)
-    assert len(lines) == len(told)
-    assert [line.startswith(begin) for line, begin in zip(lines, told)] == [True] * len(told), lines
+    lines = done.stdout.splitlines() if printed else []
+    assert done.exit_code == bool(printed)
+    assert len(lines) == len(printed)
+    assert [line.startswith(begin) for line, begin in zip(lines, printed)] == [True] * len(printed), lines
 
 
 # --- edit
@@ -242,7 +242,7 @@ def test_a_policy_can_be_edited_where_it_is(here):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["nope", "-mm"], "Error: 'nope' is no policy"),
         (["hmp", "mm"], "Error: 'mm' is no edit of a policy: '+op:list' and '-op' are accepted"),
@@ -256,13 +256,13 @@ def test_a_policy_can_be_edited_where_it_is(here):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_edit_used_wrongly(here, arguments, told):
+def test_edit_used_wrongly(here, arguments, printed):
     Path("full").mkdir()
     Path("full/letter.txt").write_text("Dear Ada")
     lists("edit", "hmp-o1", "-bmm", "--output", "other")
     before = sorted(here.rglob("*"))
     done = lists("edit", *arguments)
     assert done.exit_code == 2
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(printed)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     assert sorted(here.rglob("*")) == before

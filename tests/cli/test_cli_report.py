@@ -46,10 +46,10 @@ def test_the_report_is_on_stderr(here):
 
 def test_it_says_what_happened(here):
     Path("script.py").write_text(TRAIN)
-    told, done = seen()
-    assert (done.stdout, done.exit_code, told["title"]) == ("trained\n", 0, "script.py")
-    assert [(each["name"], each["front_end"]) for each in told["policies"]] == [("hmp", "convert")]
-    rows = {row["op"]: row for row in told["rows"]}
+    printed, done = seen()
+    assert (done.stdout, done.exit_code, printed["title"]) == ("trained\n", 0, "script.py")
+    assert [(each["name"], each["front_end"]) for each in printed["policies"]] == [("hmp", "convert")]
+    rows = {row["op"]: row for row in printed["rows"]}
     assert rows["linear"]["runs_in"] == ["bfloat16"]
     assert rows["linear"]["source"] == f"{here}/script.py:4"
     assert rows["linear"]["module"] == "Sequential: 0"
@@ -72,15 +72,15 @@ def test_a_page(here):
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "told"),
+    ("ending", "code", "printed"),
     [("raise SystemExit(3)", 3, ""), ("1 / 0", 1, "ZeroDivisionError"), ("raise KeyboardInterrupt", 130, "KeyboardInterrupt")],
     ids=["exit", "error", "ctrl-c"],
 )  # fmt: skip
-def test_a_script_that_fails_is_reported(here, ending, code, told):
+def test_a_script_that_fails_is_reported(here, ending, code, printed):
     Path("script.py").write_text(TRAIN + ending)
     found, done = seen()
     assert done.exit_code == code
-    assert told in done.stderr
+    assert printed in done.stderr
     assert "linear" in {row["op"] for row in found["rows"]}
 
 
@@ -102,14 +102,14 @@ REGION = (
 )
 def test_policies(here, script, options, policies):
     Path("script.py").write_text(script)
-    told, done = seen(*options)
+    printed, done = seen(*options)
     assert done.exit_code == 0
-    assert [(each["name"], each["front_end"]) for each in told["policies"]] == policies
+    assert [(each["name"], each["front_end"]) for each in printed["policies"]] == policies
 
 
 @pytest.mark.parametrize("option", ["--html", "--json"])
 @pytest.mark.parametrize("path", ["none/page", "folder", "/proc/page"])
-def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(here, option, path):
+def test_a_file_that_cannot_be_written_is_reported_before_the_script_runs(here, option, path):
     Path("folder").mkdir()
     Path("script.py").write_text(TRAIN)
     done = report(option, path, "script.py")

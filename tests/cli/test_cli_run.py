@@ -98,7 +98,7 @@ def test_a_container_cannot_tell_it_from_python(here, kind):
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "told"),
+    ("ending", "code", "printed"),
     [
         ("", 0, ""),
         ("import sys; sys.exit()", 0, ""),
@@ -111,16 +111,16 @@ def test_a_container_cannot_tell_it_from_python(here, kind):
         ("class Odd(BaseException): pass\nraise Odd", 1, "Odd"),
     ],
 )
-def test_exit_codes(here, ending, code, told):
+def test_exit_codes(here, ending, code, printed):
     Path("script.py").write_text(ending)
     done = run("script.py")
     assert done.exit_code == code
-    assert told in done.stderr
+    assert printed in done.stderr
     assert "habana_mp/" not in done.stderr.replace("habana_mp.no", "")
     assert done.stdout == ""
 
 
-def test_a_message_of_sys_exit_is_told(here):
+def test_a_message_of_sys_exit_is_reported(here):
     Path("script.py").write_text("import sys; sys.exit('too bad')")
     done = run("script.py")
     assert (done.exit_code, done.output) == (1, "too bad\n")
@@ -128,10 +128,10 @@ def test_a_message_of_sys_exit_is_told(here):
 
 def test_a_traceback_has_no_frames_of_ours(here):
     Path("script.py").write_text("import torch\ntorch.nn.Linear(2, 3)(torch.ones(5))\n")
-    told = run("script.py").stderr
-    assert told.splitlines()[1].strip() == f'File "{here}/script.py", line 2, in <module>'
-    assert "/habana_mp/" not in told
-    assert "click" not in told
+    printed = run("script.py").stderr
+    assert printed.splitlines()[1].strip() == f'File "{here}/script.py", line 2, in <module>'
+    assert "/habana_mp/" not in printed
+    assert "click" not in printed
 
 
 def test_the_script_s_own_excepthook_serves(here):
@@ -150,10 +150,10 @@ def test_ctrl_c(here):
     ) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=30)[1]
+        printed = process.communicate(timeout=30)[1]
     assert process.returncode == 130
-    assert told.splitlines()[0] == "Traceback (most recent call last):"
-    assert told.splitlines()[-1] == "KeyboardInterrupt"
+    assert printed.splitlines()[0] == "Traceback (most recent call last):"
+    assert printed.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_options_behind_the_script_are_its_own(here):
@@ -284,7 +284,7 @@ def test_the_log_of_the_environment(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "printed"),
     [
         (["none.py"], "Error: none.py: No such file or directory"),
         (["folder"], "Error: 'folder' is no file with a script, and has no __main__.py in it"),
@@ -302,18 +302,18 @@ def test_the_log_of_the_environment(here, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_input_is_told_in_one_line(here, arguments, told):
+def test_wrong_input_is_reported_in_one_line(here, arguments, printed):
     Path("folder").mkdir()
     Path("bad.txt").write_text("mm mm\n")
     Path("script.py").write_text("print('ran')")
     done = run(*arguments)
     assert done.exit_code == 2
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(printed)
     assert done.output.count("\n") == 1
 
 
 @pytest.mark.parametrize(("variable", "value"), [("HABANA_MP_LOG", "loud"), ("HABANA_MP_CACHE_BYTES", "1e9")])
-def test_a_wrong_environment_is_told_in_one_line(here, monkeypatch, variable, value):
+def test_a_wrong_environment_is_reported_in_one_line(here, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     Path("script.py").write_text("print('ran')")
     done = run("script.py")
@@ -322,7 +322,7 @@ def test_a_wrong_environment_is_told_in_one_line(here, monkeypatch, variable, va
     assert done.stderr.count("\n") == 1
 
 
-def test_names_that_torch_does_not_have_are_told_and_it_runs(here):
+def test_names_that_torch_does_not_have_are_reported_and_it_runs(here):
     Path("lower.txt").write_text("matmul\nlienar\n")
     Path("script.py").write_text(DTYPE)
     done = run("--lower", "lower.txt", "script.py")

@@ -113,8 +113,8 @@ def test_importable(imported: dict[str, str], case: str) -> None:
 def test_the_docs_name_every_module() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "gaudi.md").read_text()
     modules = "[name for name, (home, _) in importer._CONTENTS.items() if home]"
-    told = each({"modules": ("from habana_mp.gaudi import _importer as importer", modules)})["modules"]
-    assert [name for name in ast.literal_eval(told) if f"`{name}`" not in page] == []
+    shown = each({"modules": ("from habana_mp.gaudi import _importer as importer", modules)})["modules"]
+    assert [name for name in ast.literal_eval(shown) if f"`{name}`" not in page] == []
 
 
 # --- What there is not
@@ -148,15 +148,15 @@ def missing() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_what_does_not_exist_is_told_with_what_does(missing: dict[str, str], case: str) -> None:
+def test_what_does_not_exist_is_reported_with_what_does(missing: dict[str, str], case: str) -> None:
     _, error, module, name, there = MISSING[case]
-    told = f"{error} habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
-    assert missing[case].startswith(told)
+    shown = f"{error} habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
+    assert missing[case].startswith(shown)
 
 
 def test_what_is_below_torch_is_torch_s_own_matter() -> None:
-    told = each({"xpu": ("import torch.xpu.none", "None")})["xpu"]
-    assert told == "ModuleNotFoundError No module named 'torch.xpu.none'"
+    shown = each({"xpu": ("import torch.xpu.none", "None")})["xpu"]
+    assert shown == "ModuleNotFoundError No module named 'torch.xpu.none'"
 
 
 # --- Where it stays out of the way
@@ -178,7 +178,7 @@ def test_a_real_package_is_left_alone(tmp_path: Path) -> None:
     (real / "__init__.py").touch()
     (real / "hpex" / "__init__.py").write_text("hmp = 'the real one'\n")
     (tmp_path / "hmp.py").write_text("hmp = 'a real one too'\n")
-    told = run(
+    shown = run(
         """
         from habana_frameworks.torch.hpex import hmp
         print(hmp)
@@ -193,7 +193,7 @@ def test_a_real_package_is_left_alone(tmp_path: Path) -> None:
         """,
         path=tmp_path,
     )
-    assert told.splitlines() == [
+    assert shown.splitlines() == [
         "the real one",
         "a real one too",
         "No module named 'habana_frameworks.torch.core'",
@@ -213,25 +213,25 @@ def test_a_real_torch_xpu_amp_is_left_alone() -> None:
 
 
 def test_a_reload_changes_nothing() -> None:
-    told = run("""
+    shown = run("""
         import importlib, sys
         before = list(sys.meta_path)
         importlib.reload(habana_mp.gaudi)
         print(sys.meta_path == before)
     """)
-    assert told == "True"
+    assert shown == "True"
 
 
 def test_transformers_still_sees_no_gaudi() -> None:
-    told = run("from transformers.utils import is_torch_hpu_available; print(is_torch_hpu_available())")
-    assert told == "False"
+    shown = run("from transformers.utils import is_torch_hpu_available; print(is_torch_hpu_available())")
+    assert shown == "False"
 
 
 # --- What it does
 
 
 def test_memory_figures() -> None:
-    told = run("""
+    shown = run("""
         import torch
         import habana_frameworks.torch.hpu as hpu
 
@@ -251,12 +251,12 @@ def test_memory_figures() -> None:
         assert torch.equal(first, torch.rand(1))
         print(hpu.device_count() >= 1, hpu.get_device_name(), len(hpu.memory_summary().splitlines()))
     """)
-    assert told.startswith("True ")
-    assert told.endswith(" 3")
+    assert shown.startswith("True ")
+    assert shown.endswith(" 3")
 
 
 def test_xpu_amp_f23_f24_f166() -> None:
-    told = run("""
+    shown = run("""
         import torch
         x = torch.ones(2, 2)
         with torch.xpu.amp.autocast():
@@ -271,7 +271,7 @@ def test_xpu_amp_f23_f24_f166() -> None:
             return x @ x
         print(*(str(t.dtype).removeprefix("torch.") for t in (low, high, half, off, decorated(), x @ x)))
     """)
-    assert told == "bfloat16 float32 float16 float32 bfloat16 float32"
+    assert shown == "bfloat16 float32 float16 float32 bfloat16 float32"
 
 
 @pytest.mark.parametrize(
@@ -293,10 +293,10 @@ def test_who_am_i(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     try:
-        told = str(initialize_distributed_hpu())
+        shown = str(initialize_distributed_hpu())
     except ValueError as error:
-        told = str(error)
-    assert told == printed
+        shown = str(error)
+    assert shown == printed
 
 
 RANK = """

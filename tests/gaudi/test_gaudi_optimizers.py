@@ -256,7 +256,7 @@ def test_gradients_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"lr": -1.0}, "lr is a number from 0 on, not -1.0"),
         ({"eps": float("nan")}, "eps is a number from 0 on, not nan"),
@@ -266,8 +266,8 @@ def test_gradients_stay_as_they_are():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_lamb_refuses(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_lamb_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
         FusedLamb(parameters(), **options)
 
 
@@ -416,9 +416,9 @@ def test_clip_norm(max_norm, dtype):
     give_gradients(other, 1)
     expected = nn.utils.clip_grad_norm_(other, max_norm)
     hmp.convert()
-    told = FusedClipNorm(iter(one), max_norm).clip_norm(iter(one))
+    message = FusedClipNorm(iter(one), max_norm).clip_norm(iter(one))
     hmp.revert()
-    assert torch.equal(told, expected)
+    assert torch.equal(message, expected)
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(one, other, strict=True))
 
 

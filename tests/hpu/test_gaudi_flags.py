@@ -1,4 +1,4 @@
-"""The runtime flags of Gaudi: the log masks ask for the cast log, the others are told of by doctor (F196 to F210)."""
+"""The runtime flags of Gaudi: the log masks ask for the cast log, the others are shown by doctor (F196 to F210)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES, LEVELS, CONSOLE = "PT_HPU_LOG_MOD_MASK", "PT_HPU_LOG_TYPE_MASK", "ENABL
 
 
 @pytest.fixture
-def heeded(monkeypatch, tmp_path):
+def applied(monkeypatch, tmp_path):
     """A function that heeds these variables, and gives what HABANA_MP_LOG then is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for flag in gaudi_flags.FLAGS:
@@ -58,36 +58,36 @@ def heeded(monkeypatch, tmp_path):
         "a module alone", "empty", "HABANA_MP_LOG=off wins", "HABANA_MP_LOG wins", "the others",
     ],
 )  # fmt: skip
-def test_the_masks_choose_the_level_f205_f206(heeded, environment, level):
-    assert heeded({CONSOLE: "true", **environment}) == level
+def test_the_masks_choose_the_level_f205_f206(applied, environment, level):
+    assert applied({CONSOLE: "true", **environment}) == level
 
 
 @pytest.mark.parametrize("console", [None, "false", ""], ids=["unset", "false", "empty"])
-def test_without_the_console_the_log_is_a_file_f209(heeded, tmp_path, console):
+def test_without_the_console_the_log_is_a_file_f209(applied, tmp_path, console):
     environment = {LEVELS: "4"} if console is None else {LEVELS: "4", CONSOLE: console}
-    assert heeded(environment) == f"casts:{tmp_path}/.habana_logs/habana_mp.%p.log"
+    assert applied(environment) == f"casts:{tmp_path}/.habana_logs/habana_mp.%p.log"
     assert (tmp_path / ".habana_logs").is_dir()
 
 
-def test_a_home_that_takes_no_folder_is_told(heeded, tmp_path):
+def test_a_home_that_takes_no_folder_is_reported(applied, tmp_path):
     (tmp_path / ".habana_logs").write_text("a file")
     with pytest.warns(
         UserWarning, match=rf"{LEVELS} asks for a log, but there is no ~/.habana_logs for it: .*File exists"
     ):
-        assert heeded({LEVELS: "8"}) is None
+        assert applied({LEVELS: "8"}) is None
 
 
-def test_nothing_asked_for_makes_no_folder(heeded, tmp_path):
-    assert heeded({MODULES: "0xFF"}) is None
+def test_nothing_asked_for_makes_no_folder(applied, tmp_path):
+    assert applied({MODULES: "0xFF"}) is None
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", [MODULES, LEVELS])
 @pytest.mark.parametrize("value", ["DEBUG", "0xZZ", "8,4"])
-def test_a_mask_that_is_no_number_is_told_and_not_used(heeded, name, value):
-    told = re.escape(f"{name}={value!r} is no number such as 8 or 0x80; it is not used")
-    with pytest.warns(UserWarning, match=told):
-        assert heeded({LEVELS: "8", name: value}) is None
+def test_a_mask_that_is_no_number_is_reported_and_not_used(applied, name, value):
+    message = re.escape(f"{name}={value!r} is no number such as 8 or 0x80; it is not used")
+    with pytest.warns(UserWarning, match=message):
+        assert applied({LEVELS: "8", name: value}) is None
 
 
 @pytest.mark.parametrize(

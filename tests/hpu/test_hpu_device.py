@@ -559,7 +559,7 @@ def test_off_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "error", "told"),
+    ("device", "error", "printed"),
     [
         pytest.param("hpu", ValueError, "not for 'hpu'", id="itself"),
         pytest.param("habana", ValueError, "not for 'habana'", id="habana"),
@@ -572,8 +572,8 @@ def test_off_again() -> None:
         pytest.param("meta", RuntimeError, "'meta' is not available here", id="meta"),
     ],
 )
-def test_what_hpu_cannot_stand_for(device, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_what_hpu_cannot_stand_for(device, error: type[Exception], printed: str) -> None:
+    with pytest.raises(error, match=printed):
         map_hpu(device)
     assert torch.zeros(1, device="hpu").device == TRUTH
 
@@ -597,7 +597,7 @@ def test_a_real_hpu_is_left_alone(real: str, tmp_path: Path) -> None:
     if not real:
         (tmp_path / "habana_frameworks").mkdir()
         (tmp_path / "habana_frameworks" / "__init__.py").touch()
-    told = in_fresh_process(
+    printed = in_fresh_process(
         f"""
         {real}
         import torch
@@ -607,11 +607,11 @@ def test_a_real_hpu_is_left_alone(real: str, tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert told == "True False True False"
+    assert printed == "True False True False"
 
 
 def test_the_stand_in_is_not_taken_for_real(tmp_path: Path) -> None:
-    told = in_fresh_process(
+    printed = in_fresh_process(
         """
         import habana_mp.gaudi, habana_frameworks.torch.core
         import torch
@@ -622,7 +622,7 @@ def test_the_stand_in_is_not_taken_for_real(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert told.split() == ["True", "True", "False"]
+    assert printed.split() == ["True", "True", "False"]
 
 
 # habana-mp run --device
@@ -635,7 +635,7 @@ print(device, torch.ones(2, device=device).device, torch.hpu.is_available(), tor
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "printed"),
     [
         pytest.param(["--device", "cpu"], 0, "hpu cpu True torch.bfloat16", id="cpu"),
         pytest.param(["--device", "xpu"], 2, "--device: 'xpu' is not available here", id="absent"),
@@ -643,10 +643,10 @@ print(device, torch.ones(2, device=device).device, torch.hpu.is_available(), tor
         pytest.param(["--device", "hpu"], 2, "not for 'hpu'", id="itself"),
     ],
 )
-def test_run(options: list[str], code: int, told: str, place_for_scripts: Path) -> None:
+def test_run(options: list[str], code: int, printed: str, place_for_scripts: Path) -> None:
     (place_for_scripts / "script.py").write_text(SAYS)
     done = CliRunner().invoke(main, ["run", *options, "script.py"])
-    assert (done.exit_code, told in done.output) == (code, True), done.output
+    assert (done.exit_code, printed in done.output) == (code, True), done.output
 
 
 def test_run_where_hpu_is_real(place_for_scripts: Path) -> None:

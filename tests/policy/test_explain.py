@@ -29,12 +29,12 @@ def test_an_op_is_known_by_any_of_its_names(name: str, plain: str) -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("lienar", "linear"), ("torch.nn.functional.rellu", "relu"), ("", ""), ("os.path.join", "")]
 )
-def test_an_unknown_name_is_told_with_the_nearest(name: str, near: str) -> None:
+def test_an_unknown_name_is_reported_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"is no op of torch {torch.__version__.split('+')[0]}.*{near}"):
         hmp.explain(name)
 
 
-def test_a_wrong_type_is_told() -> None:
+def test_a_wrong_type_is_reported() -> None:
     with pytest.raises(TypeError, match="explain takes the name of an op, as 'layer_norm', not 3"):
         hmp.explain(3)  # type: ignore[arg-type]
 
@@ -123,11 +123,11 @@ def test_arguments(op: str, policy: str, part: str) -> None:
 def test_inside_regions() -> None:
     """What no list names is left alone there, whatever ``rest`` says (F81); calls in place too (F85)."""
     with hmp.autocast("cpu", policy="hmp"):
-        told = hmp.explain("mse_loss")
-        assert told.arguments[0] == "left alone: no list names it"
+        explained = hmp.explain("mse_loss")
+        assert explained.arguments[0] == "left alone: no list names it"
         assert hmp.explain("mm").arguments[1].endswith("and calls in place")
-        assert told.state == "in force here: autocast for cpu"
-        assert "aten::mse_loss" in told.homes
+        assert explained.state == "in force here: autocast for cpu"
+        assert "aten::mse_loss" in explained.homes
         hmp.convert(policy="hmp-o1")
         assert hmp.explain("mm").state == "in force here: autocast for cpu; hmp-o1, of convert, acts before it"
         hmp.revert()

@@ -137,7 +137,7 @@ def test_an_unknown_op(write):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "Expecting value: line 1 column 1"),
         ('{"use_habana_mixed_precision": True}', "Expecting value: line 1 column 32"),
@@ -161,12 +161,12 @@ def test_an_unknown_op(write):
         "unknown key", "mistyped switch", "both switches",
     ],
 )  # fmt: skip
-def test_mistakes(write, content, told):
+def test_mistakes(write, content, message):
     path = write(content)
     with pytest.raises(ValueError) as error:
         hmp.Policy.load(path)
     assert str(path) in str(error.value)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_no_file(tmp_path):

@@ -185,7 +185,7 @@ STAND_INS = {
 
 
 @pytest.mark.parametrize("call", STAND_INS.values(), ids=STAND_INS.keys())
-def test_what_stands_in_for_a_tensor_is_told_what_equals_the_original(call):
+def test_what_stands_in_for_a_tensor_gets_what_equals_the_original(call):
     """Its __torch_function__ looks functions up in tables that know torch's own."""
     expected = call(Stand())
     hmp.convert(policy="hmp-o2")

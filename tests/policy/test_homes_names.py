@@ -102,9 +102,11 @@ def test_every_alias_that_torch_documents_is_known():
     """D16: a table that shows new aliases of another torch version."""
     documented = {name: text for name in dir(torch) if isinstance(text := getattr(torch, name).__doc__, str)}
     pattern = re.compile(r"Alias for :func:`torch\.(linalg|special)\.(\w+)`")
-    told = {(found[1], found[2], name) for name, text in documented.items() if (found := pattern.search(text))}
-    assert len(told) > 20
-    assert told <= {(module, name, plain) for module, names in MODULE_ALIASES.items() for name, plain in names.items()}
+    aliases = {(found[1], found[2], name) for name, text in documented.items() if (found := pattern.search(text))}
+    assert len(aliases) > 20
+    assert aliases <= {
+        (module, name, plain) for module, names in MODULE_ALIASES.items() for name, plain in names.items()
+    }
 
 
 def nll(*shape):

@@ -121,10 +121,10 @@ def test_policy_takes_the_place_of_lists(written):
 
 @pytest.mark.parametrize("argument", ["bf16", "fp32"])
 def test_d4_o2_does_not_read_lists(argument, tmp_path):
-    with pytest.warns(UserWarning, match=rf"opt_level O2 .*{argument}_file_path='.*nowhere.txt' is not read") as told:
+    with pytest.warns(UserWarning, match=rf"opt_level O2 .*{argument}_file_path='.*nowhere.txt' is not read") as warned:
         policy = for_convert("O2", **{argument: tmp_path / "nowhere.txt"})
     assert policy == Policy.load("hmp-o2")
-    assert [Path(warning.filename).name for warning in told] == ["test_list_files.py"]
+    assert [Path(warning.filename).name for warning in warned] == ["test_list_files.py"]
 
 
 # --- D6, D21: what the files do to the defaults
@@ -247,8 +247,8 @@ def test_entries_for_one_low_dtype_of_the_environment_d30(written):
         "with hmp.autocast('hpu'): print(torch.mm(x, x).dtype, torch.add(x, x).dtype, torch.bmm(x[None], x[None]).dtype)"
     )
     environment = {**os.environ, "LOWER_LIST": str(written("-mm@bfloat16\n+add@bfloat16\n-bmm@float16\n"))}
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert told.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
 
 
 def test_f51_an_op_left_out_of_fp32_falls_to_promote(written):
@@ -324,7 +324,7 @@ def test_d24_no_permission(written):
         os.seteuid(user)
 
 
-def test_a_path_that_is_no_text_is_told_in_text(tmp_path):
+def test_a_path_that_is_no_text_is_reported_in_text(tmp_path):
     path = os.fsencode(tmp_path) + b"/\xff.txt"
     Path(os.fsdecode(path)).write_text("m m\n")
     with pytest.raises(ValueError, match=r"udcff.txt:1: 'm m' is no op name"):
@@ -332,12 +332,12 @@ def test_a_path_that_is_no_text_is_told_in_text(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp32"])
-def test_what_is_no_path_is_told_by_name(name):
+def test_what_is_no_path_is_reported_by_name(name):
     with pytest.raises(TypeError, match=f"{name}_file_path is the path of a list file, not 3"):
         for_convert(**{name: 3})
 
 
-def test_what_is_no_policy_is_told():
+def test_what_is_no_policy_is_reported():
     with pytest.raises(TypeError, match="policy is a Policy, the name of a preset or the path of a folder, not 3"):
         for_convert(policy=3)
 
@@ -347,12 +347,12 @@ def test_what_is_no_policy_is_told():
 
 def test_d22_one_warning_for_a_list(written):
     path = written("mm\nlienar\n# comment\nsofmax # typo\nqqqqqqqq\n")
-    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
         policy = for_convert(bf16=path)
-    assert len(told) == 1
-    assert Path(told[0].filename).name == "test_list_files.py"
+    assert len(warned) == 1
+    assert Path(warned[0].filename).name == "test_list_files.py"
     torch_has = f"is no op of torch {torch.__version__}"
-    lines = str(told[0].message).splitlines()
+    lines = str(warned[0].message).splitlines()
     assert lines[0] == f"{path} has names that decide nothing:"
     assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}; did you mean 'linear'")
     assert lines[2].startswith(f"{path}:4: 'sofmax' {torch_has}; did you mean 'softmax'")
@@ -362,16 +362,16 @@ def test_d22_one_warning_for_a_list(written):
 
 
 def test_d22_a_warning_for_each_list(written):
-    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
         for_convert(bf16=written("lienar\n", "low.txt"), fp32=written("-sofmax\n", "fp32.txt"))
-    assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in told] == ["low.txt", "fp32.txt"]
+    assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in warned] == ["low.txt", "fp32.txt"]
 
 
 def test_d22_looks_up_the_name_alone(written):
     path = written("mm@float16\npow.Tensor_Scalar@bfloat16\nlienar@float16\n")
-    with pytest.warns(UserWarning, match="names that decide nothing") as told:
+    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
         for_convert(bf16=path)
-    lines = str(told[0].message).splitlines()
+    lines = str(warned[0].message).splitlines()
     assert lines[1].startswith(f"{path}:3: 'lienar' is no op of torch {torch.__version__}; did you mean 'linear'")
     assert len(lines) == 2
 

@@ -485,9 +485,9 @@ def test_from_ops_refuses(case):
 
 
 def test_from_ops_warns_of_names_that_torch_lacks():
-    with pytest.warns(UserWarning, match="the lower list has names that decide nothing:\n'lienar' is no op") as told:
+    with pytest.warns(UserWarning, match="the lower list has names that decide nothing:\n'lienar' is no op") as warned:
         Policy.from_ops(lower=["lienar", "mm"])
-    assert [Path(warning.filename).name for warning in told] == ["test_policy.py"]
+    assert [Path(warning.filename).name for warning in warned] == ["test_policy.py"]
 
 
 # --- what the import costs
@@ -586,6 +586,6 @@ def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
         pytest.param(lambda policy: type(policy)("hmp"), id="a-name-to-the-constructor"),
     ],
 )
-def test_wrong_types_are_told(make) -> None:
+def test_wrong_types_are_reported(make) -> None:
     with pytest.raises(TypeError, match=r"policy is made by|edit of a policy is a string"):
         make(hmp.Policy.load("hmp"))

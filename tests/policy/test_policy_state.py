@@ -52,8 +52,10 @@ def test_every_process_has_the_same_hash():
 )
 def test_another_policy(other, lines):
     saved = hmp.PolicyState(BASE).state_dict()
-    told = f"the checkpoint was made under the policy 'custom', and {other.name!r} is another:\n  " + "\n  ".join(lines)
-    with pytest.warns(UserWarning, match=f"^{re.escape(told)}$") as warned:
+    message = f"the checkpoint was made under the policy 'custom', and {other.name!r} is another:\n  " + "\n  ".join(
+        lines
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as warned:
         hmp.PolicyState(other).load_state_dict(saved)
     assert warned[0].filename == __file__
 
@@ -87,7 +89,7 @@ def test_what_is_no_state(state):
 
 
 @pytest.mark.parametrize(
-    ("policy", "error", "told"),
+    ("policy", "error", "message"),
     [
         ("hpm", ValueError, "'hpm' is no policy"),
         (None, TypeError, "a policy is loaded by its name, its path or its text, not by None"),
@@ -95,8 +97,8 @@ def test_what_is_no_state(state):
     ],
     ids=["unknown", "None", "bytes"],
 )
-def test_no_policy(policy, error, told):
-    with pytest.raises(error, match=told):
+def test_no_policy(policy, error, message):
+    with pytest.raises(error, match=message):
         hmp.PolicyState(policy)
 
 

@@ -26,8 +26,8 @@ def test_built_against_the_torch_that_runs() -> None:
     assert torch.__version__.split(".")[:2] == _built_against.TORCH_VERSION.split(".")[:2]
 
 
-def test_another_torch_is_told_in_words() -> None:
-    told = run("""
+def test_another_torch_is_reported_in_words() -> None:
+    printed = run("""
 import sys, types
 sys.modules["habana_mp._built_against"] = types.SimpleNamespace(TORCH_VERSION="1.13.1")
 try:
@@ -35,9 +35,9 @@ try:
 except ImportError as error:
     print(error)
 """)
-    assert "built against torch 1.13.1" in told
-    assert f"torch {torch.__version__} is installed" in told
-    assert "pip install --no-build-isolation" in told
+    assert "built against torch 1.13.1" in printed
+    assert f"torch {torch.__version__} is installed" in printed
+    assert "pip install --no-build-isolation" in printed
 
 
 def without(folder: Path, *built: str) -> str:
@@ -55,22 +55,22 @@ except ImportError as error:
 """)
 
 
-def test_a_tree_that_is_not_built_is_told_in_words(tmp_path: Path) -> None:
-    told = without(tmp_path, "_built_against.py", "_core*.so", "__pycache__")
-    assert told == "habana_mp is not built: run `make build` in its source tree, or install it with pip."
+def test_a_tree_that_is_not_built_is_reported_in_words(tmp_path: Path) -> None:
+    printed = without(tmp_path, "_built_against.py", "_core*.so", "__pycache__")
+    assert printed == "habana_mp is not built: run `make build` in its source tree, or install it with pip."
 
 
-def test_a_tree_that_another_python_built_is_told_in_words(tmp_path: Path) -> None:
-    told = without(tmp_path, "_core*.so", "__pycache__")
-    assert told == "habana_mp was built for another Python: run `make build` in its source tree again."
+def test_a_tree_that_another_python_built_is_reported_in_words(tmp_path: Path) -> None:
+    printed = without(tmp_path, "_core*.so", "__pycache__")
+    assert printed == "habana_mp was built for another Python: run `make build` in its source tree again."
 
 
 def test_a_plain_import_has_hmp_and_imports_nothing_to_show_things_with() -> None:
-    told = run("""
+    printed = run("""
 import sys, habana_mp
 print(habana_mp.hmp.convert() == habana_mp.Policy.load("hmp"), {"click", "rich", "jinja2"} & {*sys.modules})
 """)
-    assert told == "True set()"
+    assert printed == "True set()"
 
 
 @pytest.mark.unsanitized(reason="the sanitizers are libraries that the module needs")

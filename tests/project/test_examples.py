@@ -87,7 +87,7 @@ def test_two_processes(script):
     assert "losses of all 3 steps" in text
 
 
-def test_one_process_is_told_what_to_do():
+def test_one_process_is_refused_with_what_to_do():
     done = subprocess.run([sys.executable, EXAMPLES / "ddp.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "run it on two processes: torchrun --nproc-per-node 2 examples/ddp.py\n"

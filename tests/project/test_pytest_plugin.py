@@ -102,7 +102,7 @@ def test_it_says_which_casts_are_others(project):
 
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_told(project, call, message):
+def test_mistakes_are_reported(project, call, message):
     project.makepyfile(HEAD + f"\ndef test(assert_casts):\n    assert_casts({call})\n")
     result = project.runpytest_inprocess("-p", "no:xdist", "-q")
     result.assert_outcomes(failed=1)

@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 
 # The metaclass of a pybind11 class is no name that a stub could give.
-ALLOWED = "".join(f"habana_mp._core.{name}\n" for name in ("AutocastRegion", "AutocastRules", "CallQueue", "Policy", "Report"))
+ALLOWED = "".join(
+    f"habana_mp._core.{name}\n"
+    for name in ("AutocastRegion", "AutocastRules", "CallQueue", "PatchSet", "Policy", "Report")
+)
 
 
 def test_stub_is_true(tmp_path: Path) -> None:

@@ -51,21 +51,23 @@ def raised(work):
 
 def different(rank):
     """Each place in turn; afterwards ranks that agree again go on."""
-    told = {}
+    results = {}
     for name, (make, _) in PLACES.items():
         hmp.convert(policy="hmp" if rank == 0 else EDITED)
-        told[name] = raised(make)
+        results[name] = raised(make)
         hmp.convert(policy=EDITED)
-        told[f"{name}, same"] = raised(make)
-    told["given"] = raised(lambda: hmp.check_ranks(Policy.load("hmp" if rank == 0 else "hmp-o1")))
+        results[f"{name}, same"] = raised(make)
+    results["given"] = raised(lambda: hmp.check_ranks(Policy.load("hmp" if rank == 0 else "hmp-o1")))
     twice = Policy.from_ops(lower=["div", "true_divide"])
-    told["written"] = raised(lambda: hmp.check_ranks(twice if rank == 0 else Policy.from_ops(lower=["div"])))
-    told["renamed"] = raised(lambda: hmp.check_ranks(Policy.from_ops(lower=["mm"], name=f"of-rank-{rank}")))
+    results["written"] = raised(lambda: hmp.check_ranks(twice if rank == 0 else Policy.from_ops(lower=["div"])))
+    results["renamed"] = raised(lambda: hmp.check_ranks(Policy.from_ops(lower=["mm"], name=f"of-rank-{rank}")))
     hmp.revert()
-    told["none"] = raised(hmp.check_ranks)
+    results["none"] = raised(hmp.check_ranks)
     alone = [dist.new_group([each]) for each in range(WORLD)]
-    told["of another group"] = raised(lambda: hmp.check_ranks(Policy.load(["hmp", "hmp-o1"][rank]), group=alone[rank]))
-    return told
+    results["of another group"] = raised(
+        lambda: hmp.check_ranks(Policy.load(["hmp", "hmp-o1"][rank]), group=alone[rank])
+    )
+    return results
 
 
 def not_converted(rank):
@@ -73,13 +75,13 @@ def not_converted(rank):
     check._PATIENCE = timedelta(seconds=1)
     if rank == 0:
         hmp.convert()
-    told = {"check": raised(PLACES["check"][0])}
+    results = {"check": raised(PLACES["check"][0])}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        told["mesh"] = raised(PLACES["mesh"][0])
-    told["warned"] = [str(each.message) for each in warned]
-    told["ddp"] = raised(PLACES["ddp"][0]) if rank == 0 else raised(lambda: DistributedDataParallel(nn.Linear(2, 2)))
-    return told
+        results["mesh"] = raised(PLACES["mesh"][0])
+    results["warned"] = [str(each.message) for each in warned]
+    results["ddp"] = raised(PLACES["ddp"][0]) if rank == 0 else raised(lambda: DistributedDataParallel(nn.Linear(2, 2)))
+    return results
 
 
 def late(rank):
@@ -124,15 +126,15 @@ SECONDS = {"absent": 2, "impatient": 4}  # how long the process group waits; els
 
 def worker(folder, case):
     rank = join(folder, timeout=timedelta(seconds=SECONDS.get(case, 60)))
-    told = CASES[case](rank)
-    torch.save(told, f"{folder}/{rank}.pt")
+    results = CASES[case](rank)
+    torch.save(results, f"{folder}/{rank}.pt")
     # Where one rank failed amid a collective there is no orderly end.
     leave() if case in ("different", "late", "impatient") else os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """By case, what each rank was told."""
+def results(tmp_path_factory):
+    """By case, what each rank returned."""
     found = {}
     for case in CASES:
         folder = tmp_path_factory.mktemp("ranks")
@@ -143,52 +145,52 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_different_policies_are_told_on_every_rank(told, place):
+def test_different_policies_are_reported_on_every_rank(results, place):
     for rank in range(WORLD):
-        assert re.fullmatch(DIFFERENT.format(place=re.escape(PLACES[place][1])), told["different"][rank][place])
+        assert re.fullmatch(DIFFERENT.format(place=re.escape(PLACES[place][1])), results["different"][rank][place])
 
 
 @pytest.mark.parametrize("what", [*(f"{place}, same" for place in PLACES), "renamed", "none", "of another group"])
-def test_ranks_that_agree_go_on(told, what):
-    assert [told["different"][rank][what] for rank in range(WORLD)] == [None, None]
+def test_ranks_that_agree_go_on(results, what):
+    assert [results["different"][rank][what] for rank in range(WORLD)] == [None, None]
 
 
-def test_a_policy_of_no_conversion_is_given(told):
+def test_a_policy_of_no_conversion_is_given(results):
     for rank in range(WORLD):
-        assert "rank 1: 'hmp-o1'" in told["different"][rank]["given"]
+        assert "rank 1: 'hmp-o1'" in results["different"][rank]["given"]
 
 
 @pytest.mark.parametrize("place", ["ddp", "check"])
-def test_a_rank_without_a_conversion(told, place):
-    assert re.fullmatch(NOT_CONVERTED.format(place=re.escape(PLACES[place][1])), told["not converted"][0][place])
+def test_a_rank_without_a_conversion(results, place):
+    assert re.fullmatch(NOT_CONVERTED.format(place=re.escape(PLACES[place][1])), results["not converted"][0][place])
 
 
-def test_a_mesh_does_not_wait_for_good(told):
+def test_a_mesh_does_not_wait_for_good(results):
     """The other rank may be late, or not be converted: that is a warning."""
-    assert told["not converted"][0]["mesh"] is None
-    assert told["not converted"][0]["warned"] == [NOT_AT_THE_MESH]
-    assert told["not converted"][1]["warned"] == []
+    assert results["not converted"][0]["mesh"] is None
+    assert results["not converted"][0]["warned"] == [NOT_AT_THE_MESH]
+    assert results["not converted"][1]["warned"] == []
 
 
-def test_ranks_that_have_missed_one_another_are_not_compared_at_meshes(told):
-    assert [told["late"][rank]["mesh"] for rank in range(WORLD)] == [None, None]
-    assert [told["late"][rank]["warned"] for rank in range(WORLD)] == [[NOT_AT_THE_MESH], []]
+def test_ranks_that_have_missed_one_another_are_not_compared_at_meshes(results):
+    assert [results["late"][rank]["mesh"] for rank in range(WORLD)] == [None, None]
+    assert [results["late"][rank]["warned"] for rank in range(WORLD)] == [[NOT_AT_THE_MESH], []]
 
 
-def test_a_mesh_waits_less_than_the_process_group(told):
-    assert [told["impatient"][rank]["sum"] for rank in range(WORLD)] == [2, 2]
-    assert ["in 2 seconds" in warning for warning in told["impatient"][0]["warned"]] == [True]
+def test_a_mesh_waits_less_than_the_process_group(results):
+    assert [results["impatient"][rank]["sum"] for rank in range(WORLD)] == [2, 2]
+    assert ["in 2 seconds" in warning for warning in results["impatient"][0]["warned"]] == [True]
 
 
-def test_policies_that_are_written_differently(told):
+def test_policies_that_are_written_differently(results):
     for rank in range(WORLD):
-        assert told["different"][rank]["written"].endswith(
+        assert results["different"][rank]["written"].endswith(
             "the same for every op, by lists that are written differently"
         )
 
 
-def test_a_rank_that_does_not_come(told):
-    assert told["absent"][0]["check"] == "rank 1 did not come to hmp.check_ranks() within 2 seconds"
+def test_a_rank_that_does_not_come(results):
+    assert results["absent"][0]["check"] == "rank 1 did not come to hmp.check_ranks() within 2 seconds"
 
 
 def test_without_a_process_group_nothing_is_compared():

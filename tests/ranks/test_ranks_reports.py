@@ -72,9 +72,9 @@ class TestGathered:
         assert whole.casts("linear") == 12
         for count in (CastReport.casts, CastReport.cache_hits, CastReport.backward_casts):
             assert count(whole) == sum(map(count, parts))
-        told = [part.to_dict() for part in parts]
+        values = [part.to_dict() for part in parts]
         for name in ("seconds", "op_seconds", "cast_seconds", "cast_bytes"):
-            assert whole.to_dict()[name] == pytest.approx(sum(each[name] for each in told))
+            assert whole.to_dict()[name] == pytest.approx(sum(each[name] for each in values))
 
     def test_one_row_for_what_is_the_same(self, folder, whole):
         rows = {(row["op"], row["module"]): row for row in whole.to_dict()["rows"]}
@@ -82,10 +82,10 @@ class TestGathered:
         assert rows["linear", "Sequential: 0"]["calls"] == 4
         assert rows["softmax", ""]["calls"] == 1, "rank 1 alone"
 
-    def test_the_ranks_are_told_apart(self, whole):
-        told = whole.to_dict()
-        assert [(each["rank"], each["casts_of"].get("softmax", 0)) for each in told["ranks"]] == [(0, 0), (1, 1)]
-        assert told["uneven"] == [{"op": "softmax", "casts": [0, 1]}]
+    def test_the_ranks_are_distinguished(self, whole):
+        values = whole.to_dict()
+        assert [(each["rank"], each["casts_of"].get("softmax", 0)) for each in values["ranks"]] == [(0, 0), (1, 1)]
+        assert values["uneven"] == [{"op": "softmax", "casts": [0, 1]}]
         assert whole.advice[0].text == "the ranks do not cast alike: softmax has 1 cast on rank 1 and 0 on rank 0"
         assert whole.advice[0].evidence == "casts of each rank: softmax 0 / 1"
 
@@ -112,31 +112,31 @@ class TestMerged:
         (tmp_path / "one.json").write_text(json.dumps({"backward_seconds": 0.0, **fake()}))
         one = CastReport.load(tmp_path / "one.json")
         two = CastReport.merged([one, one])
-        told, once = two.to_dict(), one.to_dict()
+        values, once = two.to_dict(), one.to_dict()
         assert two.casts() == 2 * one.casts()
-        assert told["uneven"] == []
-        assert told["timeline"] == {"seconds": once["seconds"], **once["timeline"]}, "that of the first"
+        assert values["uneven"] == []
+        assert values["timeline"] == {"seconds": once["seconds"], **once["timeline"]}, "that of the first"
         for name in ("policies", "never_seen", "title"):
-            assert told[name] == once[name]
+            assert values[name] == once[name]
         for name, count in (("ping_pong", "count"), ("recast", "times"), ("missed", "calls")):
-            assert [each[count] for each in told[name]] == [2 * each[count] for each in once[name]]
+            assert [each[count] for each in values[name]] == [2 * each[count] for each in once[name]]
         assert str(two)
         assert two.to_html()
 
     def test_of_merged_ones(self):
         pairs = [CastReport.merged([counted(), counted(1)]), CastReport.merged([counted(2), counted()])]
-        told = CastReport.merged(pairs).to_dict()
-        assert [each["rank"] for each in told["ranks"]] == [0, 1, 2, 3]
-        assert told["uneven"] == [{"op": "softmax", "casts": [0, 1, 2, 0]}]
+        values = CastReport.merged(pairs).to_dict()
+        assert [each["rank"] for each in values["ranks"]] == [0, 1, 2, 3]
+        assert values["uneven"] == [{"op": "softmax", "casts": [0, 1, 2, 0]}]
 
     def test_policies_of_both(self):
         hmp.convert(policy="hmp-o1")
         with hmp.report() as other:
             train(1, 0)
         hmp.revert()
-        told = CastReport.merged([counted(), other]).to_dict()
-        assert [each["name"] for each in told["policies"]] == ["hmp", "hmp-o1"]
-        assert {row["policy"] for row in told["rows"] if row["op"] == "linear"} == {"hmp", "hmp-o1"}
+        values = CastReport.merged([counted(), other]).to_dict()
+        assert [each["name"] for each in values["policies"]] == ["hmp", "hmp-o1"]
+        assert {row["policy"] for row in values["rows"] if row["op"] == "linear"} == {"hmp", "hmp-o1"}
 
     def test_alone(self):
         report = counted()
@@ -226,8 +226,8 @@ class TestCommandLine:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         done = CliRunner().invoke(main, ["report", option, name, "script.py"])
-        told = f"Error: {option} {name}: 2 ranks would write it; put %r, which is the rank, into the name\n"
-        assert (done.exit_code, done.stdout, done.stderr) == (2, "", told)
+        message = f"Error: {option} {name}: 2 ranks would write it; put %r, which is the rank, into the name\n"
+        assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
 
 
 if __name__ == "__main__":

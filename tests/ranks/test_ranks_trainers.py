@@ -51,20 +51,20 @@ def worker(folder):
     os.environ["MASTER_ADDR"] = "localhost"  # accelerate asks for it where the group is made already, too
     os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
     rank = join(folder)
-    told = {}
+    results = {}
     for name, train in TRAINERS.items():
         train(folder, "hmp")
         try:
             train(folder, OF_RANK[rank])
         except RuntimeError as error:
-            told[name] = str(error)
+            results[name] = str(error)
         hmp.revert()
-    torch.save(told, f"{folder}/{rank}.pt")
+    torch.save(results, f"{folder}/{rank}.pt")
     leave()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     ended = run_ranks(__file__, folder)
     assert [each.status for each in ended] == [0] * WORLD, "".join(each.err for each in ended)
@@ -72,10 +72,12 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_different_policies_are_told_on_every_rank(told, trainer):
+def test_different_policies_are_reported_on_every_rank(results, trainer):
     for rank in range(WORLD):
-        assert re.match(r"the ranks came to .* under different policies:\n  rank 0: 'hmp', hash", told[rank][trainer])
-        assert "  rank 1: 'hmp-o1', hash" in told[rank][trainer]
+        assert re.match(
+            r"the ranks came to .* under different policies:\n  rank 0: 'hmp', hash", results[rank][trainer]
+        )
+        assert "  rank 1: 'hmp-o1', hash" in results[rank][trainer]
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def whole(value):
 def train(module, parts, region):
     """Steps of two microbatches each, then a forward; ``parts`` are what is trained on of a batch, in turn."""
     optimizer = torch.optim.SGD(module.parameters(), 0.5)  # a step that a stale copy of a weight would show
-    told = {"steps": []}
+    results = {"steps": []}
     hmp.cache.clear()
     data = batches()
     with hmp.report() as report:
@@ -94,17 +94,17 @@ def train(module, parts, region):
                     with region():
                         loss = F.cross_entropy(module(part(x)), part(y)) / len(parts)
                     loss.backward()
-            told["steps"].append([whole(parameter.grad) for parameter in module.parameters()])
+            results["steps"].append([whole(parameter.grad) for parameter in module.parameters()])
             with hmp.disable_casts():
                 optimizer.step()
         with torch.no_grad(), region():
-            told["out"] = module(data[0][0])
-    told["parameters"] = [whole(parameter.detach()) for parameter in module.parameters()]
+            results["out"] = module(data[0][0])
+    results["parameters"] = [whole(parameter.detach()) for parameter in module.parameters()]
     cast = {row["op"] for row in report.to_dict()["rows"] if row["casts"]}
-    told["casts"] = {op: report.casts(op) for op in cast}
-    told["backward_casts"] = {op: report.backward_casts(op) for op in cast}
-    told["cache"] = hmp.cache.info()._asdict()
-    return told
+    results["casts"] = {op: report.casts(op) for op in cast}
+    results["backward_casts"] = {op: report.backward_casts(op) for op in cast}
+    results["cache"] = hmp.cache.info()._asdict()
+    return results
 
 
 def half(rank):
@@ -117,13 +117,13 @@ def everything(tensor):
 
 def worker(folder):
     rank = join(folder)
-    told = {}
+    results = {}
     for front_end in FRONT_ENDS:
         for way, made in WAYS.items():
             with in_force(front_end) as region:
                 parts = [everything if way == "tensor parallel" else half(rank)]
-                told[front_end, way] = train(made(model()), parts, region)
-    torch.save(told, f"{folder}/{rank}.pt")
+                results[front_end, way] = train(made(model()), parts, region)
+    torch.save(results, f"{folder}/{rank}.pt")
     leave()
 
 

@@ -235,7 +235,7 @@ def test_a_function_of_python_is_one_call_of_one_row(case, preset):
 # Cached weights.
 
 
-def test_casts_that_the_cache_served_are_counted_and_told_apart():
+def test_casts_from_the_cache_are_counted_and_distinguished():
     layer = nn.Linear(512, 512)
     x = torch.randn(2, 512)
     hmp.convert()
@@ -654,13 +654,13 @@ def test_the_difference_names_what_changed():
 
 
 def test_sums_are_those_of_the_rows(asked):
-    told = asked.to_dict()
-    casts = [cast for row in told["rows"] for cast in row["casts"]]
-    assert told["casts"] == sum(cast["count"] for cast in casts) == asked.casts()
-    assert told["cast_bytes"] == sum(cast["bytes"] + cast["backward"]["bytes"] for cast in casts)
-    assert told["op_seconds"] == pytest.approx(sum(row["seconds"] for row in told["rows"]))
-    assert told["op_seconds"] <= told["seconds"]
-    assert len(told["timeline"]["events"]) == told["casts"]
-    assert all(told["rows"][event[2]]["casts"] for event in told["timeline"]["events"])
+    values = asked.to_dict()
+    casts = [cast for row in values["rows"] for cast in row["casts"]]
+    assert values["casts"] == sum(cast["count"] for cast in casts) == asked.casts()
+    assert values["cast_bytes"] == sum(cast["bytes"] + cast["backward"]["bytes"] for cast in casts)
+    assert values["op_seconds"] == pytest.approx(sum(row["seconds"] for row in values["rows"]))
+    assert values["op_seconds"] <= values["seconds"]
+    assert len(values["timeline"]["events"]) == values["casts"]
+    assert all(values["rows"][event[2]]["casts"] for event in values["timeline"]["events"])
     assert inspect.isdatadescriptor(type(asked).advice)
     assert len(asked.advice) <= 5

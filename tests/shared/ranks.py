@@ -41,8 +41,8 @@ def run_ranks(program: str, folder: Path, *arguments: str, env: dict[str, str] |
         )
         for rank in range(WORLD)
     ]
-    told = [rank.communicate(timeout=120) for rank in ranks]
-    return [Ended(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
+    printed = [rank.communicate(timeout=120) for rank in ranks]
+    return [Ended(rank.returncode, *texts) for rank, texts in zip(ranks, printed, strict=True)]
 
 
 def join(folder: str, **options: object) -> int:

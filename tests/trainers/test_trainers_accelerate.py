@@ -164,7 +164,7 @@ def test_two_mixed_precisions(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ((None,), TypeError, "the first argument is an Accelerator, not None"),
         (("hmp",), TypeError, "the first argument is an Accelerator, not 'hmp'"),
@@ -172,9 +172,9 @@ def test_two_mixed_precisions(monkeypatch):
     ],
     ids=["None", "policy first", "policy"],
 )
-def test_used_wrongly(arguments, error, told):
+def test_used_wrongly(arguments, error, message):
     first, *others = arguments
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         HMPHook(first(cpu=True) if isinstance(first, type) else first, *others)
     assert not hmp.is_converted()
 

@@ -229,7 +229,7 @@ def test_fabric():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ({"policy": "hpm"}, ValueError, "'hpm' is no policy"),
         ({"policy": "nowhere/gaudi_config.json"}, FileNotFoundError, "nowhere/gaudi_config.json"),
@@ -237,8 +237,8 @@ def test_fabric():
     ],
     ids=["policy", "file", "report"],
 )
-def test_used_wrongly(arguments, error, told):
-    with pytest.raises(error, match=told):
+def test_used_wrongly(arguments, error, message):
+    with pytest.raises(error, match=message):
         HMPPrecision(**arguments)
 
 

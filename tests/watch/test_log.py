@@ -130,7 +130,7 @@ def test_opening_again_replaces_the_former_sink(monkeypatch, capsys, tmp_path):
     assert (first.read_text(), second.read_text(), capsys.readouterr().out) == (LINE, LINE, LINE)
 
 
-def test_a_full_disk_is_told(monkeypatch):
+def test_a_full_disk_is_reported(monkeypatch):
     monkeypatch.setenv("HABANA_MP_LOG", "casts:/dev/full")
     log.open_log(is_verbose=False)
     with pytest.raises(OSError, match="cast log /dev/full: No space left on device"):

@@ -35,6 +35,20 @@ class TestWatches:
         hmp.revert()
         assert dict(vars(torch.Tensor)) == before
 
+    @pytest.mark.parametrize("first", ["region", "convert"])
+    def test_revert_takes_off_those_of_a_region_too(self, first):
+        hmp.convert()
+        hmp.revert()
+        owners = (torch.Tensor, torch.cuda.CUDAGraph)
+        before = [dict(vars(owner)) for owner in owners]
+        if first == "convert":
+            hmp.convert()
+        with hmp.autocast("cpu"):
+            assert [dict(vars(owner)) for owner in owners] != before
+        hmp.convert()
+        hmp.revert()
+        assert [dict(vars(owner)) for owner in owners] == before
+
     def test_a_convert_that_fails_leaves_torch_as_it_was(self, tmp_path):
         before = dict(vars(torch.Tensor))
         with pytest.raises(FileNotFoundError):

@@ -26,7 +26,7 @@ class Plain(torch.Tensor):
 
 
 class Logging(torch.Tensor):
-    """Records what __torch_function__ is told."""
+    """Records what __torch_function__ is passed."""
 
     calls = []  # noqa: RUF012
 
@@ -196,7 +196,7 @@ class TestTorchFunction:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_the_handler_is_told_of_what_stands_in_torch(self, call, function):
+    def test_the_handler_gets_what_stands_in_torch(self, call, function):
         """`func is F.linear`, as torch's own handlers ask; and a table made before convert has it."""
 
         def named():
@@ -260,13 +260,13 @@ class TestTorchFunction:
     @pytest.mark.parametrize("call", CALLS)
     @pytest.mark.parametrize("kind", ["no-tensor", "subclass", "mode"])
     @pytest.mark.parametrize("casts", ["on", "off"])
-    def test_who_overrides_is_told_the_same_as_without_a_conversion(self, call, kind, casts):
-        told = []
+    def test_who_overrides_gets_the_same_as_without_a_conversion(self, call, kind, casts):
+        seen = []
 
         def record(cls, func, types, args=(), kwargs=None):
             if func is torch.Tensor.to:  # the cast of a subclass, which it may do in its own way
                 return torch.Tensor._make_subclass(type(args[0]), args[0].as_subclass(torch.Tensor).to(args[1]))
-            told.append(func)
+            seen.append(func)
             return "handled"
 
         duck = type("Duck", (), {"__torch_function__": classmethod(record)})
@@ -283,7 +283,7 @@ class TestTorchFunction:
         hmp.convert(opt_level="O2")
         with hmp.disable_casts() if casts == "off" else contextlib.nullcontext():
             assert run() == "handled"
-        assert told[0] == told[1]
+        assert seen[0] == seen[1]
 
     def test_an_operand_that_refuses_leaves_it_to_the_other(self):
         class Refuses:

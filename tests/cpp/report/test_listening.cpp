@@ -63,10 +63,10 @@ TEST_CASE("decisions go to those who hear of them") {
   listen(listener);
   CHECK(anyone_hears(Hears::Decisions));
   CHECK_FALSE(anyone_hears(Hears::Calls));
-  tell_decided({.decision = {DType::BFloat16, Cause::Lower, role_bit(Role::Input)}});
+  notify_decided({.decision = {DType::BFloat16, Cause::Lower, role_bit(Role::Input)}});
   CHECK(listener->heard == std::vector<DType>{DType::BFloat16});
   CHECK(unlisten(*listener));
-  tell_decided({.decision = {DType::Float32, Cause::Fp32, role_bit(Role::Input)}});
+  notify_decided({.decision = {DType::Float32, Cause::Fp32, role_bit(Role::Input)}});
   CHECK(listener->heard.size() == 1);
 }
 

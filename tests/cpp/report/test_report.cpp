@@ -24,13 +24,13 @@ TEST_CASE("a row counts calls, casts by dtypes, bytes of those that were made, a
   Report report(0);
   const Cast casts[] = {
       kDown, kDown, kCached, {DType::BFloat16, DType::Float32, false, 16, 100, 7}};
-  report.ended({.site = 3, .ns = 50, .given = 8, .ran = 4, .casts = casts}, {});
-  report.ended({.site = 3, .ns = 30, .given = 4, .ran = 4}, {});
+  report.ended({.site = 3, .ns = 50, .input_dtypes = 8, .ran = 4, .casts = casts}, {});
+  report.ended({.site = 3, .ns = 30, .input_dtypes = 4, .ran = 4}, {});
   Row row = report.row(3);
   CHECK(row.calls == 2);
   CHECK(row.ns == 80);
   CHECK(row.cast_ns == 18);
-  CHECK(row.given == 12);
+  CHECK(row.input_dtypes == 12);
   CHECK(row.casts.size() == 2);
   const CastCount& down = row.casts_of(DType::Float32, DType::BFloat16);
   CHECK(down.count == 3);

@@ -1,4 +1,4 @@
-// Tells those who listen of a call of a patched op. Called only while somebody does.
+// Notifies the listeners of a call of a patched op. Called only while there are any.
 #pragma once
 
 #include "convert/arguments.h"
@@ -18,8 +18,8 @@ struct DecidedCall {
 };
 
 // Throws what a listener throws (a closed pipe, an interrupt).
-void tell(watch::WatchedCall& watched, const DecidedCall& call);
+void notify_begin(watch::WatchedCall& watched, const DecidedCall& call);
 // Its result may be null.
-void tell_end(watch::WatchedCall& watched, PyObject* result);
+void notify_end(watch::WatchedCall& watched, PyObject* result);
 
 }  // namespace habana_mp

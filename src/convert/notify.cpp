@@ -1,4 +1,4 @@
-#include "convert/tell.h"
+#include "convert/notify.h"
 
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -45,7 +45,7 @@ void add_tensors(PyObject* object, Found& found) {
   }
 }
 
-// Only what hears of calls needs them, so they are made at the first call that is watched.
+// Only listeners of calls need them, so they are made at the first call that is watched.
 void number(PatchedOp& op) {
   if (op.name_number == 0) op.name_number = number_of(*op.name);
   if (op.decider_id == 0) {
@@ -55,7 +55,7 @@ void number(PatchedOp& op) {
 
 }  // namespace
 
-void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
+void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
   for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
     if (is_fake(decided.arguments.tensor(i).object)) return;  // a compiler's call
   }
@@ -68,20 +68,20 @@ void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
                           .casting = decided.casting,
                           .arguments = decided.arguments.described(),
                           .texts = &texts};
-  Found given;
+  Found found;
   watched.begin(call, {.hides = !decided.op.form.python || is_atomic(decided.op),
-                       .given = [&]() -> Tensors {
+                       .inputs = [&]() -> Tensors {
                          for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
-                           add_tensors(decided.arguments.tensor(i).object, given);
+                           add_tensors(decided.arguments.tensor(i).object, found);
                          }
-                         return given;
+                         return found;
                        },
                        .decider = [&]() -> watch::WatchedCall::Decider {
                          return {watch::conversion(), *decided.op.rule_text};
                        }});
 }
 
-void tell_end(watch::WatchedCall& watched, PyObject* result) {
+void notify_end(watch::WatchedCall& watched, PyObject* result) {
   if (!watched.begun() || result == nullptr) return;
   Found results;
   add_tensors(result, results);

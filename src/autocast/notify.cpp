@@ -1,4 +1,4 @@
-#include "autocast/tell.h"
+#include "autocast/notify.h"
 
 #include <algorithm>
 #include <string>
@@ -47,7 +47,7 @@ bool is_compiling(const Call& call) {
 
 }  // namespace
 
-void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
+void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
   if (is_compiling(decided.call)) return;
   const std::string_view name =
       std::string_view(decided.op.name).substr(0, decided.op.name.find('.'));
@@ -59,18 +59,18 @@ void tell(watch::WatchedCall& watched, const DecidedCall& decided) {
                           .casting = decided.casting,
                           .arguments = decided.call.described(),
                           .texts = &texts};
-  c10::SmallVector<at::Tensor, 8> given;
+  c10::SmallVector<at::Tensor, 8> tensors;
   watched.begin(call, {.hides = true,
-                       .given = [&]() -> Tensors {
-                         given = decided.call.tensors();
-                         return given;
+                       .inputs = [&]() -> Tensors {
+                         tensors = decided.call.tensors();
+                         return tensors;
                        },
                        .decider = [&]() -> watch::WatchedCall::Decider {
                          return {decided.rules.policy, texts.rule()};
                        }});
 }
 
-void tell_end(watch::WatchedCall& watched, const Call& call) {
+void notify_end(watch::WatchedCall& watched, const Call& call) {
   if (watched.begun()) watched.end(call.results());
 }
 

@@ -1,4 +1,4 @@
-// Tells those who listen of a call that autocast decides. Called only while somebody does.
+// Notifies the listeners of a call that autocast decides. Called only while there are any.
 #pragma once
 
 #include "autocast/call.h"
@@ -18,8 +18,8 @@ struct DecidedCall {
 };
 
 // Throws what a listener throws.
-void tell(watch::WatchedCall& watched, const DecidedCall& call);
+void notify_begin(watch::WatchedCall& watched, const DecidedCall& call);
 // Its results are on the stack.
-void tell_end(watch::WatchedCall& watched, const Call& call);
+void notify_end(watch::WatchedCall& watched, const Call& call);
 
 }  // namespace habana_mp::autocast

@@ -1,0 +1,59 @@
+// The memory of a weight: who owns it, who shares it, and what is in it. Every use of a copy asks,
+// so all of it is inline. Knows nothing of copies.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+
+#include "base/torch_private.h"
+
+namespace habana_mp {
+
+// How torch frees a part of a storage, which is what it makes of a mapped file: set by
+// learn_slices().
+inline c10::DeleterFnPtr slices_deleter = nullptr;
+
+// Takes a part of a storage, by which such memory is known for torch's own.
+inline void learn_slices(const c10::StorageImpl& slice) {
+  slices_deleter = slice.data_ptr().get_deleter();
+}
+
+// Memory that torch has for itself, whether allocated, read from a file or mapped: whoever else
+// writes to it is a tensor, which is seen (Shared, Alias). What was given away as a NumPy array
+// cannot be resized any more. What torch.load has read never could, and names no allocator.
+inline bool is_own_memory(const at::Tensor& weight) {
+  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
+  if (!weight.is_cpu()) return storage.resizable();
+  const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  if (deleter == slices_deleter) return true;
+  return deleter == c10::GetCPUAllocator()->raw_deleter() &&
+         (storage.resizable() || storage.allocator() == nullptr);
+}
+
+// Whether a tensor other than `weight` holds the memory, or Python code does.
+inline bool is_shared(const at::Tensor& weight) {
+  const c10::Storage& storage = weight.storage();
+  if (storage.use_count() == 1) return false;
+  // A storage that Python has once looked at keeps its Python object, which counts as a user.
+  return storage.use_count() > 2 ||
+         !torch_private::is_sole_owner_of_python_object(*storage.unsafeGetStorageImpl());
+}
+
+// A fingerprint of some numbers spread over the weight.
+inline std::uint64_t samples_of(const at::Tensor& weight) {
+  if (!weight.is_cpu()) return 0;
+  constexpr std::int64_t kSamples = 16;
+  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
+  const std::int64_t step = weight.numel() / kSamples;
+  std::uint64_t hash = numbers[weight.numel() - 1];
+  // Not one after the other in memory's time: the loads do not wait for each other.
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    hash = (hash ^ numbers[i * step]) * 0x9E3779B97F4A7C15U;
+  }
+  return hash;
+}
+
+}  // namespace habana_mp

@@ -63,7 +63,7 @@ void tell(std::string_view op, DType to, Cause cause, const std::vector<CastArgu
   call.casting = !casts.empty();
   call.arguments = arguments;
   call.texts = &said;
-  report::tell_decided(call);
+  report::notify_decided(call);
 }
 
 // What the writer got while it lives; the log is off afterwards.

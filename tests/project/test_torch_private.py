@@ -206,8 +206,7 @@ def run(path, use):
         delattr(bases[0] if bases else owner, last)
     import habana_mp
     from habana_mp import hmp
-    from habana_mp._scope import checkpointing
-from habana_mp._torch_private import FEATURES
+    from habana_mp._torch_private import FEATURES
     feature = next(f for f in FEATURES.values() if path in f.paths.values() and f.lost == lost)
     hmp.convert()
     dtype = torch.nn.functional.linear(torch.ones(2, 4), torch.ones(3, 4)).dtype

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -301,6 +302,17 @@ def run_while_traced(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def calling_frame() -> FrameType | None:
+    """The frame that called the function that asks; None outside of CPython, and on top.
+
+    With inspect.currentframe a function would hold its own frame in a local: a cycle, which keeps the tensors of its callers alive.
+    """
+    try:
+        return sys._getframe(2)
+    except (AttributeError, ValueError):
+        return None
 
 
 # Functions that traced code calls, which Dynamo reads.

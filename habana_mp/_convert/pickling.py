@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import torch
 
 from habana_mp._convert.patched_op import patched_ops
+from habana_mp._torch_private import calling_frame
 
 
 class _ByName:
@@ -30,8 +30,8 @@ def module_state(self: torch.nn.Module) -> dict[str, Any]:
     the original.
     """
     state = self.__dict__
-    frame = inspect.currentframe()
-    if frame is not None and frame.f_back is not None and frame.f_back.f_globals.get("__name__") == copy.__name__:
+    caller = calling_frame()
+    if caller is not None and caller.f_globals.get("__name__") == copy.__name__:
         return state
     named = {name: _by_name(value) for name, value in state.items()}
     return named if any(named[name] is not value for name, value in state.items()) else state

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import time
@@ -72,8 +71,7 @@ def asked_by_library(frame: types.FrameType | None) -> bool:
 @_torch_private.run_while_traced
 def is_available() -> bool:
     """True, but for libraries that would make themselves ready for a Gaudi."""
-    frame = inspect.currentframe()
-    return not asked_by_library(None if frame is None else frame.f_back)
+    return not asked_by_library(_torch_private.calling_frame())
 
 
 def is_initialized() -> bool:

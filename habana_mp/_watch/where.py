@@ -6,7 +6,6 @@ casts.
 
 from __future__ import annotations
 
-import inspect
 import os
 import weakref
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._ranks.rank import rank, world_size
-from habana_mp._torch_private import LOG_PATHS
+from habana_mp._torch_private import LOG_PATHS, calling_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -40,7 +39,7 @@ def where() -> tuple[str, str]:
     are several ranks, this one follows it: "/home/me/train.py:31 | rank 1".
     """
     modules: list[torch.nn.Module] = []
-    frame = _caller()
+    frame = calling_frame()
     while frame is not None:
         module = _module_of(frame)
         if module is not None and not (modules and modules[-1] is module):
@@ -52,17 +51,12 @@ def where() -> tuple[str, str]:
 
 def source() -> str:
     """The source alone. It reads no locals, which would keep the tensors of a user's frame alive until the frame ends."""
-    frame = _caller()
+    frame = calling_frame()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_OF_USER):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _caller() -> FrameType | None:
-    here = inspect.currentframe()
-    return None if here is None or here.f_back is None else here.f_back.f_back
 
 
 def _module_of(frame: FrameType) -> torch.nn.Module | None:

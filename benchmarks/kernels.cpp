@@ -53,7 +53,8 @@ struct Run {
 void measure(const char* table, const Cast& one, std::size_t elements,
              const std::vector<Run>& runs) {
   using Clock = std::chrono::steady_clock;
-  const std::size_t bytes = elements * (kernels::element_size(one.from) + kernels::element_size(one.to));
+  const std::size_t bytes =
+      elements * (kernels::element_size(one.from) + kernels::element_size(one.to));
   const std::size_t repeats = std::max<std::size_t>(1, (std::size_t{8} << 20) / bytes);
   std::vector<double> best(runs.size(), 0);
   const auto end = Clock::now() + std::chrono::duration<double>(seconds_a_figure *
@@ -68,8 +69,8 @@ void measure(const char* table, const Cast& one, std::size_t elements,
   }
   for (std::size_t i = 0; i < runs.size(); ++i) {
     std::printf(R"({"table": "%s", "variant": "%s", "from": "%s", "to": "%s", "elements": %zu, )",
-                table, kernels::variant_name(kernels::active()), dtype_name(one.from), dtype_name(one.to),
-                elements);
+                table, kernels::variant_name(kernels::active()), dtype_name(one.from),
+                dtype_name(one.to), elements);
     std::printf("\"run\": \"%s\", \"gb_per_s\": %.2f}\n", runs[i].name.c_str(), best[i]);
   }
 }
@@ -147,7 +148,7 @@ void measure_transposed() {
             side * side * (kernels::element_size(one.from) + kernels::element_size(one.to)) / 2;
         std::vector<Run> runs = with_stores("", [&](Stores stores) {
           kernels::cast_2d(one.from, one.to, source.get(), 1, static_cast<std::ptrdiff_t>(side),
-                        target.get(), static_cast<std::ptrdiff_t>(side), side, side, stores);
+                           target.get(), static_cast<std::ptrdiff_t>(side), side, side, stores);
         });
         runs.push_back({"memcpy", [&] { std::memcpy(target.get(), source.get(), copied); }});
         measure("transposed", one, side * side, runs);

@@ -19,8 +19,8 @@ _ORIGINALS = [(home, home.function()) for home in homes()]
 
 @pytest.fixture(autouse=True)
 def _converted_by_none(monkeypatch):
-    monkeypatch.delenv("HABANA_MP_LOG", raising=False)
-    for variable in ("PYTHONPATH", "HABANA_MP_DEVICE"):  # what imports Habana's names hands them down to processes
+    # What imports Habana's names sets them, for the processes that it starts. Set first, so that they are gone at the end too.
+    for variable in ("HABANA_MP_LOG", "PYTHONPATH", "HABANA_MP_DEVICE"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     yield

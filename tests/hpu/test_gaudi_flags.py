@@ -28,9 +28,7 @@ def applied(monkeypatch, tmp_path):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         gaudi_flags.apply_log_masks()
-        set_to = os.environ.get("HABANA_MP_LOG")
-        monkeypatch.setenv("HABANA_MP_LOG", "")  # so that it is gone at the end
-        return set_to
+        return os.environ.pop("HABANA_MP_LOG", None)
 
     return heed
 

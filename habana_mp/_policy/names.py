@@ -22,16 +22,12 @@ def known_names() -> frozenset[str]:
     return frozenset(own | operators | set(aten_tensor_arguments()) | {"GRUCell", "LSTMCell", "RNNCell"})
 
 
-@functools.cache
 def listed_name(attribute: str) -> str:
     """The name of a home as lists spell it: "matmul" for the operator ``__matmul__``."""
     if not attribute.startswith("__"):
         return attribute
-    for level in _core.candidates(attribute):
-        for spelling in level:
-            if not spelling.startswith("__") and spelling in known_names() and hasattr(torch.Tensor, spelling):
-                return spelling
-    return attribute
+    spellings = (spelling for level in _core.candidates(attribute) for spelling in level)
+    return next((name for name in spellings if not name.startswith("__") and hasattr(torch.Tensor, name)), attribute)
 
 
 def plain_name(op: str) -> str:

@@ -48,7 +48,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   Arguments arguments;
   arguments.find(op.form, args, positional, kwnames);
   if (op.rule.action == Action::Error) return refuse(op);
-  // What stands in for a tensor (an fx proxy) takes the call as it was written: a cast beside it
+  // An object in place of a tensor (an fx proxy) gets the call as it was written: a cast beside it
   // would turn the parameters of a traced module into constants.
   if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 

@@ -42,7 +42,7 @@ static_assert(
       }
       return true;
     }(),
-    "the rows stand in the order of the enum");
+    "the rows are in the order of the enum");
 
 constexpr const DTypeRow& row_of(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)]; }
 

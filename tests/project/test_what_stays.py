@@ -112,7 +112,7 @@ def test_nothing_else_of_torch_stays_changed(case: str) -> None:
 
 
 def test_what_is_said_to_stay_does() -> None:
-    """Nothing stands in the list that is put back by now; but for what is not in a namespace."""
+    """Every entry of the list is still changed, apart from those that are in no namespace."""
     found = changed(DYNAMO, "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
     names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path"}
     # Of these two the object stays, and what it holds changes.

@@ -13,14 +13,17 @@ namespace {
 
 constexpr std::string_view kNamespace = "aten::";
 
-// The aten ops in the order of their names, each as (base name, full name, handle).
+// The aten ops, each as (base name, full name, handle). In the order of their names only where that
+// is asked for: the first conversion waits for it.
 template <typename Visit>
-void for_each_op(const Visit& visit) {
+void for_each_op(bool in_order, const Visit& visit) {
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
-  std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.name, a.overload_name) < std::tie(b.name, b.overload_name);
-  });
+  if (in_order) {
+    std::sort(names.begin(), names.end(), [](const auto& a, const auto& b) {
+      return std::tie(a.name, a.overload_name) < std::tie(b.name, b.overload_name);
+    });
+  }
   for (const c10::OperatorName& name : names) {
     if (!name.name.starts_with(kNamespace)) continue;
     const auto handle = dispatcher.findSchema(name);
@@ -44,20 +47,22 @@ static_assert(static_cast<int>(Holds::Tensor) == 1 && static_cast<int>(Holds::Li
 Catalogue::Catalogue() {
   std::vector<std::string> spellings;
   std::string spelled_for;
-  for_each_op([&](const std::string& base, std::string full, const c10::OperatorHandle& handle) {
-    std::optional<Form> form = form_of(handle.schema());
-    if (!form) return;
-    if (base != spelled_for) {
-      spelled_for = base;
-      spellings.clear();
-      for (const std::vector<std::string>& level : dispatched_candidates(base)) {
-        spellings.insert(spellings.end(), level.begin(), level.end());
-      }
-    }
-    for (const std::string& spelling : spellings) by_name[spelling].push_back(ops.size());
-    if (full != base) by_name[full].push_back(ops.size());
-    ops.push_back({handle, std::move(full), std::move(*form), ops.size()});
-  });
+  for_each_op(/*in_order=*/true,
+              [&](const std::string& base, std::string full, const c10::OperatorHandle& handle) {
+                std::optional<Form> form = form_of(handle.schema());
+                if (!form) return;
+                if (base != spelled_for) {
+                  spelled_for = base;
+                  spellings.clear();
+                  for (const std::vector<std::string>& level : dispatched_candidates(base)) {
+                    spellings.insert(spellings.end(), level.begin(), level.end());
+                  }
+                }
+                for (const std::string& spelling : spellings)
+                  by_name[spelling].push_back(ops.size());
+                if (full != base) by_name[full].push_back(ops.size());
+                ops.push_back({handle, std::move(full), std::move(*form), ops.size()});
+              });
 }
 
 Catalogue& catalogue() {
@@ -67,13 +72,13 @@ Catalogue& catalogue() {
 
 std::unordered_map<std::string, int> aten_tensor_arguments() {
   std::unordered_map<std::string, int> result;
-  for_each_op(
-      [&](const std::string& base, const std::string& full, const c10::OperatorHandle& handle) {
-        const int count = tensor_arguments(handle.schema());
-        int& largest = result[base];
-        largest = std::max(largest, count);
-        if (full != base) result[full] = count;
-      });
+  for_each_op(/*in_order=*/false, [&](const std::string& base, const std::string& full,
+                                      const c10::OperatorHandle& handle) {
+    const int count = tensor_arguments(handle.schema());
+    int& largest = result[base];
+    largest = std::max(largest, count);
+    if (full != base) result[full] = count;
+  });
   return result;
 }
 

@@ -27,6 +27,8 @@ class CallForm(NamedTuple):
     flag_target_name: str | None = None
     statistics: int = 0
     contiguous: bool = False
+    compound: bool = False
+    may_lack_low_kernel: bool = False
 
 
 # The operators that torch passes to __torch_function__ under the name of a method.
@@ -58,11 +60,14 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
         "norm": norm is not None,
         "overridable": original in torch.overrides.get_testing_overrides(),
         "contiguous": plain in _core.CONTIGUOUS_OPS,
+        "compound": _core.is_compound(home.name) and not home.in_place,
+        "may_lack_low_kernel": _core.may_lack_low_kernel(home.name),
     }
     if norm is not None:
         form["statistics"] = norm[home.owner is F]
     if isinstance(original, types.FunctionType):
-        form["python"] = True
+        form["python"] = True  # what it calls are patched ops, so it is no compound
+        form["compound"] = False
         code = original.__code__
         parameters = code.co_varnames[: code.co_argcount]
         if "out" in parameters:

@@ -23,7 +23,7 @@ from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force
-from habana_mp._watch import log
+from habana_mp._watch import error_note, log
 
 _lock = threading.RLock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import habana_mp._core as _core
 from habana_mp._policy.computing import computes_on
 from habana_mp._policy.homes import Home
 from habana_mp._policy.policy import Policy
@@ -19,14 +20,22 @@ class Rule(NamedTuple):
 
 
 def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
-    """The rule of a policy for an op, None where it never casts anything there."""
+    """The rule of a policy for an op, None where convert need not patch it."""
     for name in dict.fromkeys(home.name for home in places):
         action, low, listed, listed_as, file, line = policy._core.resolve(name)
         if listed:
             return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line))
-    if policy.rest == "inputs":
-        return None
     computes = max(computes_on(home, original) for home in places)
-    if computes < (2 if policy.rest == "first_input" else 1):
-        return None
+    if policy.rest == "inputs" or computes < (2 if policy.rest == "first_input" else 1):
+        if not any(_needs_no_rule(home) for home in places):
+            return None
+        action = _INPUTS
     return Rule(action, low, False, policy._core.rule_text(action, False, "", "", 0))
+
+
+_INPUTS = _core.ACTIONS.index("inputs")
+
+
+def _needs_no_rule(home: Home) -> bool:
+    """Whether an op is patched though the policy leaves it alone: for what it is made of (D41), or lest it lack a kernel (D42)."""
+    return _core.is_compound(home.name) or _core.may_lack_low_kernel(home.name)

@@ -61,7 +61,14 @@ Catalogue::Catalogue() {
                 for (const std::string& spelling : spellings)
                   by_name[spelling].push_back(ops.size());
                 if (full != base) by_name[full].push_back(ops.size());
-                ops.push_back({handle, std::move(full), std::move(*form), ops.size()});
+                ops.push_back({.handle = handle,
+                               .name = std::move(full),
+                               .form = std::move(*form),
+                               .index = ops.size(),
+                               .computes = habana_mp::computes(base),
+                               .product = is_product(base),
+                               .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
+                               .insides = insides_of(base)});
               });
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autocast/form.h"
+#include "policy/op_traits.h"
 
 namespace habana_mp::autocast {
 
@@ -18,6 +19,9 @@ struct Op {
   std::string name;  // "mm", "pow.Tensor_Scalar"
   Form form;
   std::size_t index;        // among all
+  // Of src/policy/op_traits.h:
+  bool computes, product, may_lack_low_kernel;
+  Insides insides;
   bool registered = false;  // our kernel
 };
 

@@ -48,6 +48,7 @@ std::optional<Form> form_of(const c10::FunctionSchema& schema) {
                                 .first = form.tensors.empty(),
                                 .written = false,
                                 .statistic = names_statistic(argument.name())};
+      form.most_tensors += static_cast<std::uint8_t>(holds);
       form.tensors.push_back({i, holds == Holds::List, role_of(facts)});
     }
   }

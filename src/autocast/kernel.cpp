@@ -16,6 +16,8 @@
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
+#include "call/error_note.h"
+#include "call/no_kernel.h"
 #include "call/refusal.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
@@ -34,8 +36,8 @@ struct Plan {
   c10::DispatchKeySet keys;  // for the redispatch
   // torch's own autocast keys of the device, empty where its kernel is to run
   c10::DispatchKeySet left_out{};
-  const Scope* scope = nullptr;  // null: as it is
-  Rule rule{};
+  const Scope* scope = nullptr;  // null: nothing of ours rules the call
+  OpRule op{{Action::Inputs, DType::Other, false}, Insides::ByRules, false};
   c10::DeviceType device{};
   Seen seen{};
   // A mode of torch.export has the call, and is to see the op after our casts too
@@ -44,10 +46,25 @@ struct Plan {
 
   // Whether the rule casts nothing, and no listener wants the call.
   bool casts_nothing() const {
-    return seen.on_one_device() && habana_mp::casts_nothing(rule, seen.dtypes) &&
-           !report::anyone_listens() && !pre_dispatch;
+    return op.rule.action == Action::Inputs ||
+           (seen.on_one_device() && habana_mp::casts_nothing(op.rule, seen.dtypes) &&
+            !report::anyone_listens() && !pre_dispatch);
+  }
+  // Whether the call may fail for want of a kernel of a low dtype (D42).
+  bool may_lack_kernel() const {
+    return op.watched && ((seen.dtypes & kLowBits) != 0 || op.rule.action == Action::Lower);
   }
 };
+
+// The rule of an op here: inside a compound only what is listed holds, and of the lower list only
+// products (D41).
+OpRule rule_here(const Op& op, const Rules& rules) {
+  OpRule found = rules.by_op[op.index];
+  if (!this_thread.in_compound) return found;
+  const bool holds = found.rule.listed && (found.rule.action != Action::Lower || op.product);
+  if (!holds) found = {{Action::Inputs, found.rule.low, false}, op.insides, found.watched};
+  return found;
+}
 
 // `each` takes a function and calls it with each tensor of the call.
 template <typename Each>
@@ -63,39 +80,104 @@ Plan plan_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   plan.left_out = kDeviceSets[device];
   plan.keys = plan.keys - plan.left_out;
   if (here.ruler == Ruler::Nobody || casts_off(excluded)) return plan;
-  plan.rule = here.scope->rules->by_op[op.index];
-  if (plan.rule.action == Action::Inputs) return plan;
-  if (plan.rule.action == Action::Error) refuse(op, *here.scope->rules->policy);
+  plan.op = rule_here(op, *here.scope->rules);
+  if (plan.op.does_nothing()) return plan;
+  if (plan.op.rule.action == Action::Lower) last_lower = &op.name;
+  if (plan.op.rule.action == Action::Error) refuse(op, *here.scope->rules->policy);
   plan.scope = here.scope;
   plan.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
   plan.device = kDevices[device];
   return plan;
 }
 
-// A listed op is atomic: nothing inside it is cast by itself (D19).
+// Nothing inside is cast by itself: a listed op is atomic (D19).
 using AtomicGuard = c10::impl::ExcludeDispatchKeyGuard;
+
+// What holds inside an op while it runs.
+class InsidesGuard {
+ public:
+  explicit InsidesGuard(const Plan& plan) {
+    switch (plan.op.insides) {
+      case Insides::Own:
+        atomic_.emplace(kAllKeys);
+        break;
+      case Insides::Compound:
+        compound_.emplace();
+        [[fallthrough]];
+      case Insides::ByRules:
+        uncast_.emplace(plan.keys, plan.left_out);
+    }
+  }
+
+ private:
+  std::optional<AtomicGuard> atomic_;
+  std::optional<CompoundGuard> compound_;
+  std::optional<UncastRest> uncast_;
+};
+
+// The call below our key. After casts an atomic op is dispatched anew, because they may be of
+// another kind of tensor; any other would come back to our kernel.
+void call_below(const Op& op, const Plan& plan, Stack* stack, bool anew) {
+  if (anew && plan.op.insides == Insides::Own) return op.handle.callBoxed(stack);
+  op.handle.redispatchBoxed(plan.keys, stack);
+}
 
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
-  const Decision decision = decide(plan.rule, call.described(), call.explicit_dtype());
+  const Decision decision = decide(plan.op.rule, call.described(), call.explicit_dtype());
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   if (!casting) {
-    plan.pre_dispatch ? op.handle.callBoxed(stack) : op.handle.redispatchBoxed(plan.keys, stack);
+    call_below(op, plan, stack, plan.pre_dispatch);
     return notify_end(watched, call);
   }
   call.cast(decision, plan.scope->cached);
-  op.handle.callBoxed(stack);
+  call_below(op, plan, stack, /*anew=*/true);
   if (call.lends()) {
     call.take_back();
     watched.forget_casts();
     call.cast(decision, /*cached=*/false);
-    op.handle.callBoxed(stack);
+    call_below(op, plan, stack, /*anew=*/true);
   }
   notify_end(watched, call);
+}
+
+// The call in float32, where its arguments, as they were given, are on the stack (D42). False where
+// there is nothing to cast.
+bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
+  Call call(op.form, *stack, plan.device);
+  if (call.explicit_dtype() || !call.any_to_cast(kWithoutLowKernel)) return false;
+  const AtomicGuard atomic(kAllKeys);
+  watch::WatchedCall watched;
+  if (report::anyone_listens()) {
+    notify_begin(watched, {op, *plan.scope->rules, call, kWithoutLowKernel, true});
+  }
+  call.cast(kWithoutLowKernel, /*cached=*/false);
+  op.handle.callBoxed(stack);
+  notify_end(watched, call);
+  return true;
+}
+
+// Has `call` run, and where it fails for want of a low kernel, `restore`s the stack, which then
+// holds the arguments as they were given, and runs the op in float32.
+template <typename CallOp, typename Restore>
+void call_with_any_kernel(const Op& op, const Plan& plan, const CallOp& call,
+                          const Restore& restore) {
+  if (!plan.may_lack_kernel()) return call();
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    if (!blames_low_dtype(error.what_without_backtrace())) throw;
+    Stack* stack = restore();
+    try {
+      if (call_without_low_kernel(op, plan, stack)) return;
+    } catch (const c10::Error&) {  // the first error is the one to see
+    }
+    throw;
+  }
 }
 
 // The kernel of any op.
@@ -110,9 +192,20 @@ class BoxedKernel final : public c10::OperatorKernel {
       const UncastRest rest(plan.keys, plan.left_out);
       return op_.handle.redispatchBoxed(plan.keys, stack);
     }
-    const AtomicGuard atomic(kAllKeys);
-    if (plan.casts_nothing()) return op_.handle.redispatchBoxed(plan.keys, stack);
-    cast_and_call(op_, plan, stack);
+    // A call that fails may leave anything on the stack.
+    const std::size_t below = stack->size() - op_.form.count;
+    std::vector<c10::IValue> given;
+    if (plan.may_lack_kernel()) given.assign(stack->begin() + below, stack->end());
+    const auto call = [&] {
+      const InsidesGuard insides(plan);
+      if (plan.casts_nothing()) return op_.handle.redispatchBoxed(plan.keys, stack);
+      cast_and_call(op_, plan, stack);
+    };
+    call_with_any_kernel(op_, plan, call, [&] {
+      stack->resize(below);
+      stack->insert(stack->end(), given.begin(), given.end());
+      return stack;
+    });
   }
 
  private:
@@ -155,13 +248,24 @@ class TypedKernel<at::Tensor(Args...)> final : public c10::OperatorKernel {
       const UncastRest rest(plan.keys, plan.left_out);
       return handle_.redispatch(plan.keys, std::forward<Args>(args)...);
     }
-    const AtomicGuard atomic(kAllKeys);
-    if (plan.casts_nothing()) return handle_.redispatch(plan.keys, std::forward<Args>(args)...);
+    at::Tensor result;
     Stack stack;
-    stack.reserve(sizeof...(Args));
-    torch::jit::push(stack, std::forward<Args>(args)...);
-    cast_and_call(op_, plan, &stack);
-    return std::move(stack[0]).toTensor();
+    const auto fill = [&] {
+      stack.clear();
+      stack.reserve(sizeof...(Args));
+      torch::jit::push(stack, args...);
+      return &stack;
+    };
+    const auto call = [&] {
+      const InsidesGuard insides(plan);
+      if (plan.casts_nothing()) {
+        result = handle_.redispatch(plan.keys, args...);
+      } else {
+        cast_and_call(op_, plan, fill());
+      }
+    };
+    call_with_any_kernel(op_, plan, call, fill);
+    return stack.empty() ? std::move(result) : std::move(stack[0]).toTensor();
   }
 
  private:
@@ -215,8 +319,8 @@ void register_kernels(const Rules& rules) {
   if (rules.registered.load(std::memory_order_acquire)) return;
   const std::lock_guard guard(registering);
   for (Op& op : catalogue().ops) {
-    const bool listed = rules.by_op[op.index].action != Action::Inputs;
-    if (op.registered || !(listed || casts_in_torch(op) || ScriptCastKernel::is_for(op))) continue;
+    const bool needed = !rules.by_op[op.index].does_nothing();
+    if (op.registered || !(needed || casts_in_torch(op) || ScriptCastKernel::is_for(op))) continue;
     register_kernel(op);
     op.registered = true;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/name_numbers.h"
+#include "call/no_kernel.h"
 #include "cast/tensors.h"
 #include "watch/where.h"
 
@@ -23,6 +24,8 @@ class Texts final : public report::CallTexts {
            (name.overload_name.empty() ? "default" : name.overload_name) + "')>";
   }
   std::string rule() const override {
+    if (call_.decision.cause == Cause::NoLowKernel)
+      return no_kernel_text(call_.call.described());
     const Policy& policy = *call_.rules.policy;
     return policy.rule_text(policy.resolve_overload(call_.op.name));
   }
@@ -54,13 +57,14 @@ void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
   const Texts texts(decided);
   const report::Call call{.key = {.op = watch::watching() ? number_of(name) : 0,
                                   .decider_id = decided.rules.decider_id,
-                                  .front_end = report::FrontEnd::Autocast},
+                                  .front_end = front_end_of(decided.rules.of_conversion)},
                           .decision = decided.decision,
                           .casting = decided.casting,
                           .arguments = decided.call.described(),
                           .texts = &texts};
   c10::SmallVector<at::Tensor, 8> tensors;
-  watched.begin(call, {.hides = true,
+  watched.begin(call, {.dispatched = true,
+                       .hides = decided.rules.by_op[decided.op.index].insides == Insides::Own,
                        .inputs = [&]() -> Tensors {
                          tensors = decided.call.tensors();
                          return tensors;

@@ -9,6 +9,10 @@
 
 namespace habana_mp::autocast {
 
+constexpr report::FrontEnd front_end_of(bool of_conversion) {
+  return of_conversion ? report::FrontEnd::Convert : report::FrontEnd::Autocast;
+}
+
 struct DecidedCall {
   const Op& op;
   const Rules& rules;

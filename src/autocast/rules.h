@@ -8,6 +8,7 @@
 
 namespace habana_mp::autocast {
 
-std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy);
+// `of_conversion`: for the insides of compounds that convert has patched.
+std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool of_conversion);
 
 }  // namespace habana_mp::autocast

@@ -11,10 +11,10 @@ namespace habana_mp {
 
 namespace run_in_c_detail {
 
-template <PyObject* (*function)(PyObject*)>
-PyObject* call(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
+template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
+PyObject* call(PyObject*, PyObject* const* args, std::size_t nargsf, PyObject*) {
   try {
-    return function(args[0]);
+    return function(args, PyVectorcall_NARGS(nargsf));
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -23,9 +23,9 @@ PyObject* call(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
 
 }  // namespace run_in_c_detail
 
-// From now on calls of a Python function run `function` on their first argument; it returns a new
-// reference.
-template <PyObject* (*function)(PyObject*)>
+// From now on calls of a Python function run `function` on their positional arguments; it returns a
+// new reference.
+template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
 void run_in_c(const pybind11::function& python) {
   if (!PyFunction_Check(python.ptr())) throw pybind11::type_error("not a Python function");
   torch_private::set_vectorcall(python.ptr(), run_in_c_detail::call<function>);

@@ -15,6 +15,8 @@
 #include "autocast/rules.h"
 #include "base/run_in_c.h"
 #include "bind/bind.h"
+#include "call/error_note.h"
+#include "scope/compound.h"
 #include "scope/regions.h"
 
 namespace py = pybind11;
@@ -56,13 +58,28 @@ const Region& region_of(PyObject* context) {
   return region.cast<const Region&>();
 }
 
-PyObject* enter_context(PyObject* context) {
+PyObject* enter_context(PyObject* const* args, Py_ssize_t) {
+  PyObject* context = args[0];
   autocast::enter(region_of(context), context);
   return Py_NewRef(context);
 }
 
-PyObject* leave_context(PyObject* context) {
-  autocast::leave(context);
+// The policy in force on this thread, for any device type.
+std::shared_ptr<const Policy> policy_here() {
+  const autocast::State* state = autocast::this_thread.state;
+  if (state == nullptr) return nullptr;
+  for (const autocast::Scope& scope : state->scopes) {
+    if (scope.rules) return scope.rules->policy;
+  }
+  return nullptr;
+}
+
+// (context, type of an exception, exception, traceback)
+PyObject* leave_context(PyObject* const* args, Py_ssize_t count) {
+  const bool failed = count > 2 && PyObject_IsInstance(args[2], PyExc_RuntimeError) == 1;
+  if (const auto policy = failed ? policy_here() : nullptr)
+    add_region_note(py::reinterpret_borrow<py::object>(args[2]), policy);
+  autocast::leave(args[0]);
   Py_RETURN_NONE;
 }
 
@@ -77,11 +94,16 @@ const autocast::Scope* ours_here(const std::string& type) {
 }  // namespace
 
 void bind_autocast(py::module_& module) {
+  autocast::set_rules_maker([](std::shared_ptr<const Policy> policy) {
+    auto rules = autocast::compile(std::move(policy), /*of_conversion=*/true);
+    autocast::register_kernels(*rules);
+    return rules;
+  });
   py::class_<autocast::Rules, std::shared_ptr<autocast::Rules>>(module, "AutocastRules");
   py::class_<Region>(module, "AutocastRegion");
 
   module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
-    return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy));
+    return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy, /*of_conversion=*/false));
   });
   module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
              py::arg("casts_off") = false,

@@ -6,9 +6,12 @@
 
 #include "base/patch_set.h"
 #include "bind/bind.h"
+#include "call/error_note.h"
+#include "call/no_kernel.h"
 #include "call/refusal.h"
 #include "convert/patched_type.h"
 #include "policy/policy.h"
+#include "scope/compound.h"
 #include "watch/dispatcher_watch.h"
 
 namespace py = pybind11;
@@ -27,16 +30,20 @@ void bind_convert(py::module_& module) {
       "install",
       [](const py::iterable& rows, std::shared_ptr<Policy> policy) {
         conversion_patches().install(rows);
+        autocast::set_compound_policy(policy);
         watch::set_conversion(std::move(policy));
       },
       py::arg("rows"), py::arg("policy"));
   module.def("uninstall", [] {
     conversion_patches().uninstall();
+    autocast::set_compound_policy(nullptr);
     watch::set_conversion(nullptr);
   });
   module.attr("conversion_patches") =
       py::cast(&conversion_patches(), py::return_value_policy::reference);
   module.def("refusal", &refusal, py::arg("op"), py::arg("rule"));
+  module.def("blames_low_dtype", &blames_low_dtype, py::arg("message"));
+  module.def("set_error_note", &set_error_note, py::arg("function"));
 }
 
 }  // namespace habana_mp

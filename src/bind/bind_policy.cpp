@@ -213,6 +213,10 @@ void bind_policy(py::module_& m) {
       },
       py::arg("norm"), py::arg("first"), py::arg("written"), py::arg("statistic"));
   m.def("computes", &computes, py::arg("op"));
+  m.def(
+      "is_compound", [](const std::string& op) { return insides_of(op) == Insides::Compound; },
+      py::arg("op"));
+  m.def("may_lack_low_kernel", &may_lack_low_kernel, py::arg("op"));
   m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
         py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }

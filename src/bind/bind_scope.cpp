@@ -34,7 +34,7 @@ void exit_disabled() {
 }
 
 template <void (*function)()>
-PyObject* in_c(PyObject*) {
+PyObject* in_c(PyObject* const*, Py_ssize_t) {
   function();
   Py_RETURN_NONE;
 }

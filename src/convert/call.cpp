@@ -5,6 +5,7 @@
 
 #include "base/python_error.h"
 #include "base/torch_private.h"
+#include "call/error_note.h"
 #include "call/refusal.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
@@ -12,6 +13,7 @@
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
+#include "convert/without_low_kernel.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
 #include "watch/observer.h"
@@ -67,8 +69,13 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (report::anyone_listens() && (casting || !from_override)) {
     notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
+  const auto after_failure = [&](watch::WatchedCall& failed) {
+    failed.abandon();
+    return without_low_kernel(op, args, nargsf, kwnames);
+  };
   if (!casting) {
     PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
+    if (result == nullptr) return after_failure(watched);
     notify_end(watched, result);
     return result;
   }
@@ -89,6 +96,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     watched.forget_casts();
     result = call_with_casts(/*cached=*/false, must_repeat);
   }
+  if (result == nullptr) return after_failure(watched);
   notify_end(watched, result);
   return result;
 }
@@ -97,7 +105,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
 // short. Nobody listening, no override by a mode, no tensor subclass, and every eligible tensor in
 // one dtype that the rule accepts as it is.
 bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
-  if (report::anyone_listens() || op.rule.action == Action::Error ||
+  if (report::anyone_listens() || op.rule.action == Action::Error || op.form.compound ||
       torch_private::in_function_mode()) {
     return false;
   }
@@ -123,9 +131,14 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (!op.active) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
+  if (op.rule.action == Action::Lower) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
-    const CastsOffGuard guard(op.form.python && is_atomic(op));
-    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+    {
+      const CastsOffGuard guard(op.form.python && is_atomic(op));
+      PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+      if (result != nullptr) return result;
+    }
+    return casts_off() ? nullptr : without_low_kernel(op, args, nargsf, kwnames);
   }
   const bool off = casts_off();
   if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {

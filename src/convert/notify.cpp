@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/name_numbers.h"
+#include "call/no_kernel.h"
 #include "cast/tensors.h"
 #include "watch/decider_id.h"
 #include "watch/dispatcher_watch.h"
@@ -22,7 +23,11 @@ class Texts final : public report::CallTexts {
     if (repr.empty()) repr = py::repr(call_.op.original).cast<std::string>();
     return repr;
   }
-  std::string rule() const override { return *call_.op.rule_text; }
+  std::string rule() const override {
+    if (call_.decision.cause == Cause::NoLowKernel)
+      return no_kernel_text(call_.arguments.described());
+    return *call_.op.rule_text;
+  }
   std::string argument(std::size_t i) const override {
     return call_.arguments.label(i, call_.positional, call_.kwnames);
   }
@@ -69,7 +74,8 @@ void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
                           .arguments = decided.arguments.described(),
                           .texts = &texts};
   Found found;
-  watched.begin(call, {.hides = !decided.op.form.python || is_atomic(decided.op),
+  watched.begin(call, {.dispatched = false,
+                       .hides = !decided.op.form.python || is_atomic(decided.op),
                        .inputs = [&]() -> Tensors {
                          for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
                            add_tensors(decided.arguments.tensor(i).object, found);
@@ -77,7 +83,7 @@ void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
                          return found;
                        },
                        .decider = [&]() -> watch::WatchedCall::Decider {
-                         return {watch::conversion(), *decided.op.rule_text};
+                         return {watch::conversion(), texts.rule()};
                        }});
 }
 

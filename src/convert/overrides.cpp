@@ -3,8 +3,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 #include "base/torch_private.h"
 #include "scope/casts_off.h"
+#include "scope/compound.h"
 
 namespace habana_mp {
 namespace {
@@ -125,7 +128,11 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
                         std::size_t nargsf, PyObject* kwnames) {
   const bool maybe_overridden = arguments.overridden() || torch_private::in_function_mode();
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
-  if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  if (!maybe_overridden) {
+    std::optional<autocast::InsideCompound> inside;
+    if (op.form.compound && !op.rule.listed) inside.emplace();
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  }
 
   PyObject* tensors = tensor_tuple(arguments, args);
   if (tensors == nullptr) return nullptr;

@@ -12,17 +12,18 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {
       "original",    "override_function", "name",       "in_place",   "norm",
       "python",      "overridable",       "out",        "flag",       "flag_name",
-      "flag_target", "flag_target_name",  "statistics", "contiguous", nullptr};
+      "flag_target", "flag_target_name",  "statistics", "contiguous", "compound",  "may_lack_low_kernel", nullptr};
   PyObject *original = nullptr, *override_function = nullptr, *flag_name = Py_None,
            *flag_target_name = Py_None;
   const char* op_name = nullptr;
-  int in_place = 0, norm = 0, python = 0, overridable = 0, contiguous = 0, out = -1, flag = -1,
+  int in_place = 0, norm = 0, python = 0, overridable = 0, contiguous = 0, compound = 0, may_lack_low_kernel = 0, out = -1, flag = -1,
       flag_target = 0;
   unsigned statistics = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOs|$ppppiiOiOIp", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOs|$ppppiiOiOIppp", const_cast<char**>(names),
                                    &original, &override_function, &op_name, &in_place, &norm,
                                    &python, &overridable, &out, &flag, &flag_name, &flag_target,
-                                   &flag_target_name, &statistics, &contiguous)) {
+                                   &flag_target_name, &statistics, &contiguous,
+                                   &compound, &may_lack_low_kernel)) {
     return nullptr;
   }
   auto* op = reinterpret_cast<PatchedOp*>(type->tp_alloc(type, 0));
@@ -36,6 +37,8 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       .python = python != 0,
       .overridable = overridable != 0,
       .contiguous = contiguous != 0,
+      .compound = compound != 0,
+      .may_lack_low_kernel = may_lack_low_kernel != 0,
       .out = static_cast<std::int8_t>(out),
       .flag = static_cast<std::int8_t>(flag),
       .flag_target = static_cast<std::int8_t>(flag_target),

@@ -39,10 +39,19 @@ struct Arg {
 };
 
 // Why a call has its dtype. None: the call is left alone.
-enum class Cause : std::uint8_t { None, Lower, Fp32, Promote, InPlace, FirstInput, RestFp32 };
+enum class Cause : std::uint8_t {
+  None,
+  Lower,
+  Fp32,
+  Promote,
+  InPlace,
+  FirstInput,
+  RestFp32,
+  NoLowKernel
+};
 // _core.CAUSES has these.
-inline constexpr std::array kCauseNames = {"none",     "lower",       "fp32",     "promote",
-                                           "in_place", "first_input", "rest_fp32"};
+inline constexpr std::array kCauseNames = {
+    "none", "lower", "fp32", "promote", "in_place", "first_input", "rest_fp32", "no_low_kernel"};
 
 struct Decision {
   DType to;
@@ -57,6 +66,11 @@ struct Decision {
 };
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
+// Of a call that has failed because the device has no kernel of the op for the low dtype of its
+// arguments (D42).
+inline constexpr Decision kWithoutLowKernel{
+    DType::Float32, Cause::NoLowKernel,
+    static_cast<std::uint8_t>(role_bit(Role::Input) | role_bit(Role::Affine))};
 
 namespace decide_detail {
 

@@ -66,6 +66,12 @@ constexpr bool eligible(DType dtype) { return (kEligibleDTypes & dtype_bit(dtype
 
 constexpr bool may_be_low(DType dtype) { return row_of(dtype).low != 0; }
 
+inline constexpr std::uint32_t kLowBits = [] {
+  std::uint32_t bits = 0;
+  for (const DTypeRow& row : kDTypes) bits |= row.low != 0 ? dtype_bit(row.dtype) : 0;
+  return bits;
+}();
+
 // What a policy may run its lower list in; the first is the default.
 inline constexpr auto kLowDTypes = [] {
   constexpr auto kCount = static_cast<std::size_t>(

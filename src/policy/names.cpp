@@ -167,6 +167,12 @@ constexpr Reached kReached[] = {
       "_scaled_dot_product_attention_math"}},
 };
 
+// Ops of the dispatcher that Python calls by another name, which lists have (D17).
+constexpr Reached kCalledAs[] = {
+    {{"nll_loss_nd"}, {"nll_loss"}},
+    {{"feature_dropout"}, {"dropout1d", "dropout2d", "dropout3d"}},
+};
+
 std::string dunder(std::string_view name) { return "__" + std::string(name) + "__"; }
 
 bool is_dunder(std::string_view name) {
@@ -328,6 +334,14 @@ std::vector<Level> dispatched_candidates(std::string_view op) {
   if (op.empty()) return {};
   Levels levels;
   add_spellings(levels, op, false);
+  for (const Reached& row : kCalledAs) {
+    if (row.homes.front() != op) continue;
+    Level names;
+    for (const std::string_view name : row.names) {
+      if (!name.empty()) names.emplace_back(name);
+    }
+    levels.add(names);
+  }
   return levels.take();
 }
 

@@ -27,7 +27,9 @@ constexpr NotComputing kNotComputing[] = {
      " atleast_1d atleast_2d atleast_3d meshgrid contiguous values values_copy indices"
      " indices_copy crow_indices crow_indices_copy col_indices col_indices_copy ccol_indices"
      " ccol_indices_copy row_indices row_indices_copy view_as_real_copy view_as_complex_copy"
-     " alias_copy __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift channel_shuffle"
+     " alias_copy alias slice numpy_T matrix_H mT mH lift lift_fresh lift_fresh_copy"
+     " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
+     " replication_pad3d __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift channel_shuffle"
      " native_channel_shuffle pad constant_pad_nd roll flip fliplr flipud rot90 repeat"
      " repeat_interleave tile gather index index_select masked_select take take_along_dim tril"
      " triu diag diag_embed diagflat one_hot im2col unique unique_consecutive unique_dim"
@@ -62,20 +64,63 @@ constexpr NotComputing kNotComputing[] = {
      " map map2 hash_tensor share_memory"},
 };
 
-std::unordered_set<std::string_view> all_not_computing() {
-  std::unordered_set<std::string_view> all;
-  for (const NotComputing& group : kNotComputing) {
-    for (std::string_view rest = group.ops; !rest.empty();) {
-      const std::size_t end = std::min(rest.find(' '), rest.size());
-      all.insert(rest.substr(0, end));
-      rest.remove_prefix(std::min(end + 1, rest.size()));
-    }
+// Names as tables spell them here: one text, separated by blanks.
+using NameSet = std::unordered_set<std::string_view>;
+
+void add_names(NameSet& all, std::string_view names) {
+  while (!names.empty()) {
+    const std::size_t end = std::min(names.find(' '), names.size());
+    all.insert(names.substr(0, end));
+    names.remove_prefix(std::min(end + 1, names.size()));
   }
+}
+
+NameSet set_of(std::string_view names) {
+  NameSet all;
+  add_names(all, names);
   return all;
 }
 
+NameSet all_not_computing() {
+  NameSet all;
+  for (const NotComputing& group : kNotComputing) add_names(all, group.ops);
+  return all;
+}
+
+// Found by running torch's own samples of every op under both front ends
+// (tests/autocast/test_front_ends_agree.py): those whose dtype the rules of other ops decide.
+constexpr std::string_view kCompounds =
+    "linear matmul __matmul__ __rmatmul__ einsum inner tensordot chain_matmul multi_dot"
+    " matrix_power vecdot vdot bilinear cov corrcoef pinverse pinv kron outer ger ldexp square"
+    " stft istft quantile nanquantile nanmean mvlgamma multigammaln ndtr sum_to_size trapezoid"
+    " trapz cumulative_trapezoid gradient cosine_similarity pairwise_distance kl_div"
+    " margin_ranking_loss cosine_embedding_loss cross_entropy cross_entropy_loss"
+    " adaptive_avg_pool1d avg_pool1d max_pool1d max_pool1d_with_indices instance_norm"
+    " alpha_dropout feature_alpha_dropout";
+
+// They hand on what they were given, or sum in buffers of its dtype.
+constexpr std::string_view kOwnInsides =
+    "matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
+    " unique_consecutive combinations cartesian_prod roll _chunk_cat";
+
+constexpr std::string_view kProducts =
+    "linear matmul mm bmm mv dot addmm addbmm baddbmm addmv addr vecdot multi_dot chain_matmul"
+    " _addmm_activation conv1d conv2d conv3d conv_tbc convolution _convolution _convolution_mode"
+    " conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention"
+    " _native_multi_head_attention mkldnn_rnn_layer _thnn_fused_gru_cell _thnn_fused_lstm_cell"
+    " gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
+
+// All of torch.linalg, torch.fft and torch.special are such too.
+constexpr std::string_view kLackingLowKernels =
+    "avg_pool3d cdist cholesky cholesky_inverse cholesky_solve complex cross ctc_loss det geqrf histogram"
+    " histogramdd inverse logdet lu lu_solve multi_margin_loss multilabel_margin_loss nanquantile"
+    " norm nuclear_norm orgqr ormqr pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
+    " sparse_sampled_addmm stft istft svd triangular_solve view_as_complex"
+    " _upsample_bilinear2d_aa _upsample_bicubic2d_aa";
+
 bool is_low_level(std::string_view op) {
-  if (op.starts_with("__")) return false;  // an operator
+  // Operators; and ops that F.interpolate calls, private by their names alone.
+  if (op.starts_with("__") || op.starts_with("_upsample_")) return false;
   return std::ranges::any_of(kLowLevelPrefixes,
                              [op](const char* prefix) { return op.starts_with(prefix); });
 }
@@ -97,10 +142,29 @@ bool wants_contiguous(std::string_view op) {
   return std::ranges::find(kContiguousOps, op) != kContiguousOps.end();
 }
 
+Insides insides_of(std::string_view op) {
+  static const NameSet compounds = set_of(kCompounds);
+  static const NameSet own = set_of(kOwnInsides);
+  const std::string_view plain = without_module(op);
+  if (compounds.contains(plain)) return Insides::Compound;
+  return own.contains(plain) ? Insides::Own : Insides::ByRules;
+}
+
+bool is_product(std::string_view op) {
+  static const NameSet products = set_of(kProducts);
+  return products.contains(without_module(op));
+}
+
+bool may_lack_low_kernel(std::string_view op) {
+  static const NameSet lacking = set_of(kLackingLowKernels);
+  const std::string_view plain = without_module(op);
+  return plain.size() < op.size() || lacking.contains(plain);
+}
+
 std::span<const NotComputing> not_computing() { return kNotComputing; }
 
 bool computes(std::string_view op) {
-  static const std::unordered_set<std::string_view> left_out = all_not_computing();
+  static const NameSet left_out = all_not_computing();
   const std::string_view own = without_module(op);
   const bool in_place = own.ends_with('_') && !own.ends_with("__");
   return !left_out.contains(in_place ? own.substr(0, own.size() - 1) : own) &&

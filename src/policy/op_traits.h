@@ -60,6 +60,21 @@ inline constexpr std::array<const char*, 10> kLowLevelPrefixes = {
     "_",       "fused_moving", "scaled_mm", "scaled_grouped_mm", "cudnn_",
     "miopen_", "mkldnn_",      "native_",   "batch_norm_",       "fbgemm_"};
 
+// What becomes of the ops that torch calls inside an op which no list names, under both front ends.
+enum class Insides : std::uint8_t {
+  ByRules,   // each by its own rule: autocast sees it, and convert sees what Python calls
+  Compound,  // made of ops whose rules hold, but for this one: only products run lower (D41)
+  Own,       // no rule holds: its arithmetic needs the dtype that it was called with
+};
+Insides insides_of(std::string_view op);
+
+// Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
+bool is_product(std::string_view op);
+
+// Ops that some device has no kernel of for a low dtype. Those that no list names are watched for
+// that error too (D42); an op that a rule holds for is watched whether it is one of these or not.
+bool may_lack_low_kernel(std::string_view op);
+
 // Whether the rest of a policy may hold for an op (D15). The op is named as its home or as the
 // dispatcher names it: "__add__", "relu_", "fft_fftshift".
 bool computes(std::string_view op);

@@ -104,7 +104,8 @@ void append_detail(const Call& call, spdlog::memory_buf_t& text) {
   if (!call.casting) fmt::format_to(out, "{}nothing to cast", separator);
   const auto [module, source] = call.texts->where();
   // The target of an in-place call decides, whatever list the op is in (D11).
-  const std::string rule = call.decision.cause == Cause::InPlace ? "in place" : call.texts->rule();
+  std::string rule = call.decision.cause == Cause::InPlace ? "in place" : call.texts->rule();
+  if (call.decision.cause == Cause::NoLowKernel) rule.clear();  // the line begins with it
   for (const std::string_view part :
        {std::string_view(rule), std::string_view(module), std::string_view(source)}) {
     if (!part.empty()) fmt::format_to(out, " | {}", part);
@@ -123,6 +124,8 @@ class CastLog final : public Listener {
     spdlog::memory_buf_t text;
     fmt::format_to(std::back_inserter(text), "casting  {}{}{}", call.texts->original(),
                    listed ? " " : "  to  ", cast_name(call.decision.to));
+    if (cause == Cause::NoLowKernel)
+      fmt::format_to(std::back_inserter(text), " | {}", call.texts->rule());
     if (now == Level::Detail) append_detail(call, text);
     put({text.data(), text.size()});
   }

@@ -42,6 +42,7 @@ constexpr bool worth_a_line(Cause cause, bool something_cast) {
     case Cause::InPlace:
     case Cause::FirstInput:
     case Cause::RestFp32:
+    case Cause::NoLowKernel:
       return something_cast;
     case Cause::None:
       return false;

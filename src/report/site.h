@@ -21,7 +21,7 @@ inline constexpr std::size_t kMostPaths = 1 << 16;
 
 enum class FrontEnd : std::uint8_t { None, Convert, Autocast };
 
-// What became of the calls of a site. The first seven are those of Cause; of the others no rule was
+// What became of the calls of a site. The first eight are those of Cause; of the others no rule was
 // asked.
 enum class Outcome : std::uint8_t {
   LeftAlone,
@@ -31,19 +31,21 @@ enum class Outcome : std::uint8_t {
   InPlace,
   FirstInput,
   RestFp32,
+  NoLowKernel,
   Off,       // casts were off
   Unlisted,  // no rule, though a policy was in force
   Missed,    // there was a rule, and the call went past it
   Outside,   // no policy was in force
   Backward,  // in a backward pass
 };
-inline constexpr std::array<const char*, 12> kOutcomeNames = {
-    "left alone", "lower", "fp32",     "promote", "in place", "first input",
-    "rest fp32",  "off",   "unlisted", "missed",  "outside",  "backward"};
+inline constexpr std::array<const char*, 13> kOutcomeNames = {
+    "left alone", "lower",         "fp32", "promote",  "in place", "first input",
+    "rest fp32",  "no low kernel", "off",  "unlisted", "missed",   "outside",
+    "backward"};
 
 constexpr Outcome outcome_of(Cause cause) { return static_cast<Outcome>(cause); }
 static_assert(outcome_of(Cause::None) == Outcome::LeftAlone &&
-              outcome_of(Cause::RestFp32) == Outcome::RestFp32);
+              outcome_of(Cause::NoLowKernel) == Outcome::NoLowKernel);
 
 // Equal sites have one id, from 1 on, while a report is open.
 struct Site {

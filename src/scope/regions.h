@@ -64,6 +64,7 @@ struct ThreadState {
   int graph_task = -1;           // the backward pass that the region was entered in
   Flags flags{};                 // as entering left them
   c10::DispatchKeySet hidden{};  // see UncastRest
+  bool in_compound = false;      // see CompoundGuard
 };
 inline constinit thread_local ThreadState this_thread;
 
@@ -96,6 +97,18 @@ class UncastRest {
  private:
   c10::DispatchKeySet before_;
   std::optional<c10::impl::ExcludeDispatchKeyGuard> guard_;
+};
+
+// While a compound runs: of the ops that it is made of only products run lower (D41).
+class CompoundGuard {
+ public:
+  CompoundGuard() : before_(this_thread.in_compound) { this_thread.in_compound = true; }
+  ~CompoundGuard() { this_thread.in_compound = before_; }
+  CompoundGuard(const CompoundGuard&) = delete;
+  CompoundGuard& operator=(const CompoundGuard&) = delete;
+
+ private:
+  const bool before_;
 };
 
 // Who rules a call. Nobody: it is to run as if autocast were off (a backward pass runs in the

@@ -106,11 +106,11 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
   if (thread.epoch == 0) return;
   const FrontEnd front_end = call.key.front_end;
   // The dispatcher watch has begun a frame for the same call already.
-  if (front_end == FrontEnd::Autocast && !thread.frames.empty() &&
+  if (what.dispatched && !thread.frames.empty() &&
       thread.frames.back().kind == Frame::Kind::Dispatched) {
     thread.frames.back().shown = false;
   }
-  if (front_end == FrontEnd::Convert && thread.in_function_of(call.key.op)) return;
+  if (!what.dispatched && thread.in_function_of(call.key.op)) return;
   Frame frame{.kind = Frame::Kind::Decided, .hides = what.hides, .epoch = thread.epoch};
   frame.call = call;
   // They are the caller's, and may be gone before the call ends.
@@ -135,6 +135,12 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
 
 void WatchedCall::forget_casts() {
   if (Frame* frame = begun_ ? top() : nullptr) frame->casts.clear();
+}
+
+void WatchedCall::abandon() {
+  if (!std::exchange(begun_, false)) return;
+  Thread& thread = this_thread();
+  if (!thread.frames.empty()) pop(thread);
 }
 
 void WatchedCall::end(Tensors results) {

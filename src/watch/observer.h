@@ -54,7 +54,8 @@ class WatchedCall {
     std::string rule;
   };
   struct What {
-    bool hides;  // nothing inside it has a row of its own unless a rule decides it
+    bool dispatched;  // seen at the dispatcher, not at a name of Python
+    bool hides;       // nothing inside it has a row of its own unless a rule decides it
     c10::function_ref<Tensors()> inputs;
     c10::function_ref<Decider()> decider;
   };
@@ -69,6 +70,8 @@ class WatchedCall {
   void begin(const report::Call& call, const What& what);
   // The casts that were made do not count: they are made again.
   void forget_casts();
+  // The call has failed and is begun again under another decision: it does not count.
+  void abandon();
   void end(Tensors results);
   bool begun() const { return begun_; }
 

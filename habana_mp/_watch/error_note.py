@@ -1,0 +1,95 @@
+"""The note on an error of torch that blames a low dtype: which op made the tensor low, which list line says so, which edit helps (D42)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._policy.policy import OpRule, Policy
+from habana_mp._scope import in_force
+
+# An error is no time to walk through the graph of a whole training.
+_MOST_NODES = 2000
+
+
+def _note(
+    error: BaseException, op: str, tensors: Sequence[torch.Tensor], last_lower: str, region: _core.Policy | None
+) -> None:
+    policy = in_force.policy if region is None else Policy(region)
+    if policy is not None and not any(map(_is_ours, getattr(error, "__notes__", ()))):
+        add_note(error, note(policy, op, tensors, last_lower))
+
+
+_OURS = "habana_mp: "
+
+
+def _is_ours(text: str) -> bool:
+    return text.startswith(_OURS)
+
+
+def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: str) -> str:
+    """What to say of an op that has failed on low tensors under a policy; "" and none where it is known only that one has."""
+    low = str(policy.low_dtype).removeprefix("torch.")
+    dtypes = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})) or low
+    given = f"{_OURS}{op or 'an op'} was given {dtypes} under the policy {policy.name!r}."
+    for tensor in tensors:
+        for maker in _makers(tensor):
+            rule = _lower_rule(policy, maker)
+            if rule is not None:
+                return f"{given} {rule.op} made it: {_place(rule)}. {_edit(rule)}"
+    rule = _lower_rule(policy, last_lower) if last_lower else None
+    if rule is None:
+        return f"{given} Cast the tensor by hand (x.float()), or put the call in hmp.disable_casts()."
+    return f"{given} The last op of the lower list on this thread was {rule.op}: {_place(rule)}. {_edit(rule)}"
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """``error.add_note``, which Python 3.10 lacks: there it is in ``__notes__`` all the same."""
+    notes = getattr(error, "__notes__", None)
+    if notes is None:
+        notes = error.__notes__ = []  # type: ignore[attr-defined]
+    notes.append(text)
+
+
+def _makers(tensor: torch.Tensor) -> Iterator[str]:
+    """The ops behind a tensor, nearest first, as autograd names them: "addmm" of AddmmBackward0."""
+    nodes = deque([tensor.grad_fn] if tensor.grad_fn is not None else [])
+    seen = set(nodes)
+    while nodes and len(seen) < _MOST_NODES:
+        node = nodes.popleft()
+        yield node.name().partition("Backward")[0]
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+
+
+def _lower_rule(policy: Policy, op: str) -> OpRule | None:
+    """The rule of an op that runs lower; autograd spells names without underscores."""
+    plain = op.replace("_", "").lower()
+    for name, *_ in policy._core.lower:
+        own = name.partition("@")[0].partition(".")[0]
+        if plain in (own.replace("_", "").lower(), f"{own.replace('_', '').lower()}d"):
+            rule = policy.rule(own)
+            return rule if rule.action == "lower" else None
+    if plain == "convolution":
+        return next((rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy.rule(name)).action == "lower"), None)
+    return None
+
+
+def _place(rule: OpRule) -> str:
+    where = f"{rule.file}:{rule.line}" if rule.file else "a list given in code"
+    return f"the lower list names {rule.listed_as} ({where})"
+
+
+def _edit(rule: OpRule) -> str:
+    return (
+        f'A file with the line "+{rule.op}" as fp32_file_path of hmp.convert (or fp32= of Policy.from_files) keeps {rule.op} in float32; '
+        "or cast the tensor by hand (x.float())."
+    )
+
+
+_core.set_error_note(_note)

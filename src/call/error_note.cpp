@@ -1,0 +1,45 @@
+#include "call/error_note.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+
+#include "call/no_kernel.h"
+
+namespace habana_mp {
+namespace {
+
+// Never destroyed: the interpreter ends before the process does.
+py::function& function() {
+  static auto& registered = *new py::function;
+  return registered;
+}
+
+}  // namespace
+
+void set_error_note(py::function registered) { function() = std::move(registered); }
+
+void add_error_note(const std::string& op, std::span<const at::Tensor> tensors) {
+  if (!function()) return;
+  py::error_already_set error;  // takes the error that is set
+  try {
+    py::list found;
+    for (const at::Tensor& tensor : tensors) found.append(tensor);
+    function()(error.value(), op, found, last_lower == nullptr ? "" : *last_lower, py::none());
+  } catch (...) {  // the error itself matters more
+    PyErr_Clear();
+  }
+  error.restore();
+}
+
+void add_region_note(const py::object& error, const std::shared_ptr<const Policy>& policy) {
+  if (!function() || !blames_low_dtype(py::str(error).cast<std::string>())) return;
+  try {
+    function()(error, "", py::list(), last_lower == nullptr ? "" : *last_lower,
+               std::const_pointer_cast<Policy>(policy));
+  } catch (...) {
+    PyErr_Clear();
+  }
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,40 @@
+#include "call/no_kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+namespace habana_mp {
+
+bool blames_low_dtype(std::string_view message) {
+  // Only the first line: what follows is where in C++ it was raised.
+  message = message.substr(0, message.find("\nException raised from"));
+  // The last four are of linalg, quantile, view_as_complex and complex.
+  static constexpr std::array<std::string_view, 6> kMarks = {
+      "BFloat16",
+      "Half",
+      "ow precision dtypes",
+      "other than float and double",
+      "either float or double",
+      "float, double",
+  };
+  return std::ranges::any_of(kMarks, [message](std::string_view mark) {
+    return message.find(mark) != std::string_view::npos;
+  });
+}
+
+std::string no_kernel_text(std::span<const Arg> arguments) {
+  std::uint32_t seen = 0;
+  for (const Arg& arg : arguments) seen |= dtype_bit(arg.dtype);
+  seen &= kEligibleDTypes;
+  std::string low, other;
+  for (const DTypeRow& row : kDTypes) {
+    if ((seen & dtype_bit(row.dtype)) == 0) continue;
+    std::string& name = low.empty() ? low : other;
+    name = row.name;
+  }
+  if (std::has_single_bit(seen)) return "no " + low + " kernel";
+  return "no kernel for " + low + " with " + other;
+}
+
+}  // namespace habana_mp

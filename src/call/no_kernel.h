@@ -1,0 +1,20 @@
+// Calls that fail because the device has no kernel of the op for a low dtype (D42): how they are
+// recognised, and what the log and the report say of them. Both front ends then run the op in
+// float32.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "policy/decide.h"
+
+namespace habana_mp {
+
+// Whether the message of an error blames a low dtype. torch has no type of error for it.
+bool blames_low_dtype(std::string_view message);
+
+// "no bfloat16 kernel", or "no kernel for bfloat16 with float32" where the arguments differ.
+std::string no_kernel_text(std::span<const Arg> arguments);
+
+}  // namespace habana_mp

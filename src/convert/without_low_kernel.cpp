@@ -1,0 +1,86 @@
+#include "convert/without_low_kernel.h"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <string>
+
+#include "call/error_note.h"
+#include "call/no_kernel.h"
+#include "cast/tensors.h"
+#include "convert/arguments.h"
+#include "convert/cast_arguments.h"
+#include "convert/notify.h"
+#include "convert/overrides.h"
+#include "report/listening.h"
+#include "scope/casts_off.h"
+#include "watch/observer.h"
+
+namespace habana_mp {
+namespace {
+
+// Whether the call may be made again: it has written to nothing, and nothing but torch has seen it.
+bool may_repeat(const Arguments& arguments) {
+  if (arguments.explicit_dtype() || arguments.overridden()) return false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments.described()[i].role == Role::Target || is_traced(arguments.tensor(i).object))
+      return false;
+  }
+  const auto described = arguments.described();
+  return std::any_of(described.begin(), described.end(),
+                     [](const Arg& arg) { return kWithoutLowKernel.casts(arg); });
+}
+
+PyObject* call_in_float32(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
+                          Py_ssize_t positional, PyObject* kwnames) {
+  watch::WatchedCall watched;
+  if (report::anyone_listens()) {
+    notify_begin(watched, {op, arguments, kWithoutLowKernel, true, positional, kwnames});
+  }
+  CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
+  if (!cast.apply(op.form, arguments, kWithoutLowKernel, /*cached=*/false)) return nullptr;
+  // What the op calls inside is to stay in float32.
+  const CastsOffGuard guard(true);
+  PyObject* result = PyObject_Vectorcall(
+      op.original, cast.data(),
+      static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+  if (result == nullptr) watched.abandon();
+  notify_end(watched, result);
+  return result;
+}
+
+c10::SmallVector<at::Tensor, 8> low_tensors(const Arguments& arguments) {
+  c10::SmallVector<at::Tensor, 8> found;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (may_be_low(arguments.described()[i].dtype))
+      found.push_back(THPVariable_Unpack(arguments.tensor(i).object));
+  }
+  return found;
+}
+
+}  // namespace
+
+PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
+                             PyObject* kwnames) {
+  // Of the others a compound alone is patched, for its insides.
+  const bool watched =
+      op.form.may_lack_low_kernel || op.rule.listed || op.rule.action != Action::Inputs;
+  if (!watched || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return nullptr;
+  pybind11::error_already_set error;
+  if (!blames_low_dtype(pybind11::str(error.value()).cast<std::string>())) {
+    error.restore();
+    return nullptr;
+  }
+  const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
+  Arguments arguments;
+  arguments.find(op.form, args, positional, kwnames);
+  if (may_repeat(arguments)) {
+    if (PyObject* result = call_in_float32(op, arguments, args, positional, kwnames)) return result;
+    PyErr_Clear();  // the first error is the one to see
+  }
+  error.restore();
+  if (const auto low = low_tensors(arguments); !low.empty()) add_error_note(*op.name, low);
+  return nullptr;
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,76 @@
+#include "scope/compound.h"
+
+#include <mutex>
+#include <utility>
+
+#include "base/process_wide.h"
+
+namespace habana_mp::autocast {
+namespace {
+
+constexpr c10::DispatchKeySet kDeviceKeySet =
+    kDeviceSets[0] | kDeviceSets[1] | kDeviceSets[2] | kDeviceSets[3] | kDeviceSets[4];
+
+MakeRules make_rules = nullptr;
+
+// Made at the first compound of a conversion: most models have none, and the rules of all ops of
+// the dispatcher take milliseconds.
+class OfConversion {
+ public:
+  std::mutex mutex;
+
+  void set(std::shared_ptr<const Policy> policy) {
+    const std::lock_guard guard(mutex);
+    policy_ = std::move(policy);
+    state_ = nullptr;
+  }
+
+  std::shared_ptr<const State> state() {
+    const std::lock_guard guard(mutex);
+    if (state_ == nullptr && policy_ != nullptr) {
+      const std::shared_ptr<const Rules> rules = make_rules(policy_);
+      State state{};
+      for (Scope& scope : state.scopes) scope = {rules, policy_->cached()};
+      state_ = std::make_shared<const State>(std::move(state));
+    }
+    return state_;
+  }
+
+ private:
+  std::shared_ptr<const Policy> policy_;
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace
+
+void set_rules_maker(MakeRules make) { make_rules = make; }
+
+void set_compound_policy(std::shared_ptr<const Policy> policy) {
+  process_wide<OfConversion>().set(std::move(policy));
+}
+
+InsideCompound::InsideCompound() : keys_before_(c10::impl::tls_local_dispatch_key_set()) {
+  const c10::DispatchKeySet off = keys_before_.excluded_ & kDeviceKeySet;
+  if (off != kDeviceKeySet) return;  // autocast is on
+  state_ = process_wide<OfConversion>().state();
+  if (state_ == nullptr) return;
+  before_ = this_thread;
+  this_thread = {.state = state_.get(),
+                 .nesting = torch_nesting(),
+                 .graph_task = graph_task(),
+                 .flags = {},
+                 .hidden = {},
+                 .in_compound = true};
+  c10::impl::LocalDispatchKeySet keys = keys_before_;
+  keys.included_ = keys.included_ | c10::DispatchKeySet(kKey);
+  keys.excluded_ = keys.excluded_ - kDeviceKeySet - c10::DispatchKeySet(kRegionKey);
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+InsideCompound::~InsideCompound() {
+  if (!before_) return;
+  c10::impl::_force_tls_local_dispatch_key_set(keys_before_);
+  this_thread = *before_;
+}
+
+}  // namespace habana_mp::autocast

@@ -1,0 +1,39 @@
+// The rules that hold inside a compound which convert has patched (D41): what an op calls in C++
+// passes no patched op, so it runs in a region of the conversion's policy, as it does under
+// autocast.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <optional>
+
+#include "policy/policy.h"
+#include "scope/regions.h"
+
+namespace habana_mp::autocast {
+
+// Makes the rules of a conversion and registers their kernels. Set when the module is loaded, by
+// the folder that can: it lies above this one.
+using MakeRules = std::shared_ptr<const Rules> (*)(std::shared_ptr<const Policy>);
+void set_rules_maker(MakeRules make);
+
+// Of the conversion in force from now on; null: of none.
+void set_compound_policy(std::shared_ptr<const Policy> policy);
+
+// Puts the rules of the conversion in force on this thread, as for the insides of a compound.
+// Inside a region of autocast, ours or torch's, it does nothing: the region decides there.
+class InsideCompound {
+ public:
+  InsideCompound();
+  ~InsideCompound();
+  InsideCompound(const InsideCompound&) = delete;
+  InsideCompound& operator=(const InsideCompound&) = delete;
+
+ private:
+  std::shared_ptr<const State> state_;
+  std::optional<ThreadState> before_;
+  c10::impl::LocalDispatchKeySet keys_before_;
+};
+
+}  // namespace habana_mp::autocast

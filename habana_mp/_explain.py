@@ -92,7 +92,7 @@ def explain(
         state=state,
         homes=_overloads_of(name, asked) if dispatched else _homes_of(name, asked),
         arguments=_arguments(name, asked, dispatched),
-        notes=_notes(asked),
+        notes=_notes(name, asked),
     )
 
 
@@ -140,8 +140,20 @@ def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
 _noted: set[str] = set()
 
 
-def _notes(policy: Policy) -> tuple[str, ...]:
-    """Notes that are shown once in a process."""
+def _notes(name: str, policy: Policy) -> tuple[str, ...]:
+    return (*_note_of_kernels(name, policy), *_note_of_cpu(policy))
+
+
+def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
+    """D42."""
+    if not _core.may_lack_low_kernel(name.partition(".")[0]):
+        return ()
+    low = str(policy.low_dtype).removeprefix("torch.")
+    return (f"where the device has no {low} kernel of it, the call runs in float32 and the report says: no {low} kernel",)
+
+
+def _note_of_cpu(policy: Policy) -> tuple[str, ...]:
+    """Shown once in a process."""
     if (
         policy.low_dtype is not torch.bfloat16
         or "bfloat16" in _noted
@@ -168,9 +180,11 @@ def _homes_of(name: str, policy: Policy) -> dict[str, str]:
 def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
     if rule is None:
         return "left alone"
+    action = _core.ACTIONS[rule.action]
+    if action == "inputs":
+        return "left alone" + ("; what it is made of follows the lists" if _core.is_compound(home.name) else "")
     if home.in_place:
         return "in place: the other tensors take the dtype of the one written to"
-    action = _core.ACTIONS[rule.action]
     low = str(policy.low_dtype).removeprefix("torch.")
     effects = {
         "lower": low,

@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 import habana_mp._core as _core
-from habana_mp._autocast import traced
+from habana_mp._scope import traced
 from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._policy.policy import LOW_DTYPES, Policy

@@ -17,6 +17,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
+from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 from habana_mp._torch_private import MKLDNN, run_while_traced
 
@@ -25,7 +26,7 @@ DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
 ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
-LOWER, FP32, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "error"))
+LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
 @run_while_traced
@@ -58,22 +59,50 @@ class PatchedOp:
     __qualname__: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return self._call(args, kwargs)
+        try:
+            return self._call(args, kwargs)
+        except RuntimeError as error:
+            return self._without_low_kernel(error, args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.rule
         if rule is None or casts_off():
             return self.original(*args, **kwargs)
         if rule.action == ERROR:
             raise RuntimeError(_refusal(self.listed_name, rule.text))
         form = self.form
-        described = []
-        for role, tensor in _tensors(form, args, kwargs):
-            described.append((_number(tensor), tensor.dim() == 0, role))
-        to, cause, roles = _decide(rule.action, rule.low, rule.listed, tuple(described), _explicit(form, args, kwargs))
+        described = _described(form, args, kwargs)
+        to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
         if cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
         if form.python and rule.listed and rule.action in (LOWER, FP32):
             with _AtomicOp():
                 return self.original(*args, **kwargs)
+        if form.compound and not rule.listed:
+            with _InsideCompound():
+                return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
+
+    def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
+        form, rule = self.form, self.rule
+        watched = rule is not None and (form.may_lack_low_kernel or rule.listed or rule.action != INPUTS)
+        if not watched or casts_off() or not _core.blames_low_dtype(str(error)):
+            raise error
+        to, cause, roles = _core.decide_without_low_kernel(_described(form, args, kwargs), _explicit(form, args, kwargs))
+        if not cause:
+            raise error
+        args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
+        off = _core.casts_off()
+        _core.set_casts_off(True)
+        try:
+            return self.original(*args, **kwargs)
+        except RuntimeError:
+            raise error from None
+        finally:
+            _core.set_casts_off(off)
 
     def __repr__(self) -> str:
         return f"<habana_mp patched op around {self.original!r}>"
@@ -141,6 +170,38 @@ class _AtomicOp:
         torch.set_autocast_enabled(CASTS_OFF, False)
 
 
+class _InsideCompound:
+    """The rules of the conversion in force in C++ too, while a compound runs (D41): src/scope/compound.h."""
+
+    def __enter__(self) -> None:
+        self.key = ""
+        if torch.compiler.is_dynamo_compiling():
+            self.key = _traced_compound()
+            if self.key:
+                traced.enter(self.key)
+        else:
+            self.region = _core.compound_region()
+            if self.region is not None:
+                _core.enter_autocast(self.region, self)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.key:
+            traced.leave(self.key)
+        elif not torch.compiler.is_dynamo_compiling() and self.region is not None:
+            _core.leave_autocast(self)
+
+
+@run_while_traced
+def _traced_compound() -> str:
+    """Run by torch.compile while it traces: the name of the region, "" where there is none."""
+    region = _core.compound_region()
+    if region is None:
+        return ""
+    key = traced.remember(region)
+    traced.keep(key, region)
+    return key
+
+
 def _in_place(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a parameter makes this call an in-place one: F.relu(x, inplace=True) (D12)."""
     if form.flag_name is None:
@@ -188,6 +249,14 @@ def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
         for item in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
+
+
+def _described(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, bool, int], ...]:
+    """What decide is to know of the tensors of a call: dtype, whether 0-dim, role."""
+    described = []
+    for role, tensor in _tensors(form, args, kwargs):
+        described.append((_number(tensor), tensor.dim() == 0, role))
+    return tuple(described)
 
 
 def _rebuilt(container: Any, items: list[Any]) -> Any:

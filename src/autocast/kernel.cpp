@@ -149,13 +149,14 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
 // there is nothing to cast.
 bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
-  if (call.explicit_dtype() || !call.any_to_cast(kWithoutLowKernel)) return false;
+  const Decision decision = decide_without_low_kernel(call.described(), call.explicit_dtype());
+  if (decision.cause == Cause::None) return false;
   const AtomicGuard atomic(kAllKeys);
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    notify_begin(watched, {op, *plan.scope->rules, call, kWithoutLowKernel, true});
+    notify_begin(watched, {op, *plan.scope->rules, call, decision, true});
   }
-  call.cast(kWithoutLowKernel, /*cached=*/false);
+  call.cast(decision, /*cached=*/false);
   op.handle.callBoxed(stack);
   notify_end(watched, call);
   return true;

@@ -121,6 +121,7 @@ void bind_autocast(py::module_& module) {
   module.def("autocast_depth", &autocast::depth);
   module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
   module.def("current_autocast", &autocast::current);
+  module.def("compound_region", &autocast::compound_region);
   module.def(
       "autocast_policy",
       [](const std::string& type) {

@@ -86,17 +86,19 @@ py::tuple to_python(const Resolution& found) {
                         found.rule.listed, found.listed_as, found.origin.file, found.origin.line);
 }
 
-py::tuple decide_python(int action, int low, bool listed,
-                        const std::vector<std::tuple<int, bool, int>>& args, bool explicit_dtype) {
+using PyArgs = std::vector<std::tuple<int, bool, int>>;  // dtype, 0-dim, role
+
+std::vector<Arg> from_python(const PyArgs& args) {
   std::vector<Arg> described;
   described.reserve(args.size());
   for (const auto& [dtype, zero_dim, role] : args) {
     described.push_back(
         {checked<DType>(dtype, kDTypeCount), zero_dim, checked<Role>(role, kRoleCount)});
   }
-  const Rule rule{checked<Action>(action, kActionNames.size()), checked<DType>(low, kDTypeCount),
-                  listed};
-  const Decision decision = decide(rule, described, explicit_dtype);
+  return described;
+}
+
+py::tuple to_python(const Decision& decision) {
   return py::make_tuple(static_cast<int>(decision.to), static_cast<int>(decision.cause),
                         static_cast<int>(decision.roles));
 }
@@ -217,8 +219,21 @@ void bind_policy(py::module_& m) {
       "is_compound", [](const std::string& op) { return insides_of(op) == Insides::Compound; },
       py::arg("op"));
   m.def("may_lack_low_kernel", &may_lack_low_kernel, py::arg("op"));
-  m.def("decide", &decide_python, py::arg("action"), py::arg("low"), py::arg("listed"),
-        py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
+  m.def(
+      "decide",
+      [](int action, int low, bool listed, const PyArgs& args, bool explicit_dtype) {
+        const Rule rule{checked<Action>(action, kActionNames.size()),
+                        checked<DType>(low, kDTypeCount), listed};
+        return to_python(decide(rule, from_python(args), explicit_dtype));
+      },
+      py::arg("action"), py::arg("low"), py::arg("listed"), py::arg("args"),
+      py::arg("explicit_dtype"), "(to, cause, roles)");
+  m.def(
+      "decide_without_low_kernel",
+      [](const PyArgs& args, bool explicit_dtype) {
+        return to_python(decide_without_low_kernel(from_python(args), explicit_dtype));
+      },
+      py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }
 
 }  // namespace habana_mp

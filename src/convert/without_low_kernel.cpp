@@ -2,9 +2,9 @@
 
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
 #include <string>
 
+#include "base/torch_private.h"
 #include "call/error_note.h"
 #include "call/no_kernel.h"
 #include "cast/tensors.h"
@@ -19,26 +19,23 @@
 namespace habana_mp {
 namespace {
 
-// Whether the call may be made again: it has written to nothing, and nothing but torch has seen it.
-bool may_repeat(const Arguments& arguments) {
-  if (arguments.explicit_dtype() || arguments.overridden()) return false;
+// Whether torch alone has seen the call, so that nobody sees it twice.
+bool is_torch_s(const Arguments& arguments) {
+  if (arguments.overridden() || torch_private::in_function_mode()) return false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments.described()[i].role == Role::Target || is_traced(arguments.tensor(i).object))
-      return false;
+    if (is_traced(arguments.tensor(i).object)) return false;
   }
-  const auto described = arguments.described();
-  return std::any_of(described.begin(), described.end(),
-                     [](const Arg& arg) { return kWithoutLowKernel.casts(arg); });
+  return true;
 }
 
-PyObject* call_in_float32(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
-                          Py_ssize_t positional, PyObject* kwnames) {
+PyObject* call_again(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
+                     PyObject* const* args, Py_ssize_t positional, PyObject* kwnames) {
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    notify_begin(watched, {op, arguments, kWithoutLowKernel, true, positional, kwnames});
+    notify_begin(watched, {op, arguments, decision, true, positional, kwnames});
   }
   CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
-  if (!cast.apply(op.form, arguments, kWithoutLowKernel, /*cached=*/false)) return nullptr;
+  if (!cast.apply(op.form, arguments, decision, /*cached=*/false)) return nullptr;
   // What the op calls inside is to stay in float32.
   const CastsOffGuard guard(true);
   PyObject* result = PyObject_Vectorcall(
@@ -74,8 +71,11 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   Arguments arguments;
   arguments.find(op.form, args, positional, kwnames);
-  if (may_repeat(arguments)) {
-    if (PyObject* result = call_in_float32(op, arguments, args, positional, kwnames)) return result;
+  const Decision decision =
+      decide_without_low_kernel(arguments.described(), arguments.explicit_dtype());
+  if (decision.cause != Cause::None && is_torch_s(arguments)) {
+    if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames))
+      return result;
     PyErr_Clear();  // the first error is the one to see
   }
   error.restore();

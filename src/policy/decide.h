@@ -66,11 +66,6 @@ struct Decision {
 };
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
-// Of a call that has failed because the device has no kernel of the op for the low dtype of its
-// arguments (D42).
-inline constexpr Decision kWithoutLowKernel{
-    DType::Float32, Cause::NoLowKernel,
-    static_cast<std::uint8_t>(role_bit(Role::Input) | role_bit(Role::Affine))};
 
 namespace decide_detail {
 
@@ -166,6 +161,20 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
       break;
   }
   return kLeftAlone;
+}
+
+// What becomes of a call that has failed because the device has no kernel of the op for the low
+// dtype of its arguments: float32, where it writes to none and none is float64 (D42).
+constexpr Decision decide_without_low_kernel(std::span<const Arg> args, bool explicit_dtype) {
+  std::uint32_t seen = 0;
+  for (const Arg& arg : args) {
+    if (arg.role == Role::Target) return kLeftAlone;
+    if (arg.role != Role::Statistic) seen |= dtype_bit(arg.dtype);
+  }
+  if (explicit_dtype || (seen & dtype_bit(DType::Float64)) != 0 || (seen & kLowBits) == 0)
+    return kLeftAlone;
+  return {DType::Float32, Cause::NoLowKernel,
+          static_cast<std::uint8_t>(role_bit(Role::Input) | role_bit(Role::Affine))};
 }
 
 // Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):

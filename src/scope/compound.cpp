@@ -49,9 +49,21 @@ void set_compound_policy(std::shared_ptr<const Policy> policy) {
   process_wide<OfConversion>().set(std::move(policy));
 }
 
+std::optional<Region> compound_region() {
+  if ((excluded_here() & kDeviceKeySet) != kDeviceKeySet) return std::nullopt;
+  const std::shared_ptr<const State> state = process_wide<OfConversion>().state();
+  if (state == nullptr) return std::nullopt;
+  Region region;
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    const at::ScalarType low = at::autocast::get_autocast_dtype(kDevices[i]);
+    region.settings.push_back({i, true, low, state->scopes[i]});
+  }
+  region.in_compound = true;
+  return region;
+}
+
 InsideCompound::InsideCompound() : keys_before_(c10::impl::tls_local_dispatch_key_set()) {
-  const c10::DispatchKeySet off = keys_before_.excluded_ & kDeviceKeySet;
-  if (off != kDeviceKeySet) return;  // autocast is on
+  if ((keys_before_.excluded_ & kDeviceKeySet) != kDeviceKeySet) return;  // autocast is on
   state_ = process_wide<OfConversion>().state();
   if (state_ == nullptr) return;
   before_ = this_thread;

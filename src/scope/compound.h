@@ -21,6 +21,10 @@ void set_rules_maker(MakeRules make);
 // Of the conversion in force from now on; null: of none.
 void set_compound_policy(std::shared_ptr<const Policy> policy);
 
+// The same as a region, for traced code, which enters it by name; none where autocast is on, or
+// without a conversion.
+std::optional<Region> compound_region();
+
 // Puts the rules of the conversion in force on this thread, as for the insides of a compound.
 // Inside a region of autocast, ours or torch's, it does nothing: the region decides there.
 class InsideCompound {

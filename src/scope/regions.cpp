@@ -117,7 +117,8 @@ void enter(const Region& region, const void* owner) {
                  .nesting = torch_nesting(),
                  .graph_task = graph_task(),
                  .flags = read_flags(),
-                 .hidden = {}};
+                 .hidden = {},
+                 .in_compound = region.in_compound};
 }
 
 void leave(const void* owner) {

@@ -207,12 +207,13 @@ def test_o2(call, dtype):
         "softmin, softmax inside": ({"fp32": ["softmin"], "lower": ["softmax", "neg"]}, lambda: F.softmin(x(BF16), 0), F32, 1),
         "softmin unlisted, softmax inside": ({"fp32": ["softmax"]}, lambda: F.softmin(x(BF16), 0), F32, 1),
         "cross_entropy, its parts listed": ({"fp32": ["cross_entropy"], "lower": ["log_softmax", "nll_loss"]}, lambda: F.cross_entropy(x(BF16), ids()), F32, 1),
-        "tensordot unlisted, in C++": ({"lower": ["mm"]}, lambda: torch.tensordot(x(), x(), 1), F32, 0),
+        "tensordot unlisted, mm inside in C++": ({"lower": ["mm"]}, lambda: torch.tensordot(x(), x(), 1), BF16, 2),
+        "outer unlisted, mul inside in C++": ({"lower": ["mul"]}, lambda: torch.outer(x()[0], x()[0]), F32, 0),
         "promote is transparent": ({"promote": ["normalize"], "lower": ["div"]}, lambda: F.normalize(x()), BF16, 2),
     }),
 )  # fmt: skip
 def test_listed_ops_are_atomic_and_others_transparent(lists, call, dtype, casts):
-    """D19, F272."""
+    """D19, D41, F272."""
     policy(**lists)
     counted, result = count_casts(call)
     assert (counted, result.dtype) == (casts, dtype)

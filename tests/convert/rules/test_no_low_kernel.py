@@ -1,0 +1,177 @@
+"""An op that has no kernel for the low dtype on its device runs in float32, and says so (D42)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+SPD = torch.eye(4) * 2
+
+
+def image(dtype):
+    return torch.ones(1, 1, 4, 4, 4, dtype=dtype)
+
+
+CALLS = {
+    "linalg.inv": lambda d: torch.linalg.inv(SPD.to(d)),
+    "linalg.solve": lambda d: torch.linalg.solve(SPD.to(d), SPD.to(d)),
+    "linalg.svd": lambda d: torch.linalg.svd(SPD.to(d))[1],
+    "linalg.solve_triangular": lambda d: torch.linalg.solve_triangular(SPD.to(d), SPD.to(d), upper=True),
+    "Tensor.det": lambda d: SPD.to(d).det(),
+    "polar": lambda d: torch.polar(SPD.to(d), SPD.to(d)).real,
+    "complex": lambda d: torch.complex(SPD.to(d), SPD.to(d)).real,
+    "fft.rfft": lambda d: torch.fft.rfft(SPD.to(d)).real,
+    "stft": lambda d: torch.stft(torch.ones(32, dtype=d), 8, window=torch.ones(8, dtype=d), return_complex=True).real,
+    "avg_pool3d": lambda d: F.avg_pool3d(image(d), 2),
+    "quantile": lambda d: torch.quantile(SPD.to(d), torch.tensor(0.5, dtype=d)),
+    "special.erfcx": lambda d: torch.special.erfcx(SPD.to(d)),
+    "pdist": lambda d: F.pdist(SPD.to(d)),
+    "CSR @": lambda d: SPD.to(d).to_sparse_csr() @ SPD.to(d),
+}
+POLICIES = ("hmp", "hmp-o2", "hpu-autocast", "torch-cpu", "xpu")
+
+
+@contextlib.contextmanager
+def converted(policy):
+    hmp.convert(policy=policy)
+    yield
+    hmp.revert()
+
+
+def region(policy):
+    return hmp.autocast("cpu", BF16, policy=policy)
+
+
+FRONT_ENDS = pytest.mark.parametrize("front_end", [converted, region], ids=["convert", "autocast"])
+
+
+@FRONT_ENDS
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_it_runs_in_float32(call, policy, front_end):
+    plain = call(F32)
+    with front_end(policy):
+        result = call(BF16)
+    assert result.dtype is F32
+    assert torch.allclose(result, plain, rtol=1e-2)
+
+
+@FRONT_ENDS
+def test_with_a_gradient(front_end):
+    x = SPD.to(BF16).requires_grad_()
+    with front_end("torch-cpu"):
+        torch.logdet(x).backward()
+    assert x.grad.dtype is BF16
+    assert torch.equal(x.grad.float(), SPD.inverse())
+
+
+@FRONT_ENDS
+def test_float16_has_its_own(front_end):
+    policy = hmp.Policy.load("torch-cpu").with_low_dtype(F16)
+    with converted(policy) if front_end is converted else hmp.autocast("cpu", F16, policy="torch-cpu"):
+        assert torch.linalg.inv(SPD.to(F16)).dtype is F32
+
+
+@FRONT_ENDS
+def test_a_list_that_lowers_it_does_not_help(front_end):
+    policy = hmp.Policy.from_ops(lower=["linalg_inv"])
+    with front_end(policy), hmp.report() as report:
+        assert torch.linalg.inv(SPD).dtype is F32
+        assert torch.linalg.inv(SPD.to(BF16)).dtype is F32
+    # The first is given float32 and stays in it; the second is cast once.
+    assert report.casts() == report.casts(op="linalg_inv", to=F32) == 1 or report.casts(to=BF16) == 0
+
+
+@FRONT_ENDS
+def test_the_report_says_so(front_end):
+    with front_end("torch-cpu"), hmp.report() as report:
+        torch.polar(SPD.to(BF16), SPD.to(BF16))
+        torch.special.erfcx(SPD.to(BF16))
+    assert report.casts() == 3
+    assert report.casts(op="special_erfcx", to=F32) == 1
+    text = str(report)
+    assert "no low kernel" in text
+    assert "no bfloat16 kernel" in text
+
+
+@FRONT_ENDS
+def test_the_log_says_so(front_end, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_LOG", "casts")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), front_end("torch-cpu"):
+        torch.special.erfcx(SPD.to(BF16))
+        torch.linalg.solve(SPD.to(BF16), SPD)
+    lines = out.getvalue().splitlines()
+    assert [line.partition(" | ")[2] for line in lines if "to_fp32 | " in line][:1] == ["no bfloat16 kernel"]
+
+
+def test_explain_says_so():
+    hmp.convert(policy="torch-cpu")
+    assert "no bfloat16 kernel" in str(hmp.explain("special_erfcx"))
+    assert "no bfloat16 kernel" not in str(hmp.explain("relu"))
+
+
+@FRONT_ENDS
+@pytest.mark.parametrize(
+    "call",
+    [lambda: torch.linalg.inv(torch.ones(2, 3, dtype=BF16)), lambda: torch.linalg.inv(torch.zeros(2, 2, dtype=BF16))],
+    ids=["no square matrix", "singular"],
+)
+def test_an_error_of_the_caller_is_still_raised(call, front_end):
+    with front_end("torch-cpu"), pytest.raises(RuntimeError, match=r"linalg\.inv"):
+        call()
+
+
+@FRONT_ENDS
+def test_float64_beside_it_is_left_alone(front_end):
+    """D10."""
+    with front_end("torch-cpu"), pytest.raises(RuntimeError):
+        torch.linalg.solve(SPD.to(BF16), SPD.double())
+
+
+def made_low(weight):
+    return F.linear(SPD, weight)
+
+
+@FRONT_ENDS
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: torch.linalg.inv(x, out=torch.empty(4, 4)), lambda x: torch.linalg.inv(x, out=torch.empty(4, 4, dtype=BF16))],
+    ids=["out in float32", "out in bfloat16"],
+)
+def test_out_keeps_the_error_with_a_note(call, grad, front_end):
+    """Which op made the tensor low, which list line says so, which edit helps."""
+    weight = SPD.clone()
+    with pytest.raises(RuntimeError) as caught, front_end("torch-cpu"), torch.set_grad_enabled(False):
+        call(made_low(weight))
+    (note,) = caught.value.__notes__
+    assert "linear" in note
+    assert "torch-cpu/lower.txt:" in note
+    assert '"+linear"' in note
+    hmp.revert()
+
+
+def test_the_note_names_the_op_that_made_the_tensor():
+    """By autograd, whatever ran since."""
+    hmp.convert(policy="hmp")
+    x = torch.ones(4, 4, requires_grad=True) * 2  # mul is in the lower list
+    torch.mm(SPD, SPD)
+    buffer = torch.zeros(4, 4, dtype=F16)
+    with pytest.raises(RuntimeError) as caught:
+        torch.linalg.inv(x.relu(), out=buffer)
+    assert "relu" in caught.value.__notes__[0]
+    assert "hmp/lower.txt:" in caught.value.__notes__[0]
+
+
+def test_disable_casts_keeps_torchs_error():
+    hmp.convert(policy="torch-cpu")
+    with hmp.disable_casts(), pytest.raises(RuntimeError, match="not supported"):
+        torch.linalg.inv(SPD.to(BF16))

@@ -41,7 +41,7 @@ def main() -> None:
             _progress(count, len(left), case.label, time.monotonic() - start)
     chosen = {case.label: done[case.label] for case in cases}
     if arguments.only:
-        print(page.findings(chosen))
+        print(page.text(chosen))
     else:
         PAGE.write_text(page.page(chosen))
         print(f"==> {PAGE}")

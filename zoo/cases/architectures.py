@@ -167,7 +167,7 @@ def _error(ours: torch.Tensor, reference: torch.Tensor) -> float | None:
 
 
 def _difference(plain: torch.nn.Module, made: torch.nn.Module) -> str:
-    """What the parameters and buffers of a model have in another dtype or with other numbers (D45)."""
+    """What the parameters and buffers of a model have in another dtype or with other numbers."""
     theirs = plain.state_dict()
     found = []
     for name, ours in made.state_dict().items():

@@ -28,11 +28,11 @@ def runs(make: Maker, skip: frozenset[tuple[str, str]]) -> Iterator[Run | Began]
         if variant in skip:
             continue
         yield Began(*variant)
-        for inputs in ("float32", "mixed"):
-            calls = make(inputs)
-            with variant.conversion():
-                outcomes = [_outcome(call, variant) for call in calls]
-            yield Run(*variant, inputs, outcomes)
+        calls = {inputs: make(inputs) for inputs in ("float32", "mixed")}
+        with variant.conversion():
+            outcomes = {inputs: [_outcome(call, variant) for call in each] for inputs, each in calls.items()}
+        for inputs, each in outcomes.items():
+            yield Run(*variant, inputs, each)
 
 
 def _outcome(call: Call, variant: Variant) -> Outcome:

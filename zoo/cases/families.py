@@ -19,24 +19,24 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "time_series_transformer": {"prediction_length": 8},
 }
 
+_MROPE = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [2, 1, 1]}}
+
 # Attributes that are set when the configuration is small.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_d_head": 16},
     "bit": {"num_groups": 4},
-    "bros": {"num_attention_heads": 4, "dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_projection": 8},
-    "bridgetower": {"text_config.num_attention_heads": 4, "vision_config.num_attention_heads": 4},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_group": 1, "n_group": 1},
     "donut-swin": {"window_size": 2},
     "ernie4_5_moe": {"moe_k": 2},
     "esm": {"vocab_size": 128, "pad_token_id": 1},
+    "glm4v_text": _MROPE,
+    "glm_ocr_text": _MROPE,
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
     "led": {"attention_window": [8, 8]},
-    "mamba2": {"head_dim": 16},
-    "mimi": {"upsample_groups": 4},
+    "mamba2": {"head_dim": 16, "n_groups": 1},
     "nemotron": {"num_key_value_heads": 2},
-    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (4, 4)},
-    "rt_detr": {"encoder_in_channels": [32, 64, 128]},
-    "rt_detr_v2": {"encoder_in_channels": [32, 64, 128]},
+    "qwen2_5_vl_text": _MROPE,
+    "qwen2_vl_text": _MROPE,
     "swin": {"window_size": 2},
     "xmod": {"default_language": "en_XX"},
 }

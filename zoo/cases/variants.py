@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ def variants(policies: tuple[str, ...]) -> list[Variant]:
     return [PLAIN, TORCH, *(Variant(front, policy) for policy in policies for front in FRONT_ENDS)]
 
 
+@functools.cache
 def _policy(name: str) -> hmp.Policy:
     """Of presets for float16 the lists count here, so that all are compared with the same torch.autocast."""
     return hmp.Policy.load(name).with_low_dtype(LOW)

@@ -32,6 +32,7 @@ def main() -> None:
     done = results.read(file)
     left = [case for case in cases if case.label not in done]
     print(f"{len(cases)} cases, {len(left)} to run, results in {file}")
+    workers.preload()
     start = time.monotonic()
     with file.open("a") as stream:
         for count, (case, runs) in enumerate(workers.finished(left, arguments.jobs), 1):

@@ -14,6 +14,8 @@ from zoo import reasons
 from zoo.cases import Outcome, Run
 
 Results = Mapping[str, list[Run]]
+# A front end and a policy.
+Variant = tuple[str, str]
 
 
 class Row(NamedTuple):
@@ -29,14 +31,13 @@ class Row(NamedTuple):
     unexplained: int
 
 
-@dataclass
-class Raise:
-    """An error of a case that torch.autocast does not raise."""
+class Raise(NamedTuple):
+    """An error that torch.autocast does not raise, under some front ends and policies, with the cases that have it."""
 
-    label: str
     message: str
     reason: str
-    where: Counter[str] = field(default_factory=Counter)
+    where: tuple[Variant, ...]
+    labels: list[str]
 
 
 @dataclass
@@ -54,14 +55,14 @@ class Errors(NamedTuple):
 
     label: str
     torch: float
-    ours: dict[tuple[str, str], float]
+    ours: dict[Variant, float]
 
     @property
     def worst(self) -> float:
         return max(self.ours.values())
 
 
-def ran_in_float32(label: str, runs: list[Run]) -> bool:
+def is_case(runs: list[Run]) -> bool:
     """Whether this is a case at all: an architecture whose tiny configuration fails without us is none."""
     return any(outcome.where == "ran" for run in runs if run.front == "none" for outcome in run.outcomes)
 
@@ -77,21 +78,26 @@ def pairs(runs: list[Run]) -> Iterator[tuple[Run, Outcome, Outcome]]:
 
 
 def raises(results: Results) -> list[Raise]:
-    found: dict[tuple[str, str], Raise] = {}
+    """The errors that most cases have come first."""
+    where: dict[tuple[str, str, str], set[Variant]] = {}
     for label, runs in results.items():
         for run, ours, theirs in pairs(runs):
             if ours.where != "ran" and theirs.where == "ran":
-                message = f"{general(ours.text)}{' (backward)' if ours.where == 'backward' else ''}"
-                row = found.setdefault((label, message), Raise(label, message, reason_of(label, run, ours)))
-                row.where[f"{run.front} {run.policy}"] += 1
-    return sorted(found.values(), key=lambda row: (row.reason, row.message, row.label))
+                message = f"{_general(ours.text)}{' (backward)' if ours.where == 'backward' else ''}"
+                key = (label, message, reason_of(label, run, ours))
+                where.setdefault(key, set()).add((run.front, run.policy))
+    rows: dict[tuple[str, str, tuple[Variant, ...]], Raise] = {}
+    for (label, message, reason), variants in where.items():
+        key = (message, reason, tuple(sorted(variants)))
+        rows.setdefault(key, Raise(*key, [])).labels.append(label)
+    return sorted(rows.values(), key=lambda row: (row.reason, -len(row.labels), row.message))
 
 
 def reason_of(label: str, run: Run, outcome: Outcome) -> str:
     return reasons.find(reasons.RAISES, f"{label} {run.front} {run.policy}: {outcome.text}")
 
 
-def general(message: str) -> str:
+def _general(message: str) -> str:
     """The message without the numbers of one call."""
     return re.sub(r"\d+", "N", message) if "shape" in message or "size" in message else message
 
@@ -104,7 +110,7 @@ def disagreements(results: Results) -> list[Disagreement]:
                 row = found.setdefault(label, Disagreement(label, reasons.find(reasons.DISAGREEMENTS, label)))
                 row.policies.add(policy)
                 row.dtypes[f"{convert.text} / {autocast.text}"] += 1
-    return sorted(found.values(), key=lambda row: (row.reason, row.label))
+    return sorted(found.values(), key=lambda row: row.reason)
 
 
 def one_alone(results: Results) -> Counter[str]:
@@ -145,7 +151,9 @@ def summary(results: Results) -> list[Row]:
 def parameters(results: Results) -> dict[str, dict[str, str]]:
     """Architectures that convert makes with other parameters, by policy."""
     return {
-        label: changed for label, runs in results.items() if (changed := {r.policy: r.parameters for r in runs if r.parameters})
+        label: changed
+        for label, runs in results.items()
+        if (changed := {r.policy: r.parameters for r in runs if r.parameters})
     }
 
 

@@ -18,17 +18,20 @@ from zoo.findings import Results
 
 # Rows of a table before "and so many more", and architectures with the largest errors.
 MOST_ROWS = 40
+MOST_LABELS = 6
 LARGEST = 20
 
 
 def page(results: Results) -> str:
-    ran = {label: runs for label, runs in results.items() if findings.ran_in_float32(label, runs)}
+    ran = {label: runs for label, runs in results.items() if findings.is_case(runs)}
     not_run = {label: runs[0].outcomes[0].text for label, runs in results.items() if label not in ran}
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=False
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
     )
     environment.filters.update(
-        cell=_cell, fronts=_fronts, dtypes=_dtypes, policies=_policies, number=_number, of=_of_policy
+        cell=_cell, labels=_labels, fronts=_fronts, dtypes=_dtypes, policies=_policies, number=_number, of=_of_policy
     )
     outputs = findings.errors(ran, "output_error")
     return environment.get_template("page.md.jinja").render(
@@ -36,14 +39,14 @@ def page(results: Results) -> str:
         transformers=transformers.__version__,
         counts=Counter(label.partition("/")[0] for label in ran),
         not_run=not_run,
-        causes=_causes(not_run.values()),
+        lacking=sum(message.startswith("ImportError") for message in not_run.values()),
         summary=findings.summary(ran),
         raises=_by_reason(findings.raises(ran)),
         disagreements=_by_reason(findings.disagreements(ran)),
         alone=findings.one_alone(ran),
         parameters=findings.parameters(ran),
         medians=_medians(outputs, findings.errors(ran, "gradient_error")),
-        columns=list(dict.fromkeys(policy for row in outputs for _, policy in row.ours)),
+        columns=sorted({policy for row in outputs for _, policy in row.ours}),
         largest=outputs[:LARGEST],
         most=MOST_ROWS,
     )
@@ -51,12 +54,18 @@ def page(results: Results) -> str:
 
 def text(results: Results) -> str:
     """What was found, for the terminal."""
-    rows = [f"{row.label}: {row.message} [{_fronts(row.where)}] {row.reason}" for row in findings.raises(results)]
+    rows = [
+        f"{row.message} [{_fronts(row.where)}] {', '.join(row.labels)}. {row.reason}"
+        for row in findings.raises(results)
+    ]
     rows += [
         f"{row.label}: convert / autocast: {_dtypes(row.dtypes)} [{_policies(row.policies)}] {row.reason}"
         for row in findings.disagreements(results)
     ]
-    rows += [f"{label}: {_policies(changed)}: {next(iter(changed.values()))}" for label, changed in findings.parameters(results).items()]
+    rows += [
+        f"{label}: {_policies(changed)}: {next(iter(changed.values()))}"
+        for label, changed in findings.parameters(results).items()
+    ]
     return "\n".join(rows) or "Nothing raises alone, and the front ends agree."
 
 
@@ -74,7 +83,7 @@ def _medians(outputs: list[findings.Errors], gradients: list[findings.Errors]) -
             **{of: _middle_and_worst(row.torch for row in errors) for of, errors in both.items()},
         }
     ]
-    for front, policy in dict.fromkeys(key for row in outputs for key in row.ours):
+    for front, policy in sorted({key for row in outputs for key in row.ours}, key=lambda key: (key[1], key[0])):
         each = {
             of: _middle_and_worst(row.ours[front, policy] for row in errors if (front, policy) in row.ours)
             for of, errors in both.items()
@@ -88,23 +97,21 @@ def _middle_and_worst(numbers: Iterable[float]) -> dict[str, float]:
     return {"median": findings.median(values), "worst": max(values, default=math.nan)}
 
 
-def _causes(messages: Iterable[str]) -> str:
-    """How many need what is not installed, and how many have no fitting input or size."""
-    needs = sum("library but it was not found" in message or message.startswith("ImportError") for message in messages)
-    return f"{needs} of them need a library that is not installed"
-
-
 def _cell(message: str) -> str:
     return message.replace("|", "\\|").replace("<", "&lt;")
 
 
-def _fronts(where: Mapping[str, int]) -> str:
-    """``convert hmp, hmp-o2; autocast hmp``."""
+def _fronts(where: Iterable[findings.Variant]) -> str:
+    """``autocast: hmp; convert: hmp, hmp-o2``."""
     by_front: dict[str, list[str]] = {}
-    for name in sorted(where):
-        front, policy = name.split(" ")
+    for front, policy in where:
         by_front.setdefault(front, []).append(policy)
     return "; ".join(f"{front}: {', '.join(policies)}" for front, policies in by_front.items())
+
+
+def _labels(labels: list[str]) -> str:
+    shown = ", ".join(f"`{label}`" for label in labels[:MOST_LABELS])
+    return shown + (f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else "")
 
 
 def _dtypes(dtypes: Counter[str]) -> str:

@@ -41,14 +41,21 @@ class _Work:
     case: Case
     runs: list[Run] = field(default_factory=list)
     skip: frozenset[tuple[str, str]] = frozenset()
-    began: Began = Began("none", "")
+    began: Began = Began("none", "")  # noqa: RUF009 - a tuple
     deadline: float = 0
     process: Any = None
 
 
+def preload() -> None:
+    """What all children need is imported once. No backward may run here: its threads do not survive a fork."""
+    torch.set_num_threads(1)
+    for name in _SHARED:
+        importlib.import_module(name)
+    gc.freeze()
+
+
 def finished(cases: list[Case], jobs: int) -> Iterator[tuple[Case, list[Run]]]:
     """Each case with its runs, as soon as it is done."""
-    _preload()
     waiting = [_Work(case) for case in reversed(cases)]
     running: dict[Connection, _Work] = {}
     try:
@@ -71,14 +78,6 @@ def finished(cases: list[Case], jobs: int) -> Iterator[tuple[Case, list[Run]]]:
     finally:
         for work in running.values():
             work.process.kill()
-
-
-def _preload() -> None:
-    """What all children need is imported once. No thread may be started here, nor a backward run: neither survives a fork."""
-    torch.set_num_threads(1)
-    for name in _SHARED:
-        importlib.import_module(name)
-    gc.freeze()
 
 
 def _start(work: _Work) -> Connection:

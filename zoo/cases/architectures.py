@@ -114,10 +114,7 @@ def _runnable(name: str, model: torch.nn.Module) -> dict[str, Any]:
     torch.manual_seed(0)
     for inputs in candidates(model, tiny(name)):
         try:
-            result = _forward(model, inputs)
-            if not any(output.requires_grad for output in _floating(result)):
-                raise ValueError("no output has a gradient")
-            _backward(result)
+            _backward(_forward(model, inputs))
         except Exception as error:
             failure = error
         else:
@@ -140,6 +137,8 @@ def _floating(result: Any) -> list[torch.Tensor]:
 
 def _backward(result: Any) -> None:
     roots = [output for output in _floating(result) if output.requires_grad]
+    if not roots:
+        raise ValueError("no output has a gradient")
     weights = [torch.arange(root.numel()).cos().reshape(root.shape).to(root.dtype) for root in roots]
     torch.autograd.backward(roots, weights)
 

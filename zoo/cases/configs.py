@@ -13,27 +13,29 @@ from zoo.cases import families
 
 VOCABULARY = 128
 
-# The first pattern that matches the name decides; a number becomes the number of the rule unless it is smaller already. None leaves it.
+# The first pattern that matches the name decides: a number becomes that of the rule unless it is smaller. None leaves it.
 _NUMBERS: list[tuple[str, int | None]] = [
-    (r"(type|modality_type|token_type|segment)_vocab_size|num_labels|chunk_size_feed_forward|num_channels|in_channels|in_chans|audio_channels", None),
+    (r"(type|modality_type|token_type|segment)_vocab_size|num_labels|chunk_size_feed_forward", None),
+    (r".*kernel.*|num_conv_pos_embeddings|num_mel_bins|n_mels", None),
+    (r"num_channels|in_chans|audio_channels|(encoder|head)?_?(in|out)_channels", None),
     (r".*vocab_size.*|vocab_offset", VOCABULARY),
-    (r"(image|img|input|pretrain_image|crop|train|max_image|spatial|visual_prompt)_?size|img_size", 64),
-    (r".*kernel.*|num_conv_pos_embeddings|num_mel_bins|n_mels|(encoder|head)?_?(in|out)_channels", None),
+    (r"(image|img|input|pretrain_image|crop|train|max_image|spatial|visual_prompt)_?size", 64),
     (r".*(stride|window|chunk|merge|patch|block|pool|group|batch|tubelet)_?size.*", 16),
     (r".*(position|positions|_len|_length|seq_len).*", 256),
-    (r"(qk_rope|qk_nope|v|qk|index|linear|linear_key|linear_value|swa|global|)_?head_(dim|size)|attention_head_size|d_kv", 8),
-    (r"mamba_d_head|mamba_headdim|partial_rotary_dim|rotary_dim", 8),
-    (r".*(key_value|kv)_(heads|attention_heads).*|num_query_groups|linear_num_key_heads|num_kv_heads", 2),
-    (r".*(n_heads|num_heads|attention_heads|_heads|n_head|heads)", 4),
-    (r".*(lora_rank|_rank)", 16),
-    (r".*(num_hidden_layers|num_layers|_layers|n_layer|n_layers|layers|depth|num_blocks|layers_count)", 2),
+    (r"((qk_rope|qk_nope|v|qk|index|linear|linear_key|linear_value|swa|global)_)?head_(dim|size)", 8),
+    (r"attention_head_size|d_kv|mamba_d_head|mamba_headdim|partial_rotary_dim|rotary_dim", 8),
+    (r".*(key_value|kv)_(heads|attention_heads).*|num_query_groups|linear_num_key_heads", 2),
+    (r".*(heads|n_head)", 4),
+    (r".*_rank", 16),
+    (r".*(layers|n_layer|depth|num_blocks)", 2),
     (r".*(experts_per_tok|topk_group|n_group|topk|top_k)", 2),
-    (r".*(routed_experts|num_experts|local_experts|moe_num_experts|n_experts)", 4),
+    (r".*experts", 4),
     (r".*(intermediate|ffn|mlp|inner|d_ff|linear_units|feedforward|feed_forward).*", 64),
     (r".*(codebook_size|num_embeddings|num_queries|num_latents|num_query_tokens|num_frames|num_denoising)", 16),
     (r".*(size|dim|dims|width|units|channels|d_model|n_embd|dimension|filters|d_latents)", 32),
     (r"num_prototypes|num_codevectors_per_group", 32),
 ]
+# The same for lists of numbers, place by place; the last number is that of all further places.
 _LISTS: list[tuple[str, list[int]]] = [
     (r"depths|layers|blocks_per_stage|num_blocks|layer_depths|stage_numb_of_layers|focal_depths", [1]),
     (r".*heads.*", [2]),
@@ -41,7 +43,9 @@ _LISTS: list[tuple[str, list[int]]] = [
     (r"(encoder_)?hidden_sizes|embed_dims|embed_dim|hidden_dims|decoder_hidden_sizes|conv_dims", [16, 32, 64, 128]),
     (r"(image|img|input|train)_size", [64]),
 ]
-_LAYER_KINDS = re.compile(r"(\w*layer_types|layers_block_type|block_types|attention_layers|indexer_types|hybrid_override_pattern)")
+_LAYER_KINDS = re.compile(
+    r"(\w*layer_types|layers_block_type|block_types|attention_layers|indexer_types|hybrid_override_pattern)"
+)
 
 
 def tiny(model_type: str) -> Any:
@@ -71,11 +75,10 @@ def _shrink(config: Any) -> None:
             _shrink(value)
         elif isinstance(value, bool) or name.startswith("_"):
             continue
-        elif re.search(r"_(token_id|token_index|token|id|bos_id|eos_id|pad_id)$", name) and isinstance(value, int):
-            if value >= VOCABULARY:
-                setattr(config, name, next(ids))
         elif isinstance(value, int):
-            setattr(config, name, _number(name, value))
+            is_token = re.search(r"_(token_id|token_index|token|id|bos_id|eos_id|pad_id)$", name)
+            beyond = is_token and value >= VOCABULARY
+            setattr(config, name, next(ids) if beyond else value if is_token else _number(name, value))
         elif isinstance(value, (list, tuple)) and value:
             setattr(config, name, _list(name, value))
     _keep_kinds(config)
@@ -96,7 +99,7 @@ def _keep_heads(config: Any) -> None:
 def _number(name: str, value: int) -> int:
     for pattern, small in _NUMBERS:
         if re.fullmatch(pattern, name):
-            return value if small is None or 0 <= value < small else small if value > 0 else value
+            return value if small is None else min(value, small)
     return value
 
 

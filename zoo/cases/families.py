@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 # Detectors whose default backbone is one of timm, which is not installed.
-_RESNET = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", "out_features": ["stage4"]}}
+_RESNET = {
+    "use_timm_backbone": False,
+    "backbone": None,
+    "backbone_config": {"model_type": "resnet", "out_features": ["stage4"]},
+}
 _RESNET_LEVELS = _RESNET | {"backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"]}}
 
 # Arguments of the class of the configuration.

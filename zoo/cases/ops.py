@@ -44,7 +44,11 @@ def _as_called(function: Callable[..., Any]) -> Callable[..., Any]:
     home = _homes().get(id(function))
     if home is None:
         return function
-    return lambda *args, **kwargs: getattr(home.owner, home.attribute)(*args, **kwargs)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return getattr(home.owner, home.attribute)(*args, **kwargs)
+
+    return called
 
 
 @functools.cache

@@ -38,7 +38,7 @@ def page(results: Results) -> str:
         torch=torch.__version__,
         transformers=transformers.__version__,
         counts=Counter(label.partition("/")[0] for label in ran),
-        not_run=not_run,
+        not_run=Counter(label.partition("/")[0] for label in not_run),
         lacking=sum(message.startswith("ImportError") for message in not_run.values()),
         summary=findings.summary(ran),
         raises=_by_reason(findings.raises(ran)),

@@ -9,7 +9,6 @@ import pytest
 from zoo import findings
 from zoo.cases import Run, all_cases
 
-CASES = {case.label: case for case in all_cases()}
 LABELS = """
     op/mm op/addmm op/add op/cat op/einsum op/baddbmm op/softmax_with_dtype op/nn_functional_linear op/nn_functional_layer_norm
     module/nn_Linear module/nn_Conv1d module/nn_LayerNorm module/nn_Embedding module/nn_GRUCell
@@ -24,14 +23,20 @@ NOT_YET = """
 """.split()
 
 
+@pytest.fixture(scope="module")
+def cases():
+    """torch's tables take seconds to import, which only these tests are to wait for."""
+    return {case.label: case for case in all_cases()}
+
+
 @pytest.mark.parametrize(
     "label",
     [pytest.param(label, marks=[pytest.mark.xfail(reason="not yet")] if label in NOT_YET else []) for label in LABELS],
 )
-def test_short_zoo(label):
+def test_short_zoo(cases, label):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runs = [run for run in CASES[label].runs(frozenset()) if isinstance(run, Run)]
+        runs = [run for run in cases[label].runs(frozenset()) if isinstance(run, Run)]
     found = {label: runs}
     assert findings.is_case(runs)
     assert [(row.message, row.where) for row in findings.raises(found) if not row.reason] == []

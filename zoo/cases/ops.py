@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from habana_mp._policy.homes import Home, homes
-from zoo.cases import Began, Case, Run
+from zoo.cases import Began, Case, Outcome, Run
 from zoo.cases.calls import Call, copied, lowered, runs
+from zoo.cases.variants import PLAIN
 
 
 def cases() -> list[Case]:
@@ -20,9 +21,11 @@ def cases() -> list[Case]:
 
 
 def _runs(op: Any, skip: frozenset[tuple[str, str]]) -> Iterator[Run | Began]:
-    dtype = next(
-        dtype for dtype in (torch.float32, torch.complex64, torch.int64, torch.bool, *op.dtypes) if dtype in op.dtypes
-    )
+    preferred = (torch.float32, torch.complex64, torch.int64, *op.dtypes)
+    dtype = next((dtype for dtype in preferred if dtype in op.dtypes), None)
+    if dtype is None:
+        yield Run(*PLAIN, "float32", [Outcome("forward", "no dtype on CPU")])
+        return
     torch.manual_seed(0)
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd))
 

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 PAGE = ROOT / "docs" / "decisions.md"
-FOLDERS = ("benchmarks", "docs", "examples", "habana_mp", "lists", "src", "tests", "tools")
+FOLDERS = ("benchmarks", "docs", "examples", "habana_mp", "lists", "src", "tests", "tools", "zoo")
 FILES = ("CHANGELOG.md", "CMakeLists.txt", "Makefile", "README.md", "pyproject.toml")
 
 # "F105 to F112" and "F105-F112" cite every number from first to last. A hexadecimal number and a code of ruff's behind noqa are no citations.

@@ -1,0 +1,60 @@
+"""Runs what has not run yet and writes the page: ``python -m zoo``. See ``make zoo``."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m zoo", description=__doc__)
+    parser.add_argument("--only", metavar="PATTERN", help="run what matches, such as 'op/*linear*', and write no page")
+    parser.add_argument("--fresh", action="store_true", help="forget what has run")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    arguments = parser.parse_args()
+
+    from zoo import page, results, workers
+    from zoo.cases import all_cases
+
+    file = results.path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.fresh:
+        file.unlink(missing_ok=True)
+    cases = [case for case in all_cases() if fnmatch.fnmatch(case.label, arguments.only or "*")]
+    done = results.read(file)
+    left = [case for case in cases if case.label not in done]
+    print(f"{len(cases)} cases, {len(left)} to run, results in {file}")
+    workers.preload()
+    start = time.monotonic()
+    with file.open("a") as stream:
+        for count, (case, runs) in enumerate(workers.finished(left, arguments.jobs), 1):
+            stream.write(results.line(case, runs))
+            stream.flush()
+            done[case.label] = runs
+            _progress(count, len(left), case.label, time.monotonic() - start)
+    chosen = {case.label: done[case.label] for case in cases}
+    if arguments.only:
+        print(page.text(chosen))
+    else:
+        PAGE.write_text(page.page(chosen))
+        print(f"==> {PAGE}")
+
+
+def _progress(count: int, total: int, label: str, seconds: float) -> None:
+    """One line that changes in a terminal; elsewhere one line for each 100 cases."""
+    text = f"{count}/{total}  {seconds / 60:4.1f} min  {label}"
+    if sys.stdout.isatty():
+        print(f"\r\033[K{text}", end="" if count < total else "\n", flush=True)
+    elif count % 100 == 0 or count == total:
+        print(text, flush=True)
+
+
+main()

@@ -1,0 +1,75 @@
+"""The cases: each op of torch's table of ops, each module of its table of modules, each architecture of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["op", "module", "architecture"]
+
+
+class Outcome(NamedTuple):
+    """What became of one call: its dtypes, or its error and where it was raised."""
+
+    where: Literal["ran", "forward", "backward", "process"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of all calls of a case under one variant."""
+
+    front: str
+    policy: str
+    # "float32", or "mixed" where activations are bfloat16 and weights float32.
+    inputs: str
+    outcomes: list[Outcome]
+    # Of an architecture that ran: relative errors against float32, and what convert changes of its parameters when it is made.
+    output_error: float | None = None
+    gradient_error: float | None = None
+    parameters: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: Kind
+    name: str
+    # Gives one run after the other. ``skip`` holds the variants (front, policy) that ended the process before.
+    runs: Callable[[frozenset[tuple[str, str]]], Iterator[Run | Began]]
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class Began(NamedTuple):
+    """Sent before a variant, so that it is known which one ended the process."""
+
+    front: str
+    policy: str
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+def all_cases() -> list[Case]:
+    from zoo.cases import architectures, modules, ops
+
+    return [*ops.cases(), *modules.cases(), *architectures.cases()]
+
+
+def dtypes_of(value: Any) -> str:
+    """The dtypes of a result as text, with its nesting."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype).removeprefix("torch.")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(dtypes_of, value))
+        return f"({inner})" if len(value) != 1 else inner
+    return type(value).__name__

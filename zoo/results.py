@@ -1,0 +1,52 @@
+"""What has run, as lines of JSON: one file for each state of the code, so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import transformers
+
+from zoo.cases import Case, Outcome, Run
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "build" / "zoo"
+
+
+def path() -> Path:
+    """The file of this torch, this transformers, the package as it is built and the cases as they are written."""
+    state = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    parts = [
+        *(ROOT / "habana_mp").rglob("*.py"),
+        *(ROOT / "habana_mp").glob("_core*.so"),
+        *(ROOT / "lists").rglob("*"),
+        *(ROOT / "zoo" / "cases").rglob("*.py"),
+    ]
+    for part in sorted(part for part in parts if part.is_file()):
+        state.update(part.relative_to(ROOT).as_posix().encode() + b"\0" + part.read_bytes())
+    return FOLDER / f"{state.hexdigest()[:16]}.jsonl"
+
+
+def read(file: Path) -> dict[str, list[Run]]:
+    """The runs of each case by its label. A last line that was cut is none."""
+    found = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[entry["case"]] = [_run(run) for run in entry["runs"]]
+    return found
+
+
+def _run(stored: dict[str, object]) -> Run:
+    outcomes = stored.pop("outcomes")
+    return Run(outcomes=[Outcome(*outcome) for outcome in outcomes], **stored)  # type: ignore[attr-defined, arg-type]
+
+
+def line(case: Case, runs: Iterable[Run]) -> str:
+    return json.dumps({"case": case.label, "runs": [asdict(run) for run in runs]}) + "\n"

@@ -16,6 +16,7 @@
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
+#include "base/fork_safe_mutex.h"
 #include "call/refusal.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
@@ -207,7 +208,7 @@ void register_kernel(const Op& op) {
                                           std::nullopt, nullptr, "habana_mp: hmp.autocast"));
 }
 
-std::mutex registering;
+ForkSafeMutex registering;
 
 }  // namespace
 

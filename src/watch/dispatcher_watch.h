@@ -11,7 +11,7 @@
 
 namespace habana_mp::watch {
 
-// To be removed by its handle.
+// To be removed by its handle. With the lock of the observer.
 at::CallbackHandle watch_dispatcher();
 
 // The policy of the conversion in force, null without one.

@@ -36,7 +36,7 @@ def open_log(is_verbose: bool) -> None:
     value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
     level, path = read_setting(value)
     try:
-        _core.open_log(level, _of_this_process(path), _write_to_stdout, _warn_of_failure)
+        _core.open_log(level, os.fsencode(_of_this_process(path)), _write_to_stdout, _warn_of_failure)
     except OSError as error:
         reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
         raise type(error)(error.errno, reason, error.filename) from None
@@ -109,7 +109,7 @@ def _reopen_in_child() -> None:
     if _path_of_process and _core.log_level():
         path = _of_this_process(_path_of_process)
         try:
-            _core.open_log(_core.log_level(), path, _write_to_stdout, _warn_of_failure)
+            _core.open_log(_core.log_level(), os.fsencode(path), _write_to_stdout, _warn_of_failure)
         except OSError as error:
             _core.close_log()
             _warn_of_failure(f"{path}: {error.strerror}")

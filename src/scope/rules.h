@@ -13,7 +13,7 @@ namespace habana_mp::autocast {
 struct Rules {
   std::shared_ptr<const Policy> policy;
   std::vector<Rule> by_op;       // in the order of the catalogue (autocast/catalogue.h)
-  std::uint32_t decider_id = 0;  // distinguishes these rules from others in the report
+  std::uint64_t decider_id = 0;  // distinguishes these rules from others in the report
   mutable std::atomic<bool> registered = false;  // the kernels of its ops
 };
 

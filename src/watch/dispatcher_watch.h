@@ -18,6 +18,6 @@ at::CallbackHandle watch_dispatcher();
 void set_conversion(std::shared_ptr<const Policy> policy);
 std::shared_ptr<const Policy> conversion();
 // Distinguishes conversions, 0 without one.
-std::uint32_t conversion_id();
+std::uint64_t conversion_id();
 
 }  // namespace habana_mp::watch

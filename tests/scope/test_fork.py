@@ -58,7 +58,7 @@ def fork(work):
     if child:
         return os.waitpid(child, 0)[1]
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(20)
+    signal.alarm(60)
     try:
         torch.set_num_threads(1)
         work()

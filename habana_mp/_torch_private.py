@@ -34,14 +34,18 @@ class Feature:
         self.lost = lost
         self.paths = paths
         self._has_warned = False
+        self._works: bool | None = None
 
-    @functools.cached_property
+    @property
     def works(self) -> bool:
         """Whether all names are there; warns where one is not."""
-        missing = self._missing()
-        if missing:
-            self._warn(missing)
-        return not missing
+        # Kept by hand: up to Python 3.11 functools has a lock for that, which a forked process may inherit taken.
+        if self._works is None:
+            missing = self._missing()
+            if missing:
+                self._warn(missing)
+            self._works = not missing
+        return self._works
 
     def need(self) -> None:
         """Raises RuntimeError where a name is not there."""

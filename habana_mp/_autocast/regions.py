@@ -59,7 +59,7 @@ def region_of(
 def _prepare() -> None:
     end_cli_default()
     if not _core.log_level() and _core.environment_has(log.VARIABLE):
-        log.open_log(False)
+        log.open_for_region()
     neighbours.prepare()
     _weights.open_for_autocast()
 

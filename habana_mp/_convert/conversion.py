@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,18 +22,10 @@ from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force
+from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._watch import error_note, log
 
-_lock = threading.RLock()
-
-
-def _new_lock() -> None:
-    """In a forked child the thread that may hold the lock does not exist, and would never release it."""
-    global _lock  # noqa: PLW0603 - there is one lock in a process
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)
+_lock = fork_lock()
 
 
 def convert(

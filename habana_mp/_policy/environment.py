@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+import habana_mp._core as core
 from habana_mp._policy.gaudi_config import SUFFIX
-from habana_mp._policy.list_file import read_list
-from habana_mp._policy.policy import Policy, replace_preset
+from habana_mp._policy.list_file import ListFile, parse_list
+from habana_mp._policy.policy import Policy, replace_preset, with_files
+from habana_mp._policy.read_file import read_file, shown
 from habana_mp._show.warning import warn
 
 _HPU = "hpu-autocast"
@@ -31,14 +32,22 @@ LIST_VARIABLES = {
     "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
     "fp32": ("PT_HPU_AUTOCAST_FP32_OPS_LIST", "FP32_LIST"),
 }
-_read: dict[str, tuple[str, str, bytes | None]] = {}
+_read: dict[str, tuple[str, str, bytes | str]] = {}
 
 
-def _content(path: str) -> bytes | None:
+def _content(path: str) -> bytes | str:
+    """What the file holds, read once, or why it cannot be read."""
     try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError):
-        return None
+        return read_file(path, core.MAX_LIST_BYTES)
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _parsed(content: bytes, path: str) -> ListFile | str:
+    try:
+        return parse_list(content, shown(path))
+    except ValueError as error:
+        return str(error)
 
 
 def read_environment() -> None:
@@ -54,15 +63,15 @@ def read_environment() -> None:
     _read.update(asked)
     replace_preset(_HPU, None)
     _loaded.pop(_HPU, None)
-    paths = {}
-    for title, (variable, path, _) in asked.items():
+    files: dict[str, ListFile] = {}
+    for title, (variable, path, content) in asked.items():
+        found = content if isinstance(content, str) else _parsed(content, path)
+        if isinstance(found, str):
+            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {found}")
+        else:
+            files[title] = found
+    if files:
         try:
-            read_list(path)
-            paths[title] = path
-        except (OSError, ValueError) as error:  # noqa: PERF203 - there are two
-            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {error}")
-    if paths:
-        try:
-            replace_preset(_HPU, Policy.from_files(paths.get("lower"), paths.get("fp32"), base=_HPU))
+            replace_preset(_HPU, Policy(with_files(Policy.load(_HPU), files, None, strict=False)))
         except ValueError as error:
             warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")

@@ -12,6 +12,7 @@ from typing import Any
 import habana_mp._core as core
 from habana_mp._policy.list_file import read_list
 from habana_mp._policy.names import check_known
+from habana_mp._policy.read_file import read_text
 
 LISTS = ("lower", "fp32", "promote")
 SHIPPED = Path(__file__).parent.parent / "lists"
@@ -80,10 +81,13 @@ def read_description(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
 
+    text = read_text(path, core.MAX_LIST_BYTES)
     try:
-        described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ones
+        described: dict[str, Any] = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError is one
         raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its values lie too deep in one another") from None
     if unknown := described.keys() - _KEYS:
         raise ValueError(f"{path}: {min(unknown)!r} is no key of a policy; accepted are {', '.join(sorted(_KEYS))}")
     for key in ("low_dtype", "rest"):

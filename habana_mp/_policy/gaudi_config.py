@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import habana_mp._core as core
 from habana_mp._policy.list_file import Entry, ListFile
 from habana_mp._policy.names import nearest
+from habana_mp._policy.read_file import read_text
 from habana_mp._show.warning import warn
 
 SUFFIX = ".json"
@@ -82,9 +83,10 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
 
 
 def _read_keys(path: Path) -> dict[str, Any]:
+    text = read_text(path, core.MAX_LIST_BYTES)
     try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a gaudi_config.json is one object, {{...}}, not {config!r:.40}")  # noqa: TRY004 - of the file

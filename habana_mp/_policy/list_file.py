@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import habana_mp._core as core
+from habana_mp._policy.read_file import read_file, shown
 
 # A name, with the low dtype that it is for behind @ if it is for one alone, and where it was listed; file and line are "" and 0 for a
 # name given in code.
@@ -28,19 +28,17 @@ class ListFile(NamedTuple):
 
 
 def read_list(path: ListPath) -> ListFile:
-    """Raises OSError with the path (D24), or ValueError with ``path:line`` (D20, D21)."""
+    """Raises OSError with the path (D24), or ValueError with the path, and the line that is wrong (D20, D21)."""
     name = os.fsdecode(path)
-    with Path(name).open("rb") as file:
-        data = file.read(core.MAX_LIST_BYTES + 1)
-    return parse_list(data, name.encode(errors="backslashreplace").decode())
+    return parse_list(read_file(name, core.MAX_LIST_BYTES), shown(name))
 
 
-def parse_list(data: bytes, shown: str) -> ListFile:
-    """The list that a file holds; ``shown`` is its path for messages. Raises ValueError with ``path:line`` for the first mistake."""
-    edits, ops = core.parse_op_list(data, shown)
-    named = [(name, shown, line) for name, line, removed in ops if not removed]
-    removed = [(name, shown, line) for name, line, removed in ops if removed]
-    return ListFile(shown, edits, named, removed)
+def parse_list(data: bytes, path: str) -> ListFile:
+    """The list that a file holds; ``path`` is for messages. Raises ValueError with ``path:line`` for the first mistake."""
+    edits, ops = core.parse_op_list(data, path)
+    named = [(name, path, line) for name, line, removed in ops if not removed]
+    removed = [(name, path, line) for name, line, removed in ops if removed]
+    return ListFile(path, edits, named, removed)
 
 
 def whole_op(name: str) -> str:

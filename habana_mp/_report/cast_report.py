@@ -19,12 +19,14 @@ import torch.distributed as dist
 import habana_mp._core as _core
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.names import plain_name
+from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
 from habana_mp._report.advice import Advice, advice
 from habana_mp._report.diff import ReportDiff
 from habana_mp._report.findings import inside
+from habana_mp._report.form import MOST_BYTES, report_values
 from habana_mp._report.merge import merged
-from habana_mp._report.values import FORMAT, KEYS, VERSION, named
+from habana_mp._report.values import named
 from habana_mp._watch.modules import unwatch_modules, watch_modules
 
 if TYPE_CHECKING:
@@ -177,21 +179,13 @@ class CastReport:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds no report, or one of another version.
+            ValueError: it holds no report, or one of another version; the message names the file and what is wrong in it.
         """
+        text = read_text(path, MOST_BYTES)
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls._of(report_values(text))
         except ValueError as error:
-            raise ValueError(f"{path}: no report: {error}") from None
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise ValueError(f"{path}: no report of habana_mp (format is to be {FORMAT!r})")
-        if values.get("version") != VERSION:
-            raise ValueError(
-                f"{path}: a report of version {values.get('version')!r}; this habana_mp reads version {VERSION}"
-            )
-        if lacking := [key for key in KEYS if key not in values]:
-            raise ValueError(f"{path}: no whole report: it lacks {', '.join(lacking)}")
-        return cls._of(values)
+            raise ValueError(f"{shown(path)}: {error}") from None
 
     @classmethod
     def merged(cls, reports: Iterable[CastReport]) -> CastReport:

@@ -6,6 +6,8 @@ HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with `:path`, a file 
 the home folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
 own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
 that names the rank (where.py).
+
+A log that cannot be written warns once and stops; the program goes on (D47).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 
 import habana_mp._core as _core
 from habana_mp._ranks.rank import rank
+from habana_mp._show.warning import warn
 
 VARIABLE = "HABANA_MP_LOG"
 # The order of enum class Level in src/report/cast_log.h.
@@ -23,19 +26,28 @@ LEVELS = ("off", "casts", "detail")
 
 # The path of the open log where it names the process; a forked child opens its own.
 _path_of_process = ""
+# Whether the last log ended because it could not be written.
+_has_failed = False
 
 
 def open_log(is_verbose: bool) -> None:
     """Raises ValueError or OSError for a value of HABANA_MP_LOG that cannot be used, and then leaves the log as it was."""
-    global _path_of_process  # noqa: PLW0603 - there is one log in a process
+    global _path_of_process, _has_failed  # noqa: PLW0603 - there is one log in a process
     value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
     level, path = read_setting(value)
     try:
-        _core.open_log(level, _of_this_process(path), _write_to_stdout)
+        _core.open_log(level, os.fsencode(_of_this_process(path)), _write_to_stdout, _warn_of_failure)
     except OSError as error:
         reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
         raise type(error)(error.errno, reason, error.filename) from None
     _path_of_process = path if "%p" in path else ""
+    _has_failed = False
+
+
+def open_for_region() -> None:
+    """As ``open_log`` without isVerbose, but a log that has failed stays closed: there is a region at every step."""
+    if not _has_failed:
+        open_log(False)
 
 
 def read_setting(value: str) -> tuple[int, str]:
@@ -50,7 +62,9 @@ def read_setting(value: str) -> tuple[int, str]:
 
 
 def close_log() -> None:
+    global _has_failed  # noqa: PLW0603 - there is one log in a process
     _core.close_log()
+    _has_failed = False
 
 
 def banner(opt_level: str) -> None:
@@ -59,16 +73,32 @@ def banner(opt_level: str) -> None:
     _core.write_log_text(f"hmp:opt_level {opt_level}")
 
 
-def _write_to_stdout(text: str) -> None:
+def _write_to_stdout(text: str) -> str:
+    """Returns why the text could not be written, or "". Ctrl-C and sys.exit pass through."""
     # Looked up every time: redirect_stdout, pytest and notebooks put their own there.
     out = sys.stdout
     if out is None:
-        return
-    out.write(text)
-    # A real stream keeps up to 8 KiB, breaks them off in mid-line, among the lines of the other processes on the same
-    # pipe, and loses them in a crash. A notebook's stream is of another type, and its flush waits for another thread.
-    if isinstance(out, io.TextIOWrapper):
-        out.flush()
+        return ""
+    try:
+        out.write(text)
+        # A real stream keeps up to 8 KiB, breaks them off in mid-line, among the lines of the other processes on the same
+        # pipe, and loses them in a crash. A notebook's stream is of another type, and its flush waits for another thread.
+        if isinstance(out, io.TextIOWrapper):
+            out.flush()
+    except Exception as error:  # noqa: BLE001 - a stream of the user's may raise anything
+        return f"sys.stdout: {type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+    return ""
+
+
+def _warn_of_failure(why: str) -> None:
+    global _has_failed  # noqa: PLW0603 - there is one log in a process
+    _has_failed = True
+    try:
+        warn(f"the cast log cannot be written and stops: {why}")
+    except Warning:  # as the user's filter asks
+        raise
+    except Exception:  # noqa: BLE001, S110 - sys.stderr may be closed too
+        pass
 
 
 def _of_this_process(path: str) -> str:
@@ -77,7 +107,12 @@ def _of_this_process(path: str) -> str:
 
 def _reopen_in_child() -> None:
     if _path_of_process and _core.log_level():
-        _core.open_log(_core.log_level(), _of_this_process(_path_of_process), _write_to_stdout)
+        path = _of_this_process(_path_of_process)
+        try:
+            _core.open_log(_core.log_level(), os.fsencode(path), _write_to_stdout, _warn_of_failure)
+        except OSError as error:
+            _core.close_log()
+            _warn_of_failure(f"{path}: {error.strerror}")
 
 
 os.register_at_fork(after_in_child=_reopen_in_child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import Any
 
@@ -10,12 +9,13 @@ import torch
 from torch.nn.modules import module as _nn_module
 
 import habana_mp._core as _core
+from habana_mp._scope.fork_lock import fork_lock
 
 # torch.compile's warning that a compiled module calls hooks twice, which is no problem for ours.
 _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 _hooks: list[torch.utils.hooks.RemovableHandle] = []
 _watchers = 0
-_lock = threading.Lock()
+_lock = fork_lock()
 
 
 class _ModuleHook(_core.ModuleHookBase):

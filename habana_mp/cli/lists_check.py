@@ -13,6 +13,7 @@ import habana_mp._core as core
 from habana_mp._policy.folder import DESCRIPTION, LISTS, read_description
 from habana_mp._policy.list_file import Entry, ListFile, parse_list
 from habana_mp._policy.names import check_known
+from habana_mp._policy.read_file import read_file
 from habana_mp.cli.console import print_json
 from habana_mp.hmp import Policy
 
@@ -105,16 +106,20 @@ def _of_file(path: str) -> list[Finding]:
 def _read(path: str) -> tuple[ListFile, list[Finding]]:
     """What can be read of a list, and its mistakes. The reader stops at the first: go on without the line that it is in."""
     found: list[Finding] = []
-    lines = Path(path).read_bytes().splitlines(keepends=True)
+    try:
+        lines = read_file(path, core.MAX_LIST_BYTES).splitlines(keepends=True)
+    except OSError as error:
+        return ListFile(path, False, [], []), [Finding(path, 0, str(error.strerror))]
+    except ValueError as error:
+        return ListFile(path, False, [], []), [Finding.of(str(error), path)]
     while True:
         try:
             read = parse_list(b"".join(lines), path)
             break
         except ValueError as error:
             finding = Finding.of(str(error), path)
-            too_large = finding in found  # it is not that line's
-            if too_large or len(found) == _MOST_PROBLEMS:
-                return ListFile(path, False, [], []), found if too_large else _first([*found, finding])
+            if len(found) == _MOST_PROBLEMS:
+                return ListFile(path, False, [], []), _first([*found, finding])
             found.append(finding)
             lines[finding.line - 1] = b"\n"
     named = [*read.named, *read.removed]

@@ -16,6 +16,7 @@
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
+#include "base/fork_safe_mutex.h"
 #include "call/error_note.h"
 #include "call/no_kernel.h"
 #include "call/refusal.h"
@@ -312,7 +313,7 @@ void register_kernel(const Op& op) {
                                           std::nullopt, nullptr, "habana_mp: hmp.autocast"));
 }
 
-std::mutex registering;
+ForkSafeMutex registering;
 
 }  // namespace
 

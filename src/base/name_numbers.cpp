@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 
 namespace habana_mp {
@@ -18,7 +19,7 @@ struct TextHash {
 };
 
 struct Names {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> numbers;
   std::deque<std::string> texts{""};
 };

@@ -1,4 +1,4 @@
-// Numbers for names, for the report: of ops, paths of modules, policies. The same until the process
+// Numbers for names, for the report: of ops and paths of modules. The same until the process
 // ends.
 #pragma once
 

@@ -1,21 +1,21 @@
-// The one instance of a type with a mutex in this process.
+// The one instance of a type in this process.
 #pragma once
-
-#include <pthread.h>
 
 namespace habana_mp {
 
-// Never destroyed: tensors may be used and freed while the process ends. A child process must not
-// inherit a lock that a thread of its parent holds, so a fork waits for T::mutex.
+namespace process_wide_detail {
+
+// Made while the module loads, by the one thread that loads it: what C++ makes at first use has a
+// lock of its own, which a fork does not know.
+template <class T>
+inline T& instance = *new T;
+
+}  // namespace process_wide_detail
+
+// Never destroyed: tensors may be used and freed while the process ends.
 template <class T>
 T& process_wide() {
-  static T* instance = [] {
-    T* made = new T;
-    pthread_atfork([] { process_wide<T>().mutex.lock(); }, [] { process_wide<T>().mutex.unlock(); },
-                   [] { process_wide<T>().mutex.unlock(); });
-    return made;
-  }();
-  return *instance;
+  return process_wide_detail::instance<T>;
 }
 
 }  // namespace habana_mp

@@ -29,10 +29,14 @@ py::str to_str(std::string_view text) {
   return py::reinterpret_steal<py::str>(decoded);
 }
 
-void open_log(int level, const std::string& path, py::object writer) {
+void open_log(int level, const std::string& path, py::object writer, py::object on_failure) {
   try {
-    report::open(static_cast<report::Level>(level), path,
-                 [writer = std::move(writer)](std::string_view text) { writer(to_str(text)); });
+    report::open(
+        static_cast<report::Level>(level), path,
+        [writer = std::move(writer)](std::string_view text) {
+          return writer(to_str(text)).cast<std::string>();
+        },
+        [on_failure = std::move(on_failure)](const std::string& why) { on_failure(to_str(why)); });
   } catch (const std::system_error& error) {
     // As Python's own open(): the subclass of OSError that fits errno, with the path.
     errno = error.code().value();
@@ -75,7 +79,8 @@ void notify_decided(const std::string& op, int to, int cause,
 }  // namespace
 
 void bind_log(py::module_& module) {
-  module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"));
+  module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"),
+             py::arg("on_failure"));
   module.def("close_log", &report::close);
   module.def("log_level", [] { return static_cast<int>(report::level()); });
   // Asked for each region of autocast: os.environ takes a microsecond to say no.

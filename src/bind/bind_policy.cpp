@@ -52,16 +52,16 @@ DType dtype_named(std::string_view name) {
   for (const DTypeRow& row : kDTypes) {
     if (name == row.name) return row.dtype;
   }
-  throw std::invalid_argument("'" + std::string(name) +
-                              "' is no dtype of a policy: bfloat16 or float16 is accepted");
+  throw std::invalid_argument(quoted(name) +
+                              " is no dtype of a policy: bfloat16 or float16 is accepted");
 }
 
 Action action_named(std::string_view name) {
   for (std::size_t i = 0; i < kActionNames.size(); ++i) {
     if (name == kActionNames[i]) return static_cast<Action>(i);
   }
-  throw std::invalid_argument("'" + std::string(name) +
-                              "' is no rest of a policy: first_input, fp32 or inputs is accepted");
+  throw std::invalid_argument(quoted(name) +
+                              " is no rest of a policy: first_input, fp32 or inputs is accepted");
 }
 
 using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // entry, file, line

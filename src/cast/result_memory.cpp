@@ -15,6 +15,7 @@
 #include <new>
 #include <utility>
 
+#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 
 namespace habana_mp {
@@ -125,7 +126,7 @@ struct LargeBlock {
 // Kept for reuse, the last freed first.
 class LargeBlocks {
  public:
-  std::mutex mutex;
+  ForkSafeMutex mutex;
 
   // A block of up to twice the size, as float32 gradients are to copies.
   std::unique_ptr<LargeBlock> take(std::size_t size) {

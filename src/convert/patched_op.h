@@ -28,7 +28,7 @@ struct PatchedOp {
   std::string* repr;       // of the original, made at the first log line
   // For the report, made at the first call: the number of the name, and of what decides.
   std::uint32_t name_number;
-  std::uint32_t decider_id;
+  std::uint64_t decider_id;
 };
 
 // D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.

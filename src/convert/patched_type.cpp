@@ -51,7 +51,8 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   op->rule_text = new std::string;
   op->name = new std::string(op_name);
   op->repr = new std::string;
-  op->name_number = op->decider_id = 0;
+  op->name_number = 0;
+  op->decider_id = 0;
   return reinterpret_cast<PyObject*>(op);
 }
 

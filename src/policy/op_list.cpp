@@ -29,24 +29,6 @@ std::size_t count_characters(std::string_view line) {
   }));
 }
 
-// For a message: a list may hold any bytes, the message must be text that one can read.
-std::string quoted(std::string_view text) {
-  constexpr std::size_t kShown = 60;
-  std::string out = "'";
-  for (const char c : text.substr(0, kShown)) {
-    if (c >= ' ' && c <= '~') {
-      out += c;
-    } else {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\x%02x",
-                    static_cast<unsigned>(static_cast<unsigned char>(c)));
-      out += escape;
-    }
-  }
-  if (text.size() > kShown) out += "...";
-  return out + "'";
-}
-
 // Reads lines, and raises what is wrong with the one at hand.
 class Reader {
  public:
@@ -93,6 +75,23 @@ class Reader {
 }
 
 }  // namespace
+
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kShown = 60;
+  std::string out = "'";
+  for (const char c : text.substr(0, kShown)) {
+    if (c >= ' ' && c <= '~') {
+      out += c;
+    } else {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\x%02x",
+                    static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += escape;
+    }
+  }
+  if (text.size() > kShown) out += "...";
+  return out + "'";
+}
 
 bool is_op_name(std::string_view text) {
   const std::size_t dot = text.find('.');

@@ -35,6 +35,10 @@ struct OpList {
   bool edits = false;         // every name began with + or -: the list edits a default (D21)
 };
 
+// For messages: a list or a name may hold any bytes, NUL too, and a message is text that one can
+// read.
+std::string quoted(std::string_view text);
+
 // Letters, digits, _ and one dot between a name and its overload (pow.Tensor_Scalar).
 bool is_op_name(std::string_view text);
 

@@ -45,8 +45,8 @@ bool same(const ListedName& a, const ListedName& b) { return a.name == b.name &&
 void sort_and_check(Names& names) {
   for (const ListedName& listed : names) {
     if (!is_op_name(listed.name)) {
-      throw std::invalid_argument(place(listed.origin) + ": '" + listed.name +
-                                  "' is no op name: letters, digits, _ and one dot are accepted");
+      throw std::invalid_argument(place(listed.origin) + ": " + quoted(listed.name) +
+                                  " is no op name: letters, digits, _ and one dot are accepted");
     }
   }
   // Stable: of a double the first place is kept.
@@ -135,9 +135,9 @@ std::string_view take_field(std::string_view& text, std::string_view key) {
   const std::size_t end = text.find(' ');
   const std::string_view field = text.substr(0, end);
   if (!field.starts_with(key) || field.size() <= key.size() || field[key.size()] != '=') {
-    throw std::invalid_argument("no policy text: '" + std::string(key) + "=' expected, found '" +
-                                std::string(field.substr(0, 40)) +
-                                "'; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
+    throw std::invalid_argument("no policy text: '" + std::string(key) + "=' expected, found " +
+                                quoted(field.substr(0, 40)) +
+                                "; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
                                 "lower= fp32= promote= error=");
   }
   text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
@@ -173,8 +173,7 @@ std::string ListedName::written() const {
 ListedName read_listed(std::string_view written, Origin origin) {
   const std::optional<Entry> entry = read_entry(written);
   if (!entry) {
-    throw std::invalid_argument(place(origin) + ": '" + std::string(written) + "'" +
-                                kConditionRefused);
+    throw std::invalid_argument(place(origin) + ": " + quoted(written) + kConditionRefused);
   }
   return {std::string(entry->op), std::move(origin), entry->low};
 }
@@ -190,7 +189,7 @@ Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vecto
       hash_(0) {
   if (!is_policy_name(name_)) {
     throw std::invalid_argument(
-        "'" + name_ + "' is no policy name: up to 64 letters, digits, _ - + . are accepted");
+        quoted(name_) + " is no policy name: up to 64 letters, digits, _ - + . are accepted");
   }
   if (!may_be_low(low_)) {
     throw std::invalid_argument(

@@ -12,6 +12,8 @@
 #include <cerrno>
 #include <iterator>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -22,15 +24,27 @@ namespace {
 
 using Sink = spdlog::sinks::base_sink<spdlog::details::null_mutex>;
 
+// Ends the log, where no text can be written any more.
+class CannotWrite final : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Opens a file to append to. A pipe that nobody reads is an error; to wait for a reader would hold
+// the GIL.
+int opened_to_append(const std::string& path) {
+  const int file =
+      ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (file < 0) throw std::system_error(errno, std::generic_category(), path);
+  ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) & ~O_NONBLOCK);
+  return file;
+}
+
 // One write(2) per event to a file opened with O_APPEND. spdlog's own file sink goes through stdio,
 // which splits text over its buffer's size into several writes (lines of forked workers would mix),
 // keeps what it could not write, and makes missing folders.
 class FileSink final : public Sink {
  public:
-  explicit FileSink(const std::string& path)
-      : path_(path), file_(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) {
-    if (file_ < 0) throw std::system_error(errno, std::generic_category(), path);
-  }
+  explicit FileSink(const std::string& path) : path_(path), file_(opened_to_append(path)) {}
   ~FileSink() override { ::close(file_); }
 
  private:
@@ -42,7 +56,7 @@ class FileSink final : public Sink {
       const ssize_t written = ::write(file_, next, left);
       if (written < 0) {
         if (errno == EINTR) continue;
-        throw std::system_error(errno, std::generic_category(), "cast log " + path_);
+        throw CannotWrite(path_ + ": " + std::generic_category().message(errno));
       }
       next += written;
       left -= static_cast<std::size_t>(written);
@@ -62,19 +76,23 @@ class WriterSink final : public Sink {
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
-    writer_({line.data(), line.size()});
+    const std::string why = writer_({line.data(), line.size()});
+    if (!why.empty()) throw CannotWrite(why);
   }
   void flush_() override {}
 
   const Writer writer_;
 };
 
-using Logger = std::shared_ptr<spdlog::logger>;
+struct OpenLog {
+  spdlog::logger logger;
+  OnFailure on_failure;
+};
 
 // Never destroyed: at exit a writer may belong to an interpreter that is gone.
-Logger& logger() {
-  static Logger& open_logger = *new Logger;
-  return open_logger;
+std::shared_ptr<OpenLog>& open_log() {
+  static auto& open = *new std::shared_ptr<OpenLog>;
+  return open;
 }
 
 void put(std::string_view text) {
@@ -83,13 +101,37 @@ void put(std::string_view text) {
   thread_local bool writing = false;
   if (writing) return;
   // A share of it: a writer may let other threads run, and they may close the log.
-  const Logger to = logger();
+  const std::shared_ptr<OpenLog> to = open_log();
   if (!to) return;
   struct Writing {
     Writing() { writing = true; }
     ~Writing() { writing = false; }
   } const guard;
-  to->log(spdlog::level::info, spdlog::string_view_t(text.data(), text.size()));
+  try {
+    to->logger.log(spdlog::level::info, spdlog::string_view_t(text.data(), text.size()));
+  } catch (const CannotWrite& error) {
+    if (open_log() != to) return;  // another thread has closed it
+    close();
+    if (to->on_failure) to->on_failure(error.what());
+  }
+}
+
+// Text with its control characters as Python writes them: \n, \x1b.
+void append_escaped(spdlog::memory_buf_t& text, std::string_view part) {
+  const auto out = std::back_inserter(text);
+  for (std::size_t i = 0; i < part.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(part[i]);
+    if (byte == '\n') {
+      fmt::format_to(out, "\\n");
+    } else if (byte < 0x20 || byte == 0x7F) {
+      fmt::format_to(out, "\\x{:02x}", byte);
+    } else if (byte == 0xC2 && i + 1 < part.size() &&
+               static_cast<unsigned char>(part[i + 1]) < 0xA0) {  // U+0080 to U+009F
+      fmt::format_to(out, "\\x{:02x}", static_cast<unsigned char>(part[++i]));
+    } else {
+      text.push_back(part[i]);
+    }
+  }
 }
 
 void append_detail(const Call& call, spdlog::memory_buf_t& text) {
@@ -97,8 +139,10 @@ void append_detail(const Call& call, spdlog::memory_buf_t& text) {
   std::string_view separator = "\n    ";
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     if (!call.decision.casts(call.arguments[i])) continue;
-    fmt::format_to(out, "{}{}: {} -> {}", separator, call.texts->argument(i),
-                   dtype_name(call.arguments[i].dtype), dtype_name(call.decision.to));
+    fmt::format_to(out, "{}", separator);
+    append_escaped(text, call.texts->argument(i));
+    fmt::format_to(out, ": {} -> {}", dtype_name(call.arguments[i].dtype),
+                   dtype_name(call.decision.to));
     separator = ", ";
   }
   if (!call.casting) fmt::format_to(out, "{}nothing to cast", separator);
@@ -108,7 +152,9 @@ void append_detail(const Call& call, spdlog::memory_buf_t& text) {
   if (call.decision.cause == Cause::NoLowKernel) rule.clear();  // the line begins with it
   for (const std::string_view part :
        {std::string_view(rule), std::string_view(module), std::string_view(source)}) {
-    if (!part.empty()) fmt::format_to(out, " | {}", part);
+    if (part.empty()) continue;
+    fmt::format_to(out, " | ");
+    append_escaped(text, part);
   }
 }
 
@@ -122,8 +168,10 @@ class CastLog final : public Listener {
     if (now == Level::Off || !worth_a_line(cause, call.casting)) return;
     const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
     spdlog::memory_buf_t text;
-    fmt::format_to(std::back_inserter(text), "casting  {}{}{}", call.texts->original(),
-                   listed ? " " : "  to  ", cast_name(call.decision.to));
+    fmt::format_to(std::back_inserter(text), "casting  ");
+    append_escaped(text, call.texts->original());
+    fmt::format_to(std::back_inserter(text), "{}{}", listed ? " " : "  to  ",
+                   cast_name(call.decision.to));
     if (cause == Cause::NoLowKernel)
       fmt::format_to(std::back_inserter(text), " | {}", call.texts->rule());
     if (now == Level::Detail) append_detail(call, text);
@@ -138,7 +186,7 @@ const std::shared_ptr<CastLog>& cast_log() {
 
 }  // namespace
 
-void open(Level level, const std::string& path, Writer writer) {
+void open(Level level, const std::string& path, Writer writer, OnFailure on_failure) {
   if (level == Level::Off) return close();
   spdlog::sink_ptr sink;
   if (path.empty()) {
@@ -146,12 +194,13 @@ void open(Level level, const std::string& path, Writer writer) {
   } else {
     sink = std::make_shared<FileSink>(path);
   }
-  auto opened = std::make_shared<spdlog::logger>("habana_mp", std::move(sink));
-  opened->set_pattern("%v");
+  auto opened = std::make_shared<OpenLog>(
+      OpenLog{spdlog::logger("habana_mp", std::move(sink)), std::move(on_failure)});
+  opened->logger.set_pattern("%v");
   // spdlog calls this while it handles what a sink threw, which it would only print to stderr: hand
-  // it on to the caller of the op.
-  opened->set_error_handler([](const std::string&) { throw; });
-  logger() = std::move(opened);
+  // it on to put().
+  opened->logger.set_error_handler([](const std::string&) { throw; });
+  open_log() = std::move(opened);
   current_level.store(static_cast<int>(level), std::memory_order_relaxed);
   unlisten(*cast_log());
   listen(cast_log());
@@ -160,7 +209,7 @@ void open(Level level, const std::string& path, Writer writer) {
 void close() {
   current_level.store(static_cast<int>(Level::Off), std::memory_order_relaxed);
   unlisten(*cast_log());
-  logger().reset();
+  open_log().reset();
 }
 
 void write_text(std::string_view text) {

@@ -6,6 +6,7 @@
 // the inputs or the target do, that is promote, in place and first input (F109, F110):
 //     casting  <built-in function linear> to_bf16
 //     casting  <method '__iadd__' of 'torch._C.TensorBase' objects>  to  to_bf16
+// Control characters are escaped: the name of a module must not begin a line or steer a terminal.
 // At Level::Detail the same line comes first and an indented one follows (D26), empty parts left
 // out:
 //         0: float32 -> bfloat16, 1: float32 -> bfloat16 | lower: my.txt:12 | Net: fc1 |
@@ -50,20 +51,23 @@ constexpr bool worth_a_line(Cause cause, bool something_cast) {
   return false;
 }
 
-// Takes the text of one call, ended by a line feed. It may throw: the exception reaches the caller
-// of the op.
-using Writer = std::function<void(std::string_view)>;
+// Takes the text of one call, ended by a line feed. Returns why it could not be written, "" where
+// it was. What it throws reaches the caller of the op, and the log goes on.
+using Writer = std::function<std::string(std::string_view)>;
+
+// Takes why a text could not be written. By then the log is closed (D47).
+using OnFailure = std::function<void(const std::string&)>;
 
 // Sends the log to the file `path` (appended to), or to `writer` where the path is empty. Replaces
 // what was open before; where the file cannot be opened, that stays open and std::system_error is
 // thrown, with errno.
-void open(Level level, const std::string& path, Writer writer);
+void open(Level level, const std::string& path, Writer writer, OnFailure on_failure);
 
 // Releases the file or the writer; the level is Off afterwards.
 void close();
 
 // Each call and each text leaves in one piece and at once: nothing is held back that a fork could
-// write twice or a crash lose. A file that cannot take it: std::system_error.
+// write twice or a crash lose. A text that cannot be written closes the log.
 void write_text(std::string_view text);
 
 }  // namespace habana_mp::report

@@ -14,10 +14,9 @@ std::uint64_t mixed(std::uint64_t value) { return (value ^ (value >> 29)) * 0x9E
 
 std::size_t SiteKeyHash::operator()(const SiteKey& key) const {
   const std::uint64_t where = (std::uint64_t{key.op} << 32) | key.module;
-  const std::uint64_t what = (std::uint64_t{key.decider_id} << 16) |
-                             (static_cast<std::uint64_t>(key.front_end) << 8) |
-                             static_cast<std::uint64_t>(key.outcome);
-  return mixed(mixed(where) + what);
+  const std::uint64_t what =
+      (static_cast<std::uint64_t>(key.front_end) << 8) | static_cast<std::uint64_t>(key.outcome);
+  return mixed(mixed(mixed(where) + what) + key.decider_id);
 }
 
 SiteId Sites::find(const SiteKey& key) const {

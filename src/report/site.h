@@ -63,7 +63,7 @@ struct Site {
 struct SiteKey {
   std::uint32_t op = 0;
   std::uint32_t module = 0;
-  std::uint32_t decider_id = 0;  // which rule, of which conversion or region
+  std::uint64_t decider_id = 0;  // which rule, of which conversion or region
   FrontEnd front_end = FrontEnd::None;
   Outcome outcome = Outcome::Unlisted;
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 
 namespace habana_mp::autocast {
@@ -50,7 +51,7 @@ constexpr int kCodes = kBase * kBase * kBase;  // 0 stands for no policy
 // other processes.
 class Codes {
  public:
-  std::mutex mutex;
+  ForkSafeMutex mutex;
 
   std::shared_ptr<const State> state_of(const Scopes& scopes) {
     const std::uint64_t content = hash_of(scopes);

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 
 namespace habana_mp::autocast {
@@ -17,26 +18,35 @@ MakeRules make_rules = nullptr;
 // the dispatcher take milliseconds.
 class OfConversion {
  public:
-  std::mutex mutex;
-
   void set(std::shared_ptr<const Policy> policy) {
-    const std::lock_guard guard(mutex);
+    const std::lock_guard guard(mutex_);
     policy_ = std::move(policy);
     state_ = nullptr;
   }
 
   std::shared_ptr<const State> state() {
-    const std::lock_guard guard(mutex);
-    if (state_ == nullptr && policy_ != nullptr) {
-      const std::shared_ptr<const Rules> rules = make_rules(policy_);
-      State state{};
-      for (Scope& scope : state.scopes) scope = {rules, policy_->cached()};
-      state_ = std::make_shared<const State>(std::move(state));
+    std::shared_ptr<const Policy> policy;
+    {
+      const std::lock_guard guard(mutex_);
+      if (state_ != nullptr || policy_ == nullptr) return state_;
+      policy = policy_;
     }
+    const std::shared_ptr<const State> made = state_of(policy);  // takes other locks
+    const std::lock_guard guard(mutex_);
+    if (policy_ != policy) return made;  // another thread has converted anew
+    if (state_ == nullptr) state_ = made;
     return state_;
   }
 
  private:
+  static std::shared_ptr<const State> state_of(const std::shared_ptr<const Policy>& policy) {
+    const std::shared_ptr<const Rules> rules = make_rules(policy);
+    State state{};
+    for (Scope& scope : state.scopes) scope = {rules, policy->cached()};
+    return std::make_shared<const State>(std::move(state));
+  }
+
+  ForkSafeMutex mutex_;
   std::shared_ptr<const Policy> policy_;
   std::shared_ptr<const State> state_;
 };

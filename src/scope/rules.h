@@ -26,7 +26,7 @@ struct Rules {
   std::shared_ptr<const Policy> policy;
   bool of_conversion = false;    // for the insides of compounds that convert has patched (D41)
   std::vector<OpRule> by_op;     // in the order of the catalogue (autocast/catalogue.h)
-  std::uint32_t decider_id = 0;  // distinguishes these rules from others in the report
+  std::uint64_t decider_id = 0;  // distinguishes these rules from others in the report
   mutable std::atomic<bool> registered = false;  // the kernels of its ops
 };
 

@@ -1,18 +1,23 @@
 #include "watch/decider_id.h"
 
+#include <functional>
 #include <string>
 
-#include "base/name_numbers.h"
-
 namespace habana_mp::watch {
+namespace {
 
-std::uint32_t decider_id(const Policy& policy, report::FrontEnd front_end) {
-  return number_of("policy " + std::to_string(static_cast<int>(front_end)) + " " + policy.name() +
-                   " " + std::to_string(policy.hash()));
+// 0 stands for nobody.
+std::uint64_t id_of(const std::string& content) { return std::hash<std::string>{}(content) | 1u; }
+
+}  // namespace
+
+std::uint64_t decider_id(const Policy& policy, report::FrontEnd front_end) {
+  return id_of(std::to_string(static_cast<int>(front_end)) + " " + policy.name() + " " +
+               std::to_string(policy.hash()));
 }
 
-std::uint32_t decider_id(std::uint32_t conversion, std::string_view rule) {
-  return number_of("rule " + std::to_string(conversion) + " " + std::string(rule));
+std::uint64_t decider_id(std::uint64_t conversion, std::string_view rule) {
+  return id_of(std::to_string(conversion) + " rule " + std::string(rule));
 }
 
 }  // namespace habana_mp::watch

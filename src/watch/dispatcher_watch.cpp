@@ -4,11 +4,11 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/name_numbers.h"
@@ -30,7 +30,7 @@ using report::Outcome;
 using report::Site;
 using report::SiteKey;
 
-std::atomic<std::uint32_t> current_conversion{0};
+std::atomic<std::uint64_t> current_conversion{0};
 
 // What an op by the dispatcher's name is counted as where no rule has decided it.
 struct Undecided {
@@ -57,21 +57,21 @@ std::string_view op_name(const at::RecordFunction& call) {
   return name;
 }
 
+// With the lock of the observer.
 struct Undecideds {
-  std::mutex mutex;
   std::shared_ptr<const Policy> conversion;
   // By op and by what decides: found once, while a report is open.
-  std::unordered_map<std::uint64_t, std::shared_ptr<const Undecided>> known;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<const Undecided>> known;
 };
 
 Undecideds& undecideds() { return process_wide<Undecideds>(); }
 
-std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t decider_id,
+std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint64_t decider_id,
                                            const autocast::Rules* region) {
-  const std::uint64_t key = (std::uint64_t{op} << 32) | decider_id;
+  const std::pair key{op, decider_id};
   Undecided found;
   {
-    const std::lock_guard guard(undecideds().mutex);
+    const std::lock_guard guard(all().mutex);
     const auto known = undecideds().known.find(key);
     if (known != undecideds().known.end()) return known->second;
     found.policy = region != nullptr ? region->policy : undecideds().conversion;
@@ -82,7 +82,7 @@ std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint32_t decid
     found.rule = resolution.rule;
     if (resolution.rule.listed) found.rule_text = found.policy->rule_text(resolution);
   }
-  const std::lock_guard guard(undecideds().mutex);
+  const std::lock_guard guard(all().mutex);
   auto& known = undecideds().known;
   return known.try_emplace(key, std::make_shared<const Undecided>(std::move(found))).first->second;
 }
@@ -166,25 +166,22 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
 
 }  // namespace
 
-std::uint32_t conversion_id() { return current_conversion.load(std::memory_order_relaxed); }
+std::uint64_t conversion_id() { return current_conversion.load(std::memory_order_relaxed); }
 
 std::shared_ptr<const Policy> conversion() {
-  const std::lock_guard guard(undecideds().mutex);
+  const std::lock_guard guard(all().mutex);
   return undecideds().conversion;
 }
 
 void set_conversion(std::shared_ptr<const Policy> policy) {
-  const std::uint32_t id = policy == nullptr ? 0 : decider_id(*policy, FrontEnd::Convert);
-  const std::lock_guard guard(undecideds().mutex);
+  const std::uint64_t id = policy == nullptr ? 0 : decider_id(*policy, FrontEnd::Convert);
+  const std::lock_guard guard(all().mutex);
   undecideds().conversion = std::move(policy);
   current_conversion.store(id, std::memory_order_relaxed);
 }
 
 at::CallbackHandle watch_dispatcher() {
-  {
-    const std::lock_guard guard(undecideds().mutex);
-    undecideds().known.clear();
-  }
+  undecideds().known.clear();
   return at::addGlobalCallback(at::RecordFunctionCallback(op_begins, op_ends)
                                    .needsInputs(true)
                                    .needsOutputs(true)

@@ -11,13 +11,13 @@
 
 namespace habana_mp::watch {
 
-// To be removed by its handle.
+// To be removed by its handle. With the lock of the observer.
 at::CallbackHandle watch_dispatcher();
 
 // The policy of the conversion in force, null without one.
 void set_conversion(std::shared_ptr<const Policy> policy);
 std::shared_ptr<const Policy> conversion();
 // Distinguishes conversions, 0 without one.
-std::uint32_t conversion_id();
+std::uint64_t conversion_id();
 
 }  // namespace habana_mp::watch

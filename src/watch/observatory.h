@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/fork_safe_mutex.h"
 #include "base/name_numbers.h"
 #include "base/process_wide.h"
 #include "report/listening.h"
@@ -17,7 +18,7 @@
 namespace habana_mp::watch {
 
 struct Observatory {
-  std::mutex mutex;
+  ForkSafeMutex mutex;
   report::Sites sites;
   report::Paths paths;
   TensorHistories histories;

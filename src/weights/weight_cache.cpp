@@ -184,10 +184,8 @@ void WeightCache::sweep(Section& section) {
 }
 
 WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iterator it) {
-  if (it->second.copy.defined()) {
-    bytes_ -= it->second.copy.nbytes();
-    section.freed.push_back(std::move(it->second.copy));
-  }
+  if (it->second.copy.defined()) bytes_ -= it->second.copy.nbytes();
+  section.gone.push_back(std::move(it->second));
   return entries_.erase(it);
 }
 

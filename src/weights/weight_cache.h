@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork_safe_mutex.h"
 #include "policy/dtype.h"
 
 namespace habana_mp {
@@ -89,7 +90,7 @@ class WeightCache {
   // Bytes that the copies may take. 0 switches the cache off.
   void set_limit(std::size_t bytes);
 
-  std::mutex mutex;
+  ForkSafeMutex mutex;
 
  private:
   // What a weight was like when its copy was made.
@@ -113,12 +114,14 @@ class WeightCache {
   };
   using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
 
-  // A stretch of code that has the cache for itself. Tensors are freed after it: on some devices
-  // that runs code that waits for other locks.
+  // A stretch of code that has the cache for itself. Tensors and entries are freed after it: on
+  // some devices that runs code that waits for other locks, and memory that Python has seen waits
+  // for the GIL.
   struct Section {
-    explicit Section(std::mutex& mutex) : lock(mutex) {}
+    explicit Section(ForkSafeMutex& mutex) : lock(mutex) {}
     std::vector<at::Tensor> freed;
-    std::lock_guard<std::mutex> lock;
+    std::vector<Entry> gone;
+    std::lock_guard<ForkSafeMutex> lock;
   };
 
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,11 +123,10 @@ def test_diff(other, settings, ops):
         (b"+mm\n+bmm\n-mm\n", [(3, "'mm' is taken out here and added in line 1", "")]),
         (b"mm\n+bmm\n", [(2, "'bmm' begins with + or -", "")]),
         (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is no op name", ""), (2, "'lienar' is no op", "")]),
-        (b"mm\n" * 400000, [(1, "the file is over 1 MiB", "")]),
     ],
     ids=[
         "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
-        "in and out", "mixed", "bytes", "large",
+        "in and out", "mixed", "bytes",
     ],
 )  # fmt: skip
 def test_check(here, content, printed):
@@ -140,6 +140,20 @@ def test_check(here, content, printed):
         assert hint in line
     found = json.loads(lists("check", "my.txt", "--json").stdout)
     assert [f"{each['file']}:{each['line']}: {each['message']}" for each in found] == lines
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        pytest.param(lambda path: path.write_bytes(b"mm\n" * 400000), "the file is over 1 MiB", id="large"),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is over 1 MiB", id="device"),
+        pytest.param(os.mkfifo, "nobody writes to this pipe", id="pipe"),
+    ],
+)
+def test_check_of_a_file_that_is_no_list(here, make, why):
+    make(Path("my.txt"))
+    done = lists("check", "my.txt")
+    assert (done.exit_code, done.stdout) == (1, f"my.txt: {why}\n")
 
 
 def test_check_of_several_files(here):

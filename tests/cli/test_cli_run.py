@@ -140,7 +140,15 @@ def test_the_script_s_own_excepthook_serves(here):
     assert (done.exit_code, done.stdout, done.stderr) == (1, "hook division by zero\n", "")
 
 
-def test_ctrl_c(here):
+@pytest.fixture
+def interruptible():
+    """Processes inherit what this one ignores, and `nohup make test &` has it ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c(here, interruptible):
     Path("script.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     with subprocess.Popen(
         [sys.executable, "-m", "habana_mp", "run", "script.py"],

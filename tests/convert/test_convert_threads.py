@@ -1,10 +1,7 @@
-"""convert and revert while other threads compute, convert or fork."""
+"""convert and revert while other threads compute or convert. tests/scope/test_fork.py has threads that fork."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 
 import torch
@@ -13,44 +10,6 @@ from namespaces import BF16, F16, F32, changed, snapshot
 from torch import nn
 
 from habana_mp import hmp
-
-FORKED = """
-    import os, signal, sys, threading, warnings
-    import torch
-    from habana_mp._convert import conversion
-    from habana_mp import hmp
-
-    warnings.simplefilter("ignore")
-    hmp.convert()
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with conversion._lock:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        hmp.revert()
-        hmp.convert("O2")
-        os._exit(0 if hmp.is_converted() else 1)
-    status = os.waitpid(child, 0)[1]
-    done.set()
-    thread.join()
-    hmp.revert()
-    sys.exit(status != 0)
-"""
-
-
-def test_a_child_forked_while_another_thread_converts():
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKED)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
 
 
 def test_threads_that_compute_while_another_converts():

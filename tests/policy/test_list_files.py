@@ -284,7 +284,7 @@ REFUSED = {
     "added and taken out": ("+mm\n-mm@float16\n", r"my.txt:2: 'mm@float16' is taken out here and added in line 1"),
     "D21 mixed": ("mm\n\n-relu\n", r"my.txt:3: 'relu' begins with \+ or -, the names above do not"),
     "a long line": ("mm\n" + "x" * 257 + "\n", r"my.txt:2: the line has over 256 characters"),
-    "a large file": (b"\n" * (2**20 + 1), r"my.txt:1: the file is over 1 MiB"),
+    "a large file": (b"\n" * (2**20 + 1), r"my.txt: the file is over 1 MiB"),
 }
 
 

@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.unsanitized(reason="it measures, and calls programs that have no sanitizers")
 @pytest.mark.parametrize(("script", "section", "pictures", "goals"), CASES)
 def test_quick_run(script, section, pictures, goals, tmp_path):
     path = tmp_path / "benchmarks.md"

@@ -32,6 +32,10 @@ MODULE_IN_STRING = re.compile(
 )
 FIRST = "src|habana_mp|tests|docs|lists|tools|examples|benchmarks|zoo"
 NAMED_FILE = re.compile(rf"(?<![\w/.:<-])(?:{FIRST})/[\w/.-]*\.(?:cpp|h|inc|md|pyi?|sh|svg|txt)\b")
+LOCK = re.compile(
+    r"std::(?:\w+_)?mutex\b|\bcall_once\b|condition_variable|spdlog::\w+_mt\b|\b(?:R?Lock|Semaphore)\(|\bcached_property\b"
+)
+OWN_LOCKS = {"src/base/fork_safe_mutex.h", "habana_mp/_scope/fork_lock.py"}
 NAMED_IN_PAGE = re.compile(rf"`((?:{FIRST})/[\w/.-]*)`")
 
 
@@ -160,6 +164,23 @@ def test_cpp_names_no_module_of_the_package() -> None:
 )
 def test_what_names_a_module(line: str, found: bool) -> None:
     assert bool(modules_in_strings({"src/a/x.cpp": line})) == found
+
+
+def other_locks(sources: Mapping[str, str]) -> list[str]:
+    """Locks that a forked process may inherit taken, from a thread that it does not have."""
+    return [f"{path}: {match[0]}" for path, text in sources.items() for match in LOCK.finditer(text)]
+
+
+def test_every_lock_is_one_that_a_fork_waits_for() -> None:
+    python = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "habana_mp").rglob("*.py")}
+    assert {line.partition(":")[0] for line in other_locks(SOURCES | python)} == OWN_LOCKS
+
+
+@pytest.mark.parametrize(
+    "line", ["std::mutex m;", "std::shared_mutex m;", "_lock = threading.Lock()", "@functools.cached_property"]
+)
+def test_another_lock_is_found(line: str) -> None:
+    assert other_locks({"x": line}) != []
 
 
 def test_no_folder_has_more_files_than_a_reader_can_hold() -> None:

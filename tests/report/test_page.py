@@ -13,6 +13,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from habana_mp._report.page import frame, page
 from habana_mp._show import units
 
+pytestmark = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
+
 NAMES = ["linear", "softmax", "layer_norm", "gelu", "flatten"]
 
 

@@ -527,6 +527,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.unsanitized(reason="the sanitizer keeps freed memory back")
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="there is no /proc")  # noqa: PTH110
 def test_memory_that_is_freed_serves_again():
     """Of 400 MB that are used one after the other, not at once."""

@@ -614,7 +614,7 @@ def test_json_is_read_back_as_it_was(asked, tmp_path):
 
 WRONG = {
     "empty": (b"", "no report: Expecting value"),
-    "not text": (b"\xff\xfe", "no report: 'utf-8'"),
+    "not text": (b"\xff\xfe", "'utf-8' codec"),
     "other": (b"[]", "format is to be 'habana_mp.report'"),
     "other dict": (b'{"format": "x"}', "format is to be 'habana_mp.report'"),
     "no version": (b'{"format": "habana_mp.report"}', "version None; this habana_mp reads version 1"),

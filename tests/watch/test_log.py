@@ -8,11 +8,15 @@ import os
 import re
 import sys
 import threading
+import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import torch
 
 import habana_mp._core as _core
+from habana_mp import hmp
 from habana_mp._watch import log
 
 OFF, CASTS, DETAIL = range(3)
@@ -130,13 +134,6 @@ def test_opening_again_replaces_the_former_sink(monkeypatch, capsys, tmp_path):
     assert (first.read_text(), second.read_text(), capsys.readouterr().out) == (LINE, LINE, LINE)
 
 
-def test_a_full_disk_is_reported(monkeypatch):
-    monkeypatch.setenv("HABANA_MP_LOG", "casts:/dev/full")
-    log.open_log(is_verbose=False)
-    with pytest.raises(OSError, match="cast log /dev/full: No space left on device"):
-        write()
-
-
 def test_sys_stdout_is_looked_up_at_every_line(capsys):
     log.open_log(is_verbose=True)
     write("a")
@@ -178,10 +175,8 @@ class Failing(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize(
-    "error", [BrokenPipeError("gone"), KeyboardInterrupt(), SystemExit(3), ValueError("closed file")]
-)
-def test_what_stdout_raises_reaches_the_caller_as_it_is(capfd, error):
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_is_to_end_the_program_reaches_the_caller(capfd, error):
     log.open_log(is_verbose=True)
     with contextlib.redirect_stdout(Failing(error)) as stdout:
         with pytest.raises(type(error)) as raised:
@@ -190,6 +185,105 @@ def test_what_stdout_raises_reaches_the_caller_as_it_is(capfd, error):
     assert raised.value is error
     assert stdout.getvalue() == LINE
     assert capfd.readouterr() == ("", ""), "spdlog itself says nothing"
+
+
+@contextlib.contextmanager
+def all_warnings():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield warned
+
+
+def full_disk():
+    return Path("/dev/full").open("w")
+
+
+def pipe_without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")  # noqa: PTH123 - of a descriptor; the test closes it
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("stream", "why"),
+    [
+        pytest.param(full_disk, "OSError: [Errno 28] No space left", id="full disk"),
+        pytest.param(pipe_without_reader, "BrokenPipeError: [Errno 32] Broken pipe", id="pipe"),
+        pytest.param(closed, "ValueError: I/O operation on closed file", id="closed"),
+        pytest.param(lambda: Failing(RuntimeError("my stream")), "RuntimeError: my stream", id="stream of the user's"),
+        pytest.param(object, "AttributeError: 'object' object has no attribute 'write'", id="no stream"),
+        pytest.param(lambda: Failing(ValueError("caf\udce9")), "ValueError: caf\\udce9", id="surrogate"),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_ends_the_log_with_one_warning(monkeypatch, stream, why):  # D47
+    hmp.convert(isVerbose=False)
+    log.open_log(is_verbose=True)
+    out = stream()
+    with monkeypatch.context() as patch, all_warnings() as warned:
+        patch.setattr(sys, "stdout", out)
+        for _ in range(3):
+            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
+    (one,) = warned
+    assert str(one.message).startswith(f"the cast log cannot be written and stops: sys.stdout: {why}")
+    assert _core.log_level() == OFF
+    with contextlib.suppress(OSError, AttributeError):  # what a stream still holds
+        out.close()
+
+
+def test_a_file_that_cannot_be_written_ends_the_log_with_one_warning(monkeypatch):  # D47
+    monkeypatch.setenv("HABANA_MP_LOG", "casts:/dev/full")
+    with all_warnings() as warned:
+        for _ in range(3):
+            with hmp.autocast("cpu"):
+                torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    (one,) = warned
+    assert str(one.message).startswith("the cast log cannot be written and stops: /dev/full: No space left")
+    hmp.convert()
+    assert _core.log_level() == CASTS, "who asks again gets another log"
+    hmp.revert()
+
+
+def test_the_banner_of_convert_into_a_closed_stdout(monkeypatch):  # D47
+    monkeypatch.setattr(sys, "stdout", closed())
+    with pytest.warns(UserWarning, match="the cast log cannot be written and stops"):
+        hmp.convert(isVerbose=True)
+    assert hmp.is_converted()
+
+
+def test_no_stream_is_left_for_the_warning(monkeypatch):  # D47
+    log.open_log(is_verbose=True)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        patch.setattr(sys, "stdout", closed())
+        patch.setattr(sys, "stderr", closed())
+        patch.setattr(warnings, "showwarning", lambda *args: sys.stderr.write("warning"))
+        write()
+    assert _core.log_level() == OFF
+
+
+def test_a_warning_that_the_filter_makes_an_error_is_one(monkeypatch):
+    log.open_log(is_verbose=True)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(sys, "stdout", closed())
+        with pytest.raises(UserWarning, match="cannot be written"):
+            write()
+    write()
+    assert _core.log_level() == OFF
+
+
+def test_a_pipe_without_reader_as_log_file(monkeypatch, tmp_path):
+    """Opened as other files, it would wait for one."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("HABANA_MP_LOG", f"casts:{tmp_path}/pipe")
+    with pytest.raises(OSError, match="the log file cannot be appended to: No such device or address"):
+        log.open_log(is_verbose=False)
 
 
 def test_a_stdout_that_logs_does_not_call_itself():
@@ -284,6 +378,37 @@ def test_a_closed_log_stays_closed_in_a_forked_process(monkeypatch, tmp_path):
     log.close_log()
     assert in_child(write)
     assert [file.name for file in tmp_path.iterdir()] == [f"{os.getpid()}.log"]
+
+
+@fork_is_deprecated
+def test_a_forked_process_that_cannot_have_its_own_file_goes_on_without(monkeypatch, tmp_path):  # D47
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setenv("HABANA_MP_LOG", f"casts:{folder}/%p.log")
+    log.open_log(is_verbose=False)
+    own = folder / f"{os.getpid()}.log"
+    own.rename(tmp_path / "own.log")
+    folder.rmdir()
+
+    def child():
+        assert _core.log_level() == OFF
+        write("child")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert in_child(child)
+    write("parent")
+    assert (tmp_path / "own.log").read_text() == "casting  parent to_bf16\n"
+
+
+def test_control_characters_of_names(capsys, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_LOG", "detail")
+    model = torch.nn.Sequential(OrderedDict({"a\nb\x1b[2J": torch.nn.Linear(2, 2)}))
+    hmp.convert()
+    model(torch.ones(1, 2))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert "Sequential: a\\nb\\x1b[2J | " in lines[1]
 
 
 def test_detail(capsys, monkeypatch):

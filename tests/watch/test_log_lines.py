@@ -267,16 +267,14 @@ def test_redirect_stdout(lists, logged):
     assert logged() == BANNER
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError("closed"), KeyboardInterrupt()])
-def test_an_error_of_stdout_is_the_error_of_the_op(lists, logged, error):
-    class Failing(io.StringIO):
+def test_a_ctrl_c_in_stdout_ends_the_op(lists, logged):
+    class Interrupted(io.StringIO):
         def write(self, text):
-            raise error
+            raise KeyboardInterrupt
 
     hmp.convert(**lists("mm"), isVerbose=True)
-    with contextlib.redirect_stdout(Failing()), pytest.raises(type(error)) as raised:
+    with contextlib.redirect_stdout(Interrupted()), pytest.raises(KeyboardInterrupt):
         torch.mm(f32(), f32())
-    assert raised.value is error
     assert torch.mm(f32(), f32()).dtype is torch.bfloat16
     assert logged() == [*BANNER, f"casting  {Ops.mm} to_bf16"]
 

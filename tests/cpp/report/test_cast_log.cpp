@@ -1,5 +1,7 @@
 // The cast log: the text of its lines (F108 to F111, D25, D26), its file, its writer.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,10 +10,12 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -66,10 +70,23 @@ void tell(std::string_view op, DType to, Cause cause, const std::vector<CastArgu
   report::notify_decided(call);
 }
 
+// A log whose writer never fails.
+void open_to(report::Level level, const std::function<void(std::string_view)>& write) {
+  const auto writer = [write](std::string_view text) {
+    write(text);
+    return std::string();
+  };
+  report::open(level, "", writer, nullptr);
+}
+
+void open_file(report::Level level, const std::string& path) {
+  report::open(level, path, nullptr, nullptr);
+}
+
 // What the writer got while it lives; the log is off afterwards.
 struct Written {
   explicit Written(report::Level level) {
-    report::open(level, "", [this](std::string_view text) { texts.emplace_back(text); });
+    open_to(level, [this](std::string_view text) { texts.emplace_back(text); });
   }
   ~Written() { report::close(); }
   std::vector<std::string> texts;
@@ -187,7 +204,7 @@ TEST_CASE("off: the level says so and nothing is written") {
   Written written(report::Level::Casts);
   CHECK(report::level() == report::Level::Casts);
   SUBCASE("closed") { report::close(); }
-  SUBCASE("opened as off") { report::open(report::Level::Off, "", nullptr); }
+  SUBCASE("opened as off") { open_file(report::Level::Off, ""); }
   CHECK(report::level() == report::Level::Off);
   tell(MUL, DType::Float32, Cause::Promote);
   report::write_text("text");
@@ -198,12 +215,12 @@ TEST_CASE("off: the level says so and nothing is written") {
 TEST_CASE("a file is appended to, and each line is there as soon as it is written") {
   const LogFile file;
   std::ofstream(file.path) << "before\n";
-  report::open(report::Level::Casts, file.path, nullptr);
+  open_file(report::Level::Casts, file.path);
   report::write_text("hmp:opt_level O1");
   CHECK(file.text() == "before\nhmp:opt_level O1\n");
   tell(MUL, DType::Float32, Cause::Promote);
   CHECK(file.lines().size() == 3);
-  report::open(report::Level::Casts, file.path, nullptr);
+  open_file(report::Level::Casts, file.path);
   report::write_text("again");
   CHECK(file.lines().size() == 4);
 }
@@ -214,8 +231,8 @@ TEST_CASE("close releases the file") {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
   };
   const auto before = open_files();
-  report::open(report::Level::Casts, file.path, nullptr);
-  report::open(report::Level::Detail, file.path, nullptr);
+  open_file(report::Level::Casts, file.path);
+  open_file(report::Level::Detail, file.path);
   CHECK(open_files() == before + 1);
   report::close();
   CHECK(open_files() == before);
@@ -230,7 +247,7 @@ TEST_CASE("a file that cannot be opened leaves the former log open") {
   for (const Case& c : {Case{"/nowhere/casts.log", ENOENT}, Case{"/tmp", EISDIR}}) {
     int error = 0;
     try {
-      report::open(report::Level::Detail, c.path, nullptr);
+      open_file(report::Level::Detail, c.path);
     } catch (const std::system_error& e) {
       error = e.code().value();
     }
@@ -241,16 +258,54 @@ TEST_CASE("a file that cannot be opened leaves the former log open") {
   CHECK(written.texts == std::vector<std::string>{"still there\n"});
 }
 
-TEST_CASE("a full disk is told to the caller of the op") {
-  report::open(report::Level::Casts, "/dev/full", nullptr);
-  CHECK_THROWS_WITH_AS(report::write_text("text"), "cast log /dev/full: No space left on device",
-                       std::system_error);
-  report::close();
+TEST_CASE("a log that cannot be written says so once and is closed (D47)") {
+  std::vector<std::string> failures;
+  std::string path;
+  std::string why;
+  SUBCASE("a full disk") {
+    path = "/dev/full";
+    why = "/dev/full: No space left on device";
+  }
+  SUBCASE("a writer that cannot") { why = "closed pipe"; }
+  report::open(
+      report::Level::Casts, path, [&](std::string_view) { return why; },
+      [&](const std::string& failure) {
+        failures.push_back(failure);
+        CHECK(report::level() == report::Level::Off);
+      });
+  report::write_text("a");
+  report::write_text("b");
+  tell(MUL, DType::Float32, Cause::Promote);
+  CHECK(failures == std::vector<std::string>{why});
+  CHECK(report::level() == report::Level::Off);
+}
+
+TEST_CASE("a pipe that nobody reads cannot be opened, and nobody waits for a reader") {
+  const LogFile file;
+  REQUIRE(mkfifo(file.path.c_str(), 0600) == 0);
+  CHECK_THROWS_AS(open_file(report::Level::Casts, file.path), std::system_error);
+  const int reader = ::open(file.path.c_str(), O_RDONLY | O_NONBLOCK);
+  open_file(report::Level::Casts, file.path);
+  report::write_text("a");
+  char text[8] = {};
+  CHECK(::read(reader, text, sizeof text) == 2);
+  CHECK(std::string(text) == "a\n");
+  ::close(reader);
+}
+
+TEST_CASE("control characters are escaped") {
+  Written written(report::Level::Detail);
+  tell("op\n\x1b[31m", DType::BFloat16, Cause::Lower, {}, "lower: a\tb.txt:1",
+       "Net: a\nb\x7f \xc3\xa9\xc2\x9b", "train.py\r:3");
+  CHECK(written.texts ==
+        std::vector<std::string>{"casting  op\\n\\x1b[31m to_bf16\n    nothing to cast | "
+                                 "lower: a\\x09b.txt:1 | Net: a\\nb\\x7f \xc3\xa9\\x9b | "
+                                 "train.py\\x0d:3\n"});
 }
 
 TEST_CASE("what a writer throws reaches the caller, and the log goes on") {
   int calls = 0;
-  report::open(report::Level::Casts, "", [&](std::string_view) {
+  open_to(report::Level::Casts, [&](std::string_view) {
     if (++calls == 1) throw std::runtime_error("closed pipe");
     if (calls == 2) throw 7;
   });
@@ -263,7 +318,7 @@ TEST_CASE("what a writer throws reaches the caller, and the log goes on") {
 
 TEST_CASE("a writer that runs logged ops does not call itself") {
   int calls = 0;
-  report::open(report::Level::Casts, "", [&](std::string_view) {
+  open_to(report::Level::Casts, [&](std::string_view) {
     ++calls;
     report::write_text("of the writer");
   });
@@ -275,9 +330,8 @@ TEST_CASE("a writer that runs logged ops does not call itself") {
 
 TEST_CASE("a writer may close or replace the log that calls it") {
   std::vector<std::string> second;
-  report::open(report::Level::Casts, "", [&](std::string_view) {
-    report::open(report::Level::Casts, "",
-                 [&](std::string_view text) { second.emplace_back(text); });
+  open_to(report::Level::Casts, [&](std::string_view) {
+    open_to(report::Level::Casts, [&](std::string_view text) { second.emplace_back(text); });
   });
   report::write_text("a");
   report::write_text("b");
@@ -287,7 +341,7 @@ TEST_CASE("a writer may close or replace the log that calls it") {
 
 TEST_CASE("forked workers write whole lines, each once") {
   const LogFile file;
-  report::open(report::Level::Casts, file.path, nullptr);
+  open_file(report::Level::Casts, file.path);
   report::write_text("parent");
   constexpr int WORKERS = 4;
   constexpr int LINES = 200;

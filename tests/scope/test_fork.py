@@ -1,0 +1,127 @@
+"""A process forked while another thread holds a lock of the package: it goes on, and what the lock guards is whole in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from namespaces import BF16
+from torch import nn
+
+from habana_mp import _torch_private, hmp
+
+FORKS = 40
+X = torch.ones(64, 64)
+NUMBERS = itertools.count()
+
+
+def opens_reports():
+    with hmp.report() as report:
+        torch.mm(X, X)
+        nn.Identity()(X)
+    assert report.to_dict()["rows"]
+
+
+def converts():
+    hmp.convert()
+    hmp.revert()
+
+
+def uses_weights():
+    with torch.no_grad(), hmp.autocast("cpu", policy="hmp"):
+        assert F.linear(X, nn.Parameter(torch.ones(64, 64))).dtype == BF16
+    hmp.cache.info()
+
+
+def enters_regions():
+    policy = hmp.Policy.from_ops(lower=["mm"], name=f"fork{next(NUMBERS)}")
+    with hmp.autocast("cpu", policy=policy):
+        assert torch.mm(X, X).dtype == BF16
+
+
+def frees_large_results():
+    hmp.cast(torch.ones(2048, 2048), BF16)
+
+
+def asks_for_a_private_name():
+    assert _torch_private.Feature("nothing", mm="torch:mm").works
+
+
+def fork(work):
+    """The wait status of a forked process that does the work. Of one that hangs, the alarm makes an end."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)
+    try:
+        torch.set_num_threads(1)
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize(
+    "work",
+    [opens_reports, converts, uses_weights, enters_regions, frees_large_results, asks_for_a_private_name],
+    ids=lambda work: work.__name__.replace("_", " "),
+)
+def test_a_child_forked_while_a_thread(work):
+    stop = threading.Event()
+
+    def until_stopped():
+        while not stop.is_set():
+            work()
+
+    work()
+    thread = threading.Thread(target=until_stopped)
+    thread.start()
+    try:
+        assert {fork(work) for _ in range(FORKS)} == {0}
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_during_a_conversion_has_all_of_it_or_none():
+    original = torch.mm
+    stop = threading.Event()
+
+    def until_stopped():
+        while not stop.is_set():
+            converts()
+
+    def looks():
+        assert hmp.is_converted() == (torch.mm is not original) == (torch.mm(X, X).dtype == BF16)
+        hmp.convert()
+        assert torch.mm(X, X).dtype == BF16
+        hmp.revert()
+        assert torch.mm is original
+
+    thread = threading.Thread(target=until_stopped)
+    thread.start()
+    try:
+        assert {fork(looks) for _ in range(FORKS)} == {0}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_that_holds_a_lock_forks():
+    """The log's stream may do anything while convert runs, for example start a process."""
+
+    class Forking:
+        def write(self, text):
+            assert fork(hmp.is_converted) == 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", Forking())
+        hmp.convert(isVerbose=True)

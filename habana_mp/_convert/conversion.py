@@ -13,7 +13,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp import _weights
-from habana_mp._convert import dynamo, neighbours
+from habana_mp._convert import births, dynamo, neighbours
 from habana_mp._convert.call_form import call_form, override_function
 from habana_mp._convert.patched_op import patched_op
 from habana_mp._convert.request import policy_for_convert
@@ -89,6 +89,7 @@ def convert(
         rows = [
             *_patches(new),
             *neighbours.patches(new),
+            *births.patches(),
             *dynamo.patches(new),
             *_weights.patches(),
             *check.patches(),
@@ -102,6 +103,7 @@ def convert(
                 log.banner(opt_level.upper())
             _core.install(rows, new._core)
             _weights.open_cache(limit)
+            births.watch()
         except BaseException:
             if in_force.policy is None:
                 log.close_log()
@@ -145,6 +147,7 @@ def revert() -> None:
                         log.close_log()
                     finally:
                         _weights.close_cache()
+                        births.unwatch()
                         dynamo.drop_stale_graphs()
 
 

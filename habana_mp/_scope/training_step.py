@@ -61,9 +61,10 @@ def _hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
 def _cell(step: Any) -> types.CellType | None:
     """Where the wrapper that torch has made of a step keeps it; torch.compile wraps some once more."""
     while step is not None:
-        code = getattr(step, "__code__", None)
+        code: Any = getattr(step, "__code__", None)
         if code is not None and code in _torch_hook_step.__code__.co_consts:
-            return step.__closure__[code.co_freevars.index("func")]  # type: ignore[no-any-return]
+            cell: types.CellType = step.__closure__[code.co_freevars.index("func")]
+            return cell
         step = getattr(step, "__wrapped__", None)
     return None
 
@@ -76,6 +77,7 @@ def _classes(root: type) -> Iterator[type]:
 
 def _others() -> Iterator[tuple[type, str]]:
     """A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones."""
+    each: Any
     for each in vars(lr_scheduler).values():
         if isinstance(each, type) and each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
             yield each, "step"

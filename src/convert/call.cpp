@@ -9,11 +9,13 @@
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
+#include "convert/low_results.h"
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
+#include "scope/construction.h"
 #include "watch/observer.h"
 
 namespace habana_mp {
@@ -90,6 +92,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     result = call_with_casts(/*cached=*/false, must_repeat);
   }
   notify_end(watched, result);
+  remember_low_result(op, result);
   return result;
 }
 
@@ -127,6 +130,7 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
     const CastsOffGuard guard(op.form.python && is_atomic(op));
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
+  const CastsOffGuard while_constructing(constructs_module());
   const bool off = casts_off();
   if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);

@@ -149,6 +149,11 @@ TRACE_END = Feature(
     "a region of hmp.autocast cannot be entered in compiled code",
     translator="torch._dynamo.symbolic_convert:InstructionTranslator",
 )
+# The frames in which modules are called, and those of modules whose code Dynamo traces.
+MODULE_CALLS = Feature(
+    "torch.autocast(enabled=False) inside a module leaves the casts of hmp.convert on",
+    call="torch.nn:Module._call_impl",
+)
 # The arguments of a module whose policy is "fp32".
 SET_POLICIES = Feature(
     "hmp.set_policies does not work",
@@ -321,6 +326,16 @@ def first_weight(rnn: torch.nn.RNNBase) -> Any:
     """None where torch has none by this name."""
     weights = getattr(rnn, "_flat_weights", None)
     return RNN.of(rnn, "weights", None) if weights is None else weights[0]
+
+
+def nn_modules_of(trace: Any) -> Any:
+    """The modules that the code which Dynamo traces just now is called in, by the translator of that code."""
+    return getattr(trace, "nn_module_stack", None)
+
+
+def add_call(trace: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Puts a call into the graph that Dynamo makes just now."""
+    trace.output.create_node("call_function", function, args, {})
 
 
 def mode_key(mode: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 )
 
 import habana_mp._core as _core
+from habana_mp._scope import torch_autocast
 from habana_mp._scope.without_casts import made_of, without_casts
 from habana_mp._show.warning import warn
 
@@ -62,6 +63,7 @@ def _know(kind: type[torch.nn.Module]) -> None:
             if code is not None and name in vars(each):
                 _core.add_construction_code(code)
     _known.add(kind)
+    torch_autocast.reach_transformers()  # which may have been imported since the conversion
 
 
 def watch() -> None:

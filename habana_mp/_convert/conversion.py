@@ -22,7 +22,7 @@ from habana_mp._policy.homes import ops
 from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
-from habana_mp._scope import in_force
+from habana_mp._scope import in_force, torch_autocast
 from habana_mp._watch import log
 
 _lock = threading.RLock()
@@ -104,6 +104,7 @@ def convert(
             _core.install(rows, new._core)
             _weights.open_cache(limit)
             births.watch()
+            torch_autocast.reach_transformers()
         except BaseException:
             if in_force.policy is None:
                 log.close_log()
@@ -148,6 +149,7 @@ def revert() -> None:
                     finally:
                         _weights.close_cache()
                         births.unwatch()
+                        torch_autocast.leave_transformers()
                         dynamo.drop_stale_graphs()
 
 

@@ -14,7 +14,7 @@ from habana_mp._convert import jit_script
 from habana_mp._convert.pickling import module_state
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import world_size
-from habana_mp._scope import checkpointing, training_step
+from habana_mp._scope import checkpointing, torch_autocast, training_step
 from habana_mp._scope.disable_casts import casts_off
 from habana_mp._scope.without_casts import made_of, without_casts
 from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, first_weight
@@ -33,6 +33,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", module_state
     yield from checkpointing.patches()
+    yield from torch_autocast.patches()
     yield from training_step.patches()
     yield from _redistribute_patches()
 

@@ -4,6 +4,7 @@ scaling, averages of weights.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +52,7 @@ def _of_optimizers() -> Iterator[tuple[Any, ...]]:
 
 
 def _hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    hooked = _torch_hook_step(step)
+    hooked: Callable[..., Any] = _torch_hook_step(step)
     cell = _cell(hooked)
     if cell is not None:
         cell.cell_contents = step_without_casts(made_of(step))
@@ -77,9 +78,8 @@ def _classes(root: type) -> Iterator[type]:
 
 def _others() -> Iterator[tuple[type, str]]:
     """A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones."""
-    each: Any
     for each in vars(lr_scheduler).values():
-        if isinstance(each, type) and each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
+        if inspect.isclass(each) and each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
             yield each, "step"
     yield torch.optim.swa_utils.AveragedModel, "update_parameters"
     for name in ("scale", "unscale_", "step", "update"):

@@ -67,6 +67,7 @@ PARAMETERS = {
     "EXPORT.put_mode": ["mode"],
     "EXPORT.take_mode": [],
     "SET_POLICIES.map_tensors": ["type_or_types_or_pred", "func", "tree"],
+    "MODULE_CALLS.call": ["self"],
     "CHECKPOINT.generator": ["fn"],
     "OPTIMIZERS.hook": ["func"],
     "DTENSOR.in_redistribute": ["local_tensor"],

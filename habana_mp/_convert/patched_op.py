@@ -17,7 +17,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
-from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+from habana_mp._scope.disable_casts import CASTS_OFF, convert_off
 from habana_mp._torch_private import MKLDNN, run_while_traced
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
@@ -59,7 +59,7 @@ class PatchedOp:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         rule = self.rule
-        if rule is None or casts_off():
+        if rule is None or convert_off():
             return self.original(*args, **kwargs)
         if rule.action == ERROR:
             raise RuntimeError(_refusal(self.listed_name, rule.text))

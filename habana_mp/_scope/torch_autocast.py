@@ -20,7 +20,9 @@ from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 from habana_mp._torch_private import MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
 
 _autocast = torch.amp.autocast_mode.autocast
-_torch_init, _torch_enter, _torch_exit = _autocast.__init__, _autocast.__enter__, _autocast.__exit__
+_torch_init: Any = _autocast.__init__
+_torch_enter: Any = _autocast.__enter__
+_torch_exit: Any = _autocast.__exit__
 _torch_call = MODULE_CALLS.get("call")
 
 # Modules whose frames are between the code that enters a region and what runs here. The decorator for backward passes enters what its

@@ -78,8 +78,9 @@ def _classes(root: type) -> Iterator[type]:
 
 def _others() -> Iterator[tuple[type, str]]:
     """A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones."""
-    for each in vars(lr_scheduler).values():
-        if inspect.isclass(each) and each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
+    classes: list[tuple[str, type]] = inspect.getmembers(lr_scheduler, inspect.isclass)
+    for _, each in classes:
+        if each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
             yield each, "step"
     yield torch.optim.swa_utils.AveragedModel, "update_parameters"
     for name in ("scale", "unscale_", "step", "update"):

@@ -127,11 +127,11 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
-    const CastsOffGuard guard(op.form.python && is_atomic(op));
+    const CastsOffGuard guard(op.form.python && is_atomic(op) && !convert_off());
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   const CastsOffGuard while_constructing(constructs_module());
-  const bool off = casts_off();
+  const bool off = convert_off();
   if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }

@@ -124,7 +124,9 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
   const bool maybe_overridden = arguments.overridden() || torch_private::in_function_mode();
-  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
+  // Where a region acts in place of convert, what is atomic is for its policy to say.
+  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) &&
+                            !convert_off());
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 
   PyObject* tensors = tensor_tuple(arguments, args);

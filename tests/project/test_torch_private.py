@@ -320,6 +320,7 @@ def test_what_is_private_is_found() -> None:
 OF_CPP = {
     "TESTING_ONLY_": "autocast/test_autocast_agreement.py",
     "AutocastIPU": "scope/test_disable_casts.py",
+    "AutocastXLA": "autocast/test_set_policies.py",
     "AutocastMAIA": "autocast/test_autocast_scope.py",
     "AutocastMTIA": "autocast/test_autocast_scope.py",
     "->is_wrapped_number": "autocast/test_autocast.py",

@@ -107,7 +107,7 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
     if current is None:
         state = "not in force: nothing is converted"
         if path is not None:
-            state += f", and set_policies rules {path!r} in regions of autocast only"
+            state += f", and set_policies rules {path!r} under convert and in regions of autocast"
         elif torch.is_autocast_enabled("cpu"):
             state += ", and the torch.autocast that is on here has lists of its own"
         return own or policy or Policy.load("hmp"), state, path is not None
@@ -115,6 +115,8 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
         state = "switched off here by disable_casts"
     elif path is not None and own is None:
         state = f"switched off inside {path!r} by set_policies, which has it run in float32"
+    elif path is not None and own is not None and not dispatched:
+        return own, f"in force inside {path!r}: set_policies, in place of {current.name}, of convert", True
     elif path is not None and dispatched:
         current, state = own or current, f"in force inside {path!r}: set_policies, autocast for {device}"
     else:

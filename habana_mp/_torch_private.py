@@ -153,6 +153,11 @@ TRACE_END = Feature(
     "a region of hmp.autocast cannot be entered in compiled code",
     translator="torch._dynamo.symbolic_convert:InstructionTranslator",
 )
+# The frames in which modules are called, and those of modules whose code Dynamo traces.
+MODULE_CALLS = Feature(
+    "torch.autocast(enabled=False) inside a module leaves the casts of hmp.convert on",
+    call="torch.nn:Module._call_impl",
+)
 # The arguments of a module whose policy is "fp32".
 SET_POLICIES = Feature(
     "hmp.set_policies does not work",
@@ -169,6 +174,8 @@ CHECKPOINT = Feature(
     "torch.utils.checkpoint(use_reentrant=False) recomputes under the policy of the backward pass",
     generator="torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
 )
+# Wraps the step of an optimizer's class; the wrapper has it in a cell named func.
+OPTIMIZERS = Feature("the steps of optimizers run under casts", hook="torch.optim:Optimizer.profile_hook_step")
 COMPOSABLE_CHECKPOINT = (
     "torch.distributed._composable.checkpoint_activation"  # has the generator too, once it is imported
 )
@@ -274,13 +281,6 @@ FOREACH = Feature(
     **{name: f"torch:_foreach_{name}" for name in "lerp_ mul_ addcmul_ sqrt div div_ add_ norm".split()},
 )
 
-# Trainers
-
-ACCELERATE = Feature(
-    "optimizers that were prepared before the HMPHook step under casts",
-    optimizers="accelerate:Accelerator()._optimizers",
-)
-
 FEATURES = {name: value for name, value in globals().items() if isinstance(value, Feature)}
 
 
@@ -332,6 +332,16 @@ def first_weight(rnn: torch.nn.RNNBase) -> Any:
     return RNN.of(rnn, "weights", None) if weights is None else weights[0]
 
 
+def nn_modules_of(trace: Any) -> Any:
+    """The modules that the code which Dynamo traces just now is called in, by the translator of that code."""
+    return getattr(trace, "nn_module_stack", None)
+
+
+def add_call(trace: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Puts a call into the graph that Dynamo makes just now."""
+    trace.output.create_node("call_function", function, args, {})
+
+
 def mode_key(mode: Any) -> Any:
     """The dispatch key of a mode; None for one that acts at the usual place."""
     return getattr(mode, "_dispatch_key", None)
@@ -370,6 +380,7 @@ WHAT_STAYS = (
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
     Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
+    Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
     Change("sys.meta_path", "convert", "one finder, until Dynamo is imported: for the two above"),
     Change("torch._library.utils.handle_dispatch_mode", "autocast", f"{_THREADS}; outside of regions it calls torch's own"),
     Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
@@ -381,6 +392,10 @@ WHAT_STAYS = (
     Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
     Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
     Change("torch.optim.optimizer._global_optimizer_post_hooks", "autocast", "as those of torch.Tensor"),
+    Change("torch.optim.optimizer.Optimizer.profile_hook_step", "autocast", f"{_THREADS}; what it wraps, and has wrapped, runs without casts"),
+    Change("torch.optim.lr_scheduler", "autocast", "the steps of schedulers, as those of optimizers"),
+    Change("torch.optim.swa_utils.AveragedModel.update_parameters", "autocast", "as the steps of optimizers"),
+    Change("torch.amp.grad_scaler.GradScaler", "autocast", "scale, unscale_, step and update, as the steps of optimizers"),
     Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
     Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
     Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),

@@ -8,16 +8,17 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast import export
-from habana_mp._scope import checkpointing
+from habana_mp._scope import checkpointing, training_step
 from habana_mp._torch_private import FASTPATH, HIGHER_ORDER_OPS, is_fastpath_enabled
 
 
 def prepare() -> None:
-    """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, and the fused
-    encoder layer of inference, which no policy can see into, is not taken inside. WHAT_STAYS of habana_mp/_torch_private.py says
-    why nothing of it is undone.
+    """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, the steps of
+    optimizers run without casts, and the fused encoder layer of inference, which no policy can see into, is not taken inside. WHAT_STAYS
+    of habana_mp/_torch_private.py says why nothing of it is undone.
     """
     checkpointing.serve()
+    training_step.serve()
     _prepare_once()
 
 

@@ -16,11 +16,11 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 import habana_mp._core as _core
-from habana_mp._scope import traced
+from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._policy.policy import LOW_DTYPES, Policy
-from habana_mp._scope import in_force
+from habana_mp._scope import in_force, traced
 from habana_mp._torch_private import SET_POLICIES, run_while_traced
 
 if TYPE_CHECKING:
@@ -31,15 +31,16 @@ _map_tensors = SET_POLICIES.get("map_tensors")
 
 
 def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
-    """Give modules of a model policies of their own, which are in force inside them while a region of ``autocast`` is on.
+    """Give modules of a model policies of their own, which are in force inside them under ``convert`` and in regions of ``autocast``.
 
     Args:
         model: what it set before on its modules is removed.
         policies: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
             ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
-            earlier one; what none names stays under the policy of the region. A module inside one that is named follows it, unless
-            it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, also those of
-            ``convert``, and tensors that come in in lower precision are cast to float32. The low dtype is the region's.
+            earlier one; what none names stays under the policy that is in force. A module inside one that is named follows it, unless
+            it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, and tensors
+            that come in in lower precision are cast to float32. The low dtype is that of the region, or of ``convert``. Inside, the policy
+            acts as one of ``autocast`` does, in place of that of ``convert``.
 
     Returns:
         A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
@@ -183,17 +184,22 @@ class _Leave:
             _core.leave_autocast(self.hook)
 
 
-def _inside(devices: list[str], policy: Policy | None) -> Any:
-    """A region with another policy for the device types that one is in force for."""
-    rows = []
-    for device in devices:
-        dtype = torch.get_autocast_dtype(device)
-        rules = None
-        if policy is not None and is_accepted(device, dtype, policy):
-            rules = rules_of(policy, dtype)
-        rows.append((device, dtype, rules))
-    cached = (policy is None or policy.cached) and all(map(_core.autocast_keeps_casts, devices))
-    return _core.autocast_region(rows, cached, policy is None)
+def _inside(ruled: list[str], policy: Policy | None) -> Any:
+    """A region with another policy for the device types that one is in force for: under ``convert`` for all of them."""
+    conversion = in_force.policy
+    dtypes = {device: torch.get_autocast_dtype(device) for device in ruled}
+    if policy is not None and conversion is not None:
+        neighbours.prepare()
+        dtypes = {device: dtypes.get(device, conversion.low_dtype) for device in devices()}
+    refused = set() if policy is None else {each for each in {*dtypes.values()} if not is_accepted("cpu", each, policy)}
+    rows = [
+        (device, dtype, None if policy is None or dtype in refused else rules_of(policy, dtype))
+        for device, dtype in dtypes.items()
+    ]
+    cached = (policy is None or policy.cached) and (conversion is None or conversion.cached)
+    return _core.autocast_region(
+        rows, cached and all(map(_core.autocast_keeps_casts, ruled)), policy is None, conversion is not None
+    )
 
 
 def _ruled_devices() -> list[str]:

@@ -12,7 +12,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp import _weights
-from habana_mp._convert import dynamo, neighbours
+from habana_mp._convert import births, dynamo, neighbours
 from habana_mp._convert.call_form import call_form, override_function
 from habana_mp._convert.patched_op import patched_op
 from habana_mp._convert.request import policy_for_convert
@@ -21,7 +21,7 @@ from habana_mp._policy.homes import ops
 from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
-from habana_mp._scope import in_force
+from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._watch import error_note, log
 
@@ -80,6 +80,7 @@ def convert(
         rows = [
             *_patches(new),
             *neighbours.patches(new),
+            *births.patches(),
             *dynamo.patches(new),
             *_weights.patches(),
             *check.patches(),
@@ -93,6 +94,8 @@ def convert(
                 log.banner(opt_level.upper())
             _core.install(rows, new._core)
             _weights.open_cache(limit)
+            births.watch()
+            torch_autocast.reach_transformers()
         except BaseException:
             if in_force.policy is None:
                 log.close_log()
@@ -136,6 +139,8 @@ def revert() -> None:
                         log.close_log()
                     finally:
                         _weights.close_cache()
+                        births.unwatch()
+                        torch_autocast.leave_transformers()
                         dynamo.drop_stale_graphs()
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-import habana_mp._core as _core
 from habana_mp._convert import jit_script
 from habana_mp._convert.pickling import module_state
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import world_size
-from habana_mp._scope import checkpointing
+from habana_mp._scope import checkpointing, torch_autocast, training_step
 from habana_mp._scope.disable_casts import casts_off
+from habana_mp._scope.without_casts import made_of, without_casts
 from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, first_weight
 
 
@@ -34,6 +33,8 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.Module, "__getstate__", module_state
     yield from checkpointing.patches()
+    yield from torch_autocast.patches()
+    yield from training_step.patches()
     yield from _redistribute_patches()
 
 
@@ -73,20 +74,4 @@ def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
         return
     if DTENSOR.works:
         for name in DTENSOR.paths:
-            yield *DTENSOR.place(name), _without_casts(getattr(DTENSOR, name))
-
-
-def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a function of torch's, amid an op: unlike the end of ``disable_casts``, that of the call ends no copy in the weight cache."""
-    function = inspect.unwrap(function)  # a second conversion finds that of the first
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        off = _core.casts_off()
-        _core.set_casts_off(True)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _core.set_casts_off(off)
-
-    return run
+            yield *DTENSOR.place(name), without_casts(made_of(getattr(DTENSOR, name)))

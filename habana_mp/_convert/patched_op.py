@@ -18,7 +18,7 @@ import habana_mp._core as _core
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
 from habana_mp._scope import traced
-from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+from habana_mp._scope.disable_casts import CASTS_OFF, convert_off
 from habana_mp._torch_private import MKLDNN, run_while_traced
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
@@ -68,7 +68,7 @@ class PatchedOp:
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.rule
-        if rule is None or casts_off():
+        if rule is None or convert_off():
             return self.original(*args, **kwargs)
         if rule.action == ERROR:
             raise RuntimeError(_refusal(self.listed_name, rule.text))
@@ -89,7 +89,7 @@ class PatchedOp:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
         form, rule = self.form, self.rule
         watched = rule is not None and (form.may_lack_low_kernel or rule.listed or rule.action != INPUTS)
-        if not watched or casts_off() or not _core.blames_low_dtype(str(error)):
+        if not watched or convert_off() or not _core.blames_low_dtype(str(error)):
             raise error
         to, cause, roles = _core.decide_without_low_kernel(_described(form, args, kwargs), _explicit(form, args, kwargs))
         if not cause:

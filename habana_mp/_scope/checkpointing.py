@@ -10,7 +10,7 @@ import torch
 import torch.utils.checkpoint
 
 import habana_mp._core as _core
-from habana_mp._scope import in_force
+from habana_mp._scope import in_force, torch_autocast
 from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT
 
 _checkpoint_generator = CHECKPOINT.get("generator")
@@ -49,6 +49,7 @@ def _carrying_state(original: Callable[..., Any], position: int) -> Callable[...
 
 def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     policy, region = in_force.policy, _core.current_autocast()
+    in_forward = policy is not None and torch_autocast.is_in_forward()
 
     def as_then(*args: Any, **kwargs: Any) -> Any:
         if in_force.policy != policy:
@@ -58,6 +59,8 @@ def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
             )
         _core.enter_autocast(region, as_then)
         try:
+            if in_forward:
+                return torch_autocast.called_in_forward(function, *args, **kwargs)
             return function(*args, **kwargs)
         finally:
             _core.leave_autocast(as_then)

@@ -16,11 +16,18 @@ from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager
 # The autocast switch of this device type, which nobody casts on, means that casts are off: src/scope/casts_off.h
 # explains why.
 CASTS_OFF = "ipu"
+# That of this one, that a region acts in place of convert.
+_IN_PLACE_OF_CONVERT = "xla"
 
 
 def casts_off() -> bool:
     """Whether casts are off on this thread; what traced code reads (torch.compile guards on it)."""
     return torch.is_autocast_enabled(CASTS_OFF)
+
+
+def convert_off() -> bool:
+    """Whether the casts of ``convert`` are: there, and where ``set_policies`` has put a region in its place."""
+    return torch.is_autocast_enabled(CASTS_OFF) or torch.is_autocast_enabled(_IN_PLACE_OF_CONVERT)
 
 
 class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is

@@ -10,9 +10,9 @@ from pathlib import Path
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
-def warn(text: str) -> None:
-    """A warning that shows the line of the user's code that called into this package."""
+def warn(text: str, *, through: str = _PACKAGE) -> None:
+    """A warning that shows the line of the user's code that called into this package, through a file of torch perhaps."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, through)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, UserWarning, stacklevel=level)

@@ -1,8 +1,7 @@
-"""What the trainers have in common: a policy in force while one runs, and the step of an optimizer without casts."""
+"""What the trainers have in common: a policy in force while one runs."""
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.cast_report import report as new_report
 from habana_mp._scope import in_force
-from habana_mp._scope.disable_casts import disable_casts
 
 
 @contextmanager
@@ -100,19 +98,6 @@ def casts_on() -> Iterator[None]:
         yield
     finally:
         _core.set_casts_off(off)
-
-
-def without_casts(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step of an optimizer with casts off; its closure, which runs the model, has them as the caller has."""
-
-    @functools.wraps(step)
-    def run(closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        if closure is not None and not _core.casts_off():
-            closure = casts_on()(closure)
-        with disable_casts():
-            return step(closure, *args, **kwargs)
-
-    return run
 
 
 def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
 from habana_mp._report.cast_report import CastReport
-from habana_mp._torch_private import ACCELERATE
-from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
+from habana_mp.trainers._run import Run, needs, refuse
 
 with needs("accelerate"):
     from accelerate import Accelerator
@@ -26,8 +24,7 @@ _FILE = "habana_mp_policy.json"
 class HMPHook:
     """Mixed precision by a policy, in place of ``Accelerator(mixed_precision="bf16")``.
 
-    From here on the policy is in force as ``hmp.convert`` has it; the steps of the optimizers that the accelerator has prepared, or
-    prepares later, are not cast. ``accelerator.end_training()``, ``hook.remove()`` or the end of a ``with`` put in force what was before.
+    From here on the policy is in force as ``hmp.convert`` has it. ``accelerator.end_training()``, ``hook.remove()`` or the end of a ``with`` put in force what was before.
 
     ``accelerator.save_state`` saves the policy as a small file of its own, and ``load_state`` compares it, as ``hmp.PolicyState`` does.
 
@@ -57,7 +54,7 @@ class HMPHook:
             raise TypeError(f"the first argument is an Accelerator, not {accelerator!r}")
         if accelerator.mixed_precision != "no":
             refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
-        if "prepare_optimizer" in vars(accelerator):
+        if "end_training" in vars(accelerator):
             raise RuntimeError("the accelerator has a HMPHook already: remove() that one first")
         self._accelerator = accelerator
         self._run = Run(policy, report)
@@ -67,15 +64,11 @@ class HMPHook:
         except BaseException:
             self._run.end()
             raise
-        self._undo_steps: dict[int, Callable[[], None]] = {}
         self._handles = [
             accelerator.register_save_state_pre_hook(self._save),
             accelerator.register_load_state_pre_hook(self._load),
         ]
-        accelerator.prepare_optimizer = self._prepare_optimizer
         accelerator.end_training = self._end_training
-        for optimizer in ACCELERATE.of(accelerator, "optimizers", ()):
-            self._patch(optimizer)
 
     @property
     def policy(self) -> Policy:
@@ -87,12 +80,9 @@ class HMPHook:
 
     def remove(self) -> None:
         """Put in force what was before, and leave the accelerator as it was. A second call does nothing."""
-        for name in ("prepare_optimizer", "end_training"):
-            vars(self._accelerator).pop(name, None)
+        vars(self._accelerator).pop("end_training", None)
         for handle in self._handles:
             handle.remove()
-        while self._undo_steps:
-            self._undo_steps.popitem()[1]()
         self._run.end()
 
     def __enter__(self) -> Self:
@@ -100,15 +90,6 @@ class HMPHook:
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
-
-    def _patch(self, optimizer: Any) -> None:
-        if id(optimizer) not in self._undo_steps:
-            self._undo_steps[id(optimizer)] = patch(optimizer, "step", without_casts)
-
-    def _prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        optimizer = type(self._accelerator).prepare_optimizer(self._accelerator, *args, **kwargs)
-        self._patch(optimizer)
-        return optimizer
 
     def _end_training(self) -> None:
         self.remove()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,7 @@ import habana_mp._core as _core
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._scope.disable_casts import disable_casts
-from habana_mp.trainers._run import Run, casts_on, needs, patch, without_casts
+from habana_mp.trainers._run import Run, casts_on, needs, patch
 
 with needs("lightning"):
     from lightning.pytorch import LightningModule
@@ -56,10 +55,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         of_trainer: bool = isinstance(module, LightningModule)
         if not of_trainer:  # Fabric, which never calls teardown
-            raise TypeError(
-                "HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert(), and optimizers inside of "
-                "hmp.disable_casts()"
-            )
+            raise TypeError("HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert()")
         # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
         self._run.begin()
         if self._off_before is None:
@@ -84,10 +80,6 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
     def backward(self, *args: Any, **kwargs: Any) -> None:
         with casts_on():
             super().backward(*args, **kwargs)
-
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        step = functools.partial(super().optimizer_step, optimizer, model)
-        return without_casts(step)(closure, **kwargs)
 
     def state_dict(self) -> dict[str, str]:
         return self._run.state.state_dict()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from habana_mp._convert.conversion import is_converted
@@ -12,7 +11,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
 from habana_mp._report.cast_report import CastReport
 from habana_mp._show.warning import warn
-from habana_mp.trainers._run import Run, needs, patch, refuse, without_casts
+from habana_mp.trainers._run import Run, needs, refuse
 
 with needs("transformers"):
     from transformers import Trainer, TrainerCallback
@@ -59,7 +58,6 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
         self._run = Run(policy, report)
         self._held = False
-        self._undo_step: Callable[[], None] | None = None
 
     @property
     def policy(self) -> Policy:
@@ -81,9 +79,6 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def _end(self) -> None:
         if self in _training:
             _training.remove(self)
-        if self._undo_step is not None:
-            self._undo_step()
-            self._undo_step = None
         if not self._held:
             self._run.end()
 
@@ -96,7 +91,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
         if args.mixed_precision != "no":  # accelerate launch sets it too
             refuse("HMPCallback", f"mixed_precision={args.mixed_precision!r} of accelerate")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
         self.on_init_end(args, state, control)
         if not _inside_of_training():
@@ -104,7 +99,6 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
                 other._end()
         self._end()
         _training.append(self)
-        self._undo_step = patch(optimizer, "step", without_casts)
         self._run.begin()
         check_ranks()
         # The policy of the checkpoint, where one is resumed; else this callback's own.

@@ -50,8 +50,9 @@ static_assert(kKernelKey < c10::DispatchKey::PreDispatch);
 
 // The autocast switches of device types that nobody casts on: off by default, per thread, carried
 // by torch to the threads of a backward pass, and guarded by torch.compile. Python names the same
-// two: habana_mp/_scope/disable_casts.py, habana_mp/_autocast/neighbours.py.
+// three: habana_mp/_scope/disable_casts.py, habana_mp/_autocast/neighbours.py.
 inline constexpr c10::DispatchKey kCastsOffKey = c10::DispatchKey::AutocastIPU;
+inline constexpr c10::DispatchKey kConvertOffKey = c10::DispatchKey::AutocastXLA;
 inline constexpr c10::DispatchKey kRegionKey = c10::DispatchKey::AutocastMAIA;
 
 // The device types whose autocast dtypes spell the code of a region (src/scope/codes.h).

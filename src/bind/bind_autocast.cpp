@@ -40,7 +40,8 @@ std::size_t device_index(const std::string& type) {
 
 using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>>;
 
-Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
+Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off,
+                   bool in_place_of_convert) {
   Region region;
   for (const auto& [type, dtype, rules] : rows) {
     if (rules) autocast::register_kernels(*rules);
@@ -48,6 +49,7 @@ Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off) {
         {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached}});
   }
   if (casts_off) region.casts_off = true;
+  if (in_place_of_convert) region.in_place_of_convert = true;
   return region;
 }
 
@@ -106,7 +108,7 @@ void bind_autocast(py::module_& module) {
     return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy, /*of_conversion=*/false));
   });
   module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
-             py::arg("casts_off") = false,
+             py::arg("casts_off") = false, py::arg("in_place_of_convert") = false,
              "Rows of (device type, dtype, rules); without rules autocast is off there inside.");
   module.def(
       "enter_autocast",

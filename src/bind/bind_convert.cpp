@@ -1,5 +1,6 @@
 // Patched ops and the patches of the conversion in force, for Python.
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "call/error_note.h"
 #include "call/no_kernel.h"
 #include "call/refusal.h"
+#include "convert/low_results.h"
 #include "convert/patched_type.h"
 #include "policy/policy.h"
 #include "scope/compound.h"
@@ -39,6 +41,16 @@ void bind_convert(py::module_& module) {
     autocast::set_compound_policy(nullptr);
     watch::set_conversion(nullptr);
   });
+  module.def(
+      "maker_of",
+      [](const py::object& tensor) -> py::object {
+        const PatchedOp* op = THPVariable_Check(tensor.ptr()) ? maker_of(tensor.ptr()) : nullptr;
+        if (op == nullptr) return py::none();
+        return py::make_tuple(*op->name, *op->rule_text);
+      },
+      py::arg("tensor"),
+      "The op, by casts, whose result a tensor is, and its rule; None where it was none of the "
+      "last ones of this thread");
   module.attr("conversion_patches") =
       py::cast(&conversion_patches(), py::return_value_policy::reference);
   module.def("refusal", &refusal, py::arg("op"), py::arg("rule"));

@@ -1,4 +1,4 @@
-// Whether casts are off on a thread, for Python: disable_casts.
+// Whether casts are off on a thread, for Python: disable_casts, and the construction of modules.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
@@ -7,6 +7,7 @@
 #include "base/run_in_c.h"
 #include "bind/bind.h"
 #include "scope/casts_off.h"
+#include "scope/construction.h"
 #include "weights/weight_cache.h"
 
 namespace py = pybind11;
@@ -46,6 +47,14 @@ void bind_scope(py::module_& module) {
   module.def("set_casts_off", &set_casts_off);
   module.def("enter_disabled", &enter_disabled);
   module.def("exit_disabled", &exit_disabled);
+  module.def("begin_construction", [] { may_construct = true; });
+  module.def(
+      "add_construction_code",
+      [](const py::object& code) {
+        if (!PyCode_Check(code.ptr())) throw py::type_error("not a code object");
+        add_construction_code(reinterpret_cast<PyCodeObject*>(code.ptr()));
+      },
+      py::arg("code"));
   module.def("run_disable_casts_in_c", [](const py::function& enter, const py::function& exit) {
     run_in_c<in_c<enter_disabled>>(enter);
     run_in_c<in_c<exit_disabled>>(exit);

@@ -10,12 +10,14 @@
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
+#include "convert/low_results.h"
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
 #include "convert/without_low_kernel.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
+#include "scope/construction.h"
 #include "watch/observer.h"
 
 namespace habana_mp {
@@ -98,6 +100,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   }
   if (result == nullptr) return after_failure(watched);
   notify_end(watched, result);
+  remember_low_result(op, result);
   return result;
 }
 
@@ -134,13 +137,14 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (op.rule.action == Action::Lower) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
     {
-      const CastsOffGuard guard(op.form.python && is_atomic(op));
+      const CastsOffGuard guard(op.form.python && is_atomic(op) && !convert_off());
       PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
       if (result != nullptr) return result;
     }
-    return casts_off() ? nullptr : without_low_kernel(op, args, nargsf, kwnames);
+    return convert_off() ? nullptr : without_low_kernel(op, args, nargsf, kwnames);
   }
-  const bool off = casts_off();
+  const CastsOffGuard while_constructing(constructs_module());
+  const bool off = convert_off();
   if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }

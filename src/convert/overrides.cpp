@@ -127,10 +127,12 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
   const bool maybe_overridden = arguments.overridden() || torch_private::in_function_mode();
-  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden));
+  const bool off = convert_off();
+  // Where a region acts in place of convert, what is atomic is for its policy to say.
+  const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) && !off);
   if (!maybe_overridden) {
     std::optional<autocast::InsideCompound> inside;
-    if (op.form.compound && !op.rule.listed) inside.emplace();
+    if (op.form.compound && !op.rule.listed && !off) inside.emplace();
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
 

@@ -12,6 +12,7 @@
 namespace habana_mp {
 
 using torch_private::kCastsOffKey;
+using torch_private::kConvertOffKey;
 
 // `excluded`: of this thread's key set.
 inline bool casts_off(c10::DispatchKeySet excluded) { return !excluded.has(kCastsOffKey); }
@@ -20,6 +21,21 @@ inline bool casts_off() { return casts_off(c10::impl::tls_local_dispatch_key_set
 
 inline void set_casts_off(bool off) {
   c10::impl::tls_set_dispatch_key_excluded(kCastsOffKey, !off);
+}
+
+// Whether the casts of convert are off: where all are, and where a region acts in its place
+// (set_policies).
+inline bool convert_off() {
+  constexpr c10::DispatchKeySet kBoth({kCastsOffKey, kConvertOffKey});
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kBoth);
+}
+
+inline bool in_place_of_convert() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(kConvertOffKey);
+}
+
+inline void set_in_place_of_convert(bool off) {
+  c10::impl::tls_set_dispatch_key_excluded(kConvertOffKey, !off);
 }
 
 // Switches casts off for a scope; `enter` false makes it do nothing.

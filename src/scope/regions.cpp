@@ -19,7 +19,7 @@ struct Frame {
   std::array<std::pair<bool, at::ScalarType>, kSigns.size()> signs;
   bool included;
   bool torch_cache;
-  std::optional<bool> casts_off;  // where the region has set it
+  std::optional<bool> casts_off, in_place_of_convert;  // where the region has set it
 };
 thread_local std::vector<Frame> frames;
 
@@ -91,7 +91,9 @@ void enter(const Region& region, const void* owner) {
               .signs = {},
               .included = c10::impl::tls_is_dispatch_key_included(kKey),
               .torch_cache = at::autocast::is_autocast_cache_enabled(),
-              .casts_off = region.casts_off ? std::optional(casts_off()) : std::nullopt};
+              .casts_off = region.casts_off ? std::optional(casts_off()) : std::nullopt,
+              .in_place_of_convert =
+                  region.in_place_of_convert ? std::optional(in_place_of_convert()) : std::nullopt};
   for (std::size_t i = 0; i < kSigns.size(); ++i) {
     frame.signs[i] = {!excluded_here().has(kSignKeys[i]),
                       at::autocast::get_autocast_dtype(kSigns[i])};
@@ -113,6 +115,7 @@ void enter(const Region& region, const void* owner) {
   at::autocast::set_autocast_cache_enabled(
       region.torch_cache.value_or(state ? false : frames.back().torch_cache));
   if (region.casts_off) set_casts_off(*region.casts_off);
+  if (region.in_place_of_convert) set_in_place_of_convert(*region.in_place_of_convert);
   this_thread = {.state = state.get(),
                  .nesting = torch_nesting(),
                  .graph_task = graph_task(),
@@ -159,6 +162,7 @@ void leave_to(std::size_t depth) {
     set_included(frame.included);
     at::autocast::set_autocast_cache_enabled(frame.torch_cache);
     if (frame.casts_off) set_casts_off(*frame.casts_off);
+    if (frame.in_place_of_convert) set_in_place_of_convert(*frame.in_place_of_convert);
     this_thread = frame.before;
   }
 }
@@ -173,6 +177,7 @@ Region current() {
   }
   region.torch_cache = at::autocast::is_autocast_cache_enabled();
   region.casts_off = casts_off();
+  region.in_place_of_convert = in_place_of_convert();
   return region;
 }
 

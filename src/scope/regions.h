@@ -35,6 +35,7 @@ struct Region {
   std::vector<Setting> settings;
   // Set for the state of another thread, which is passed on whole.
   std::optional<bool> torch_cache, casts_off;
+  std::optional<bool> in_place_of_convert;  // convert casts nothing inside
   bool in_compound = false;  // it is for the insides of one
 };
 

@@ -111,7 +111,7 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const auto found = undecided(key.op, key.decider_id, region);
   if (found->policy == nullptr) {
     key.outcome = Outcome::Outside;
-  } else if (casts_off()) {
+  } else if (region != nullptr ? casts_off() : convert_off()) {
     key.outcome = Outcome::Off;
   } else if (found->rule.listed) {
     // A region sees all calls; those that it does not decide are in place or have out=.

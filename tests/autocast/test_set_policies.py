@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -59,7 +60,7 @@ def seen(model: torch.nn.Module, region=None) -> dict[str, tuple[torch.dtype, to
 PATHS = ("layers.0.first", "layers.0.norm", "layers.1.first", "layers.1.norm", "head")
 
 
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     ("policies", "given"),
     [
         pytest.param({}, (BF16,) * 5, id="default"),
@@ -78,11 +79,72 @@ PATHS = ("layers.0.first", "layers.0.norm", "layers.1.first", "layers.1.norm", "
         pytest.param({"head": "fp32"}, (BF16, BF16, BF16, BF16, FP32), id="fp32"),
     ],
 )
+
+
+@CASES
 def test_which_policy_acts(policies, given) -> None:
     model = Net()
     hmp.set_policies(model, policies)
     assert tuple(out for _, out in seen(model).values()) == given
     assert tuple(seen(model)) == PATHS
+
+
+@CASES
+@pytest.mark.parametrize(
+    "region", [contextlib.nullcontext, lambda: hmp.autocast("cpu", policy=LOW)], ids=["", "and-a-region"]
+)
+def test_which_policy_acts_under_convert(region, policies, given) -> None:
+    model = Net()
+    hmp.set_policies(model, policies)
+    hmp.convert(policy=LOW)
+    assert tuple(out for _, out in seen(model, region()).values()) == given
+    assert torch.nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4)).dtype == BF16
+    hmp.revert()
+    model(torch.ones(2, 4))
+    assert model.head.seen == (FP32, FP32)
+
+
+def test_an_op_that_is_a_python_function_of_torch() -> None:
+    """F.layer_norm calls torch.layer_norm: atomic under convert, whose policy does not count inside."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(4))
+    hmp.set_policies(model, {"0": hmp.Policy.from_ops(lower=["layer_norm"])})
+    hmp.convert(policy=hmp.Policy.from_ops(fp32=["layer_norm"]))
+    assert model(torch.ones(2, 4)).dtype == BF16
+
+
+def test_the_low_dtype_is_that_of_convert() -> None:
+    model = Net()
+    hmp.set_policies(model, {"head": LOW})
+    hmp.convert(policy=HIGH.with_low_dtype(torch.float16))
+    model(torch.ones(2, 4))
+    assert (model.head.seen[1], model.layers[0].first.seen[1]) == (torch.float16, FP32)
+
+
+def test_disable_casts_inside_a_module_under_convert() -> None:
+    class Careful(torch.nn.Module):
+        def forward(self, t):
+            with hmp.disable_casts():
+                within = torch.nn.functional.linear(t, t)
+            return within, torch.nn.functional.linear(t, t)
+
+    model = torch.nn.Sequential(Careful())
+    hmp.set_policies(model, {"0": LOW})
+    hmp.convert(policy=HIGH)
+    assert [out.dtype for out in model(torch.ones(4, 4))] == [FP32, BF16]
+    with hmp.disable_casts():
+        assert [out.dtype for out in model(torch.ones(4, 4))] == [FP32, FP32]
+
+
+def test_gradients_and_errors_under_convert() -> None:
+    model = Net()
+    hmp.set_policies(model, {"layers.0": HIGH, "head": LOW})
+    hmp.convert(policy=LOW)
+    model(torch.ones(2, 4)).float().sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {FP32}
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 3))
+    assert torch.nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4)).dtype == BF16
+    assert not torch._C._is_any_autocast_enabled()
 
 
 def test_fp32_casts_what_comes_in() -> None:
@@ -165,6 +227,38 @@ def test_checkpoints_keep_them(reentrant: bool) -> None:
     model.layers[0].norm.seen = None
     out.float().sum().backward()
     assert model.layers[0].norm.seen == first == (BF16, FP32)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+def test_checkpoints_keep_them_under_convert(reentrant: bool) -> None:
+    model = Net()
+    hmp.set_policies(model, {"layers.0.norm": HIGH})
+    hmp.convert(policy=LOW)
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        out = checkpoint(model.layers[0], torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant)
+    first = model.layers[0].norm.seen
+    model.layers[0].norm.seen = None
+    out.float().sum().backward()
+    assert model.layers[0].norm.seen == first == (BF16, FP32)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+def test_compiled_models_keep_them_under_convert(backend: str) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    hmp.set_policies(model, {"1": "fp32", "2": HIGH, "3": LOW})
+    hmp.convert(policy=LOW)
+    t = torch.ones(2, 4)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    expected = model(t)
+    assert expected.dtype == BF16
+    assert compiled(t).dtype == BF16
+    assert torch.allclose(compiled(t), expected, atol=0.01)
+    assert torch.nn.functional.linear(t, torch.ones(4, 4)).dtype == BF16
+    hmp.revert()
+    assert compiled(t).dtype == FP32
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -283,7 +377,24 @@ def test_explain_outside_a_region() -> None:
     hmp.set_policies(model, {"layers.*.norm": HIGH})
     explained = hmp.explain("linear", module=model.layers[0].norm)
     assert (explained.rule.action, explained.in_force) == ("fp32", False)
-    assert "set_policies rules 'layers.0.norm' in regions of autocast only" in explained.state
+    assert "set_policies rules 'layers.0.norm' under convert and in regions of autocast" in explained.state
+
+
+def test_explain_under_convert() -> None:
+    model = Net()
+    hmp.set_policies(model, {"layers.*.norm": HIGH, "head": "fp32"})
+    hmp.convert(policy=LOW)
+    inside = hmp.explain("linear", module=model.layers[0].norm)
+    assert (inside.rule.action, inside.in_force) == ("fp32", True)
+    assert inside.state == "in force inside 'layers.0.norm': set_policies, in place of low, of convert"
+    assert (hmp.explain("linear", module=model.layers[0].first).rule.action, hmp.explain("linear").state) == (
+        "lower",
+        "in force",
+    )
+    assert (
+        hmp.explain("linear", module=model.head).state
+        == "switched off inside 'head' by set_policies, which has it run in float32"
+    )
 
 
 def test_explain() -> None:

@@ -67,7 +67,9 @@ PARAMETERS = {
     "EXPORT.put_mode": ["mode"],
     "EXPORT.take_mode": [],
     "SET_POLICIES.map_tensors": ["type_or_types_or_pred", "func", "tree"],
+    "MODULE_CALLS.call": ["self"],
     "CHECKPOINT.generator": ["fn"],
+    "OPTIMIZERS.hook": ["func"],
     "DTENSOR.in_redistribute": ["local_tensor"],
     "TRACE_RULES.look_up": ["obj"],
     "TRACE_RULES.methods": [],
@@ -105,10 +107,6 @@ def convolution() -> Any:
     return node_of(lambda x: torch.nn.functional.conv1d(x, torch.zeros(1, 1, 1)), (1, 1, 3))
 
 
-def accelerator() -> Any:
-    return pytest.importorskip("accelerate").Accelerator(cpu=True)
-
-
 def timeout_options() -> Any:
     if not hasattr(torch.distributed, "ProcessGroupNCCL"):
         pytest.skip("this torch has no NCCL")
@@ -133,7 +131,6 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "DRAW.born": (lambda: node_of(torch.exp), lambda value: isinstance(value(), int)),
     "DRAW.transposed": (convolution, lambda value: value is False),
     "NCCL.timeout": (timeout_options, lambda value: value.total_seconds() > 0),
-    "ACCELERATE.optimizers": (accelerator, lambda value: value == []),
 }  # fmt: skip
 
 
@@ -323,6 +320,7 @@ def test_what_is_private_is_found() -> None:
 OF_CPP = {
     "TESTING_ONLY_": "autocast/test_autocast_agreement.py",
     "AutocastIPU": "scope/test_disable_casts.py",
+    "AutocastXLA": "autocast/test_set_policies.py",
     "AutocastMAIA": "autocast/test_autocast_scope.py",
     "AutocastMTIA": "autocast/test_autocast_scope.py",
     "->is_wrapped_number": "autocast/test_autocast.py",

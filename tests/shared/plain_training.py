@@ -43,8 +43,8 @@ def batches():
     return torch.utils.data.DataLoader(samples(), batch_size=BATCH)
 
 
-def train(policy=POLICY, careful=True):
-    """The losses and the net of a loop with convert; if not careful, the steps of the optimizer are cast as well."""
+def train(policy=POLICY):
+    """The losses and the net of a loop with convert, whose optimizer steps in disable_casts."""
     net = Net()
     optimizer = adam(net)
     losses = []
@@ -54,10 +54,7 @@ def train(policy=POLICY, careful=True):
         for x, labels in batches():
             loss = net(x, labels)["loss"]
             loss.backward()
-            if careful:
-                with hmp.disable_casts():
-                    optimizer.step()
-            else:
+            with hmp.disable_casts():
                 optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())

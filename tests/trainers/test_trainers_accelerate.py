@@ -43,7 +43,6 @@ def prepared(accelerator):
 @pytest.mark.parametrize("first", ["hook", "prepare"])
 def test_loop(first):
     losses, net = train()
-    assert not same(net, train(careful=False)[1])
     accelerator = accelerate.Accelerator(cpu=True)
     parts = prepared(accelerator) if first == "prepare" else ()
     with HMPHook(accelerator, POLICY, report=True) as hook:
@@ -60,11 +59,8 @@ def test_the_end_of_training():
     before = dict(vars(accelerator))
     HMPHook(accelerator, POLICY)
     loop(accelerator, *prepared(accelerator))
-    optimizer = accelerator._optimizers[0]
-    assert "step" in vars(optimizer)
     accelerator.end_training()
     assert not hmp.is_converted()
-    assert "step" not in vars(optimizer)
     assert vars(accelerator).keys() == before.keys()
     accelerator.end_training()
 

@@ -1,0 +1,68 @@
+"""Functions that run without casts, whatever is in force. Unlike the end of ``disable_casts``, that of their calls ends no copy in the
+weight cache.
+
+torch.compile traces what is here, so it sets the switch by torch's own names.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+
+_Function = Callable[..., Any]
+# What was made here, to what it was made of: a second conversion finds the functions of the first.
+_made: weakref.WeakKeyDictionary[_Function, _Function] = weakref.WeakKeyDictionary()
+
+
+def without_casts(function: _Function) -> _Function:
+    """A function whose calls run with casts off."""
+    return _remembered(with_casts_off(function, True), function)
+
+
+def step_without_casts(step: _Function) -> _Function:
+    """The step of an optimizer with casts off; its closure, which runs the model, has them as the caller has (D44)."""
+
+    @functools.wraps(step)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        off = casts_off()
+        if args and callable(args[0]):
+            args = (with_casts_off(args[0], off), *args[1:])
+        elif callable(kwargs.get("closure")):
+            kwargs = {**kwargs, "closure": with_casts_off(kwargs["closure"], off)}
+        torch.set_autocast_enabled(CASTS_OFF, True)
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            torch.set_autocast_enabled(CASTS_OFF, off)
+
+    return _remembered(run, step)
+
+
+def with_casts_off(function: _Function, off: bool) -> _Function:
+    """A function whose calls run with casts off, or on, whatever the caller has."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = casts_off()
+        torch.set_autocast_enabled(CASTS_OFF, off)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_autocast_enabled(CASTS_OFF, before)
+
+    return functools.update_wrapper(run, function) if hasattr(function, "__dict__") else run
+
+
+def made_of(function: _Function) -> _Function:
+    """The function that one made here calls; any other as it is."""
+    return _made.get(function, function)
+
+
+def _remembered(made: _Function, of: _Function) -> _Function:
+    _made[made] = of
+    return made

@@ -1,0 +1,310 @@
+"""D45: a model made under convert has the parameters and buffers, bit for bit, of one made without."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+
+from habana_mp import hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+POLICIES = ("hmp", "hmp-o1", "hmp-o2", "torch-cpu")
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that state_dict leaves out, too."""
+    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+def made(make, policy: str | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    if policy is not None:
+        hmp.convert(policy=policy)
+    try:
+        return state(make())
+    finally:
+        hmp.revert()
+
+
+def assert_same(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> None:
+    assert {name: tensor.dtype for name, tensor in ours.items()} == {
+        name: tensor.dtype for name, tensor in plain.items()
+    }
+    assert [name for name in plain if not torch.equal(ours[name], plain[name])] == []
+
+
+SMALL = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40,
+    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SEQ2SEQ = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+GQA = {**SMALL, "num_key_value_heads": 1, "head_dim": 8}
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
+STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 16, 16]}
+
+CONFIGS = {
+    "Bert": SMALL,
+    "Albert": {**SMALL, "embedding_size": 8},
+    "Electra": {**SMALL, "embedding_size": 8},
+    "Deberta": {**SMALL, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 16},
+    "GPTJ": {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40, "n_positions": 16, "rotary_dim": 4},
+    "GPTNeoX": SMALL,
+    "Bloom": {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40},
+    "Llama": GQA,
+    "Mistral": GQA,
+    "Qwen2": GQA,
+    "Gemma": GQA,
+    "Phi": SMALL,
+    "Mamba": {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "state_size": 4},
+    "Mamba2": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 40, "state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 1},
+    "Rwkv": {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 40, "attention_hidden_size": 16},
+    "T5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 40},
+    "Bart": SEQ2SEQ,
+    "Pegasus": SEQ2SEQ,
+    "Whisper": {**SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16},
+    "ViT": VISION,
+    "DeiT": VISION,
+    "Beit": {**VISION, "layer_scale_init_value": 0.1, "use_relative_position_bias": True},
+    "Data2VecVision": {**VISION, "use_shared_relative_position_bias": True},
+    "Dinov2": VISION,
+    "ConvNext": STAGES,
+    "ConvNextV2": STAGES,
+    "PoolFormer": {**STAGES, "layer_scale_init_value": 0.1},
+    "Swin": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "image_size": 16, "patch_size": 2, "window_size": 4},
+    "Swinv2": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "image_size": 16, "patch_size": 2, "window_size": 4},
+    "ResNet": {**STAGES, "embedding_size": 8},
+    "CLIPVision": VISION,
+    "Siglip2Vision": {**VISION, "num_patches": 4},
+    "Wav2Vec2": {**SMALL, "conv_dim": (8,), "conv_kernel": (3,), "conv_stride": (2,), "num_feat_extract_layers": 1, "num_conv_pos_embedding_groups": 2},
+    "Hubert": {**SMALL, "conv_dim": (8,), "conv_kernel": (3,), "conv_stride": (2,), "num_feat_extract_layers": 1, "num_conv_pos_embedding_groups": 2},
+    "ViTMAE": {**VISION, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2},
+    "TimeSeriesTransformer": {"prediction_length": 4, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+    "DistilBert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "vocab_size": 40, "sinusoidal_pos_embds": True},
+}  # fmt: skip
+
+
+def from_config(name: str):
+    config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
+    return lambda: transformers.AutoModel.from_config(config)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_of_transformers_from_config(name: str) -> None:
+    make = from_config(name)
+    plain = made(make)
+    for policy in POLICIES:
+        assert_same(made(make, policy), plain)
+
+
+@pytest.mark.parametrize("name", ["Bert", "ViT", "Mamba", "Beit"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_from_pretrained(name: str, policy: str, tmp_path) -> None:
+    """Some keys are not in the checkpoint, and are initialized when the model is there."""
+    torch.manual_seed(0)
+    model = from_config(name)()
+    kept = {key: tensor for number, (key, tensor) in enumerate(model.state_dict().items()) if number % 3}
+    model.save_pretrained(tmp_path, state_dict=kept)
+
+    def make() -> nn.Module:
+        return type(model).from_pretrained(tmp_path)
+
+    assert_same(made(make, policy), made(make))
+
+
+class Scaled(nn.Module):
+    """Layer scale, as ConvNeXt has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(0.1 * torch.ones(4))
+        self.register_buffer("table", torch.exp(torch.arange(4.0) @ torch.randn(4, 4)) * 0.3)
+
+
+class FromFunctions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinusoids = nn.Parameter(self._sinusoids())
+        self.inner = nn.ModuleList([Scaled() for _ in range(2)])
+
+    @staticmethod
+    def _sinusoids() -> torch.Tensor:
+        times = torch.arange(8.0)[:, None] * torch.exp(-math.log(1e4) * torch.arange(4.0) / 3)[None]
+        return torch.cat([times.sin(), times.cos()], dim=1)
+
+
+class WithInit(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_parameters()
+        with torch.no_grad():
+            self.gamma *= torch.randn(4) * 0.37
+
+    def reset_parameters(self) -> None:
+        self.gamma = nn.Parameter(torch.randn(4) * 0.37 + self.table[0])
+
+
+class WithForward(nn.Module):
+    """Finds the width of its head by a call of its own, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(1, 2, 3)
+        with torch.no_grad():
+            out = self.body(torch.ones(1, 1, 5, 5))
+        self.register_buffer("out", out)
+
+
+def then_reset() -> nn.Module:
+    model = WithInit()
+    model.reset_parameters()
+    return model
+
+
+def then_applied() -> nn.Module:
+    model = Scaled()
+    torch.ones(2, 2) @ torch.ones(2, 2)
+
+    def init(module: nn.Module) -> None:
+        if isinstance(module, Scaled):
+            module.gamma.data = torch.randn(4) * 0.37
+
+    return model.apply(init)
+
+
+def in_a_thread() -> nn.Module:
+    found: list[nn.Module] = []
+    thread = threading.Thread(target=lambda: found.append(FromFunctions()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+INITS = ("trunc_normal_", "xavier_uniform_", "kaiming_normal_", "orthogonal_", "eye_")
+
+
+def initialized(name: str):
+    def make() -> nn.Module:
+        linear = nn.Linear(6, 6)
+        getattr(nn.init, name)(linear.weight)
+        return linear
+
+    return make
+
+
+MADE = {
+    "layer scale": Scaled,
+    "from functions": FromFunctions,
+    "reset_parameters": WithInit,
+    "reset_parameters behind the constructor": then_reset,
+    "apply": then_applied,
+    "a call in the constructor": WithForward,
+    "in a thread": in_a_thread,
+    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(5, 5)),
+    "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(5, 5)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(5, 5)),
+    "orthogonal-householder": lambda: parametrizations.orthogonal(nn.Linear(5, 5), orthogonal_map="householder"),
+    "old spectral_norm": lambda: spectral_norm(nn.Linear(5, 5)),
+    "attention": lambda: nn.MultiheadAttention(8, 2),
+    **{name: initialized(name) for name in INITS},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("case", MADE)
+def test_made(case: str, policy: str) -> None:
+    assert_same(made(MADE[case], policy), made(MADE[case]))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_old_weight_norm() -> None:
+    def make() -> nn.Module:
+        return weight_norm(nn.Linear(5, 5))
+
+    for policy in POLICIES:
+        assert_same(made(make, policy), made(make))
+
+
+def test_casts_are_on_behind_a_constructor_and_after_one_that_raises() -> None:
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == FP32
+            raise ValueError("no model")
+
+    hmp.convert(policy="hmp")
+    with pytest.raises(ValueError, match="no model") as raised:  # the traceback keeps the frame of the constructor
+        Raises()
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+    del raised
+    Scaled()
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+
+
+def test_modules_made_in_a_forward_are_called_under_casts() -> None:
+    class Makes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Linear(4, 4)(x)
+
+    hmp.convert(policy="hmp")
+    assert Makes()(torch.ones(2, 4)).dtype == BF16
+
+
+def gamma_by_hand(module: nn.Module) -> None:
+    module.gamma = nn.Parameter(0.1 * torch.ones(4))
+
+
+def buffer_by_hand(module: nn.Module) -> None:
+    module.register_buffer("table", torch.randn(3, 3) @ torch.randn(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            gamma_by_hand,
+            r"parameter 'gamma' of Linear is bfloat16, because mul made it .*lower\.txt:\d+.*disable_casts",
+        ),
+        (
+            buffer_by_hand,
+            r"buffer 'table' of Linear is bfloat16, because matmul made it .*lower\.txt:\d+.*disable_casts",
+        ),
+    ],
+    ids=["parameter", "buffer"],
+)
+def test_what_is_made_elsewhere_warns_with_op_and_list_line(make, told: str) -> None:
+    module = nn.Linear(2, 2)
+    hmp.convert(policy="hmp")
+    with pytest.warns(UserWarning, match=told) as warned:
+        make(module)
+    assert warned[0].filename == __file__
+    with hmp.disable_casts():
+        make(nn.Linear(2, 2))  # warnings are errors here
+    hmp.revert()
+    make(nn.Linear(2, 2))
+
+
+def test_parameters_that_are_low_on_purpose_do_not_warn() -> None:
+    hmp.convert(policy="hmp")
+    for _ in range(20):  # the memory of the products is used again
+        _ = torch.ones(4, 4) @ torch.ones(4, 4)
+        module = nn.Linear(4, 4, dtype=BF16)
+        module.gamma = nn.Parameter(torch.ones(4, 4, dtype=BF16))
+        module.scale = nn.Parameter(torch.ones(4, 4).to(BF16))

@@ -40,13 +40,15 @@ namespace habana_mp {
 enum class Ended : std::uint8_t {
   Version,       // changed in place, as autograd knows it
   Storage,       // other memory, sizes, strides or dtype
-  Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr)
+  Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr), or
+                 // something wrote to it that moves no version counter
   Optimizer,     // an optimizer made a step
   DisableCasts,  // a disable_casts ended
   Samples,       // its numbers are others, and nothing else showed it
   Shared,        // another tensor shares its memory
-  Foreign,       // its memory is somebody else's: NumPy, another process, a buffer
-  Written,       // the copy was written to by who got it
+  Foreign,       // its memory is somebody else's, too: NumPy, a DLPack capsule, another process, a
+                 // buffer, or a collective that goes on
+  Written,       // the copy was written to by who got it, or an alias of it was taken
   Freed,         // the weight is gone
 };
 inline constexpr std::array<const char*, 10> kEndedNames = {

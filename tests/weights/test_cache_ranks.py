@@ -26,23 +26,23 @@ COLLECTIVES = {
 
 def all_reduce_coalesced(p, rank):
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        return dist.all_reduce_coalesced([p.detach()], dist.ReduceOp.MAX, async_op=True)
+        return dist.all_reduce_coalesced([p], dist.ReduceOp.MAX, async_op=True)
 
 
 # Those that go on after their call: what they return is to be waited for. Each writes the second rank's weight.
 ASYNCHRONOUS = {
-    "irecv": lambda p, rank: dist.irecv(p.detach(), 0) if rank else dist.isend(p.detach(), 1),
-    "irecv-from-any": lambda p, rank: dist.irecv(p.detach()) if rank else dist.isend(p.detach(), 1),
+    "irecv": lambda p, rank: dist.irecv(p, 0) if rank else dist.isend(p, 1),
+    "irecv-from-any": lambda p, rank: dist.irecv(p) if rank else dist.isend(p, 1),
     "irecv-row": lambda p, rank: dist.irecv(p.detach()[ROW], 0) if rank else dist.isend(p.detach()[ROW], 1),
     "batch_isend_irecv": lambda p, rank: dist.batch_isend_irecv(
-        [dist.P2POp(dist.irecv if rank else dist.isend, p.detach(), 1 - rank)]
+        [dist.P2POp(dist.irecv if rank else dist.isend, p, 1 - rank)]
     ).pop(),
-    "broadcast": lambda p, rank: dist.broadcast(p.detach(), 0, async_op=True),
-    "all_reduce": lambda p, rank: dist.all_reduce(p.detach(), dist.ReduceOp.MAX, async_op=True),
+    "broadcast": lambda p, rank: dist.broadcast(p, 0, async_op=True),
+    "all_reduce": lambda p, rank: dist.all_reduce(p, dist.ReduceOp.MAX, async_op=True),
     "all_reduce_coalesced": all_reduce_coalesced,
-    "reduce": lambda p, rank: dist.reduce(p.detach(), 1, dist.ReduceOp.MAX, async_op=True),
-    "scatter": lambda p, rank: dist.scatter(p.detach(), None if rank else [p.detach().clone()] * 2, async_op=True),
-    "all_gather": lambda p, rank: dist.all_gather([p.detach(), torch.empty(N, N)], p.detach().clone(), async_op=True),
+    "reduce": lambda p, rank: dist.reduce(p, 1, dist.ReduceOp.MAX, async_op=True),
+    "scatter": lambda p, rank: dist.scatter(p, None if rank else [p.detach().clone()] * 2, async_op=True),
+    "all_gather": lambda p, rank: dist.all_gather([p, torch.empty(N, N)], p.detach().clone(), async_op=True),
 }
 
 
@@ -130,7 +130,8 @@ class TestAsWithoutIt:
                 assert used.wait(60)
                 with torch.no_grad():
                     p[ROW] = 3
-            transfer = ASYNCHRONOUS[way](p, rank)
+            with torch.no_grad():
+                transfer = ASYNCHRONOUS[way](p, rank)
             if rank == 1:
                 use(p)
                 use(p)

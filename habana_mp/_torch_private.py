@@ -227,6 +227,17 @@ TRACE_RULES = Feature(
     methods="torch._dynamo.trace_rules:get_tensor_method",
 )
 
+# Ways past the version counter of a weight.
+CAPSULES = Feature(
+    "hmp.cache does not see what is written to a weight through a DLPack capsule",
+    capsule="torch._C:_to_dlpack",
+    versioned="torch._C:_to_dlpack_versioned",
+)
+VERSIONS = Feature(
+    "hmp.cache does not see what is written while torch preserves the version of a weight",
+    put_back="torch._C._autograd:_unsafe_set_version_counter",
+)
+
 # Ranks: by the store that init_process_group has made, before what DistributedDataParallel and a DeviceMesh do first.
 STORE = Feature(
     "the policies of the ranks are not compared", default="torch.distributed.distributed_c10d:_get_default_store"
@@ -391,6 +402,9 @@ WHAT_STAYS = (
     Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
     Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
     Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
+    Change("torch._C._to_dlpack", "autocast", "as those of torch.Tensor; torch.to_dlpack and torch.utils.dlpack.to_dlpack are the same"),
+    Change("torch._C._to_dlpack_versioned", "autocast", "as those of torch.Tensor"),
+    Change("torch._C._autograd._unsafe_set_version_counter", "autocast", "as those of torch.Tensor"),
     Change("torch.optim.optimizer._global_optimizer_post_hooks", "autocast", "as those of torch.Tensor"),
     Change("torch.optim.optimizer.Optimizer.profile_hook_step", "autocast", f"{_THREADS}; what it wraps, and has wrapped, runs without casts"),
     Change("torch.optim.lr_scheduler", "autocast", "the steps of schedulers, as those of optimizers"),

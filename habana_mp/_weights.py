@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import habana_mp._core as _core
+from habana_mp import _torch_private as private
 
 
 def limit_in_bytes() -> int:
@@ -50,6 +52,24 @@ def _replay(graph: torch.cuda.CUDAGraph) -> None:
     _core.end_cached_after_step()
 
 
+def _to_capsule(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        _core.end_cached_alias((tensor,), True)
+        return original(tensor, *args, **kwargs)
+
+    return to_dlpack
+
+
+def _put_back(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def set_versions(tensors: tuple[Any, ...], versions: tuple[int, ...]) -> None:
+        original(tensors, versions)
+        _core.end_cached_alias(tensors, False)
+
+    return set_versions
+
+
 def patches() -> Iterator[tuple[Any, str, Any]]:
     if _patches_of_autocast.installed():
         return
@@ -57,6 +77,23 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     for name, watch in _WATCHED.items():
         # The class returns torch's own, also while a watch is in its place.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)
+    yield from _watched_functions()
+
+
+@functools.cache
+def _watched_functions() -> list[tuple[Any, str, Any]]:
+    """Made when none of them is patched."""
+    rows = []
+    if private.CAPSULES.works:
+        to_dlpack = _to_capsule(private.CAPSULES.capsule)
+        rows += [
+            (*private.CAPSULES.place("capsule"), to_dlpack),
+            (*private.CAPSULES.place("versioned"), _to_capsule(private.CAPSULES.versioned)),
+            *((owner, "to_dlpack", to_dlpack) for owner in (torch, torch.utils.dlpack)),
+        ]
+    if private.VERSIONS.works:
+        rows.append((*private.VERSIONS.place("put_back"), _put_back(private.VERSIONS.put_back)))
+    return rows
 
 
 def _after_step(*_: Any) -> None:
@@ -77,6 +114,7 @@ def open_cache(limit: int) -> None:
 
 def open_for_autocast() -> None:
     """Called when a region is made. Does nothing where the cache is open; after ``revert`` the next region opens it again."""
+    _find_exports()
     if _hooks:
         return
     limit = limit_in_bytes()
@@ -84,8 +122,24 @@ def open_for_autocast() -> None:
     open_cache(limit)
 
 
+@functools.cache
+def _find_exports() -> None:
+    """Marks the weights that somebody has exported before anything was watched: once, until ``revert``.
+
+    A conversion finds them when they are used. At the dispatcher those who pass a weight on hold it too, and nothing shows who else does.
+    """
+    weights = _core.weights_held_elsewhere(gc.get_objects())
+    if not weights:
+        return
+    # Type by type: isinstance would ask proxies what they stand for.
+    scripted = [each for each in gc.get_objects() if issubclass(type(each), torch.jit.ScriptModule)]
+    known = {id(p) for module in scripted for p in module.parameters()}
+    _core.end_cached_alias([each for each in weights if id(each) not in known], True)
+
+
 def close_cache() -> None:
     """Called by ``revert``."""
+    _find_exports.cache_clear()
     _core.set_cache_limit(0)
     while _hooks:
         _hooks.pop().remove()

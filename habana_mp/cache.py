@@ -33,8 +33,8 @@ class CacheInfo(NamedTuple):
     """Why a copy was not used again, counted when its weight is used next: ``version`` (changed in place), ``storage`` (other memory,
     shape or dtype), ``alias`` (``.data`` or another alias was taken), ``optimizer`` (a step), ``disable_casts`` (one ended), ``samples``
     (its numbers are others), ``written`` (the copy was changed), ``freed`` (the weight is gone).
-    Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy,
-    another process or a buffer has)."""
+    Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy, a
+    DLPack capsule, another process or a buffer has, or a collective writes to it)."""
 
 
 def info() -> CacheInfo:

@@ -23,6 +23,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/python_headers.h>
 
 #include <array>
@@ -71,6 +72,17 @@ inline bool is_wrapped_number(const at::Tensor& tensor) {
 // The Python object of a tensor, null where it has none; borrowed.
 inline PyObject* python_object(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+}
+
+// How often a tensor with a Python object is held where nobody else has an alias of it: by that
+// object, by its gradient accumulator, and by DistributedDataParallel, which has a hook there and
+// holds the tensor in two lists, or in three once it has seen a backward pass.
+inline std::size_t most_known_holds(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr) return 1;
+  const auto accumulator = meta->grad_accumulator_.lock();
+  if (!accumulator) return 1;
+  return accumulator->post_hooks().empty() ? 2 : 5;
 }
 
 // Whether nobody but the storage holds its Python object.

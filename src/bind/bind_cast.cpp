@@ -13,6 +13,7 @@
 #include "call/cast_argument.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "cast/storage_check.h"
 
 namespace py = pybind11;
 
@@ -52,6 +53,7 @@ bool cast_into(const py::object& x, const py::object& out) {
       target.is_inference() || at::has_internal_overlap(target) != at::MemOverlap::No) {
     return false;
   }
+  check_storage(source);  // clone() does not
   const py::gil_scoped_release no_gil;
   cast_numbers_into(may_overlap(source, target) ? source.clone() : source, target);
   target.unsafeGetTensorImpl()->bump_version();

@@ -1,11 +1,12 @@
 // The weight cache, for Python.
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "bind/bind.h"
 #include "cast/node.h"
 #include "cast/result_memory.h"
 #include "weights/alias_watch.h"
-#include "weights/collective_watch.h"
+#include "weights/op_watch.h"
 #include "weights/weight_cache.h"
 #include "weights/weight_memory.h"
 
@@ -40,15 +41,29 @@ void bind_weights(py::module_& module) {
     release_result_memory();
   });
   module.def("set_cache_limit", [](std::size_t bytes) {
-    static std::unique_ptr<torch::Library> watch;
     weight_cache().set_limit(bytes);
-    if (bytes == 0) {
-      watch.reset();
-    } else if (watch == nullptr) {
-      watch = watch_collectives();
-    }
+    bytes == 0 ? unwatch_ops() : watch_ops();
   });
   module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
+  module.def("end_cached_alias", [](const py::iterable& tensors, bool exported) {
+    for (const py::handle tensor : tensors) {
+      if (THPVariable_Check(tensor.ptr())) {
+        weight_cache().end_alias(THPVariable_Unpack(tensor.ptr()), exported);
+      }
+    }
+  });
+  module.def("weights_held_elsewhere", [](const py::list& objects) {
+    py::list found;
+    for (const py::handle object : objects) {
+      // By its type: isinstance would ask proxies what they stand for.
+      const bool is_tensor = PyType_IsSubtype(Py_TYPE(object.ptr()),
+                                              reinterpret_cast<PyTypeObject*>(THPVariableClass));
+      if (is_tensor && held_elsewhere(THPVariable_Unpack(object.ptr()))) {
+        found.append(object);
+      }
+    }
+    return found;
+  });
   module.def("alias_watch", [](const py::object& original, int kind) {
     PyObject* watch = alias_watch(original.ptr(), static_cast<AliasKind>(kind));
     if (watch == nullptr) throw py::error_already_set();

@@ -44,10 +44,11 @@ bool copied_by_matmul(const at::Tensor& tensor) {
 }
 
 // `was_cached`, where given, is set to whether the weight cache had it.
-at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached) {
+at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached,
+                    WeightCache::Caller caller = WeightCache::Caller::Dispatcher) {
   if (!is_ordinary(source)) return source.to(scalar_type(to));
   if (how.cached && WeightCache::accepts(source, to)) {
-    return weight_cache().cast(source, to, was_cached);
+    return weight_cache().cast(source, to, caller, was_cached);
   }
   const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
   const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
@@ -64,15 +65,16 @@ PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_cached) {
     return PyObject_Vectorcall(original_to(), args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
                                nullptr);
   }
+  constexpr auto kCaller = WeightCache::Caller::Python;
   HANDLE_TH_ERRORS
   const at::Tensor& source = THPVariable_Unpack(tensor);
   if (source.numel() < kReleaseGilAbove) {
-    return THPVariable_Wrap(cast_one(source, to, how, was_cached));
+    return THPVariable_Wrap(cast_one(source, to, how, was_cached, kCaller));
   }
   at::Tensor result;
   {
     pybind11::gil_scoped_release no_gil;
-    result = cast_one(source, to, how, was_cached);
+    result = cast_one(source, to, how, was_cached, kCaller);
   }
   return THPVariable_Wrap(std::move(result));
   END_HANDLE_TH_ERRORS

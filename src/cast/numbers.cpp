@@ -9,6 +9,7 @@
 
 #include "base/torch_private.h"
 #include "cast/parallel.h"
+#include "cast/storage_check.h"
 #include "kernels/cast_kernels.h"
 #include "report/listening.h"
 #include "scope/state.h"
@@ -66,6 +67,11 @@ bool is_profiled() {
   return torch_private::op_listeners() > ours;
 }
 
+// On every device: what a kernel reads past the end of a storage is no error on any.
+void check_memory(const at::Tensor& tensor) {
+  if (tensor.has_storage() && !tensor.is_meta()) check_storage(tensor);
+}
+
 // ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
   return !source.is_cpu() || (at::hasCallbacks() && is_profiled());
@@ -88,6 +94,8 @@ bool is_ordinary(const at::Tensor& tensor) {
 }
 
 void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
+  check_memory(source);
+  check_memory(target);
   if (!by_aten(source)) return cast_on_cpu(source, target);
   const at::AutoDispatchBelowADInplaceOrView guard;
   target.copy_(source);
@@ -95,6 +103,7 @@ void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
 
 at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef strides,
                         Lifetime lifetime) {
+  check_memory(source);
   const at::ScalarType type = scalar_type(to);
   if (by_aten(source)) {
     const at::AutoDispatchBelowADInplaceOrView guard;

@@ -7,12 +7,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "cast/storage_check.h"
 #include "weights/weight_memory.h"
 
 namespace habana_mp {
@@ -57,13 +59,23 @@ at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
   return result;
 }
 
+bool may_be_weight(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
+         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+// Whether somebody holds the tensor beside torch itself.
+bool is_held_elsewhere(const at::Tensor& weight) {
+  const auto holds = static_cast<std::size_t>(weight.use_count());
+  return holds > 1 && holds > torch_private::most_known_holds(weight);
+}
+
 }  // namespace
 
 bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
   return weight_cache().enabled_.load(std::memory_order_relaxed) && to != DType::Float32 &&
-         tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
-         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
-         tensor.is_non_overlapping_and_dense();
+         may_be_weight(tensor);
 }
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
@@ -84,8 +96,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
 // Takes the copy out of its entry. What comes back is memory to be written again: defined where it
 // fits the weight and nobody else holds it, such as a graph that waits for its backward pass.
 at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& weight, DType to) {
-  at::Tensor copy = std::exchange(entry.copy, at::Tensor());
-  bytes_ -= copy.nbytes();
+  at::Tensor copy = release(entry);
   if (fits(copy, weight, to) && entry.copy_version == copy._version() && copy.use_count() == 1 &&
       copy.storage().use_count() == 1) {
     return copy;
@@ -94,7 +105,10 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   return {};
 }
 
-at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_cached) {
+at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached) {
+  if (!weight.is_meta()) check_storage(weight);
+  if (const auto before = before_look.load(std::memory_order_acquire)) before();
+  if (any_writes_.load(std::memory_order_acquire)) settle_writes();
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
@@ -110,9 +124,11 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_cache
     now.epoch = epoch_;
     Entry& entry = entry_of(section, weight);
     std::optional<Ended> why;
+    const bool written = is_written(weight.storage().unsafeGetStorageImpl());
     if (is_shared(weight)) {
       why = Ended::Shared;
-    } else if (!is_own_memory(weight) || entry.exported) {
+    } else if (written || !is_own_memory(weight) || entry.exported ||
+               (caller == Caller::Python && is_held_elsewhere(weight))) {
       why = Ended::Foreign;
     } else if (entry.copy.defined()) {
       why = why_ended(entry, now, weight, to);
@@ -123,7 +139,7 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, bool* was_cache
     }
     entry.after_backward = false;
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
-    keep = why != Ended::Shared;
+    keep = why != Ended::Shared && !written;
     if (entry.copy.defined() && !why && entry.state.stream == now.stream) {
       copy = entry.copy;
       keep = false;
@@ -159,14 +175,29 @@ void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor&
   if (bytes_ + copy.nbytes() > std::min(limit_, sweep_at_bytes_)) sweep(section);
   if (bytes_ + copy.nbytes() > limit_) return;
   Entry& entry = entry_of(section, weight);
-  if (entry.copy.defined()) {  // of another thread, made meanwhile
-    bytes_ -= entry.copy.nbytes();
-    section.freed.push_back(std::move(entry.copy));
-  }
+  if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
   bytes_ += copy.nbytes();
   entry.state = std::move(state);
   entry.copy = copy;
   entry.copy_version = copy._version();
+  by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
+}
+
+at::Tensor WeightCache::release(Entry& entry) {
+  bytes_ -= entry.copy.nbytes();
+  by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
+  return std::exchange(entry.copy, at::Tensor());
+}
+
+void WeightCache::drop_copies(Section& section) {
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (!it->second.exported) {
+      it = drop(section, it);
+      continue;
+    }
+    if (it->second.copy.defined()) section.freed.push_back(release(it->second));
+    ++it;
+  }
 }
 
 void WeightCache::sweep(Section& section) {
@@ -184,7 +215,7 @@ void WeightCache::sweep(Section& section) {
 }
 
 WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iterator it) {
-  if (it->second.copy.defined()) bytes_ -= it->second.copy.nbytes();
+  if (it->second.copy.defined()) section.freed.push_back(release(it->second));
   section.gone.push_back(std::move(it->second));
   return entries_.erase(it);
 }
@@ -204,23 +235,66 @@ void WeightCache::end_backward(const c10::StorageImpl* weight) {
   if (it == entries_.end() || !it->second.copy.defined()) return;
   it->second.after_backward = true;
   if (keep_after_backward_) return;
-  bytes_ -= it->second.copy.nbytes();
-  section.freed.push_back(std::move(it->second.copy));
+  section.freed.push_back(release(it->second));
 }
 
 void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   if (!tensor.has_storage()) return;
   Section section(mutex);
-  auto it = entries_.find(tensor.storage().unsafeGetStorageImpl());
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (const auto copy = by_copy_.find(storage); copy != by_copy_.end()) {
+    // It is not written again either: who has the alias may keep it.
+    ++counts_.ended[static_cast<std::size_t>(Ended::Written)];
+    section.freed.push_back(release(*copy->second));
+    return;
+  }
+  auto it = entries_.find(storage);
   if (it == entries_.end()) {
     // Nothing shows later, when the weight is cast for the first time, that somebody holds the
     // alias.
-    if (exported && is_ordinary(tensor) && accepts(tensor, DType::BFloat16))
+    if (exported && is_ordinary(tensor) && may_be_weight(tensor))
       entry_of(section, tensor).exported = true;
     return;
   }
   it->second.ended = Ended::Alias;
   it->second.exported = it->second.exported || exported;
+}
+
+void WeightCache::begin_writes(const std::vector<at::Tensor>& tensors, const GoesOn& goes_on) {
+  settle_writes();
+  auto writes = std::make_shared<Writes>();
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.has_storage()) writes->storages.push_back(tensor.storage().unsafeGetStorageImpl());
+  }
+  writes->go_on = goes_on;
+  const Section section(mutex);
+  writes_.push_back(std::move(writes));
+  any_writes_ = true;
+}
+
+void WeightCache::settle_writes() {
+  std::vector<std::shared_ptr<const Writes>> over;
+  {
+    const Section section(mutex);
+    over = writes_;
+  }
+  std::erase_if(over, [](const auto& writes) { return writes->go_on(); });
+  if (over.empty()) return;
+  const Section section(mutex);
+  for (const auto& writes : over) {
+    if (std::erase(writes_, writes) == 0) continue;  // another thread has been here
+    for (const c10::StorageImpl* storage : writes->storages) {
+      const auto it = entries_.find(storage);
+      if (it != entries_.end()) it->second.ended = Ended::Alias;
+    }
+  }
+  any_writes_ = !writes_.empty();
+}
+
+bool WeightCache::is_written(const c10::StorageImpl* storage) const {
+  return std::ranges::any_of(writes_, [&](const auto& writes) {
+    return std::ranges::find(writes->storages, storage) != writes->storages.end();
+  });
 }
 
 WeightCache::Info WeightCache::info() {
@@ -235,7 +309,7 @@ WeightCache::Info WeightCache::info() {
 
 void WeightCache::clear() {
   Section section(mutex);
-  for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
+  drop_copies(section);
   counts_ = {};
   keep_after_backward_ = true;
   used_after_backward_ = false;
@@ -248,10 +322,13 @@ void WeightCache::set_limit(std::size_t bytes) {
   weight_done = enabled_
                     ? [](const c10::StorageImpl* weight) { weight_cache().end_backward(weight); }
                     : WeightDone{nullptr};
-  if (bytes_ <= limit_) return;
-  for (auto it = entries_.begin(); it != entries_.end();) it = drop(section, it);
+  if (bytes_ > limit_) drop_copies(section);
 }
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
+
+bool held_elsewhere(const at::Tensor& tensor) {
+  return is_ordinary(tensor) && may_be_weight(tensor) && is_held_elsewhere(tensor);
+}
 
 }  // namespace habana_mp

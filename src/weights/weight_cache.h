@@ -7,7 +7,7 @@
 // A weight must never be stale, and torch does not record every change: `.data` and NumPy aliases
 // write past the version counter, fused optimizers do not move it. So a copy is used only while
 //   - the weight's memory, version counter and version, sizes and strides are what they were;
-//   - nobody else shares the memory, and nobody but torch owns it;
+//   - nobody else shares the memory, nobody but torch owns it, and no collective writes to it;
 //   - no optimizer has made a step, no disable_casts has ended, and nobody has read the weight's
 //     `.data` (or another alias of its memory) since the copy was made;
 //   - samples of the weight, on the CPU, are what they were.
@@ -24,6 +24,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -39,13 +41,15 @@ namespace habana_mp {
 enum class Ended : std::uint8_t {
   Version,       // changed in place, as autograd knows it
   Storage,       // other memory, sizes, strides or dtype
-  Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr)
+  Alias,         // an alias of its memory was taken (Tensor.data, untyped_storage, data_ptr), or
+                 // something wrote to it that moves no version counter
   Optimizer,     // an optimizer made a step
   DisableCasts,  // a disable_casts ended
   Samples,       // its numbers are others, and nothing else showed it
   Shared,        // another tensor shares its memory
-  Foreign,       // its memory is somebody else's: NumPy, another process, a buffer
-  Written,       // the copy was written to by who got it
+  Foreign,       // its memory is somebody else's, too: NumPy, a DLPack capsule, another process, a
+                 // buffer, or a collective that goes on
+  Written,       // the copy was written to by who got it, or an alias of it was taken
   Freed,         // the weight is gone
 };
 inline constexpr std::array<const char*, 10> kEndedNames = {
@@ -64,12 +68,22 @@ class WeightCache {
     std::array<std::size_t, kEndedNames.size()> ended{};
   };
 
+  // Who asks for a cast: one that holds the weight by its Python object alone, so that any other
+  // hold of the tensor shows, or one that does not know how often its callers hold it.
+  enum class Caller : std::uint8_t { Python, Dispatcher };
+
+  // Whether what writes to a weight goes on. Called on any thread, without the cache's lock.
+  using GoesOn = std::function<bool()>;
+
+  // Called before the cache looks for a copy, where it is set, on any thread.
+  std::atomic<void (*)()> before_look = nullptr;
+
   // Whether a cast of an ordinary tensor (cast/numbers.h) may be cached: asked before cast().
   static bool accepts(const at::Tensor& tensor, DType to);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
   // `was_cached`, where given, is set to whether the copy was there already.
-  at::Tensor cast(const at::Tensor& weight, DType to, bool* was_cached = nullptr);
+  at::Tensor cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached = nullptr);
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -82,11 +96,14 @@ class WeightCache {
   void end_backward(const c10::StorageImpl* weight);
 
   // Somebody gets an alias of the tensor's memory and may write through it now, or, where it is
-  // `exported`, at any time.
+  // `exported`, at any time. The tensor may be one over a copy, too.
   void end_alias(const at::Tensor& tensor, bool exported);
 
+  // Somebody writes to the tensors' memory until `goes_on` says that it is over.
+  void begin_writes(const std::vector<at::Tensor>& tensors, const GoesOn& goes_on);
+
   Info info();
-  void clear();  // the counts too
+  void clear();  // the counts too. What is exported stays known
   // Bytes that the copies may take. 0 switches the cache off.
   void set_limit(std::size_t bytes);
 
@@ -113,6 +130,10 @@ class WeightCache {
     std::optional<Ended> ended;  // known at once, not found by a check
   };
   using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
+  struct Writes {
+    std::vector<const c10::StorageImpl*> storages;  // to be compared, not to be followed
+    GoesOn go_on;
+  };
 
   // A stretch of code that has the cache for itself. Tensors and entries are freed after it: on
   // some devices that runs code that waits for other locks, and memory that Python has seen waits
@@ -129,10 +150,17 @@ class WeightCache {
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
   void store(const at::Tensor& weight, State state, const at::Tensor& copy);
+  at::Tensor release(Entry& entry);
+  void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);
   void sweep(Section& section);
+  void settle_writes();
+  bool is_written(const c10::StorageImpl* storage) const;
 
   Entries entries_;
+  std::unordered_map<const c10::StorageImpl*, Entry*> by_copy_;
+  std::vector<std::shared_ptr<const Writes>> writes_;
+  std::atomic<bool> any_writes_ = false;
   std::size_t bytes_ = 0;
   std::size_t limit_ = 0;
   static constexpr std::size_t kSweepBytes = std::size_t{8} << 20;
@@ -147,5 +175,9 @@ class WeightCache {
 };
 
 WeightCache& weight_cache();
+
+// Whether the tensor is one that the cache takes, and somebody holds it who may write to it, such
+// as a DLPack capsule. The caller has it from its Python object and holds it no further.
+bool held_elsewhere(const at::Tensor& tensor);
 
 }  // namespace habana_mp

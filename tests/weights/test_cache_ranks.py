@@ -1,11 +1,12 @@
 """The weight cache among ranks: the same bits as without it, and what another rank sends is not missed."""
 
 import gc
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-from cached_weight import ROW, N, fork, is_fresh, may_fork, module_of, net, run, weight
+from cached_weight import ROW, N, casts, fork, is_fresh, may_fork, module_of, net, run, use, weight
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +21,28 @@ COLLECTIVES = {
     "all_reduce": lambda p, rank: dist.all_reduce(p, dist.ReduceOp.MAX),
     "recv": lambda p, rank: dist.recv(p, 0) if rank else dist.send(p, 1),
     "ddp": lambda p, rank: DistributedDataParallel(module_of(p)),
+}
+
+
+def all_reduce_coalesced(p, rank):
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return dist.all_reduce_coalesced([p], dist.ReduceOp.MAX, async_op=True)
+
+
+# Those that go on after their call: what they return is to be waited for. Each writes the second rank's weight.
+ASYNCHRONOUS = {
+    "irecv": lambda p, rank: dist.irecv(p, 0) if rank else dist.isend(p, 1),
+    "irecv-from-any": lambda p, rank: dist.irecv(p) if rank else dist.isend(p, 1),
+    "irecv-row": lambda p, rank: dist.irecv(p.detach()[ROW], 0) if rank else dist.isend(p.detach()[ROW], 1),
+    "batch_isend_irecv": lambda p, rank: dist.batch_isend_irecv(
+        [dist.P2POp(dist.irecv if rank else dist.isend, p, 1 - rank)]
+    ).pop(),
+    "broadcast": lambda p, rank: dist.broadcast(p, 0, async_op=True),
+    "all_reduce": lambda p, rank: dist.all_reduce(p, dist.ReduceOp.MAX, async_op=True),
+    "all_reduce_coalesced": all_reduce_coalesced,
+    "reduce": lambda p, rank: dist.reduce(p, 1, dist.ReduceOp.MAX, async_op=True),
+    "scatter": lambda p, rank: dist.scatter(p, None if rank else [p.detach().clone()] * 2, async_op=True),
+    "all_gather": lambda p, rank: dist.all_gather([p, torch.empty(N, N)], p.detach().clone(), async_op=True),
 }
 
 
@@ -88,6 +111,70 @@ class TestAsWithoutIt:
         for rank in ranks:
             rank.join()
         assert results == [[True, True, True]] * 2
+
+    @pytest.mark.parametrize("way", ASYNCHRONOUS)
+    @may_fork
+    def test_what_comes_after_its_call(self, way, tmp_path):
+        """The second rank uses the weight while the transfer goes on, and again when it has waited for it."""
+        p = weight()
+        hmp.convert()
+        queue = fork.SimpleQueue()
+        used = fork.Event()
+
+        def work(rank):
+            gc.disable()
+            torch.set_num_threads(1)
+            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=rank, world_size=2)
+            dist.barrier()
+            if rank == 0:
+                assert used.wait(60)
+                with torch.no_grad():
+                    p[ROW] = 3
+            with torch.no_grad():
+                transfer = ASYNCHRONOUS[way](p, rank)
+            if rank == 1:
+                use(p)
+                use(p)
+                used.set()
+            transfer.wait()
+            queue.put([bool(p[ROW].eq(3).all()), is_fresh(p), is_fresh(p)])
+            dist.barrier()
+            dist.destroy_process_group()
+
+        ranks = [fork.Process(target=work, args=(rank,)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        results = [queue.get() for _ in ranks]
+        for rank in ranks:
+            rank.join()
+        assert results == [[True, True, True]] * 2
+
+    @pytest.mark.parametrize("way", ["all_reduce", "broadcast", "coalesced"])
+    def test_functional_collectives(self, way, tmp_path):
+        """Of one rank: they write, and move no version counter."""
+        p = weight(frozen=True)
+        hmp.convert()
+        ops = torch.ops._c10d_functional
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            name = dist.group.WORLD.group_name
+            assert is_fresh(p)
+            count = casts()[0]
+            if way == "all_reduce":
+                written = [ops.all_reduce_(p, "sum", name)]
+            elif way == "broadcast":
+                written = [ops.broadcast_(p, 0, name)]
+            else:
+                written = ops.all_reduce_coalesced_([p], "sum", name)
+            use(p)
+            for each in written:
+                ops.wait_tensor(each)
+            del written
+            assert is_fresh(p)
+            assert casts()[0] > count
+        finally:
+            dist.destroy_process_group()
+            gc.collect()
 
     def test_a_collective_moves_version_counters_as_ever(self, tmp_path):
         """Autograd still sees that a tensor it saved was overwritten."""

@@ -1,0 +1,30 @@
+// Whether the storage of a tensor holds all of its elements. Anybody may free or shrink a storage
+// under its tensors (untyped_storage().resize_(0), as FSDP does with weights that it has sharded
+// again), and torch itself does not look before it reads.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+
+#include <cstddef>
+
+namespace habana_mp {
+
+// RuntimeError for a tensor that does not fit its storage.
+[[noreturn]] void refuse_storage(const at::TensorBase& tensor, std::size_t needed);
+
+// Asked before anything of the tensor is read or written. Not for tensors without memory, such as
+// meta tensors.
+inline void check_storage(const at::TensorBase& tensor) {
+  if (tensor.numel() == 0) return;
+  std::int64_t elements = tensor.storage_offset() + tensor.numel();
+  if (!tensor.is_non_overlapping_and_dense()) {
+    elements = tensor.storage_offset() + 1;
+    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+      elements += (tensor.size(i) - 1) * tensor.stride(i);
+    }
+  }
+  const std::size_t needed = static_cast<std::size_t>(elements) * tensor.itemsize();
+  if (tensor.storage().nbytes() < needed) refuse_storage(tensor, needed);
+}
+
+}  // namespace habana_mp

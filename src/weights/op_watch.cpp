@@ -1,0 +1,218 @@
+#include "weights/op_watch.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+
+#include "weights/weight_cache.h"
+
+namespace habana_mp {
+namespace {
+
+// Their schemas do not say that they write. Who waits for a functional collective says by that that
+// its target is written.
+constexpr std::array<std::string_view, 18> kCollectives = {
+    "c10d::broadcast_",
+    "c10d::allreduce_",
+    "c10d::allreduce_coalesced_",
+    "c10d::allgather_",
+    "c10d::allgather_coalesced_",
+    "c10d::allgather_into_tensor_coalesced_",
+    "c10d::_allgather_base_",
+    "c10d::reduce_scatter_",
+    "c10d::reduce_scatter_tensor_coalesced_",
+    "c10d::_reduce_scatter_base_",
+    "c10d::reduce_",
+    "c10d::gather_",
+    "c10d::scatter_",
+    "c10d::alltoall_",
+    "c10d::alltoall_base_",
+    "c10d::recv_",
+    "c10d::recv_any_source_",
+    "_c10d_functional::wait_tensor",
+};
+
+// Of the devices whose weights are cached.
+constexpr std::array kAutogradKeys = {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA,
+                                      c10::DispatchKey::AutogradXPU, c10::DispatchKey::AutogradHPU,
+                                      c10::DispatchKey::AutogradPrivateUse1};
+
+bool is_collective(const c10::OperatorHandle& op) {
+  return std::ranges::find(kCollectives, op.operator_name().name) != kCollectives.end();
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Whether nothing shows that the op writes. torch's own ops move version counters, but for the
+// fused optimizers.
+bool may_write_unseen(const c10::OperatorHandle& op) {
+  if (is_collective(op)) return true;
+  const std::string_view name = op.operator_name().name;
+  if (name.starts_with("aten::") && !name.starts_with("aten::_fused_")) return false;
+  return std::ranges::any_of(op.schema().arguments(), is_written);
+}
+
+void collect(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) collect(item, tensors);
+  }
+}
+
+std::vector<at::Tensor> written_by(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const bool all = is_collective(op);
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (all || is_written(arguments[i])) {
+      collect(torch::jit::peek(stack, i, arguments.size()), tensors);
+    }
+  }
+  return tensors;
+}
+
+// Of a collective that goes on after its call: whether it still does. It may write until its Work
+// is complete, or, where nobody waits for that, gone.
+WeightCache::GoesOn goes_on(const c10::IValue& result) {
+  if (!result.isCustomClass()) return nullptr;
+  const auto object = result.toObject()->getSlot(0);
+  if (!object.isCapsule()) return nullptr;
+  const auto holder = object.toCapsule();
+  auto* work = static_cast<c10d::Work*>(holder.get());
+  if (work->isCompleted()) return nullptr;
+  const c10::weak_intrusive_ptr<torch::CustomClassHolder> weak(holder);
+  return [weak, work] {
+    const auto alive = weak.lock();
+    return alive.defined() && !work->isCompleted();
+  };
+}
+
+void call_and_notify(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
+  const std::vector<at::Tensor> tensors = written_by(op, *stack);
+  // Without a guard: what an op does inside, on threads of its own too, moves version counters. An
+  // op that is made of others runs with autograd, as ever: these keys are for its kernel alone.
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  if (is_collective(op)) {
+    for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
+      const WeightCache::GoesOn writes = goes_on(result);
+      if (writes) weight_cache().begin_writes(tensors, writes);
+    }
+  }
+  for (const at::Tensor& tensor : tensors) {
+    weight_cache().end_alias(tensor, /*exported=*/false);
+  }
+}
+
+class OpWatch {
+ public:
+  void start();
+  void stop();
+  // An op is defined: under the dispatcher's lock, and before it has kernels, so it is noted.
+  void note(const c10::OperatorHandle& op);
+  // Watches what has been noted.
+  void watch_noted();
+
+ private:
+  void watch(const c10::OperatorHandle& op);
+
+  std::mutex watching_;  // never taken under the dispatcher's lock
+  std::vector<c10::RegistrationHandleRAII> kernels_;
+  std::optional<c10::RegistrationHandleRAII> listener_;
+
+  std::mutex noting_;
+  std::vector<c10::OperatorName> noted_;
+  std::atomic<bool> any_noted_ = false;
+};
+
+OpWatch& op_watch() {
+  static auto* watch = new OpWatch;  // the dispatcher may call to the end
+  return *watch;
+}
+
+struct Listener final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    if (op.hasSchema() && may_write_unseen(op)) op_watch().note(op);
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+};
+
+void OpWatch::start() {
+  {
+    const std::lock_guard lock(watching_);
+    if (listener_) return;
+    // It is called for the ops that are there, too.
+    listener_.emplace(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+  }
+  weight_cache().before_look = [] { op_watch().watch_noted(); };
+}
+
+void OpWatch::stop() {
+  weight_cache().before_look = nullptr;
+  const std::lock_guard lock(watching_);
+  listener_.reset();
+  kernels_.clear();
+  const std::lock_guard noting(noting_);
+  noted_.clear();  // the next listener is called for all of them again
+}
+
+void OpWatch::note(const c10::OperatorHandle& op) {
+  {
+    const std::lock_guard lock(noting_);
+    noted_.push_back(op.operator_name());
+    any_noted_ = true;
+  }
+  // Its first call may be before the next copy is made.
+  weight_cache().end_all(Ended::Alias);
+}
+
+void OpWatch::watch_noted() {
+  if (!any_noted_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(watching_);
+  std::vector<c10::OperatorName> names;
+  {
+    const std::lock_guard noting(noting_);
+    names.swap(noted_);
+  }
+  for (const c10::OperatorName& name : names) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op) watch(*op);
+  }
+  const std::lock_guard noting(noting_);
+  any_noted_ = !noted_.empty();
+}
+
+void OpWatch::watch(const c10::OperatorHandle& op) {
+  // Who has a kernel here moves the version counters in it.
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
+  const auto add = [&](c10::DispatchKey key) {
+    kernels_.push_back(c10::Dispatcher::singleton().registerImpl(
+        op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunction<call_and_notify>(),
+        std::nullopt, nullptr, "habana_mp: the weight cache"));
+  };
+  add(c10::DispatchKey::ADInplaceOrView);
+  // An op that is made of others runs before that key is reached, on the key of its device.
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return;
+  for (const c10::DispatchKey key : kAutogradKeys) {
+    if (!op.hasKernelForDispatchKey(key)) add(key);
+  }
+}
+
+}  // namespace
+
+void watch_ops() { op_watch().start(); }
+void unwatch_ops() { op_watch().stop(); }
+
+}  // namespace habana_mp

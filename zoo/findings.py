@@ -99,6 +99,7 @@ def reason_of(label: str, run: Run, outcome: Outcome) -> str:
 
 def _general(message: str) -> str:
     """The message without the numbers of one call."""
+    message = re.sub(r"\[[\d, ]*\]", "[...]", message)
     return re.sub(r"\d+", "N", message) if "shape" in message or "size" in message else message
 
 

@@ -77,7 +77,7 @@ def decide(
     action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit_dtype: bool
 ) -> tuple[int, int, int]: ...
 def decide_without_low_kernel(
-    args: tuple[tuple[int, bool, int], ...], explicit_dtype: bool
+    action: int, args: tuple[tuple[int, bool, int], ...], explicit_dtype: bool
 ) -> tuple[int, int, int]: ...
 
 # src/bind/bind_log.cpp

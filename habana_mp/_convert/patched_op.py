@@ -54,6 +54,7 @@ class PatchedOp:
     rule: Rule | None
     home: str
     listed_name: str
+    is_compound: bool  # made of other ops in C++, or calls what is
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
@@ -80,7 +81,8 @@ class PatchedOp:
         if form.python and rule.listed and rule.action in (LOWER, FP32):
             with _AtomicOp():
                 return self.original(*args, **kwargs)
-        if form.compound and not rule.listed:
+        # torch.compile takes some of torch's Python functions for one op, which calls no patched op.
+        if (form.compound or (self.is_compound and torch.compiler.is_dynamo_compiling())) and not rule.listed:
             with _InsideCompound():
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
@@ -88,10 +90,12 @@ class PatchedOp:
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
         form, rule = self.form, self.rule
-        watched = rule is not None and (form.may_lack_low_kernel or rule.listed or rule.action != INPUTS)
-        if not watched or convert_off() or not _core.blames_low_dtype(str(error)):
+        if rule is None or convert_off() or not _core.blames_low_dtype(str(error)):
             raise error
-        to, cause, roles = _core.decide_without_low_kernel(_described(form, args, kwargs), _explicit(form, args, kwargs))
+        if not (form.may_lack_low_kernel or rule.listed or rule.action != INPUTS):
+            raise error
+        described, explicit = _described(form, args, kwargs), _explicit(form, args, kwargs)
+        to, cause, roles = _core.decide_without_low_kernel(rule.action, described, explicit)
         if not cause:
             raise error
         args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
@@ -151,6 +155,7 @@ def patched_op(
         op.rule = None
         op.home = home
         op.listed_name = name
+        op.is_compound = _core.is_compound(name)
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path

@@ -4,7 +4,6 @@ scaling, averages of weights.
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,16 +71,17 @@ def _cell(step: Any) -> types.CellType | None:
 
 def _classes(root: type) -> Iterator[type]:
     yield root
-    for each in type.__subclasses__(root):
+    subclasses: list[type] = type.__subclasses__(root)
+    for each in subclasses:
         yield from _classes(each)
 
 
 def _others() -> Iterator[tuple[type, str]]:
     """A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones."""
-    classes: list[tuple[str, type]] = inspect.getmembers(lr_scheduler, inspect.isclass)
-    for _, each in classes:
-        if each.__module__ == lr_scheduler.__name__ and "step" in vars(each):
-            yield each, "step"
+    for name in lr_scheduler.__all__:
+        scheduler: type = getattr(lr_scheduler, name)
+        if "step" in vars(scheduler):
+            yield scheduler, "step"
     yield torch.optim.swa_utils.AveragedModel, "update_parameters"
     for name in ("scale", "unscale_", "step", "update"):
         yield torch.amp.GradScaler, name

@@ -150,12 +150,13 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
 // there is nothing to cast.
 bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
-  const Decision decision = decide_without_low_kernel(call.described(), call.explicit_dtype());
+  const Decision decision =
+      decide_without_low_kernel(plan.op.rule, call.described(), call.explicit_dtype());
   if (decision.cause == Cause::None) return false;
   const AtomicGuard atomic(kAllKeys);
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    notify_begin(watched, {op, *plan.scope->rules, call, decision, true});
+    notify_begin(watched, {op, *plan.scope->rules, call, decision, call.any_to_cast(decision)});
   }
   call.cast(decision, /*cached=*/false);
   op.handle.callBoxed(stack);

@@ -25,7 +25,7 @@ class Texts final : public report::CallTexts {
   }
   std::string rule() const override {
     if (call_.decision.cause == Cause::NoLowKernel)
-      return no_kernel_text(call_.call.described());
+      return no_kernel_text(call_.call.described(), call_.rules.policy->low());
     const Policy& policy = *call_.rules.policy;
     return policy.rule_text(policy.resolve_overload(call_.op.name));
   }

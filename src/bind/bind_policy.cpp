@@ -230,10 +230,11 @@ void bind_policy(py::module_& m) {
       py::arg("explicit_dtype"), "(to, cause, roles)");
   m.def(
       "decide_without_low_kernel",
-      [](const PyArgs& args, bool explicit_dtype) {
-        return to_python(decide_without_low_kernel(from_python(args), explicit_dtype));
+      [](int action, const PyArgs& args, bool explicit_dtype) {
+        const Rule rule{checked<Action>(action, kActionNames.size()), DType::Other, true};
+        return to_python(decide_without_low_kernel(rule, from_python(args), explicit_dtype));
       },
-      py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
+      py::arg("action"), py::arg("args"), py::arg("explicit_dtype"), "(to, cause, roles)");
 }
 
 }  // namespace habana_mp

@@ -23,18 +23,20 @@ bool blames_low_dtype(std::string_view message) {
   });
 }
 
-std::string no_kernel_text(std::span<const Arg> arguments) {
+std::string no_kernel_text(std::span<const Arg> arguments, DType low) {
   std::uint32_t seen = 0;
-  for (const Arg& arg : arguments) seen |= dtype_bit(arg.dtype);
-  seen &= kEligibleDTypes;
-  std::string low, other;
+  for (const Arg& arg : arguments) seen |= dtype_bit(arg.dtype) & kEligibleDTypes;
+  const auto none = [](DType dtype) { return std::string("no ") + dtype_name(dtype) + " kernel"; };
+  if ((seen & kLowBits) == 0) return none(low);
+  if (std::has_single_bit(seen)) return none(static_cast<DType>(std::countr_zero(seen)));
+  std::string text = "no kernel for ";
+  std::string_view separator;
   for (const DTypeRow& row : kDTypes) {
     if ((seen & dtype_bit(row.dtype)) == 0) continue;
-    std::string& name = low.empty() ? low : other;
-    name = row.name;
+    text.append(separator).append(row.name);
+    separator = " with ";
   }
-  if (std::has_single_bit(seen)) return "no " + low + " kernel";
-  return "no kernel for " + low + " with " + other;
+  return text;
 }
 
 }  // namespace habana_mp

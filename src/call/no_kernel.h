@@ -14,7 +14,8 @@ namespace habana_mp {
 // Whether the message of an error blames a low dtype. torch has no type of error for it.
 bool blames_low_dtype(std::string_view message);
 
-// "no bfloat16 kernel", or "no kernel for bfloat16 with float32" where the arguments differ.
-std::string no_kernel_text(std::span<const Arg> arguments);
+// "no bfloat16 kernel", or "no kernel for bfloat16 with float32" where the arguments differ. `low`:
+// what the policy runs its lower list in, which is meant where no argument is low.
+std::string no_kernel_text(std::span<const Arg> arguments, DType low);
 
 }  // namespace habana_mp

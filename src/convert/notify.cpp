@@ -25,7 +25,7 @@ class Texts final : public report::CallTexts {
   }
   std::string rule() const override {
     if (call_.decision.cause == Cause::NoLowKernel)
-      return no_kernel_text(call_.arguments.described());
+      return no_kernel_text(call_.arguments.described(), call_.op.rule.low);
     return *call_.op.rule_text;
   }
   std::string argument(std::size_t i) const override {

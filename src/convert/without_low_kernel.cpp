@@ -2,6 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/torch_private.h"
@@ -32,7 +33,10 @@ PyObject* call_again(const PatchedOp& op, const Arguments& arguments, const Deci
                      PyObject* const* args, Py_ssize_t positional, PyObject* kwnames) {
   watch::WatchedCall watched;
   if (report::anyone_listens()) {
-    notify_begin(watched, {op, arguments, decision, true, positional, kwnames});
+    const auto described = arguments.described();
+    const bool casting = std::any_of(described.begin(), described.end(),
+                                     [&](const Arg& arg) { return decision.casts(arg); });
+    notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
   CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
   if (!cast.apply(op.form, arguments, decision, /*cached=*/false)) return nullptr;
@@ -72,7 +76,7 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
   Arguments arguments;
   arguments.find(op.form, args, positional, kwnames);
   const Decision decision =
-      decide_without_low_kernel(arguments.described(), arguments.explicit_dtype());
+      decide_without_low_kernel(op.rule, arguments.described(), arguments.explicit_dtype());
   if (decision.cause != Cause::None && is_torch_s(arguments)) {
     if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames))
       return result;

@@ -163,16 +163,19 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
   return kLeftAlone;
 }
 
-// What becomes of a call that has failed because the device has no kernel of the op for the low
-// dtype of its arguments: float32, where it writes to none and none is float64 (D42).
-constexpr Decision decide_without_low_kernel(std::span<const Arg> args, bool explicit_dtype) {
+// What becomes of a call that has failed because the device has no kernel of the op for a low
+// dtype, which its arguments have or the rule gave them: float32, where the call writes to none of
+// them and none is float64 (D42).
+constexpr Decision decide_without_low_kernel(Rule rule, std::span<const Arg> args,
+                                             bool explicit_dtype) {
   std::uint32_t seen = 0;
   for (const Arg& arg : args) {
     if (arg.role == Role::Target) return kLeftAlone;
     if (arg.role != Role::Statistic) seen |= dtype_bit(arg.dtype);
   }
-  if (explicit_dtype || (seen & dtype_bit(DType::Float64)) != 0 || (seen & kLowBits) == 0)
-    return kLeftAlone;
+  const bool low = (seen & kLowBits) != 0 ||
+                   (rule.action == Action::Lower && (seen & dtype_bit(DType::Float32)) != 0);
+  if (explicit_dtype || !low || (seen & dtype_bit(DType::Float64)) != 0) return kLeftAlone;
   return {DType::Float32, Cause::NoLowKernel,
           static_cast<std::uint8_t>(role_bit(Role::Input) | role_bit(Role::Affine))};
 }

@@ -53,6 +53,7 @@ FRONT_ENDS = pytest.mark.parametrize("front_end", [converted, region], ids=["con
 
 
 @FRONT_ENDS
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_it_runs_in_float32(call, policy, front_end):
@@ -86,7 +87,7 @@ def test_a_list_that_lowers_it_does_not_help(front_end):
         assert torch.linalg.inv(SPD).dtype is F32
         assert torch.linalg.inv(SPD.to(BF16)).dtype is F32
     # The first is given float32 and stays in it; the second is cast once.
-    assert report.casts() == report.casts(op="linalg_inv", to=F32) == 1 or report.casts(to=BF16) == 0
+    assert (report.casts(to=F32), report.casts(to=BF16)) == (1, 0)
 
 
 @FRONT_ENDS
@@ -164,10 +165,9 @@ def test_the_note_names_the_op_that_made_the_tensor():
     hmp.convert(policy="hmp")
     x = torch.ones(4, 4, requires_grad=True) * 2  # mul is in the lower list
     torch.mm(SPD, SPD)
-    buffer = torch.zeros(4, 4, dtype=F16)
     with pytest.raises(RuntimeError) as caught:
-        torch.linalg.inv(x.relu(), out=buffer)
-    assert "relu" in caught.value.__notes__[0]
+        torch.linalg.norm(x.neg(), ord="nuc", dtype=BF16)
+    assert "mul made it" in caught.value.__notes__[0]
     assert "hmp/lower.txt:" in caught.value.__notes__[0]
 
 

@@ -135,8 +135,18 @@ def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
     for op in _core.dispatched_ops():
         if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
             action, _, listed, *_ = policy._core.resolve_overload(op)
-            found[f"aten::{op}"] = effects[_core.ACTIONS[action]] if listed else "left alone"
+            found[f"aten::{op}"] = effects[_core.ACTIONS[action]] if listed else _rest_of(op, policy)
     return found
+
+
+def _rest_of(overload: str, policy: Policy) -> str:
+    """What autocast does to an overload that no list names (D15, D40, D41)."""
+    base = overload.partition(".")[0]
+    if _core.is_compound(base):
+        return "by the lists, what it is made of"
+    if policy.rest == "inputs" or not _core.computes(base):
+        return "left alone"
+    return {"fp32": "float32 (rest)", "first_input": "first input's dtype, of two or more (rest)"}[policy.rest]
 
 
 _noted: set[str] = set()
@@ -151,7 +161,9 @@ def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
     if not _core.may_lack_low_kernel(name.partition(".")[0]):
         return ()
     low = str(policy.low_dtype).removeprefix("torch.")
-    return (f"where the device has no {low} kernel of it, the call runs in float32 and the report says: no {low} kernel",)
+    return (
+        f"where the device has no {low} kernel of it, the call runs in float32 and the report says: no {low} kernel",
+    )
 
 
 def _note_of_cpu(policy: Policy) -> tuple[str, ...]:
@@ -183,8 +195,10 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
     if rule is None:
         return "left alone"
     action = _core.ACTIONS[rule.action]
+    if not rule.listed and _core.is_compound(home.name):
+        return "by the lists, what it is made of"  # D41
     if action == "inputs":
-        return "left alone" + ("; what it is made of follows the lists" if _core.is_compound(home.name) else "")
+        return "left alone"
     if home.in_place:
         return "in place: the other tensors take the dtype of the one written to"
     low = str(policy.low_dtype).removeprefix("torch.")
@@ -217,10 +231,8 @@ def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
         to = f"{eligible} go to the widest dtype among them"
     elif rule.action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
-    elif policy.rest == "inputs" or dispatched:
-        return (
-            "left alone: no list names it" + ("" if dispatched else " and the policy leaves the rest to its inputs"),
-        )
+    elif policy.rest == "inputs":
+        return ("left alone: no list names it and the policy leaves the rest to its inputs",)
     elif policy.rest == "fp32":
         to = f"{eligible} go to float32, if the op computes on them"
     else:

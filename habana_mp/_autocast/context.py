@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._scope import traced
 from habana_mp._autocast.regions import region_of
 from habana_mp._policy.environment import read_environment
 from habana_mp._policy.policy import Policy
+from habana_mp._scope import traced
 from habana_mp._torch_private import DecoratorContextManager, run_while_traced
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import torch
 import habana_mp._core as _core
 from habana_mp import _weights
 from habana_mp._autocast import neighbours
-from habana_mp._scope import traced
 from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import LOW_DTYPES, Policy
+from habana_mp._scope import traced
 from habana_mp._show.warning import warn
 from habana_mp._watch import log
 

@@ -23,7 +23,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
-from habana_mp._watch import error_note, log
+from habana_mp._watch import log
 
 _lock = fork_lock()
 

@@ -76,7 +76,9 @@ def _lower_rule(policy: Policy, op: str) -> OpRule | None:
             rule = policy.rule(own)
             return rule if rule.action == "lower" else None
     if plain == "convolution":
-        return next((rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy.rule(name)).action == "lower"), None)
+        return next(
+            (rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy.rule(name)).action == "lower"), None
+        )
     return None
 
 

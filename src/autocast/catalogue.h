@@ -18,9 +18,9 @@ struct Op {
   c10::OperatorHandle handle;
   std::string name;  // "mm", "pow.Tensor_Scalar"
   Form form;
-  std::size_t index;        // among all
+  std::size_t index;  // among all
   // Of src/policy/op_traits.h:
-  bool computes, product, may_lack_low_kernel;
+  bool computes, product, may_lack_low_kernel, wants_one_dtype;
   Insides insides;
   bool registered = false;  // our kernel
 };

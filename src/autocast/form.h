@@ -24,10 +24,10 @@ struct TensorArgument {
 };
 
 struct Form {
-  std::uint8_t count = 0;    // of all arguments
-  std::uint8_t returns = 0;  // of all results
+  std::uint8_t count = 0;         // of all arguments
+  std::uint8_t returns = 0;       // of all results
   std::uint8_t most_tensors = 0;  // a call may have, a list counted as two
-  bool contiguous = false;   // the op would copy a batch that lies otherwise
+  bool contiguous = false;        // the op would copy a batch that lies otherwise
   c10::SmallVector<TensorArgument, 6> tensors;
   c10::SmallVector<std::uint8_t, 1> dtypes;  // positions of dtype, out_dtype
 };

@@ -136,7 +136,12 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
     return notify_end(watched, call);
   }
   call.cast(decision, plan.scope->cached);
-  call_below(op, plan, stack, /*anew=*/true);
+  try {
+    call_below(op, plan, stack, /*anew=*/true);
+  } catch (...) {
+    if (plan.may_lack_kernel()) watched.abandon();  // it may run in float32
+    throw;
+  }
   if (call.lends()) {
     call.take_back();
     watched.forget_casts();

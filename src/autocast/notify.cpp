@@ -27,7 +27,9 @@ class Texts final : public report::CallTexts {
     if (call_.decision.cause == Cause::NoLowKernel)
       return no_kernel_text(call_.call.described(), call_.rules.policy->low());
     const Policy& policy = *call_.rules.policy;
-    return policy.rule_text(policy.resolve_overload(call_.op.name));
+    Resolution found = policy.resolve_overload(call_.op.name);
+    if (!found.rule.listed) found.rule = call_.rules.by_op[call_.op.index].rule;
+    return policy.rule_text(found);
   }
   std::string argument(std::size_t i) const override {
     return call_.call.label(i, call_.op.handle.schema());

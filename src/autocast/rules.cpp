@@ -33,11 +33,13 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool 
   auto rules = std::make_shared<Rules>();
   const Rule none{Action::Inputs, policy->low(), false};
   const Rule rest{policy->rest(), policy->low(), false};
+  const Rule widest{Action::Promote, policy->low(), false};
   rules->by_op.reserve(all.ops.size());
   for (const Op& op : all.ops) {
     const bool by_rest = is_rest(op, policy->rest());
-    rules->by_op.push_back(
-        {by_rest ? rest : none, op.insides, by_rest || op.may_lack_low_kernel});
+    const Rule& unlisted = by_rest ? rest : op.wants_one_dtype ? widest : none;
+    const bool watched = unlisted.action != Action::Inputs || op.may_lack_low_kernel;
+    rules->by_op.push_back({unlisted, op.insides, watched});
   }
   const Lists& lists = policy->lists();
   for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote, &lists.error}) {

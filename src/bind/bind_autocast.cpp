@@ -105,7 +105,8 @@ void bind_autocast(py::module_& module) {
   py::class_<Region>(module, "AutocastRegion");
 
   module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
-    return std::const_pointer_cast<autocast::Rules>(autocast::compile(policy, /*of_conversion=*/false));
+    return std::const_pointer_cast<autocast::Rules>(
+        autocast::compile(policy, /*of_conversion=*/false));
   });
   module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
              py::arg("casts_off") = false, py::arg("in_place_of_convert") = false,

@@ -13,11 +13,11 @@ struct CallForm {
       false;  // argument 0 is the input, the others are affine parameters or statistics (D14)
   bool python =
       false;  // the original is a Python function: other patched ops may run inside it (D19)
-  bool overridable = false;  // torch lets __torch_function__ override it
-  bool contiguous = false;   // matrix products: they copy batches that lie otherwise
-  bool compound = false;     // made of other ops in C++, which rules hold for (D41)
+  bool overridable = false;          // torch lets __torch_function__ override it
+  bool contiguous = false;           // matrix products: they copy batches that lie otherwise
+  bool compound = false;             // made of other ops in C++, which rules hold for (D41)
   bool may_lack_low_kernel = false;  // some device has none (D42)
-  std::int8_t out = -1;      // position of `out`, where it can be given by position (D11)
+  std::int8_t out = -1;              // position of `out`, where it can be given by position (D11)
   std::int8_t flag =
       -1;  // position of the parameter that makes the call in place (D12): inplace, max_norm
   std::int8_t flag_target = 0;    // position of the argument that is then written to

@@ -9,21 +9,26 @@ namespace habana_mp {
 namespace {
 
 PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {
-      "original",    "override_function", "name",       "in_place",   "norm",
-      "python",      "overridable",       "out",        "flag",       "flag_name",
-      "flag_target", "flag_target_name",  "statistics", "contiguous", "compound",  "may_lack_low_kernel", nullptr};
+  static const char* names[] = {"original",    "override_function",
+                                "name",        "in_place",
+                                "norm",        "python",
+                                "overridable", "out",
+                                "flag",        "flag_name",
+                                "flag_target", "flag_target_name",
+                                "statistics",  "contiguous",
+                                "compound",    "may_lack_low_kernel",
+                                nullptr};
   PyObject *original = nullptr, *override_function = nullptr, *flag_name = Py_None,
            *flag_target_name = Py_None;
   const char* op_name = nullptr;
-  int in_place = 0, norm = 0, python = 0, overridable = 0, contiguous = 0, compound = 0, may_lack_low_kernel = 0, out = -1, flag = -1,
-      flag_target = 0;
+  int in_place = 0, norm = 0, python = 0, overridable = 0, contiguous = 0, compound = 0,
+      may_lack_low_kernel = 0, out = -1, flag = -1, flag_target = 0;
   unsigned statistics = 0;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOs|$ppppiiOiOIppp", const_cast<char**>(names),
                                    &original, &override_function, &op_name, &in_place, &norm,
                                    &python, &overridable, &out, &flag, &flag_name, &flag_target,
-                                   &flag_target_name, &statistics, &contiguous,
-                                   &compound, &may_lack_low_kernel)) {
+                                   &flag_target_name, &statistics, &contiguous, &compound,
+                                   &may_lack_low_kernel)) {
     return nullptr;
   }
   auto* op = reinterpret_cast<PatchedOp*>(type->tp_alloc(type, 0));

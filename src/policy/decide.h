@@ -50,8 +50,8 @@ enum class Cause : std::uint8_t {
   NoLowKernel
 };
 // _core.CAUSES has these.
-inline constexpr std::array kCauseNames = {
-    "none", "lower", "fp32", "promote", "in_place", "first_input", "rest_fp32", "no_low_kernel"};
+inline constexpr std::array kCauseNames = {"none",     "lower",       "fp32",      "promote",
+                                           "in_place", "first_input", "rest_fp32", "no_low_kernel"};
 
 struct Decision {
   DType to;

@@ -29,7 +29,8 @@ constexpr NotComputing kNotComputing[] = {
      " ccol_indices_copy row_indices row_indices_copy view_as_real_copy view_as_complex_copy"
      " alias_copy alias slice numpy_T matrix_H mT mH lift lift_fresh lift_fresh_copy"
      " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
-     " replication_pad3d __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift channel_shuffle"
+     " replication_pad3d __getitem__ pixel_shuffle pixel_unshuffle fftshift ifftshift "
+     "channel_shuffle"
      " native_channel_shuffle pad constant_pad_nd roll flip fliplr flipud rot90 repeat"
      " repeat_interleave tile gather index index_select masked_select take take_along_dim tril"
      " triu diag diag_embed diagflat one_hot im2col unique unique_consecutive unique_dim"
@@ -98,6 +99,9 @@ constexpr std::string_view kCompounds =
     " adaptive_avg_pool1d avg_pool1d max_pool1d max_pool1d_with_indices instance_norm"
     " alpha_dropout feature_alpha_dropout";
 
+constexpr std::string_view kWantOneDType =
+    "inner tensordot multi_dot chain_matmul vecdot vdot bilinear";
+
 // They hand on what they were given, or sum in buffers of its dtype.
 constexpr std::string_view kOwnInsides =
     "matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
@@ -112,7 +116,8 @@ constexpr std::string_view kProducts =
 
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
-    "avg_pool3d cdist cholesky cholesky_inverse cholesky_solve complex cross ctc_loss det geqrf histogram"
+    "avg_pool3d cdist cholesky cholesky_inverse cholesky_solve complex cross ctc_loss det geqrf "
+    "histogram"
     " histogramdd inverse logdet lu lu_solve multi_margin_loss multilabel_margin_loss nanquantile"
     " norm nuclear_norm orgqr ormqr pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
     " sparse_sampled_addmm stft istft svd triangular_solve view_as_complex"
@@ -148,6 +153,11 @@ Insides insides_of(std::string_view op) {
   const std::string_view plain = without_module(op);
   if (compounds.contains(plain)) return Insides::Compound;
   return own.contains(plain) ? Insides::Own : Insides::ByRules;
+}
+
+bool wants_one_dtype(std::string_view compound) {
+  static const NameSet names = set_of(kWantOneDType);
+  return names.contains(without_module(compound));
 }
 
 bool is_product(std::string_view op) {

@@ -68,6 +68,10 @@ enum class Insides : std::uint8_t {
 };
 Insides insides_of(std::string_view op);
 
+// Compounds that refuse inputs of different dtypes before they call anything: what their products
+// would do to them is too late.
+bool wants_one_dtype(std::string_view compound);
+
 // Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
 bool is_product(std::string_view op);
 

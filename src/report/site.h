@@ -39,9 +39,8 @@ enum class Outcome : std::uint8_t {
   Backward,  // in a backward pass
 };
 inline constexpr std::array<const char*, 13> kOutcomeNames = {
-    "left alone", "lower",         "fp32", "promote",  "in place", "first input",
-    "rest fp32",  "no low kernel", "off",  "unlisted", "missed",   "outside",
-    "backward"};
+    "left alone", "lower", "fp32",     "promote", "in place", "first input", "rest fp32",
+    "no kernel",  "off",   "unlisted", "missed",  "outside",  "backward"};
 
 constexpr Outcome outcome_of(Cause cause) { return static_cast<Outcome>(cause); }
 static_assert(outcome_of(Cause::None) == Outcome::LeftAlone &&

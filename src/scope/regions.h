@@ -36,7 +36,7 @@ struct Region {
   // Set for the state of another thread, which is passed on whole.
   std::optional<bool> torch_cache, casts_off;
   std::optional<bool> in_place_of_convert;  // convert casts nothing inside
-  bool in_compound = false;  // it is for the insides of one
+  bool in_compound = false;                 // it is for the insides of one
 };
 
 // Puts a region in force on this thread, until the leave() of the same owner, which is an address

@@ -98,7 +98,7 @@ def test_the_report_says_so(front_end):
     assert report.casts() == 3
     assert report.casts(op="special_erfcx", to=F32) == 1
     text = str(report)
-    assert "no low kernel" in text
+    assert "no kernel" in text
     assert "no bfloat16 kernel" in text
 
 
@@ -145,7 +145,10 @@ def made_low(weight):
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize(
     "call",
-    [lambda x: torch.linalg.inv(x, out=torch.empty(4, 4)), lambda x: torch.linalg.inv(x, out=torch.empty(4, 4, dtype=BF16))],
+    [
+        lambda x: torch.linalg.inv(x, out=torch.empty(4, 4)),
+        lambda x: torch.linalg.inv(x, out=torch.empty(4, 4, dtype=BF16)),
+    ],
     ids=["out in float32", "out in bfloat16"],
 )
 def test_out_keeps_the_error_with_a_note(call, grad, front_end):

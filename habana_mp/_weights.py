@@ -102,6 +102,8 @@ def _after_step(*_: Any) -> None:
         _core.end_cached_after_step()
 
 
+os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
+
 _hooks: list[Any] = []
 
 

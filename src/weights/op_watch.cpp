@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
+#include "base/fork_safe_mutex.h"
+#include "base/process_wide.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp {
@@ -115,6 +118,7 @@ void call_and_notify(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
+// Its mutex is never held while the dispatcher is called, which has a lock of its own.
 class OpWatch {
  public:
   void start();
@@ -125,21 +129,18 @@ class OpWatch {
   void watch_noted();
 
  private:
-  void watch(const c10::OperatorHandle& op);
+  using Kernels = std::vector<c10::RegistrationHandleRAII>;
+  static void watch(const c10::OperatorHandle& op, Kernels& kernels);
 
-  std::mutex watching_;  // never taken under the dispatcher's lock
-  std::vector<c10::RegistrationHandleRAII> kernels_;
+  ForkSafeMutex mutex_;
+  Kernels kernels_;
   std::optional<c10::RegistrationHandleRAII> listener_;
-
-  std::mutex noting_;
+  bool started_ = false;
   std::vector<c10::OperatorName> noted_;
   std::atomic<bool> any_noted_ = false;
 };
 
-OpWatch& op_watch() {
-  static auto* watch = new OpWatch;  // the dispatcher may call to the end
-  return *watch;
-}
+OpWatch& op_watch() { return process_wide<OpWatch>(); }
 
 struct Listener final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
@@ -150,27 +151,38 @@ struct Listener final : c10::OpRegistrationListener {
 
 void OpWatch::start() {
   {
-    const std::lock_guard lock(watching_);
-    if (listener_) return;
-    // It is called for the ops that are there, too.
-    listener_.emplace(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(started_, true)) return;
+  }
+  // It is called for the ops that are there, too.
+  auto listener =
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>());
+  {
+    const std::lock_guard lock(mutex_);
+    listener_.emplace(std::move(listener));
   }
   weight_cache().before_look = [] { op_watch().watch_noted(); };
 }
 
 void OpWatch::stop() {
   weight_cache().before_look = nullptr;
-  const std::lock_guard lock(watching_);
-  listener_.reset();
-  kernels_.clear();
-  const std::lock_guard noting(noting_);
+  Kernels kernels;
+  std::optional<c10::RegistrationHandleRAII> listener;
+  {
+    const std::lock_guard lock(mutex_);
+    started_ = false;
+    listener.swap(listener_);
+    kernels.swap(kernels_);
+  }
+  listener.reset();
+  kernels.clear();
+  const std::lock_guard lock(mutex_);
   noted_.clear();  // the next listener is called for all of them again
 }
 
 void OpWatch::note(const c10::OperatorHandle& op) {
   {
-    const std::lock_guard lock(noting_);
+    const std::lock_guard lock(mutex_);
     noted_.push_back(op.operator_name());
     any_noted_ = true;
   }
@@ -180,25 +192,26 @@ void OpWatch::note(const c10::OperatorHandle& op) {
 
 void OpWatch::watch_noted() {
   if (!any_noted_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(watching_);
   std::vector<c10::OperatorName> names;
   {
-    const std::lock_guard noting(noting_);
+    const std::lock_guard lock(mutex_);
     names.swap(noted_);
   }
+  Kernels kernels;
   for (const c10::OperatorName& name : names) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op) watch(*op);
+    if (op) watch(*op, kernels);
   }
-  const std::lock_guard noting(noting_);
+  const std::lock_guard lock(mutex_);
+  std::move(kernels.begin(), kernels.end(), std::back_inserter(kernels_));
   any_noted_ = !noted_.empty();
 }
 
-void OpWatch::watch(const c10::OperatorHandle& op) {
+void OpWatch::watch(const c10::OperatorHandle& op, Kernels& kernels) {
   // Who has a kernel here moves the version counters in it.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
   const auto add = [&](c10::DispatchKey key) {
-    kernels_.push_back(c10::Dispatcher::singleton().registerImpl(
+    kernels.push_back(c10::Dispatcher::singleton().registerImpl(
         op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunction<call_and_notify>(),
         std::nullopt, nullptr, "habana_mp: the weight cache"));
   };

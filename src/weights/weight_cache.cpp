@@ -272,6 +272,12 @@ void WeightCache::begin_writes(const std::vector<at::Tensor>& tensors, const Goe
   any_writes_ = true;
 }
 
+void WeightCache::leave_writes_behind() {
+  const Section section(mutex);
+  static_cast<void>(new auto(std::exchange(writes_, {})));
+  any_writes_ = false;
+}
+
 void WeightCache::settle_writes() {
   std::vector<std::shared_ptr<const Writes>> over;
   {

@@ -101,6 +101,9 @@ class WeightCache {
 
   // Somebody writes to the tensors' memory until `goes_on` says that it is over.
   void begin_writes(const std::vector<at::Tensor>& tensors, const GoesOn& goes_on);
+  // In a forked child, where what writes does not go on. What it is asked by is not freed there: a
+  // process group that the parent has left waits for its threads then, which the child lacks.
+  void leave_writes_behind();
 
   Info info();
   void clear();  // the counts too. What is exported stays known

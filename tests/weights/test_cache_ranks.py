@@ -112,6 +112,23 @@ class TestAsWithoutIt:
             rank.join()
         assert results == [[True, True, True]] * 2
 
+    @may_fork
+    def test_a_child_forked_after_a_group_is_gone(self, tmp_path):
+        """The parent's cache asked the Work of a broadcast; the child, which lacks the threads of the group, must not free it."""
+        p = weight()
+        hmp.convert()
+        is_fresh(p)
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        dist.broadcast(p.detach(), 0, async_op=True).wait()
+        dist.destroy_process_group()
+        gc.collect()
+        queue = fork.SimpleQueue()
+        child = fork.Process(target=lambda: queue.put(is_fresh(p)))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        assert queue.get()
+
     @pytest.mark.parametrize("way", ASYNCHRONOUS)
     @may_fork
     def test_what_comes_after_its_call(self, way, tmp_path):

@@ -17,10 +17,9 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
-from habana_mp._torch_private import MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
+from habana_mp._torch_private import DYNAMO, MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
 
 _autocast = torch.amp.autocast_mode.autocast
-_torch_init: Any = _autocast.__init__
 _torch_enter: Any = _autocast.__enter__
 _torch_exit: Any = _autocast.__exit__
 _torch_call = MODULE_CALLS.get("call")
@@ -52,24 +51,15 @@ _for_transformers = _core.PatchSet()
 
 def patches() -> Iterator[tuple[Any, ...]]:
     if MODULE_CALLS.works:
-        yield _autocast, "__init__", _init
         yield _autocast, "__enter__", _enter
         yield _autocast, "__exit__", _exit
-
-
-@functools.wraps(_torch_init)
-def _init(
-    self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
-) -> None:
-    _torch_init(self, device_type, dtype, enabled, cache_enabled)
-    # Without CUDA, torch switches off a region for CUDA that its writer wants on.
-    self._asked_for = bool(enabled)
 
 
 @functools.wraps(_torch_enter)
 def _enter(self: Any) -> Any:
     result = _torch_enter(self)
-    if not getattr(self, "_asked_for", self._enabled):
+    # Without CUDA, torch itself switches off a region for CUDA that its writer wants on: it counts as switched off.
+    if not self._enabled:
         before, (in_forward, trace) = None, _where_entered()
         if in_forward:
             before = casts_off()
@@ -103,7 +93,7 @@ def _where_entered() -> tuple[bool, Any]:
         frame = frame.f_back
     if frame is None:
         return False, None
-    if _module(frame).startswith("torch._dynamo.") and TRACE_END.works:
+    if _module(frame).startswith(f"{DYNAMO}.") and TRACE_END.works:
         trace = TRACE_END.translator.current_tx()
         return bool(nn_modules_of(trace)) or _is_in_forward(frame), trace
     # Checkpointing, DataParallel and graphs enter what they have found: nobody has written it there.

@@ -50,11 +50,11 @@ def _of_optimizers() -> Iterator[tuple[Any, ...]]:
         yield cell, "cell_contents", step_without_casts(step), step
 
 
-def _hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    hooked: Callable[..., Any] = _torch_hook_step(step)
+def _hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+    hooked: Callable[..., Any] = _torch_hook_step(func)
     cell = _cell(hooked)
     if cell is not None:
-        cell.cell_contents = step_without_casts(made_of(step))
+        cell.cell_contents = step_without_casts(made_of(func))
     return hooked
 
 

@@ -33,7 +33,7 @@ RULES = {
         "rest": "first",
     },
     "hmp-resnet50": {
-        "lower": "avg_pool2d conv2d linear matmul max_pool2d relu",  # matmul by the bmm that it is made of (D41)
+        "lower": "avg_pool2d conv2d linear max_pool2d relu",
         "fp32": "cross_entropy softmax",
         "promote": "add div mul",
         "rest": "first",

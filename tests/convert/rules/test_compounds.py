@@ -90,10 +90,11 @@ def test_the_front_ends_give_the_same_numbers(call, policy):
 def test_mixed_dtypes_do_not_raise_in_products(policy):
     """Funnel, Pegasus-X and ProphetNet multiply an activation with a float32 table by einsum."""
     with hmp.autocast("cpu", policy=policy):
-        dispatched = {name: CALLS[name](mat(BF16), mat()) for name in PRODUCTS}
+        dispatched = {name: CALLS[name](mat(BF16), mat()).dtype for name in PRODUCTS}
     hmp.convert(policy=policy)
-    for name in PRODUCTS:
-        assert CALLS[name](mat(BF16), mat()).dtype is dispatched[name].dtype is BF16, name
+    assert {name: CALLS[name](mat(BF16), mat()).dtype for name in PRODUCTS} == dispatched
+    wide = {"tensordot", "inner"} if policy == "xpu" else set()  # its promote list has tensordot, which inner calls
+    assert {name for name, dtype in dispatched.items() if dtype is F32} == wide
 
 
 @pytest.mark.parametrize("policy", ["hmp", "hpu-autocast"])

@@ -17,7 +17,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
-from habana_mp._torch_private import MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
+from habana_mp._torch_private import DYNAMO, MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
 
 _autocast = torch.amp.autocast_mode.autocast
 _torch_init: Any = _autocast.__init__
@@ -103,7 +103,7 @@ def _where_entered() -> tuple[bool, Any]:
         frame = frame.f_back
     if frame is None:
         return False, None
-    if _module(frame).startswith("torch._dynamo.") and TRACE_END.works:
+    if _module(frame).startswith(f"{DYNAMO}.") and TRACE_END.works:
         trace = TRACE_END.translator.current_tx()
         return bool(nn_modules_of(trace)) or _is_in_forward(frame), trace
     # Checkpointing, DataParallel and graphs enter what they have found: nobody has written it there.

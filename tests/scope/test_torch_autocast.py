@@ -222,7 +222,7 @@ class Lightning(nn.Module):
 
 SCRIPTS = {
     "torch.autocast": lambda: script_level(lambda: torch.autocast("cpu", enabled=False)),
-    "decorator": lambda: DECORATOR(lambda: X @ X),
+    "decorator": DECORATOR(lambda: X @ X),
     "around the model": lambda: script_level(lambda: torch.autocast("cpu", enabled=False)) + Model(product)(X),
     "a training_step": lambda: Lightning()(X),
     "DataParallel": lambda: nn.DataParallel(Model(product))(X),

@@ -58,7 +58,7 @@ def patches() -> Iterator[tuple[Any, ...]]:
 @functools.wraps(_torch_enter)
 def _enter(self: Any) -> Any:
     result = _torch_enter(self)
-    # Without CUDA, torch itself switches off a region for CUDA that its writer wants on: it counts as switched off.
+    # Also a region for CUDA that torch itself switches off because there is no CUDA.
     if not self._enabled:
         before, (in_forward, trace) = None, _where_entered()
         if in_forward:

@@ -123,6 +123,10 @@ void call_below(const Op& op, const Plan& plan, Stack* stack, bool anew) {
   op.handle.redispatchBoxed(plan.keys, stack);
 }
 
+bool lacks_kernel(const Plan& plan, const c10::Error& error) {
+  return plan.may_lack_kernel() && blames_low_dtype(error.what_without_backtrace());
+}
+
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
   const Decision decision = decide(plan.op.rule, call.described(), call.explicit_dtype());
@@ -131,18 +135,14 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   if (report::anyone_listens()) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
-  if (!casting) {
-    call_below(op, plan, stack, plan.pre_dispatch);
-    return notify_end(watched, call);
-  }
-  call.cast(decision, plan.scope->cached);
   try {
-    call_below(op, plan, stack, /*anew=*/true);
-  } catch (...) {
-    if (plan.may_lack_kernel()) watched.abandon();  // it may run in float32
+    if (casting) call.cast(decision, plan.scope->cached);
+    call_below(op, plan, stack, casting || plan.pre_dispatch);
+  } catch (const c10::Error& error) {
+    if (lacks_kernel(plan, error)) watched.abandon();  // it runs in float32
     throw;
   }
-  if (call.lends()) {
+  if (casting && call.lends()) {
     call.take_back();
     watched.forget_casts();
     call.cast(decision, /*cached=*/false);
@@ -178,7 +178,7 @@ void call_with_any_kernel(const Op& op, const Plan& plan, const CallOp& call,
   try {
     call();
   } catch (const c10::Error& error) {
-    if (!blames_low_dtype(error.what_without_backtrace())) throw;
+    if (!lacks_kernel(plan, error)) throw;
     Stack* stack = restore();
     try {
       if (call_without_low_kernel(op, plan, stack)) return;

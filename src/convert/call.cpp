@@ -71,13 +71,9 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (report::anyone_listens() && (casting || !from_override)) {
     notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
-  const auto after_failure = [&](watch::WatchedCall& failed) {
-    failed.abandon();
-    return without_low_kernel(op, args, nargsf, kwnames);
-  };
   if (!casting) {
     PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
-    if (result == nullptr) return after_failure(watched);
+    if (result == nullptr) return without_low_kernel(op, args, nargsf, kwnames, watched);
     notify_end(watched, result);
     return result;
   }
@@ -98,7 +94,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     watched.forget_casts();
     result = call_with_casts(/*cached=*/false, must_repeat);
   }
-  if (result == nullptr) return after_failure(watched);
+  if (result == nullptr) return without_low_kernel(op, args, nargsf, kwnames, watched);
   notify_end(watched, result);
   remember_low_result(op, result);
   return result;
@@ -141,7 +137,9 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
       PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
       if (result != nullptr) return result;
     }
-    return convert_off() ? nullptr : without_low_kernel(op, args, nargsf, kwnames);
+    if (convert_off()) return nullptr;
+    watch::WatchedCall unwatched;
+    return without_low_kernel(op, args, nargsf, kwnames, unwatched);
   }
   const CastsOffGuard while_constructing(constructs_module());
   const bool off = convert_off();

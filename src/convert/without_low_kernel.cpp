@@ -62,11 +62,11 @@ c10::SmallVector<at::Tensor, 8> low_tensors(const Arguments& arguments) {
 }  // namespace
 
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
-                             PyObject* kwnames) {
+                             PyObject* kwnames, watch::WatchedCall& watched) {
   // Of the others a compound alone is patched, for its insides.
-  const bool watched =
+  const bool decided =
       op.form.may_lack_low_kernel || op.rule.listed || op.rule.action != Action::Inputs;
-  if (!watched || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return nullptr;
+  if (!decided || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return nullptr;
   pybind11::error_already_set error;
   if (!blames_low_dtype(pybind11::str(error.value()).cast<std::string>())) {
     error.restore();
@@ -78,6 +78,7 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
   const Decision decision =
       decide_without_low_kernel(op.rule, arguments.described(), arguments.explicit_dtype());
   if (decision.cause != Cause::None && is_torch_s(arguments)) {
+    watched.abandon();
     if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames))
       return result;
     PyErr_Clear();  // the first error is the one to see

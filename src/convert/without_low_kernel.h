@@ -6,13 +6,14 @@
 #include <cstddef>
 
 #include "convert/patched_op.h"
+#include "watch/observer.h"
 
 namespace habana_mp {
 
 // The original has raised. Where the device has no kernel for the low dtype of the arguments, calls
-// it in float32 and returns that result. Else the error stays set, with a note where it blames a
-// low dtype, and the result is null.
+// it in float32 and returns that result; `watched`, the call that failed, does not count. Else the
+// error stays set, with a note where it blames a low dtype, and the result is null.
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
-                             PyObject* kwnames);
+                             PyObject* kwnames, watch::WatchedCall& watched);
 
 }  // namespace habana_mp

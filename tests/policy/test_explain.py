@@ -121,10 +121,10 @@ def test_arguments(op: str, policy: str, part: str) -> None:
 
 
 def test_inside_regions() -> None:
-    """What no list names is left alone there, whatever ``rest`` says (F81); calls in place too (F85)."""
+    """``rest`` holds there too (D40); calls in place are cast too (F85)."""
     with hmp.autocast("cpu", policy="hmp"):
         explained = hmp.explain("mse_loss")
-        assert explained.arguments[0] == "left alone: no list names it"
+        assert "take the dtype of the first" in explained.arguments[0]
         assert hmp.explain("mm").arguments[1].endswith("and calls in place")
         assert explained.state == "in force here: autocast for cpu"
         assert "aten::mse_loss" in explained.homes

@@ -274,9 +274,11 @@ def test_backward_casts_belong_to_the_row_of_the_forward_cast(front_end):
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
-def test_checkpoint_casts_again_in_its_backward(reentrant):
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_checkpoint_casts_again_in_its_backward(front_end, reentrant):
+    """The non-reentrant one ends its second forward by an error, raised in the last call."""
     layer, x = nn.Linear(8, 8), X.clone().requires_grad_()
-    report = under("convert", lambda: checkpoint(layer, x, use_reentrant=reentrant).sum().backward())
+    report = under(front_end, lambda: checkpoint(layer, x, use_reentrant=reentrant).sum().backward())
     row = Table(report).of("linear")
     assert (row["calls"], row["module"], counts(row)) == (2, "Linear", {TO_LOW: 6})
     assert report.backward_casts() == 3

@@ -227,11 +227,9 @@ SCRIPTS = {
     "a training_step": lambda: Lightning()(X),
     "DataParallel": lambda: nn.DataParallel(Model(product))(X),
     "on, in a forward": lambda: Model(inside(lambda: torch.autocast("cpu", enabled=True)))(X)[0],
-    "on, in a forward, which torch switches off": lambda: Model(inside(lambda: torch.autocast("cuda")))(X)[0],
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available.*:UserWarning")
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_at_the_level_of_the_script_it_changes_nothing(case: str) -> None:
     hmp.convert(policy="hmp")

@@ -59,9 +59,9 @@ bool is_written(const c10::Argument& argument) {
 // Whether nothing shows that the op writes. torch's own ops move version counters, but for the
 // fused optimizers.
 bool may_write_unseen(const c10::OperatorHandle& op) {
-  if (is_collective(op)) return true;
   const std::string_view name = op.operator_name().name;
   if (name.starts_with("aten::") && !name.starts_with("aten::_fused_")) return false;
+  if (is_collective(op)) return true;
   return std::ranges::any_of(op.schema().arguments(), is_written);
 }
 

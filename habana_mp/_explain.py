@@ -145,7 +145,7 @@ def _rest_of(overload: str, policy: Policy) -> str:
     if _core.is_compound(base):
         return "by the lists, what it is made of"
     if policy.rest == "inputs" or not _core.computes(base):
-        return "left alone"
+        return "widest" if _core.refuses_mixed(base) else "left alone"
     return {"fp32": "float32 (rest)", "first_input": "first input's dtype, of two or more (rest)"}[policy.rest]
 
 
@@ -209,7 +209,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
         "first_input": "first input's dtype",
         "error": "error",
     }
-    return effects[action] + ("" if rule.listed else " (rest)")
+    return effects[action] + ("" if rule.listed or action == "promote" else " (rest)")
 
 
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
@@ -231,6 +231,8 @@ def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
         to = f"{eligible} go to the widest dtype among them"
     elif rule.action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
+    elif policy.rest == "inputs" and _core.refuses_mixed(name):
+        to = f"{eligible} go to the widest dtype among them: no list names it, and it refuses to mix them"
     elif policy.rest == "inputs":
         return ("left alone: no list names it and the policy leaves the rest to its inputs",)
     elif policy.rest == "fp32":
@@ -241,5 +243,6 @@ def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
             if norm
             else f"{eligible} take the dtype of the first, if the op computes on two or more"
         )
-    in_place = ", and calls in place" if dispatched else "; in place the target keeps its dtype"
+    left_to_torch = dispatched and not _core.refuses_mixed(name)
+    in_place = ", and calls in place" if left_to_torch else "; in place the target keeps its dtype"
     return to, f"left alone: calls with a float64 or complex tensor, with dtype= or with out={in_place}"

@@ -27,7 +27,7 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
             return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line))
     computes = max(computes_on(home, original) for home in places)
     if policy.rest == "inputs" or computes < (2 if policy.rest == "first_input" else 1):
-        if any(_core.wants_one_dtype(home.name) for home in places):
+        if any(_core.refuses_mixed(home.name) for home in places):
             action = _PROMOTE  # D41
         elif any(_needs_no_rule(home) for home in places):
             action = _INPUTS

@@ -68,7 +68,7 @@ Catalogue::Catalogue() {
                                .computes = habana_mp::computes(base),
                                .product = is_product(base),
                                .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
-                               .wants_one_dtype = habana_mp::wants_one_dtype(base),
+                               .refuses_mixed = habana_mp::refuses_mixed(base),
                                .insides = insides_of(base)});
               });
 }

@@ -20,7 +20,7 @@ struct Op {
   Form form;
   std::size_t index;  // among all
   // Of src/policy/op_traits.h:
-  bool computes, product, may_lack_low_kernel, wants_one_dtype;
+  bool computes, product, may_lack_low_kernel, refuses_mixed;
   Insides insides;
   bool registered = false;  // our kernel
 };

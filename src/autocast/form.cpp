@@ -2,9 +2,11 @@
 
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
 #include <limits>
 #include <string_view>
 
+#include "base/op_schema.h"
 #include "policy/op_traits.h"
 
 namespace habana_mp::autocast {
@@ -15,6 +17,13 @@ constexpr std::string_view kNamespace = "aten::";
 c10::TypePtr without_optional(const c10::TypePtr& type) {
   const auto optional = type->cast<c10::OptionalType>();
   return optional ? optional->getElementType() : type;
+}
+
+// Calls in place are torch's business (F85), unless torch refuses what a policy made of the others.
+bool may_decide(const c10::FunctionSchema& schema, std::string_view op) {
+  if (!schema.is_mutable()) return true;
+  const auto& arguments = schema.arguments();
+  return refuses_mixed(op) && std::ranges::none_of(arguments, &c10::Argument::is_out);
 }
 
 }  // namespace
@@ -30,10 +39,10 @@ Holds tensors_of(const c10::Argument& argument) {
 
 std::optional<Form> form_of(const c10::FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
-  if (schema.is_mutable() || arguments.size() > std::numeric_limits<std::uint8_t>::max())
-    return std::nullopt;
   std::string_view op = schema.name();
   if (op.starts_with(kNamespace)) op.remove_prefix(kNamespace.size());
+  if (!may_decide(schema, op) || arguments.size() > std::numeric_limits<std::uint8_t>::max())
+    return std::nullopt;
   const bool norm = is_norm(op);
   Form form;
   form.count = static_cast<std::uint8_t>(arguments.size());
@@ -46,7 +55,7 @@ std::optional<Form> form_of(const c10::FunctionSchema& schema) {
     } else if (const Holds holds = tensors_of(argument); holds != Holds::NoTensor) {
       const ArgumentFacts facts{.norm = norm,
                                 .first = form.tensors.empty(),
-                                .written = false,
+                                .written = is_written(argument),
                                 .statistic = names_statistic(argument.name())};
       form.most_tensors += static_cast<std::uint8_t>(holds);
       form.tensors.push_back({i, holds == Holds::List, role_of(facts)});

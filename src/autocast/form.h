@@ -32,7 +32,7 @@ struct Form {
   c10::SmallVector<std::uint8_t, 1> dtypes;  // positions of dtype, out_dtype
 };
 
-// None for ops without tensors, and for those that write to an argument.
+// None for ops without tensors, with out=, and for most of those in place.
 std::optional<Form> form_of(const c10::FunctionSchema& schema);
 
 }  // namespace habana_mp::autocast

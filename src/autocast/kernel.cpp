@@ -57,13 +57,16 @@ struct Plan {
   }
 };
 
-// The rule of an op here: inside a compound only what is listed holds, and of the lower list only
-// products (D41).
+// The rule of an op here: inside a compound only what is listed holds, of the lower list only
+// products, and the rest of the policy does not (D41).
 OpRule rule_here(const Op& op, const Rules& rules) {
   OpRule found = rules.by_op[op.index];
   if (!this_thread.in_compound) return found;
   const bool holds = found.rule.listed && (found.rule.action != Action::Lower || op.product);
-  if (!holds) found = {{Action::Inputs, found.rule.low, false}, op.insides, found.watched};
+  if (!holds) {
+    const Action action = op.refuses_mixed ? Action::Promote : Action::Inputs;
+    found = {{action, found.rule.low, false}, op.insides, found.watched};
+  }
   return found;
 }
 

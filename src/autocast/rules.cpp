@@ -37,7 +37,7 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool 
   rules->by_op.reserve(all.ops.size());
   for (const Op& op : all.ops) {
     const bool by_rest = is_rest(op, policy->rest());
-    const Rule& unlisted = by_rest ? rest : op.wants_one_dtype ? widest : none;
+    const Rule& unlisted = by_rest ? rest : op.refuses_mixed ? widest : none;
     const bool watched = unlisted.action != Action::Inputs || op.may_lack_low_kernel;
     rules->by_op.push_back({unlisted, op.insides, watched});
   }

@@ -218,7 +218,7 @@ void bind_policy(py::module_& m) {
   m.def(
       "is_compound", [](const std::string& op) { return insides_of(op) == Insides::Compound; },
       py::arg("op"));
-  m.def("wants_one_dtype", &wants_one_dtype, py::arg("compound"));
+  m.def("refuses_mixed", &refuses_mixed, py::arg("op"));
   m.def("may_lack_low_kernel", &may_lack_low_kernel, py::arg("op"));
   m.def(
       "decide",

@@ -9,14 +9,15 @@ namespace habana_mp {
 bool blames_low_dtype(std::string_view message) {
   // Only the first line: what follows is where in C++ it was raised.
   message = message.substr(0, message.find("\nException raised from"));
-  // The last four are of linalg, quantile, view_as_complex and complex.
-  static constexpr std::array<std::string_view, 6> kMarks = {
+  // The others are of linalg, quantile, view_as_complex, complex and norms.
+  static constexpr std::array<std::string_view, 7> kMarks = {
       "BFloat16",
       "Half",
       "ow precision dtypes",
       "other than float and double",
       "either float or double",
       "float, double",
+      "mixed dtype",
   };
   return std::ranges::any_of(kMarks, [message](std::string_view mark) {
     return message.find(mark) != std::string_view::npos;

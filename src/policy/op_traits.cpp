@@ -92,19 +92,31 @@ NameSet all_not_computing() {
 // dtype the rules of other ops decide.
 constexpr std::string_view kCompounds =
     "einsum inner tensordot chain_matmul multi_dot"
-    " matrix_power vecdot vdot bilinear cov corrcoef pinverse pinv kron outer ger ldexp square"
+    " matrix_power vecdot vdot bilinear cov corrcoef kron outer ger ldexp square"
     " stft istft quantile nanquantile nanmean mvlgamma multigammaln ndtr sum_to_size trapezoid"
     " trapz cumulative_trapezoid gradient cosine_similarity pairwise_distance kl_div"
     " margin_ranking_loss cosine_embedding_loss cross_entropy cross_entropy_loss"
-    " adaptive_avg_pool1d avg_pool1d max_pool1d max_pool1d_with_indices instance_norm"
-    " alpha_dropout feature_alpha_dropout";
+    " adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d max_pool1d"
+    " max_pool1d_with_indices instance_norm alpha_dropout feature_alpha_dropout ctc_loss"
+    " rnn_tanh rnn_relu lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell";
 
-constexpr std::string_view kWantOneDType =
-    "inner tensordot multi_dot chain_matmul vecdot vdot bilinear";
+// Found by running the same samples with one tensor of another dtype than the others. Ops that
+// refuse some dtypes beside others, as norms do, are among those that lack kernels.
+constexpr std::string_view kRefusingMixed =
+    "linear matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addbmm baddbmm addmv inner"
+    " tensordot multi_dot chain_matmul vecdot bilinear conv1d conv2d conv3d conv_transpose1d"
+    " conv_transpose2d conv_transpose3d convolution scaled_dot_product_attention mkldnn_rnn_layer"
+    " prelu grid_sampler grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy"
+    " cross_entropy_loss nll_loss nll_loss_nd nll_loss2d binary_cross_entropy multi_margin_loss"
+    " fractional_max_pool2d fractional_max_pool3d lerp heaviside index_add index_copy index_put"
+    " __setitem__ index_reduce masked_scatter put scatter scatter_add scatter_reduce";
 
-// They hand on what they were given, or sum in buffers of its dtype.
+// They hand on what they were given, or sum in buffers of its dtype, or have a derivative of their
+// own, which takes what is inside to be of the dtype of their arguments.
 constexpr std::string_view kOwnInsides =
-    "matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
+    "affine_grid_generator cdist pinverse pinv _sparse_addmm _scaled_mm _scaled_mm_v2"
+    " _unsafe_masked_index _unsafe_masked_index_put_accumulate"
+    " matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
     " unique_consecutive combinations cartesian_prod roll _chunk_cat";
 
 constexpr std::string_view kProducts =
@@ -118,8 +130,8 @@ constexpr std::string_view kProducts =
 constexpr std::string_view kLackingLowKernels =
     "avg_pool3d cdist cholesky cholesky_inverse cholesky_solve complex cross ctc_loss det geqrf "
     "histogram"
-    " histogramdd inverse logdet lu lu_solve multi_margin_loss multilabel_margin_loss nanquantile"
-    " norm nuclear_norm orgqr ormqr pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
+    " histogramdd inverse layer_norm group_norm batch_norm logdet lu lu_solve"
+    " multilabel_margin_loss nanquantile norm nuclear_norm orgqr ormqr pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
     " sparse_sampled_addmm stft istft svd triangular_solve view_as_complex"
     " _upsample_bilinear2d_aa _upsample_bicubic2d_aa";
 
@@ -135,6 +147,10 @@ std::string_view without_module(std::string_view op) {
     if (op.starts_with(prefix)) return op.substr(prefix.size());
   }
   return op;
+}
+
+std::string_view out_of_place(std::string_view op) {
+  return op.ends_with('_') && !op.ends_with("__") ? op.substr(0, op.size() - 1) : op;
 }
 
 }  // namespace
@@ -155,9 +171,10 @@ Insides insides_of(std::string_view op) {
   return own.contains(plain) ? Insides::Own : Insides::ByRules;
 }
 
-bool wants_one_dtype(std::string_view compound) {
-  static const NameSet names = set_of(kWantOneDType);
-  return names.contains(without_module(compound));
+bool refuses_mixed(std::string_view op) {
+  static const NameSet names = set_of(kRefusingMixed);
+  const std::string_view plain = without_module(op);
+  return names.contains(out_of_place(plain));
 }
 
 bool is_product(std::string_view op) {
@@ -176,8 +193,7 @@ std::span<const NotComputing> not_computing() { return kNotComputing; }
 bool computes(std::string_view op) {
   static const NameSet left_out = all_not_computing();
   const std::string_view own = without_module(op);
-  const bool in_place = own.ends_with('_') && !own.ends_with("__");
-  return !left_out.contains(in_place ? own.substr(0, own.size() - 1) : own) &&
+  return !left_out.contains(out_of_place(own)) &&
          own.find("quantize") == std::string_view::npos && !is_low_level(own);
 }
 

@@ -68,9 +68,9 @@ enum class Insides : std::uint8_t {
 };
 Insides insides_of(std::string_view op);
 
-// Compounds that refuse inputs of different dtypes before they call anything: what their products
-// would do to them is too late.
-bool wants_one_dtype(std::string_view compound);
+// Ops that refuse inputs of different dtypes. They get the widest where no list names them (D41): a
+// policy that lowers some ops hands low tensors to others.
+bool refuses_mixed(std::string_view op);
 
 // Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
 bool is_product(std::string_view op);

@@ -282,7 +282,7 @@ std::string Policy::rules_text() const {
 
 std::string Policy::rule_text(const Resolution& found) const {
   if (!found.rule.listed && found.rule.action == Action::Promote)
-    return "made of other ops: promote";  // Policy::resolve never says so; D41
+    return "refuses mixed dtypes: promote";  // Policy::resolve never says so; D41
   if (!found.rule.listed) return std::string("rest: ") + action_name(found.rule.action);
   const std::string where = found.origin.file.empty() ? name_ : place(found.origin);
   return std::string(action_name(found.rule.action)) + ": " + found.listed_as + ", " + where;

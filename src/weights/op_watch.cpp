@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/fork_safe_mutex.h"
+#include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "weights/weight_cache.h"
 
@@ -50,10 +51,6 @@ constexpr std::array kAutogradKeys = {c10::DispatchKey::AutogradCPU, c10::Dispat
 
 bool is_collective(const c10::OperatorHandle& op) {
   return std::ranges::find(kCollectives, op.operator_name().name) != kCollectives.end();
-}
-
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
 // Whether nothing shows that the op writes. torch's own ops move version counters, but for the

@@ -112,6 +112,7 @@ def test_homes_say_what_calls_do() -> None:
         ("mse_loss", "hmp", "take the dtype of the first"),
         ("relu", "hmp-o2", "go to float32, if the op computes on them"),
         ("relu", "torch-cpu", "left alone: no list names it"),
+        ("heaviside", "torch-cpu", "go to the widest dtype among them: no list names it, and it refuses"),
         ("binary_cross_entropy", "torch-cuda", "raises RuntimeError"),
         ("mm", "torch-cuda", "go to float16"),
     ],
@@ -121,11 +122,12 @@ def test_arguments(op: str, policy: str, part: str) -> None:
 
 
 def test_inside_regions() -> None:
-    """``rest`` holds there too (D40); calls in place are cast too (F85)."""
+    """``rest`` holds there too (D40); in place only what refuses mixed dtypes is cast (F85)."""
     with hmp.autocast("cpu", policy="hmp"):
         explained = hmp.explain("mse_loss")
         assert "take the dtype of the first" in explained.arguments[0]
-        assert hmp.explain("mm").arguments[1].endswith("and calls in place")
+        assert hmp.explain("add").arguments[1].endswith("and calls in place")
+        assert hmp.explain("index_add").arguments[1].endswith("in place the target keeps its dtype")
         assert explained.state == "in force here: autocast for cpu"
         assert "aten::mse_loss" in explained.homes
         hmp.convert(policy="hmp-o1")

@@ -15,13 +15,9 @@ LABELS = """
     architecture/bert architecture/gpt2 architecture/t5 architecture/llama architecture/beit architecture/whisper
     architecture/wav2vec2 architecture/mixtral architecture/dab-detr architecture/funnel architecture/yoso
 """.split()
+
+
 # What the package does not pass yet: the first of these to pass fails here, and its name goes.
-NOT_YET = """
-    module/nn_GRUCell
-    architecture/dab-detr architecture/yoso
-""".split()
-
-
 @pytest.fixture(scope="module")
 def cases():
     """torch's tables take seconds to import, which only these tests are to wait for."""
@@ -30,7 +26,7 @@ def cases():
 
 @pytest.mark.parametrize(
     "label",
-    [pytest.param(label, marks=[pytest.mark.xfail(reason="not yet")] if label in NOT_YET else []) for label in LABELS],
+    LABELS,
 )
 def test_short_zoo(cases, label):
     with warnings.catch_warnings():

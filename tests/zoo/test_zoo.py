@@ -17,17 +17,13 @@ LABELS = """
 """.split()
 
 
-# What the package does not pass yet: the first of these to pass fails here, and its name goes.
 @pytest.fixture(scope="module")
 def cases():
     """torch's tables take seconds to import, which only these tests are to wait for."""
     return {case.label: case for case in all_cases()}
 
 
-@pytest.mark.parametrize(
-    "label",
-    LABELS,
-)
+@pytest.mark.parametrize("label", LABELS)
 def test_short_zoo(cases, label):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

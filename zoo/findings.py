@@ -42,9 +42,9 @@ class Raise(NamedTuple):
 
 @dataclass
 class Disagreement:
-    """A case whose results have other dtypes under convert than under autocast."""
+    """Cases whose results have the same other dtypes under convert than under autocast, with the same policies."""
 
-    label: str
+    labels: list[str]
     reason: str
     policies: set[str] = field(default_factory=set)
     dtypes: Counter[str] = field(default_factory=Counter)
@@ -108,10 +108,16 @@ def disagreements(results: Results) -> list[Disagreement]:
     for label, runs in results.items():
         for policy, convert, autocast in _both(runs):
             if convert.where == autocast.where == "ran" and convert.text != autocast.text:
-                row = found.setdefault(label, Disagreement(label, reasons.find(reasons.DISAGREEMENTS, label)))
+                row = found.setdefault(label, Disagreement([label], reasons.find(reasons.DISAGREEMENTS, label)))
                 row.policies.add(policy)
                 row.dtypes[f"{convert.text} / {autocast.text}"] += 1
-    return sorted(found.values(), key=lambda row: row.reason)
+    rows: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Disagreement] = {}
+    for row in found.values():
+        first = rows.setdefault((row.reason, tuple(sorted(row.policies)), tuple(sorted(row.dtypes))), row)
+        if first is not row:
+            first.labels += row.labels
+            first.dtypes += row.dtypes
+    return sorted(rows.values(), key=lambda row: row.reason)
 
 
 def one_alone(results: Results) -> Counter[str]:

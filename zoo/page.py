@@ -59,7 +59,7 @@ def text(results: Results) -> str:
         for row in findings.raises(results)
     ]
     rows += [
-        f"{row.label}: convert / autocast: {_dtypes(row.dtypes)} [{_policies(row.policies)}] {row.reason}"
+        f"{', '.join(row.labels)}: convert / autocast: {_dtypes(row.dtypes)} [{_policies(row.policies)}] {row.reason}"
         for row in findings.disagreements(results)
     ]
     rows += [

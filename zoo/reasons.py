@@ -37,13 +37,8 @@ RAISES: list[Reason] = [
 ]
 DISAGREEMENTS: list[Reason] = [
     Reason(
-        r"op/torch_ops_aten_.*|op/.*_backward|op/_unsafe_masked_.*",
-        "Called as `torch.ops.aten`: `convert` patches Python's names of ops.",
-    ),
-    Reason(r"op/sparse_sampled_addmm", "`torch.sparse` has no names that `convert` patches."),
-    Reason(
-        r"op/__r(div|mod|matmul)__|op/matmul|op/(svd|pca)_lowrank|op/linalg_pinv_singular",
-        "Python reaches it by one name, and `autocast` sees the ops inside: `1 / x` is `reciprocal` and `mul`, `a @ b` is `mm` or `bmm`.",
+        r"op/__r(div|mod|matmul)__",
+        "A reflected operator, which torch writes in Python: `1 / x` is `reciprocal` and `mul` for `autocast`, and `a @ x` has `a` as its first input.",
     ),
     Reason(
         r"op/nn_functional_linear_cross_entropy.*|module/nn_LinearCrossEntropyLoss",

@@ -241,13 +241,19 @@ def target_of(call, named):
     return "weight" if named.get("max_norm") is not None else None
 
 
+def is_statistic(call, place):
+    return call.label in NORMS and (place in NORMS[call.label] or place in ("running_mean", "running_var"))
+
+
 def oracle(policy, call, args, kwargs):
     """The dtype that each tensor of a call has when it reaches the original, and whether casts are off inside it (D19)."""
     before = [tensor.dtype for _, tensor in tensors_of(args, kwargs)]
     rule = rule_of(policy, call)
     atomic = rule.action in ("lower", "fp32")
     base = call.attribute.strip("_")
-    if rule.action == "rest" and (rule.rest == "inputs" or base in NO_REST):
+    untouched = rule.action == "rest" and (rule.rest == "inputs" or base in NO_REST)
+    refusing = any(map(_core.refuses_mixed, call.names))
+    if untouched and not refusing:
         return before, False
 
     given = [*args, *kwargs.values()]
@@ -266,9 +272,6 @@ def oracle(policy, call, args, kwargs):
             return place == "weight" or place == 1
         return target is not None and is_first(place)
 
-    def is_statistic(place):
-        return call.label in NORMS and (place in NORMS[call.label] or place in ("running_mean", "running_var"))
-
     def is_input(place):
         return is_first(place) or call.label not in NORMS
 
@@ -281,9 +284,9 @@ def oracle(policy, call, args, kwargs):
     elif rule.action == "lower":
         to, chosen = policy.low_dtype, [is_input(place) for place in places]
     elif rule.action == "fp32" or (rule.action == "rest" and rule.rest == "fp32"):
-        low = any(is_statistic(p) and t.dtype in ELIGIBLE and t.dtype != F32 for p, t in zip(places, tensors))
+        low = any(is_statistic(call, p) and t.dtype in ELIGIBLE and t.dtype != F32 for p, t in zip(places, tensors))
         to, chosen = F32, [not low for _ in places]
-    elif rule.action == "promote":
+    elif rule.action == "promote" or untouched:
         counted = [tensor for tensor, ok in zip(tensors, eligible) if ok]
         dtypes = {tensor.dtype for tensor in counted if tensor.dim() > 0} or {tensor.dtype for tensor in counted}
         to, chosen = dtypes.pop() if len(dtypes) == 1 else F32, [True for _ in places]
@@ -291,7 +294,7 @@ def oracle(policy, call, args, kwargs):
         to = next((t.dtype for p, t, ok in zip(places, tensors, eligible) if ok and is_input(p)), None)
         chosen = [is_input(place) for place in places]
     return [
-        to if ok and choose and not is_statistic(place) else dtype
+        to if ok and choose and not is_statistic(call, place) else dtype
         for place, dtype, ok, choose in zip(places, before, eligible, chosen)
     ], atomic
 
@@ -381,6 +384,8 @@ def same(a, b):
         return torch.equal(a, b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return False
     return a is b or a == b or (a != a and b != b)
 
 
@@ -437,7 +442,13 @@ def by_hand(policy, call, pattern, dtypes, atomic):
         # Autocast decides what a compound is made of; convert is to do the same (D40, D41).
         inside = functools.partial(hmp.autocast, "cpu", policy.low_dtype, policy=policy)
     runs = []
-    for to in (dtypes, [F32 if dtype in LOW else dtype for dtype in dtypes]):
+    args, kwargs = in_dtypes(call, pattern)
+    places = [place for place, _ in tensors_of(args, kwargs)]
+    in_float32 = [
+        F32 if dtype in LOW and not is_statistic(call, place) else dtype
+        for place, dtype in zip(places, dtypes, strict=True)
+    ]
+    for to in (dtypes, in_float32):
         mine = in_dtypes(call, pattern)
         with hmp.disable_casts():
             cast = hand_cast(*mine, to)

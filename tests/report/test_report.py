@@ -111,9 +111,12 @@ def test_it_counts_the_casts_that_debug_mode_sees(model, front_end):
     assert r.casts() == seen
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["transformer", "convolutions"])
 def test_it_counts_the_casts_that_the_profiler_sees(model, tmp_path):
-    """Backward ones too. What the weight cache serves is no cast for the profiler. In ``autocast`` casts are parts of ops for it."""
+    """Backward ones too. What the weight cache serves is no cast for the profiler.
+
+    In ``autocast`` casts are parts of ops for it, and so they are in recurrent layers, which are made of other ops (D41).
+    """
     make, data = MODELS[model]
     net, x = make(), data()
 

@@ -1,7 +1,7 @@
 """Parameters and buffers made under a conversion are those that the model has without it (D45).
 
-No casts while a module is constructed or initializes its weights: src/scope/construction.h. A parameter that is made elsewhere of a
-result in lower precision triggers a warning.
+No casts while a module is constructed (src/scope/construction.h), nor in the functions by which modules initialize their weights. A parameter
+that is made elsewhere of a result in lower precision triggers a warning: when a module gets it, or an optimizer.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import functools
 import inspect
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch.nn.modules import module as _nn_module
 from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import habana_mp._core as _core
 from habana_mp._scope import torch_autocast
 from habana_mp._scope.without_casts import made_of, without_casts
 from habana_mp._show.warning import warn
 
-# What constructs, and what libraries and users call the functions that initialize.
-_CONSTRUCTING = (
-    "__init__",
+# What libraries and users call the functions that initialize.
+_INITIALIZING = (
     "reset_parameters",
     "_reset_parameters",
     "init_weights",
@@ -35,13 +36,21 @@ _CONSTRUCTING = (
     "_initialize_weights",
 )
 _torch_init = torch.nn.Module.__init__
+_torch_new = torch.nn.Parameter.__new__
+_torch_add = torch.optim.Optimizer.add_param_group
 _known: weakref.WeakSet[type] = weakref.WeakSet()
 _hooks: list[Any] = []
+# The functions of classes that initialize.
+_initializing: list[_core.PatchSet] = []
+# Parameters that a rule has made low, with the op and its rule.
+_low: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.Module, "__init__", _begin
     yield torch.nn.Module, "apply", without_casts(made_of(torch.nn.Module.apply))
+    yield torch.nn.Parameter, "__new__", staticmethod(_new)
+    yield torch.optim.Optimizer, "add_param_group", _add_param_group
 
 
 @functools.wraps(_torch_init)
@@ -54,38 +63,81 @@ def _begin(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _know(kind: type[torch.nn.Module]) -> None:
+    rows = []
     for each in kind.__mro__:
-        if not issubclass(each, torch.nn.Module):
+        if each in _known or not issubclass(each, torch.nn.Module):
             continue
-        for name in _CONSTRUCTING:
+        _known.add(each)
+        if "__init__" in vars(each):
             # A decorator's own code runs for other functions too.
-            code = getattr(inspect.unwrap(vars(each).get(name, _know)), "__code__", None)
-            if code is not None and name in vars(each):
+            code = getattr(inspect.unwrap(vars(each)["__init__"]), "__code__", None)
+            if code is not None:
                 _core.add_construction_code(code)
-    _known.add(kind)
+        functions = ((name, vars(each).get(name)) for name in _INITIALIZING)
+        rows += [(each, name, without_casts(f)) for name, f in functions if isinstance(f, FunctionType)]
+    if rows:
+        _initializing.append(_core.PatchSet())
+        _initializing[-1].install(rows)
     torch_autocast.reach_transformers()  # which may have been imported since the conversion
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    subclasses: list[type] = type.__subclasses__(kind)
+    for each in subclasses:
+        yield from _subclasses(each)
 
 
 def watch() -> None:
     """Called by ``convert``."""
     if not _hooks:
-        _hooks.append(register_module_parameter_registration_hook(functools.partial(_warn, "parameter")))
-        _hooks.append(register_module_buffer_registration_hook(functools.partial(_warn, "buffer")))
+        _hooks.append(register_module_parameter_registration_hook(functools.partial(_registered, "parameter")))
+        _hooks.append(register_module_buffer_registration_hook(functools.partial(_registered, "buffer")))
+        for each in _subclasses(torch.nn.Module):
+            if each not in _known:
+                _know(each)
 
 
 def unwatch() -> None:
     """Called by ``revert``."""
     while _hooks:
         _hooks.pop().remove()
+    while _initializing:
+        _initializing.pop().uninstall()
+    _known.clear()
 
 
-def _warn(what: str, module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-    made = None if tensor is None else _core.maker_of(tensor)
-    if made is not None and tensor is not None:
-        op, rule = made
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        warn(
-            f"{what} {name!r} of {type(module).__name__} is {dtype}, because {op} made it under hmp.convert: {rule}. Small updates of it "
-            "would be lost. Make it in hmp.disable_casts().",
-            through=str(_nn_module.__file__),
-        )
+@functools.wraps(_torch_new)
+def _new(cls: type[torch.nn.Parameter], data: Any = None, requires_grad: bool = True) -> torch.nn.Parameter:
+    parameter = _torch_new(cls, data, requires_grad)
+    made = _core.maker_of(parameter)
+    if made is not None:
+        _low[parameter] = made
+    return parameter
+
+
+def _registered(what: str, module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+    if tensor is None:
+        return
+    made = _low.pop(tensor, None) or _core.maker_of(tensor)
+    if made is not None:
+        _warn(f"{what} {name!r} of {type(module).__name__}", tensor, made)
+
+
+@functools.wraps(_torch_add)
+def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+    _torch_add(self, param_group)
+    for tensor in self.param_groups[-1]["params"]:
+        made = _low.pop(tensor, None)
+        if made is not None:
+            _warn(f"a parameter of shape {tuple(tensor.shape)} of {type(self).__name__}", tensor, made)
+
+
+def _warn(what: str, tensor: torch.Tensor, made: tuple[str, str]) -> None:
+    op, rule = made
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    warn(
+        f"{what} is {dtype}, because {op} made it under hmp.convert: {rule}. Small updates of it "
+        "would be lost. Make it in hmp.disable_casts().",
+        through=str(Path(torch.__file__).parent),
+    )

@@ -140,6 +140,7 @@ def revert() -> None:
                     finally:
                         _weights.close_cache()
                         births.unwatch()
+                        torch_autocast.leave_all()
                         torch_autocast.leave_transformers()
                         dynamo.drop_stale_graphs()
 

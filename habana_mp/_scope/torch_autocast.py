@@ -80,6 +80,14 @@ def _exit(self: Any, *exc: Any) -> Any:
     return _torch_exit(self, *exc)
 
 
+def leave_all() -> None:
+    """Called by ``revert``: a region that was entered on this thread and never left has no end after it."""
+    while _this_thread.entered:
+        _, before, trace = _this_thread.entered.pop()
+        if before is not None:
+            _switch(before, trace)
+
+
 def _switch(off: bool, trace: Any) -> None:
     torch.set_autocast_enabled(CASTS_OFF, off)  # Dynamo finds this code behind a graph break
     if trace is not None:  # what lowers the graph, or runs it, no longer knows which module a call was in

@@ -20,7 +20,11 @@ bool blames_low_dtype(std::string_view message) {
       "mixed dtype",
   };
   return std::ranges::any_of(kMarks, [message](std::string_view mark) {
-    return message.find(mark) != std::string_view::npos;
+    const std::size_t found = message.find(mark);
+    if (found == std::string_view::npos) return false;
+    // "Half-life" is no dtype.
+    const std::size_t end = found + mark.size();
+    return end == message.size() || message[end] != '-';
   });
 }
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -61,6 +62,10 @@ class Arguments {
   std::span<const Arg> described() const { return {args_, size_}; }
   const FoundTensor& tensor(std::size_t i) const { return found_[i]; }
   std::size_t size() const { return size_; }
+  bool has(DType dtype) const {
+    const auto all = described();
+    return std::ranges::any_of(all, [dtype](const Arg& arg) { return arg.dtype == dtype; });
+  }
   bool explicit_dtype() const { return explicit_dtype_; }
   // Whether an argument may override the op by __torch_function__.
   bool overridden() const { return overridden_ || !overriders_.empty(); }

@@ -75,6 +75,8 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
     if (result == nullptr) return without_low_kernel(op, args, nargsf, kwnames, watched);
     notify_end(watched, result);
+    // The insides of a compound cast what is float32.
+    if (op.form.compound && arguments.has(DType::Float32)) remember_low_result(op, result);
     return result;
   }
 

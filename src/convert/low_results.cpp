@@ -11,7 +11,7 @@ namespace habana_mp {
 namespace {
 
 // Parameters are made of results of a few calls before.
-constexpr std::size_t kKept = 8;
+constexpr std::size_t kKept = 32;
 
 struct Made {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory{
@@ -30,17 +30,14 @@ bool is_low(const at::Tensor& tensor) {
 void remember_low_result(const PatchedOp& op, PyObject* result) {
   if (result == nullptr || !THPVariable_Check(result)) return;
   const at::Tensor& tensor = THPVariable_Unpack(result);
-  // What requires grad is computed of parameters: few are made of it, and most calls of a training
-  // are spared.
-  if (!tensor.defined() || !is_low(tensor) || tensor.requires_grad() || !tensor.has_storage())
-    return;
+  if (!tensor.defined() || !is_low(tensor) || !tensor.has_storage()) return;
   made[next] = {tensor.storage().getWeakStorageImpl(), &op};
   next = (next + 1) % kKept;
 }
 
 const PatchedOp* maker_of(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  if (!tensor.defined() || !is_low(tensor) || !tensor.has_storage()) return nullptr;
   for (const Made& each : made) {
     if (each.op == nullptr) continue;
     const auto memory = each.memory.lock();

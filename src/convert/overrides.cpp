@@ -122,7 +122,32 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
   return nullptr;
 }
 
+// The function of a class's __torch_function__. A new reference, null with a Python error set.
+PyObject* torch_function_of(PyObject* type) {
+  PyObject* method = PyObject_GetAttrString(type, "__torch_function__");
+  if (method == nullptr || !PyMethod_Check(method)) return method;
+  PyObject* function = Py_NewRef(PyMethod_GET_FUNCTION(method));
+  Py_DECREF(method);
+  return function;
+}
+
 }  // namespace
+
+bool only_torch_sees(const Arguments& arguments) {
+  if (torch_private::in_function_mode() || !arguments.overriders().empty()) return false;
+  if (!arguments.overridden()) return true;
+  static PyObject* of_tensor = torch_function_of(THPVariableClass);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    PyObject* tensor = arguments.tensor(i).object;
+    if (THPVariable_CheckExact(tensor)) continue;
+    PyObject* function = torch_function_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+    const bool own = function != of_tensor;
+    if (function == nullptr) PyErr_Clear();
+    Py_XDECREF(function);
+    if (own) return false;
+  }
+  return true;
+}
 
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
@@ -130,11 +155,9 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   const bool off = convert_off();
   // Where a region acts in place of convert, what is atomic is for its policy to say.
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) && !off);
-  if (!maybe_overridden) {
-    std::optional<autocast::InsideCompound> inside;
-    if (op.form.compound && !op.rule.listed && !off) inside.emplace();
-    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  }
+  std::optional<autocast::InsideCompound> inside;
+  if (op.form.compound && !op.rule.listed && !off && only_torch_sees(arguments)) inside.emplace();
+  if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 
   PyObject* tensors = tensor_tuple(arguments, args);
   if (tensors == nullptr) return nullptr;

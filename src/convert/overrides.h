@@ -16,6 +16,9 @@ namespace habana_mp {
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames);
 
+// Whether no __torch_function__ but that of torch.Tensor, which subclasses inherit, sees the call.
+bool only_torch_sees(const Arguments& arguments);
+
 // Whether this call comes from the __torch_function__ that call_original has just passed the op to:
 // the listeners have been called already. True once for each.
 bool take_from_override(const PatchedOp& op);

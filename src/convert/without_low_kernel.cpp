@@ -22,9 +22,9 @@ namespace {
 
 // Whether torch alone has seen the call, so that nobody sees it twice.
 bool is_torch_s(const Arguments& arguments) {
-  if (arguments.overridden() || torch_private::in_function_mode()) return false;
+  if (!only_torch_sees(arguments)) return false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (is_traced(arguments.tensor(i).object)) return false;
+    if (may_be_traced(THPVariable_Unpack(arguments.tensor(i).object))) return false;
   }
   return true;
 }
@@ -42,9 +42,9 @@ PyObject* call_again(const PatchedOp& op, const Arguments& arguments, const Deci
   if (!cast.apply(op.form, arguments, decision, /*cached=*/false)) return nullptr;
   // What the op calls inside is to stay in float32.
   const CastsOffGuard guard(true);
-  PyObject* result = PyObject_Vectorcall(
-      op.original, cast.data(),
-      static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+  PyObject* result =
+      call_original(op, arguments, cast.data(),
+                    static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
   if (result == nullptr) watched.abandon();
   notify_end(watched, result);
   return result;

@@ -100,14 +100,15 @@ constexpr std::string_view kCompounds =
     " max_pool1d_with_indices instance_norm alpha_dropout feature_alpha_dropout ctc_loss"
     " rnn_tanh rnn_relu lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell";
 
-// Found by running the same samples with one tensor of another dtype than the others. Ops that
-// refuse some dtypes beside others, as norms do, are among those that lack kernels.
+// Found by running the same samples with one tensor of another dtype than the others. Ops that take
+// some dtypes beside others, as norms and attention with a mask do, are among those that lack
+// kernels: they are called as they are, and again where that fails.
 constexpr std::string_view kRefusingMixed =
     "linear matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addbmm baddbmm addmv inner"
     " tensordot multi_dot chain_matmul vecdot bilinear conv1d conv2d conv3d conv_transpose1d"
-    " conv_transpose2d conv_transpose3d convolution scaled_dot_product_attention mkldnn_rnn_layer"
-    " prelu grid_sampler grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy"
-    " cross_entropy_loss nll_loss nll_loss_nd nll_loss2d binary_cross_entropy multi_margin_loss"
+    " conv_transpose2d conv_transpose3d convolution mkldnn_rnn_layer prelu"
+    " grid_sampler grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy"
+    " cross_entropy_loss nll_loss nll_loss_nd nll_loss2d multi_margin_loss"
     " fractional_max_pool2d fractional_max_pool3d lerp heaviside index_add index_copy index_put"
     " __setitem__ index_reduce masked_scatter put scatter scatter_add scatter_reduce";
 
@@ -130,11 +131,14 @@ constexpr std::string_view kProducts =
 
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
-    "avg_pool3d cdist cholesky cholesky_inverse cholesky_solve complex cross ctc_loss det geqrf "
+    "avg_pool3d binary_cross_entropy cdist cholesky cholesky_inverse cholesky_solve complex cross "
+    "ctc_loss det geqrf "
     "histogram"
     " histogramdd inverse layer_norm group_norm batch_norm logdet lu lu_solve"
-    " multilabel_margin_loss nanquantile norm nuclear_norm orgqr ormqr pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
-    " sparse_sampled_addmm stft istft svd triangular_solve view_as_complex"
+    " multilabel_margin_loss nanquantile norm nuclear_norm orgqr ormqr pdist pinverse polar qr "
+    "quantile rrelu sampled_addmm slogdet"
+    " scaled_dot_product_attention sparse_sampled_addmm stft istft svd triangular_solve "
+    "view_as_complex"
     " _upsample_bilinear2d_aa _upsample_bicubic2d_aa";
 
 bool is_low_level(std::string_view op) {
@@ -195,8 +199,8 @@ std::span<const NotComputing> not_computing() { return kNotComputing; }
 bool computes(std::string_view op) {
   static const NameSet left_out = all_not_computing();
   const std::string_view own = without_module(op);
-  return !left_out.contains(out_of_place(own)) &&
-         own.find("quantize") == std::string_view::npos && !is_low_level(own);
+  return !left_out.contains(out_of_place(own)) && own.find("quantize") == std::string_view::npos &&
+         !is_low_level(own);
 }
 
 }  // namespace habana_mp

@@ -180,12 +180,29 @@ void set_conversion(std::shared_ptr<const Policy> policy) {
   current_conversion.store(id, std::memory_order_relaxed);
 }
 
+namespace {
+
+// This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
+// not wait for. Here it does, for the lock of the caller.
+void look_at_callbacks() {
+  static_cast<void>(at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION));
+}
+
+}  // namespace
+
 at::CallbackHandle watch_dispatcher() {
   undecideds().known.clear();
-  return at::addGlobalCallback(at::RecordFunctionCallback(op_begins, op_ends)
-                                   .needsInputs(true)
-                                   .needsOutputs(true)
-                                   .scopes({at::RecordScope::FUNCTION}));
+  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(op_begins, op_ends)
+                                                .needsInputs(true)
+                                                .needsOutputs(true)
+                                                .scopes({at::RecordScope::FUNCTION}));
+  look_at_callbacks();
+  return handle;
+}
+
+void unwatch_dispatcher(at::CallbackHandle handle) {
+  at::removeCallback(handle);
+  look_at_callbacks();
 }
 
 }  // namespace habana_mp::watch

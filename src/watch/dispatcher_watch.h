@@ -11,8 +11,9 @@
 
 namespace habana_mp::watch {
 
-// To be removed by its handle. With the lock of the observer.
+// With the lock of the observer.
 at::CallbackHandle watch_dispatcher();
+void unwatch_dispatcher(at::CallbackHandle handle);
 
 // The policy of the conversion in force, null without one.
 void set_conversion(std::shared_ptr<const Policy> policy);

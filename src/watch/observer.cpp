@@ -76,7 +76,7 @@ void unlisten(const report::Listener& listener) {
   if (!report::unlisten(listener) || watching()) return;
   backward_watch.store(nullptr, std::memory_order_relaxed);
   epoch.store(0, std::memory_order_relaxed);
-  at::removeCallback(callback);
+  unwatch_dispatcher(callback);
   expired = here.histories.take_all();
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 
 import pytest
 import torch
@@ -308,3 +309,67 @@ def test_parameters_that_are_low_on_purpose_do_not_warn() -> None:
         module = nn.Linear(4, 4, dtype=BF16)
         module.gamma = nn.Parameter(torch.ones(4, 4, dtype=BF16))
         module.scale = nn.Parameter(torch.ones(4, 4).to(BF16))
+
+
+def test_a_parameter_of_no_module_warns_where_an_optimizer_gets_it() -> None:
+    """It would never move: 1e-4 is less than half a unit of its last place."""
+    hmp.convert(policy=hmp.Policy.from_ops(lower=["mul"], name="mine"))
+    scale = nn.Parameter(0.1 * torch.ones(4))
+    told = r"a parameter of shape \(4,\) of SGD is bfloat16, because mul made it under hmp.convert: lower: mul, mine"
+    with pytest.warns(UserWarning, match=told):
+        torch.optim.SGD([scale], lr=1e-4)
+    torch.optim.SGD([scale], lr=1e-4)  # once
+
+
+def late(module: nn.Module) -> None:
+    parameter = nn.Parameter(torch.eye(4) @ torch.eye(4))
+    for _ in range(100):
+        _ = torch.eye(4) @ torch.eye(4)
+    module.late = parameter
+
+
+MANY = {
+    "ten of a list": (
+        lambda m: setattr(m, "list", nn.ParameterList([nn.Parameter(torch.eye(4) @ torch.eye(4)) for _ in range(10)])),
+        10,
+    ),
+    "of a compound": (lambda m: setattr(m, "p", nn.Parameter(torch.einsum("ij,jk", torch.eye(4), torch.eye(4)))), 1),
+    "of what a layer gives": (lambda m: setattr(m, "p", nn.Parameter(nn.Linear(4, 4)(torch.eye(4)).detach())), 1),
+    "registered much later": (late, 1),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_each_of_them_warns_once(case: str) -> None:
+    make, count = MANY[case]
+    hmp.convert(policy="hmp")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        make(nn.Module())
+    assert len(warned) == count
+
+
+class Initialized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+    def init_weights(self) -> None:
+        with torch.no_grad():
+            self.weight.copy_(torch.linspace(0, 1, 64).view(8, 8) @ torch.eye(8))
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_weights_that_are_initialized_after_other_ops(made_before: bool) -> None:
+    """As from_pretrained does for what a checkpoint lacks: copy_ would round them and keep their dtype."""
+    plain = Initialized()
+    plain.init_weights()
+    model = Initialized() if made_before else None
+    before = Initialized.init_weights
+    hmp.convert(policy="hmp")
+    model = model or Initialized()
+    _ = torch.eye(4) @ torch.eye(4)
+    model.init_weights()
+    assert torch.equal(model.weight, plain.weight)
+    hmp.revert()
+    assert Initialized.init_weights is before

@@ -350,3 +350,20 @@ def test_casts_are_as_before_behind_a_region_around_convert() -> None:
     with torch.autocast("cpu", enabled=False):
         hmp.convert(policy="hmp")
     assert (X @ X).dtype == BF16
+
+
+def test_a_region_that_is_never_left_ends_with_the_conversion() -> None:
+    region = torch.autocast("cpu", enabled=False)
+
+    class Enters(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            region.__enter__()
+            return x @ x
+
+    hmp.convert(policy="hmp")
+    assert Enters()(X).dtype == FP32
+    hmp.revert()
+    hmp.convert(policy="hmp")
+    assert (X @ X).dtype == BF16
+    region.__exit__(None, None, None)
+    assert (X @ X).dtype == BF16

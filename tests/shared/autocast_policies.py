@@ -19,7 +19,7 @@ B = hmp.Policy.from_ops(lower=["softmax"], fp32=["mm"], name="b")
 
 def results() -> tuple[torch.dtype, ...]:
     """What mm, add and softmax give here: bfloat16, bfloat16, float32 under A; float32, float32, bfloat16 under B."""
-    return (mat() @ mat()).dtype, torch.add(mat(), mat()).dtype, torch.softmax(mat(), 0).dtype
+    return torch.mm(mat(), mat()).dtype, torch.add(mat(), mat()).dtype, torch.softmax(mat(), 0).dtype
 
 
 PLAIN, TORCH, UNDER_A, UNDER_B = (FP32, FP32, FP32), (BF16, FP32, FP32), (BF16, BF16, FP32), (FP32, FP32, BF16)

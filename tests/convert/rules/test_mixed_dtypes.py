@@ -141,6 +141,14 @@ def test_products_inside_an_op_with_a_derivative_of_its_own(op: str, front_end: 
     assert torch.equal(grad, expected)
 
 
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_a_policy_that_lists_mm_alone_does_not_lower_what_users_call_by_other_names(front_end: str) -> None:
+    policy = hmp.Policy.from_ops(lower=["mm", "addmm"])
+    assert under(front_end, policy, lambda: f32(4, 4) @ f32(4, 4)).dtype is F32
+    assert under(front_end, policy, lambda: F.linear(f32(4, 4), f32(4, 4))).dtype is F32
+    assert under(front_end, policy, lambda: torch.mm(f32(4, 4), f32(4, 4))).dtype is BF16
+
+
 @pytest.mark.parametrize("policy", hmp.presets())
 @pytest.mark.parametrize(
     "layer",

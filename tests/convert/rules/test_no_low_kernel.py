@@ -178,3 +178,37 @@ def test_disable_casts_keeps_torchs_error():
     hmp.convert(policy="torch-cpu")
     with hmp.disable_casts(), pytest.raises(RuntimeError, match="not supported"):
         torch.linalg.inv(SPD.to(BF16))
+
+
+class Plain(torch.Tensor):
+    """A subclass that overrides nothing."""
+
+
+@FRONT_ENDS
+def test_of_a_subclass(front_end):
+    x = SPD.to(BF16).as_subclass(Plain)
+    with front_end("hmp"):
+        result = torch.linalg.inv(x)
+        assert torch.einsum("ij,jk->ik", SPD.as_subclass(Plain), x).dtype is BF16
+    assert type(result) is Plain
+    assert result.dtype is F32
+
+
+def test_on_meta():
+    with converted("hmp"):
+        assert torch.linalg.inv(SPD.to("meta", BF16)).dtype is F32
+
+
+def test_an_error_that_names_no_dtype_is_the_caller_s():
+    """The function of a loss is called once: its message is about something else."""
+    calls = []
+
+    def distance(a, b):
+        calls.append(a.dtype)
+        raise RuntimeError("Half-life expected")
+
+    x = torch.ones(2, 4)
+    hmp.convert(policy=hmp.Policy.from_ops(lower=["triplet_margin_with_distance_loss"]))
+    with pytest.raises(RuntimeError, match="Half-life"):
+        F.triplet_margin_with_distance_loss(x, x, x, distance_function=distance)
+    assert len(calls) == 1

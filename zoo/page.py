@@ -34,13 +34,15 @@ def page(results: Results) -> str:
         cell=_cell, labels=_labels, fronts=_fronts, dtypes=_dtypes, policies=_policies, number=_number, of=_of_policy
     )
     outputs = findings.errors(ran, "output_error")
+    summary = findings.summary(ran)
     return environment.get_template("page.md.jinja").render(
         torch=torch.__version__,
         transformers=transformers.__version__,
         counts=Counter(label.partition("/")[0] for label in ran),
         not_run=Counter(label.partition("/")[0] for label in not_run),
         lacking=sum(message.startswith("ImportError") for message in not_run.values()),
-        summary=findings.summary(ran),
+        summary=summary,
+        unexplained=sum(row.unexplained for row in summary),
         raises=_by_reason(findings.raises(ran)),
         disagreements=_by_reason(findings.disagreements(ran)),
         alone=findings.one_alone(ran),

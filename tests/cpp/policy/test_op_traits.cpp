@@ -98,3 +98,34 @@ TEST_CASE("no name is left out of the rest twice, and each that is does not comp
   }
   CHECK(names.size() > 300);
 }
+
+TEST_CASE("what an op is made of (D41)") {
+  for (const char* op : {"einsum", "linalg_matrix_power", "fft_stft", "gru", "ctc_loss"}) {
+    CAPTURE(op);
+    CHECK(insides_of(op) == Insides::Compound);
+  }
+  for (const char* op : {"matrix_exp", "linalg_pinv", "matmul", "linalg_matmul", "cdist"}) {
+    CAPTURE(op);
+    CHECK(insides_of(op) == Insides::Own);
+  }
+  for (const char* op : {"mm", "add", "einsum_", ""}) CHECK(insides_of(op) == Insides::ByRules);
+  for (const char* op : {"mm", "conv2d", "lstm_cell"}) CHECK(is_product(op));
+  for (const char* op : {"mul", "einsum", "softmax"}) CHECK_FALSE(is_product(op));
+}
+
+TEST_CASE("ops that refuse mixed dtypes, in place too (D41), or lack kernels (D42)") {
+  for (const char* op : {"index_add", "index_add_", "__setitem__", "prelu", "linear"}) {
+    CAPTURE(op);
+    CHECK(refuses_mixed(op));
+  }
+  // torch takes a float32 mask beside low queries, and float32 weights in a norm.
+  for (const char* op : {"scaled_dot_product_attention", "layer_norm", "add", "where", "_"}) {
+    CAPTURE(op);
+    CHECK_FALSE(refuses_mixed(op));
+  }
+  for (const char* op : {"linalg_inv", "fft_rfft", "special_i0", "polar", "layer_norm"}) {
+    CAPTURE(op);
+    CHECK(may_lack_low_kernel(op));
+  }
+  for (const char* op : {"mm", "add", "relu"}) CHECK_FALSE(may_lack_low_kernel(op));
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -57,23 +57,23 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
 def _begin(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
         if type(self) not in _known:
-            _know(type(self))
+            _know(each for each in type(self).__mro__ if issubclass(each, torch.nn.Module))
         _core.begin_construction()
     _torch_init(self, *args, **kwargs)
 
 
-def _know(kind: type[torch.nn.Module]) -> None:
+def _know(kinds: Iterable[type]) -> None:
     rows = []
-    for each in kind.__mro__:
-        if each in _known or not issubclass(each, torch.nn.Module):
+    for each in kinds:
+        if each in _known:
             continue
         _known.add(each)
-        if "__init__" in vars(each):
-            # A decorator's own code runs for other functions too.
-            code = getattr(inspect.unwrap(vars(each)["__init__"]), "__code__", None)
-            if code is not None:
-                _core.add_construction_code(code)
-        functions = ((name, vars(each).get(name)) for name in _INITIALIZING)
+        own = vars(each)
+        # A decorator's own code runs for other functions too.
+        code = getattr(inspect.unwrap(own["__init__"]), "__code__", None) if "__init__" in own else None
+        if code is not None:
+            _core.add_construction_code(code)
+        functions = ((name, own[name]) for name in _INITIALIZING if name in own)
         rows += [(each, name, without_casts(f)) for name, f in functions if isinstance(f, FunctionType)]
     if rows:
         _initializing.append(_core.PatchSet())
@@ -93,9 +93,7 @@ def watch() -> None:
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(functools.partial(_registered, "parameter")))
         _hooks.append(register_module_buffer_registration_hook(functools.partial(_registered, "buffer")))
-        for each in _subclasses(torch.nn.Module):
-            if each not in _known:
-                _know(each)
+        _know(_subclasses(torch.nn.Module))
 
 
 def unwatch() -> None:

@@ -19,6 +19,9 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.nn.utils import fusion, parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import habana_mp._core as _core
@@ -35,6 +38,15 @@ _INITIALIZING = (
     "initialize_weights",
     "_initialize_weights",
 )
+# What makes a parameter anew of what it was computed from.
+_REMAKING: tuple[tuple[Any, str], ...] = (
+    (prune.BasePruningMethod, "remove"),
+    (WeightNorm, "remove"),
+    (SpectralNorm, "remove"),
+    (parametrize, "remove_parametrizations"),
+    (fusion, "fuse_conv_bn_weights"),
+    (fusion, "fuse_linear_bn_weights"),
+)
 _torch_init = torch.nn.Module.__init__
 _torch_new = torch.nn.Parameter.__new__
 _torch_add = torch.optim.Optimizer.add_param_group
@@ -43,7 +55,7 @@ _hooks: list[Any] = []
 # The functions of classes that initialize.
 _initializing: list[_core.PatchSet] = []
 # Parameters that a rule has made low, with the op and its rule.
-_low: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_low: Any = WeakTensorKeyDictionary()
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
@@ -51,6 +63,8 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.Module, "apply", without_casts(made_of(torch.nn.Module.apply))
     yield torch.nn.Parameter, "__new__", staticmethod(_new)
     yield torch.optim.Optimizer, "add_param_group", _add_param_group
+    for owner, name in _REMAKING:
+        yield owner, name, without_casts(made_of(getattr(owner, name)))
 
 
 @functools.wraps(_torch_init)

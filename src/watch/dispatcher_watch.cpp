@@ -184,9 +184,7 @@ namespace {
 
 // This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
 // not wait for. Here it does, for the lock of the caller.
-void look_at_callbacks() {
-  static_cast<void>(at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION));
-}
+void look_at_callbacks() { static_cast<void>(torch_private::op_listeners()); }
 
 }  // namespace
 

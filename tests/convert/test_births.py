@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.utils.prune
 import transformers
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
@@ -373,3 +374,31 @@ def test_weights_that_are_initialized_after_other_ops(made_before: bool) -> None
     assert torch.equal(model.weight, plain.weight)
     hmp.revert()
     assert Initialized.init_weights is before
+
+
+def pruned(layer: nn.Linear) -> None:
+    torch.nn.utils.prune.l1_unstructured(layer, "weight", amount=0.5)
+    layer(torch.ones(1, 4))
+    torch.nn.utils.prune.remove(layer, "weight")
+
+
+def weight_normed(layer: nn.Linear) -> None:
+    torch.nn.utils.remove_weight_norm(weight_norm(layer))
+
+
+def parametrized(layer: nn.Linear) -> None:
+    parametrizations.weight_norm(layer)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("remake", [pruned, weight_normed, parametrized], ids=lambda function: function.__name__)
+def test_a_parameter_that_is_made_anew_of_what_it_was_computed_from(remake) -> None:
+    torch.manual_seed(0)
+    plain, ours = nn.Linear(4, 4), nn.Linear(4, 4)
+    ours.load_state_dict(plain.state_dict())
+    remake(plain)
+    hmp.convert(policy="hmp")
+    remake(ours)
+    assert torch.equal(ours.weight, plain.weight)
+    assert type(ours.weight) is nn.Parameter

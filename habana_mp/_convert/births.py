@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.nn.utils import fusion, parametrize, prune
+from torch.nn.utils import fusion, parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -40,7 +40,6 @@ _INITIALIZING = (
 )
 # What makes a parameter anew of what it was computed from.
 _REMAKING: tuple[tuple[Any, str], ...] = (
-    (prune.BasePruningMethod, "remove"),
     (WeightNorm, "remove"),
     (SpectralNorm, "remove"),
     (parametrize, "remove_parametrizations"),
@@ -63,7 +62,9 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
     yield torch.nn.Module, "apply", without_casts(made_of(torch.nn.Module.apply))
     yield torch.nn.Parameter, "__new__", staticmethod(_new)
     yield torch.optim.Optimizer, "add_param_group", _add_param_group
-    for owner, name in _REMAKING:
+    from torch.nn.utils.prune import BasePruningMethod  # torch has not imported it
+
+    for owner, name in (*_REMAKING, (BasePruningMethod, "remove")):
         yield owner, name, without_casts(made_of(getattr(owner, name)))
 
 

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import habana_mp._core as _core
 from habana_mp._scope import torch_autocast
-from habana_mp._scope.without_casts import made_of, without_casts
+from habana_mp._scope.without_casts import made_of, subclasses, without_casts
 from habana_mp._show.warning import warn
 
 # What libraries and users call the functions that initialize.
@@ -96,19 +96,12 @@ def _know(kinds: Iterable[type]) -> None:
     torch_autocast.reach_transformers()  # which may have been imported since the conversion
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    subclasses: list[type] = type.__subclasses__(kind)
-    for each in subclasses:
-        yield from _subclasses(each)
-
-
 def watch() -> None:
     """Called by ``convert``."""
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(functools.partial(_registered, "parameter")))
         _hooks.append(register_module_buffer_registration_hook(functools.partial(_registered, "buffer")))
-        _know(_subclasses(torch.nn.Module))
+        _know(subclasses(torch.nn.Module))
 
 
 def unwatch() -> None:

@@ -13,7 +13,7 @@ import torch.optim.swa_utils
 from torch.optim import Optimizer, lr_scheduler
 
 import habana_mp._core as _core
-from habana_mp._scope.without_casts import made_of, step_without_casts, without_casts
+from habana_mp._scope.without_casts import made_of, step_without_casts, subclasses, without_casts
 from habana_mp._torch_private import OPTIMIZERS
 
 _torch_hook_step = OPTIMIZERS.get("hook")
@@ -44,7 +44,7 @@ def _of_optimizers() -> Iterator[tuple[Any, ...]]:
     if not OPTIMIZERS.works:
         return
     yield *OPTIMIZERS.place("hook"), staticmethod(_hook_step)
-    cells = {id(cell): cell for each in _classes(Optimizer) if (cell := _cell(vars(each).get("step"))) is not None}
+    cells = {id(cell): cell for each in subclasses(Optimizer) if (cell := _cell(vars(each).get("step"))) is not None}
     for cell in cells.values():
         step = made_of(cell.cell_contents)
         yield cell, "cell_contents", step_without_casts(step), step
@@ -67,13 +67,6 @@ def _cell(step: Any) -> types.CellType | None:
             return cell
         step = getattr(step, "__wrapped__", None)
     return None
-
-
-def _classes(root: type) -> Iterator[type]:
-    yield root
-    subclasses: list[type] = type.__subclasses__(root)
-    for each in subclasses:
-        yield from _classes(each)
 
 
 def _others() -> Iterator[tuple[type, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -61,6 +61,14 @@ def with_casts_off(function: _Function, off: bool) -> _Function:
 def made_of(function: _Function) -> _Function:
     """The function that one made here calls; any other as it is."""
     return _made.get(function, function)
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    """A class and all that inherit from it, whose functions may have to run so."""
+    yield kind
+    direct: list[type] = type.__subclasses__(kind)
+    for each in direct:
+        yield from subclasses(each)
 
 
 def _remembered(made: _Function, of: _Function) -> _Function:

@@ -20,8 +20,8 @@
 namespace habana_mp {
 namespace {
 
-// Whether torch alone has seen the call, so that nobody sees it twice.
-bool is_torch_s(const Arguments& arguments) {
+// Whether nobody but torch has seen the call, at the dispatcher either, and would see it twice.
+bool may_be_made_again(const Arguments& arguments) {
   if (!only_torch_sees(arguments)) return false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (may_be_traced(THPVariable_Unpack(arguments.tensor(i).object))) return false;
@@ -77,7 +77,7 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
   arguments.find(op.form, args, positional, kwnames);
   const Decision decision =
       decide_without_low_kernel(op.rule, arguments.described(), arguments.explicit_dtype());
-  if (decision.cause != Cause::None && is_torch_s(arguments)) {
+  if (decision.cause != Cause::None && may_be_made_again(arguments)) {
     watched.abandon();
     if (PyObject* result = call_again(op, arguments, decision, args, positional, kwnames))
       return result;

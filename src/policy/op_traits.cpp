@@ -91,14 +91,14 @@ NameSet all_not_computing() {
 // Found by running torch's own samples of every op under both front ends (make zoo): those whose
 // dtype the rules of other ops decide.
 constexpr std::string_view kCompounds =
-    "einsum inner tensordot chain_matmul multi_dot"
-    " matrix_power vecdot vdot bilinear cov corrcoef kron outer ger ldexp square"
-    " stft istft quantile nanquantile nanmean mvlgamma multigammaln ndtr sum_to_size trapezoid"
-    " trapz cumulative_trapezoid gradient cosine_similarity pairwise_distance kl_div"
-    " margin_ranking_loss cosine_embedding_loss cross_entropy cross_entropy_loss"
-    " adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d max_pool1d"
-    " max_pool1d_with_indices instance_norm alpha_dropout feature_alpha_dropout ctc_loss"
-    " rnn_tanh rnn_relu lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell";
+    "einsum inner tensordot chain_matmul multi_dot matrix_power vecdot vdot bilinear cov"
+    " corrcoef kron outer ger ldexp square stft istft quantile nanquantile nanmean mvlgamma"
+    " multigammaln ndtr sum_to_size trapezoid trapz cumulative_trapezoid gradient"
+    " cosine_similarity pairwise_distance kl_div margin_ranking_loss cosine_embedding_loss"
+    " cross_entropy cross_entropy_loss adaptive_avg_pool1d adaptive_avg_pool2d"
+    " adaptive_avg_pool3d avg_pool1d max_pool1d max_pool1d_with_indices instance_norm"
+    " alpha_dropout feature_alpha_dropout ctc_loss rnn_tanh rnn_relu lstm gru rnn_tanh_cell"
+    " rnn_relu_cell lstm_cell gru_cell";
 
 // Found by running the same samples with one tensor of another dtype than the others. Ops that take
 // some dtypes beside others, as norms and attention with a mask do, are among those that lack
@@ -106,19 +106,18 @@ constexpr std::string_view kCompounds =
 constexpr std::string_view kRefusingMixed =
     "linear matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addbmm baddbmm addmv inner"
     " tensordot multi_dot chain_matmul vecdot bilinear conv1d conv2d conv3d conv_transpose1d"
-    " conv_transpose2d conv_transpose3d convolution mkldnn_rnn_layer prelu"
-    " grid_sampler grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy"
-    " cross_entropy_loss nll_loss nll_loss_nd nll_loss2d multi_margin_loss"
-    " fractional_max_pool2d fractional_max_pool3d lerp heaviside index_add index_copy index_put"
-    " __setitem__ index_reduce masked_scatter put scatter scatter_add scatter_reduce";
+    " conv_transpose2d conv_transpose3d convolution mkldnn_rnn_layer prelu grid_sampler"
+    " grid_sampler_2d grid_sampler_3d embedding_bag cross_entropy cross_entropy_loss nll_loss"
+    " nll_loss_nd nll_loss2d multi_margin_loss fractional_max_pool2d fractional_max_pool3d"
+    " lerp heaviside index_add index_copy index_put __setitem__ index_reduce masked_scatter"
+    " put scatter scatter_add scatter_reduce";
 
 // They hand on what they were given, or sum in buffers of its dtype, or have a derivative of their
 // own, which takes what is inside to be of the dtype of their arguments. Of linear and matmul it is
 // their names that users write: a policy that leaves them out does not mean the mm inside.
 constexpr std::string_view kOwnInsides =
-    "linear matmul linalg_matmul"
-    " affine_grid_generator cdist pinverse pinv _sparse_addmm _scaled_mm _scaled_mm_v2"
-    " _unsafe_masked_index _unsafe_masked_index_put_accumulate"
+    "linear matmul linalg_matmul affine_grid_generator cdist pinverse pinv _sparse_addmm"
+    " _scaled_mm _scaled_mm_v2 _unsafe_masked_index _unsafe_masked_index_put_accumulate"
     " matrix_exp _safe_softmax native_dropout_backward t_copy isin _unique2 unique_dim"
     " unique_consecutive combinations cartesian_prod roll _chunk_cat";
 
@@ -131,15 +130,12 @@ constexpr std::string_view kProducts =
 
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
-    "avg_pool3d binary_cross_entropy cdist cholesky cholesky_inverse cholesky_solve complex cross "
-    "ctc_loss det geqrf "
-    "histogram"
-    " histogramdd inverse layer_norm group_norm batch_norm logdet lu lu_solve"
-    " multilabel_margin_loss nanquantile norm nuclear_norm orgqr ormqr pdist pinverse polar qr "
-    "quantile rrelu sampled_addmm slogdet"
-    " scaled_dot_product_attention sparse_sampled_addmm stft istft svd triangular_solve "
-    "view_as_complex"
-    " _upsample_bilinear2d_aa _upsample_bicubic2d_aa";
+    "avg_pool3d binary_cross_entropy cdist cholesky cholesky_inverse cholesky_solve complex"
+    " cross ctc_loss det geqrf histogram histogramdd inverse layer_norm group_norm batch_norm"
+    " logdet lu lu_solve multilabel_margin_loss nanquantile norm nuclear_norm orgqr ormqr"
+    " pdist pinverse polar qr quantile rrelu sampled_addmm slogdet"
+    " scaled_dot_product_attention sparse_sampled_addmm stft istft svd triangular_solve"
+    " view_as_complex _upsample_bilinear2d_aa _upsample_bicubic2d_aa";
 
 bool is_low_level(std::string_view op) {
   // Operators; and ops that F.interpolate calls, private by their names alone.
@@ -179,8 +175,7 @@ Insides insides_of(std::string_view op) {
 
 bool refuses_mixed(std::string_view op) {
   static const NameSet names = set_of(kRefusingMixed);
-  const std::string_view plain = without_module(op);
-  return names.contains(out_of_place(plain));
+  return names.contains(out_of_place(without_module(op)));
 }
 
 bool is_product(std::string_view op) {

@@ -75,8 +75,9 @@ bool refuses_mixed(std::string_view op);
 // Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
 bool is_product(std::string_view op);
 
-// Ops that some device has no kernel of for a low dtype. Those that no list names are watched for
-// that error too (D42); an op that a rule holds for is watched whether it is one of these or not.
+// Ops that some device has no kernel of for a low dtype, or for some mixture of dtypes. Those that
+// no list names are watched for that error too (D42); an op that a rule holds for is watched
+// whether it is one of these or not.
 bool may_lack_low_kernel(std::string_view op);
 
 // Whether the rest of a policy may hold for an op (D15). The op is named as its home or as the

@@ -164,6 +164,10 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }
 
+// This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
+// not wait for. Here it does, for the lock of the caller.
+void look_at_callbacks() { static_cast<void>(torch_private::op_listeners()); }
+
 }  // namespace
 
 std::uint64_t conversion_id() { return current_conversion.load(std::memory_order_relaxed); }
@@ -179,14 +183,6 @@ void set_conversion(std::shared_ptr<const Policy> policy) {
   undecideds().conversion = std::move(policy);
   current_conversion.store(id, std::memory_order_relaxed);
 }
-
-namespace {
-
-// This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
-// not wait for. Here it does, for the lock of the caller.
-void look_at_callbacks() { static_cast<void>(torch_private::op_listeners()); }
-
-}  // namespace
 
 at::CallbackHandle watch_dispatcher() {
   undecideds().known.clear();

@@ -166,30 +166,6 @@ class TestAsWithoutIt:
             rank.join()
         assert results == [[True, True, True]] * 2
 
-    @may_fork
-    def test_a_child_frees_no_transfer_of_its_parent(self, tmp_path):
-        """It would wait for ever for threads that it does not have."""
-        p = weight()
-        hmp.convert()
-        use(p)
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-        try:
-            with torch.no_grad():
-                transfers = [dist.broadcast(torch.zeros(1 << 20), 0, async_op=True) for _ in range(8)]
-            for transfer in transfers:
-                transfer.wait()
-            del transfer, transfers
-        finally:
-            dist.destroy_process_group()
-            gc.collect()
-        child = fork.Process(target=use, args=(p,))
-        child.start()
-        child.join(60)
-        alive = child.exitcode is None
-        child.kill()
-        assert not alive
-        assert is_fresh(p)
-
     @pytest.mark.parametrize("way", ["all_reduce", "broadcast", "coalesced"])
     def test_functional_collectives(self, way, tmp_path):
         """Of one rank: they write, and move no version counter."""

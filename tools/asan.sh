@@ -16,6 +16,12 @@ packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 PATH="$bin:$PATH" "$bin/python" -m pip --disable-pip-version-check --python "$venv/bin/python" install --quiet \
     --no-build-isolation --no-deps --editable . -C cmake.define.HABANA_MP_SANITIZE=ON -C build-dir=build/asan/module
 
+# The programs that pages of the documentation call: those in .venv run the module of the build there.
+for program in pytest:pytest torchrun:torch.distributed.run; do
+    printf '#!/bin/sh\nexec "%s" -m %s "$@"\n' "$PWD/$venv/bin/python" "${program#*:}" >"$venv/bin/${program%:*}"
+    chmod +x "$venv/bin/${program%:*}"
+done
+
 # libstdc++ beside libasan: python has none, and the sanitizer looks for __cxa_throw when it starts.
 compiler=${CXX:-c++}
 preload="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)"

@@ -279,6 +279,7 @@ LOAD = Feature(
 )
 COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it stands for", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
 DEVICE_INDEX = Feature("torch.load finds no device for 'hpu'", of_cuda="torch.cuda:_utils._get_device_index")
+RECORDING = Feature("torch.hpu.HPUGraph does not work", mode="torch.utils._python_dispatch:TorchDispatchMode")
 NCCL = Feature(
     "process groups for 'hpu' on CUDA have torch's own timeout",
     timeout="torch.distributed:ProcessGroupNCCL.Options()._timeout",

@@ -8,6 +8,8 @@ A sentence is of one topic, which has words of its own. The next one is of the s
 from __future__ import annotations
 
 import habana_frameworks.torch.core as htcore
+import habana_frameworks.torch.hpu as hthpu
+import habana_frameworks.torch.hpu.graphs as htgraphs
 import torch
 from common import Processes, parse_arguments
 from habana_frameworks.torch.hpex import hmp
@@ -72,7 +74,9 @@ def main() -> None:
             isVerbose=args.hmp_verbose,
         )
 
-    model = processes.wrap(Bert().to(device))
+    hthpu.enable_dynamic_shape()  # the number of masked words differs
+    bert = htgraphs.ModuleCacher()(Bert().to(device), have_grad_accumulation=True)
+    model = processes.wrap(bert)
     optimizer = FusedLamb(groups(model), lr=0.02)
     clip = FusedClipNorm(model.parameters(), max_norm=1.0)
     criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
@@ -80,7 +84,8 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=device)
-        for _ in range(ACCUMULATION):
+        for iteration in range(ACCUMULATION):
+            bert.set_iteration_count(iteration)
             ids, labels, is_next = (processes.share(part).to(device) for part in text(args.batch_size))
             words, follows = model(ids)
             loss = criterion(words.flatten(0, 1), labels.flatten()) + criterion(follows, is_next)

@@ -37,8 +37,10 @@ class Processes:
         os.environ["PT_HPU_LAZY_MODE"] = "1" if args.use_lazy_mode else "2"
         load_habana_module()
         torch.manual_seed(args.seed)
-        self.world_size, self.rank, _ = initialize_distributed_hpu()
-        if self.world_size > 1:
+        self.world_size, self.rank, local_rank = initialize_distributed_hpu()
+        if local_rank == -1:
+            self.rank = 0
+        else:
             distributed.init_process_group("hccl", rank=self.rank, world_size=self.world_size)
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -60,5 +62,5 @@ class Processes:
             print(*words, flush=True)
 
     def end(self) -> None:
-        if self.world_size > 1:
+        if distributed.is_initialized():
             distributed.destroy_process_group()

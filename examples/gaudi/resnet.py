@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 
 import habana_frameworks.torch.core as htcore
+import habana_frameworks.torch.hpu.graphs as htgraphs
+import habana_frameworks.torch.utils.debug as htdebug
 import torch
 from common import Processes, parse_arguments
 from habana_frameworks.torch.hpex import hmp
@@ -44,7 +46,7 @@ def resnet() -> nn.Module:
 
 def permute_params(model: nn.Module) -> None:
     """Weights of convolutions in the device's layout, for a bridge that does not bring them there by itself."""
-    if htcore.is_enabled_weight_permute_pass():
+    if htcore.is_enabled_weight_permute_pass() is True or htdebug._is_enabled_synapse_layout_handling() is True:
         return
     for parameter in model.parameters():
         if parameter.ndim == 4:
@@ -96,7 +98,9 @@ def main() -> None:
         if step % 5 == 0:
             processes.report(step, loss)
 
-    right = output.topk(1, dim=1).indices.squeeze(1) == target
+    graphed = htgraphs.wrap_in_hpu_graph(model.eval())
+    with torch.no_grad():
+        right = graphed(image).topk(1, dim=1).indices.squeeze(1) == target
     processes.print(f"accuracy of the last batch {right.float().mean().item():.3f}")
     processes.end()
 

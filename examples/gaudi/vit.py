@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 import habana_frameworks.torch.core as htcore
+import habana_frameworks.torch.utils.debug as htdebug
 import torch
 from common import Processes, parse_arguments
 from habana_frameworks.torch.hpex import hmp
@@ -73,6 +74,7 @@ def convert(args: argparse.Namespace, *, is_first: bool) -> None:
 
 def main() -> None:
     args = parse_arguments("Digits by a vision transformer.", lists="vit", steps=60, batch_size=64)
+    htdebug._enable_fuse_conv_bn_optimization(True)
     processes = Processes(args)
     device = torch.device(args.device)
 

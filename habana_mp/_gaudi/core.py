@@ -1,17 +1,12 @@
-"""`habana_frameworks.torch.core`: the bridge to a device that runs graphs. Here each operation has run when Python goes on."""
+"""`habana_frameworks.torch.core`: the bridge to a device that runs graphs. Most of its names are switches (`habana_mp/_hpu/gaudi_switches.py`)."""
 
 from __future__ import annotations
 
-__all__ = ["is_enabled_weight_permute_pass", "mark_step"]
+from habana_mp._hpu import torch_hpu as hpu
+
+__all__ = ["get_device_count", "hpu"]
 
 
-def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """Do nothing: on Gaudi it runs the operations gathered so far (F213)."""
-
-
-def is_enabled_weight_permute_pass() -> bool:
-    """True, so that scripts leave the weights of convolutions in PyTorch's layout.
-
-    They ask before they permute them for the device by hand, which the real package does in a pass of its own (F229).
-    """
-    return True
+def get_device_count() -> int:
+    """How many devices "hpu" stands for: 1 for CPU."""
+    return hpu.device_count()

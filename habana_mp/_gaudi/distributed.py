@@ -6,6 +6,7 @@ Importing it registers "hccl" with torch.distributed, as importing Habana's does
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -21,25 +22,36 @@ __all__ = ["initialize_distributed_hpu"]
 _GLOO_SECONDS = 0.5
 
 
-def initialize_distributed_hpu() -> tuple[int, int, int]:
-    """World size, rank and local rank of this process, from what torchrun or mpirun set; 1, 0, 0 without them.
+def initialize_distributed_hpu(
+    world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
+) -> tuple[int, int, int]:
+    """World size, rank and local rank of this process: the arguments, else what torchrun or mpirun set, else 1, -1, -1 (D48).
 
-    It makes no process group. That is left to the script, as on Gaudi:
+    A rank of -1 says that nobody has launched several processes, as scripts ask. MASTER_ADDR and MASTER_PORT become localhost and 12345
+    where they are not set. It makes no process group. That is left to the script, as on Gaudi:
 
     >>> world_size, rank, local_rank = initialize_distributed_hpu()
-    >>> torch.distributed.init_process_group("hccl", rank=rank, world_size=world_size)
+    >>> if local_rank != -1:
+    ...     torch.distributed.init_process_group("hccl", rank=rank, world_size=world_size)
 
     Raises:
-        ValueError: one of the variables is no integer.
+        ValueError: a number is no integer, an argument or a variable.
     """
-    return _integer("WORLD_SIZE", 1), _integer("RANK", 0), _integer("LOCAL_RANK", 0)
+    found = (
+        _integer("WORLD_SIZE", "world_size", world_size, 1),
+        _integer("RANK", "rank", rank, -1),
+        _integer("LOCAL_RANK", "local_rank", local_rank, -1),
+    )
+    for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345")):
+        os.environ.setdefault(name, value)
+    return found
 
 
-def _integer(variable: str, default: int) -> int:
-    name, text = launched_with(variable)
+def _integer(variable: str, argument: str, value: int | None, default: int) -> int:
+    name, text = (argument, value) if value is not None else launched_with(variable)
     try:
         return default if text is None else int(text)
-    except ValueError:
+    except (TypeError, ValueError):
         raise ValueError(f"{name}={text!r} is no integer") from None
 
 

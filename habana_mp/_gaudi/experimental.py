@@ -1,14 +1,12 @@
-"""`habana_frameworks.torch.utils`: loading the device's libraries, and asking which Gaudi it is."""
+"""`habana_frameworks.torch.utils.experimental`: asking which Gaudi it is, and what it can do."""
 
 from __future__ import annotations
 
 import enum
 
-__all__ = ["_get_device_type", "load_habana_module", "synDeviceType"]
+import torch
 
-
-def load_habana_module() -> None:
-    """Do nothing: on Gaudi it loads the libraries that register the device with PyTorch (F220)."""
+__all__ = ["_data_ptr", "_get_device_type", "_is_fp16_supported", "synDeviceType"]
 
 
 class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
@@ -22,3 +20,12 @@ class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
 def _get_device_type() -> synDeviceType:
     """Gaudi 2: scripts ask in order to work around what the first one lacks, and nothing is lacking here."""
     return synDeviceType.synDeviceGaudi2
+
+
+def _is_fp16_supported() -> bool:
+    return True
+
+
+def _data_ptr(tensor: torch.Tensor) -> int:
+    """The address of a tensor's first element."""
+    return tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Finds and makes the modules that scripts for Gaudi import. What they hold is written in the other files of this folder."""
+"""Makes the modules that scripts for Gaudi import. What they hold is told by contents.py."""
 
 from __future__ import annotations
 
@@ -17,53 +17,33 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._convert.conversion import end_cli_default
+from habana_mp._gaudi import contents
 from habana_mp._hpu import gaudi_flags, torch_hpu
-from habana_mp._hpu.mapping import DEVICE_VARIABLE, map_chosen
+from habana_mp._hpu.mapping import DEVICE_VARIABLE, is_real, map_chosen
 from habana_mp._policy.environment import read_environment
 from habana_mp._torch_private import FIND_SPEC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-_XPU_AMP = "torch.xpu.amp"
-_HPU = "habana_mp._hpu.torch_hpu"
 _FOR_CHILDREN = str(Path(__file__).parent / "for_children")
 _NOT_IMPORTING = (str(Path(__file__).parent) + os.sep, str(Path(importlib.__file__).parent) + os.sep, "<frozen ")
-_ALL = "*"  # what torch.hpu has
-_OURS = "habana_mp.gaudi"
-# module -> where its names are at home, and the names
-_CONTENTS: Mapping[str, tuple[str, str]] = {
-    "hmp": (_OURS, "hmp"),
-    "habana_frameworks": ("", ""),
-    "habana_frameworks.torch": ("", ""),
-    "habana_frameworks.torch.core": (f"{_OURS}.core", "is_enabled_weight_permute_pass mark_step"),
-    "habana_frameworks.torch.core.hccl": (f"{_OURS}.distributed", "initialize_distributed_hpu"),
-    "habana_frameworks.torch.distributed": ("", ""),
-    "habana_frameworks.torch.distributed.hccl": (f"{_OURS}.distributed", "initialize_distributed_hpu"),
-    "habana_frameworks.torch.hpex": (_OURS, "hmp"),
-    "habana_frameworks.torch.hpex.kernels": (f"{_OURS}.kernels", "EmbeddingBag EmbeddingBagPreProc"),
-    "habana_frameworks.torch.hpex.normalization": (f"{_OURS}.normalization", "FusedClipNorm"),
-    "habana_frameworks.torch.hpex.optimizers": (
-        f"{_OURS}.optimizers",
-        "FusedAdagrad FusedAdamW FusedLamb FusedSGD",
-    ),
-    "habana_frameworks.torch.hpu": (_HPU, _ALL),
-    "habana_frameworks.torch.hpu.random": (_HPU, _ALL),
-    "habana_frameworks.torch.utils": ("", ""),
-    "habana_frameworks.torch.utils.debug": ("", ""),
-    "habana_frameworks.torch.utils.experimental": (f"{_OURS}.utils", "_get_device_type synDeviceType"),
-    "habana_frameworks.torch.utils.library_loader": (f"{_OURS}.utils", "load_habana_module"),
-    _XPU_AMP: (f"{_OURS}.xpu", "autocast"),
-}
 
 
 def install() -> None:
-    """Make the modules of the table importable from here on; a second call does nothing."""
+    """Make the modules importable from here on; a second call does nothing."""
     if not any(isinstance(finder, _Importer) for finder in sys.meta_path):
         sys.meta_path.append(_Importer())
     # A script may say torch.xpu.amp.autocast without an import of its own.
     if not hasattr(torch.xpu, "amp"):
-        importlib.import_module(_XPU_AMP)
+        importlib.import_module(contents.XPU_AMP)
+
+
+def make_ready() -> None:
+    """What the first import of Habana's package does on Gaudi: the device is registered, and the flags of logging are read."""
+    if not is_real():
+        map_chosen()
+    gaudi_flags.apply_log_masks()
 
 
 def pass_to_children() -> None:
@@ -72,23 +52,21 @@ def pass_to_children() -> None:
     if device is None:
         return
     os.environ[DEVICE_VARIABLE] = device
+    # DeepSpeed takes what it can import for a Gaudi.
+    os.environ.setdefault("DS_ACCELERATOR", device)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _FOR_CHILDREN not in paths:
         # The first, so that its sitecustomize is found; that runs the environment's own.
         os.environ["PYTHONPATH"] = os.pathsep.join([_FOR_CHILDREN, *filter(None, paths)])
 
 
-def _names(module: str) -> list[str]:
-    """What a module of the table has: the names of its line and the modules below it."""
-    below = (name.rpartition(".") for name in _CONTENTS)
-    names = _CONTENTS[module][1]
-    own = dir(torch_hpu) if names == _ALL else names.split()
-    return sorted({*own, *(name for parent, _, name in below if parent == module)})
-
-
 def _not_here(module: str, name: str) -> str:
-    there = ", ".join(_names(module)) or "nothing in it"
-    return f"habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
+    full = f"{module}.{name}"
+    if reason := contents.refusal(full):
+        return f"habana_mp.gaudi has no '{full}': {reason}"
+    near = contents.nearest(module, name)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"dir({module}) tells what there is"
+    return f"habana_mp.gaudi has no '{full}', and the real one is not installed; {hint}"
 
 
 def _importing() -> FrameType | None:
@@ -115,34 +93,40 @@ def _is_probe() -> bool:
 class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         below = f"{self.__name__}.{name}"
-        if below in _CONTENTS:  # `import habana_frameworks.torch as ht; ht.hpu` works with the real one
+        if below in contents.HOMES:  # `import habana_frameworks.torch as ht; ht.hpu` works with the real one
             return importlib.import_module(below)
-        if _CONTENTS[self.__name__][1] == _ALL:
-            with suppress(AttributeError):
-                return getattr(torch_hpu, name)
-        # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
-        message = f"{self.__name__}.{name}" if name.startswith("__") else _not_here(self.__name__, name)
-        raise AttributeError(message, name=name, obj=self)
+        if name.startswith(
+            "__"
+        ):  # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer
+            raise AttributeError(f"{self.__name__}.{name}", name=name, obj=self)
+        with suppress(AttributeError):
+            return contents.find(self.__name__, name)
+        raise AttributeError(_not_here(self.__name__, name), name=name, obj=self)
 
     def __dir__(self) -> list[str]:
-        return _names(self.__name__)
+        return contents.names(self.__name__)
 
 
 class _Importer(MetaPathFinder, Loader):
-    """The last finder that Python asks, so that a real package wins, also one that lacks what the table has."""
+    """The last finder that Python asks, so that a real package wins, also one that lacks what contents.py has."""
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, name = fullname.rpartition(".")
-        if fullname in _CONTENTS and fullname != _XPU_AMP and torch_hpu.asked_by_library(_importing()):
+        is_ours = fullname in contents.HOMES
+        if is_ours and fullname != contents.XPU_AMP and torch_hpu.asked_by_library(_importing()):
             return None
         is_below = isinstance(sys.modules.get(parent), _StandIn)
-        if fullname in _CONTENTS and (is_below or not parent or fullname == _XPU_AMP):
+        if is_ours and (is_below or not parent or fullname == contents.XPU_AMP):
             return ModuleSpec(fullname, self, is_package=True)
-        if is_below and not _is_probe():
+        if _is_probe():
+            return None
+        if is_below:
             # Under the name of what is missing in truth: `from module import name` swallows an error that names itself.
             raise ModuleNotFoundError(_not_here(parent, name), name=parent)
+        if not parent and (reason := contents.refusal(fullname)):
+            raise ModuleNotFoundError(f"habana_mp.gaudi has no {fullname!r}: {reason}", name=fullname)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -151,17 +135,19 @@ class _Importer(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         read_environment()
         if "." not in module.__name__:
-            # As on Gaudi: this import registers the device and reads the flags, which the script may have set just before.
-            map_chosen()
-            gaudi_flags.apply_log_masks()
-        if module.__name__ != _XPU_AMP:
+            # The flags may have been set by the script just before.
+            make_ready()
+        if module.__name__ != contents.XPU_AMP:
             pass_to_children()
             # A probe (`find_spec("habana_frameworks.torch")`) makes the outermost one.
             if module.__name__ != "habana_frameworks" and _is_of_script(_importing()):
                 end_cli_default()
-        home, names = _CONTENTS[module.__name__]
-        for name in names.split() if names != _ALL else ():
-            value = getattr(importlib.import_module(home), name)
+        if contents.HOMES[module.__name__] == torch_hpu.__name__:
+            return  # what it has depends on the device
+        for name in contents.names(module.__name__):
+            if f"{module.__name__}.{name}" in contents.HOMES:
+                continue
+            value = contents.find(module.__name__, name)
             setattr(module, name, value)
             if isinstance(value, ModuleType):  # so that `from ...hpex.hmp import convert` finds this very module
                 sys.modules[f"{module.__name__}.{name}"] = value

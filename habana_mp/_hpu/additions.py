@@ -123,10 +123,14 @@ def _no_tag(_: Any) -> None:
     """The tag of a storage, for torch.save: another entry of the registry returns it."""
 
 
+# Gaudi's own, the newest first.
+_BACKENDS = ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend")
+
+
 def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
-        if kwargs.get("backend") == "hpu_backend":  # Gaudi's own
+        if kwargs.get("backend") in _BACKENDS:
             kwargs["backend"] = "inductor"
         return original(*args, **kwargs)
 

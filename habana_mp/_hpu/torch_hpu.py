@@ -20,6 +20,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp import _torch_private
+from habana_mp._hpu import gaudi_switches, graphs
 from habana_mp._show import units
 
 Device: TypeAlias = "torch.device | str | int | None"
@@ -56,6 +57,7 @@ def _on_cpu() -> bool:
 # kernels and collectives. Where is_available() is False for them, they work with the device in truth.
 _WORK_WITHOUT_HPU = (
     "accelerate.",
+    "deepspeed.",
     "diffusers.",
     "peft.",
     "transformers.",
@@ -166,6 +168,7 @@ _OF_CPU = {
     "Stream": CpuStream,
     "current_stream": _current_stream,
     "device": contextlib.nullcontext,
+    "default_generators": (torch.default_generator,),
     "device_of": contextlib.nullcontext,
     "get_device_properties": _cpu_properties,
 }
@@ -291,16 +294,29 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     return "\n".join(f"{key:<10}{units.size(value):>12}" for key, value in memory_stats().items())
 
 
+def _of_gaudi(name: str) -> Any:
+    """What Gaudi's module has and no other of torch; None where it is not of these."""
+    if name in _ALIASES:
+        return sys.modules[__name__]
+    if name == "graphs":
+        return graphs
+    return getattr(graphs, name) if name in graphs.__all__ else gaudi_switches.switch_named("hpu", name)
+
+
+_ALIASES = ("memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+
+
 def __dir__() -> list[str]:
     own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
-    return sorted(own - {"asked_by_library", "plain"} | _OF_CPU.keys() | {"random", "stream"})
+    own |= {*_OF_CPU, *_ALIASES, *graphs.__all__, *gaudi_switches.names_of("hpu"), "graphs", "stream"}
+    return sorted(own - {"asked_by_library", "plain"})
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python asks for its own names and takes the plain answer
         raise AttributeError(name)
-    if name == "random":  # torch.cuda.random has the same functions
-        return sys.modules[__name__]
+    if (own := _of_gaudi(name)) is not None:
+        return own
     device, module = _mapped_to(), _module()
     if device == "cpu" and name in _OF_CPU:
         return _OF_CPU[name]

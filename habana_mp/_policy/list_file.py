@@ -5,8 +5,9 @@ The form of a file is read by src/policy/op_list.cpp. Knows nothing of convert a
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import habana_mp._core as core
@@ -52,23 +53,62 @@ def for_each_low_dtype(name: str) -> list[str]:
     return [name] if "@" in name else [f"{name}@{low}" for low in core.LOW_DTYPES]
 
 
-def less(entries: Iterable[Entry], names: Iterable[str], ops: Iterable[str]) -> list[Entry]:
-    """Entries without these names, and without these ops and their overloads. What goes for one low dtype stays for the other."""
-    names = {each for name in names for each in for_each_low_dtype(name)}
-    ops = {each for op in ops for each in for_each_low_dtype(op)}
+def less(entries: Iterable[Entry], leaves: Callable[[str, str], bool]) -> list[Entry]:
+    """Entries without what ``leaves``, which is asked of an op and a low dtype. What goes for one low dtype stays for the other."""
     kept: list[Entry] = []
     for name, file, line in entries:
         each_dtype = for_each_low_dtype(name)
-        stays = [each for each in each_dtype if each not in names and whole_op(each) not in ops]
+        stays = [each for each in each_dtype if not leaves(*split(each))]
         kept += [(each, file, line) for each in ([name] if stays == each_dtype else stays)]
     return kept
 
 
-def merged(default: list[Entry], file: ListFile | None, other: ListFile | None = None) -> list[Entry]:
-    """A list after the files: ``file`` replaces or edits it, and what ``other`` claims leaves its default (D6, D21)."""
+def split(entry: str) -> tuple[str, str]:
+    """Op and low dtype, "" for both: of ``mm@float16``, ``mm`` and ``float16``."""
+    op, _, low = entry.partition("@")
+    return op, low
+
+
+class Claims:
+    """The ops that an author names: what another's lists say of them leaves these lists, by whatever name they say it (D6, D39).
+
+    ``rsub`` leaves where the author names ``sub``, which it is a reflected form of. The ops that a named one is made of stay, unless
+    ``with_insides``.
+    """
+
+    def __init__(self, names: Iterable[str], *, with_insides: bool = False) -> None:
+        spellings = core.candidates if with_insides else core.dispatched_candidates
+        self._own = {split(each) for name in names for each in for_each_low_dtype(name)}
+        self._spelled = {(each, low) for op, low in self._own for each in _flat(spellings(op))}
+
+    def __call__(self, op: str, low: str) -> bool:
+        whole = op.partition(".")[0]
+        asked = (*_flat(core.candidates(whole)), *_flat(core.dispatched_candidates(whole)))
+        return (
+            (op, low) in self._spelled
+            or (whole, low) in self._spelled
+            or any((each, low) in self._own for each in asked)
+        )
+
+    def of_other_names(self, op: str, low: str) -> bool:
+        return (op, low) not in self._own and self(op, low)
+
+
+def _flat(levels: list[list[str]]) -> list[str]:
+    return list(itertools.chain.from_iterable(levels))
+
+
+def merged(
+    default: list[Entry], file: ListFile | None, others: Iterable[ListFile], *, asked_last: bool = False
+) -> list[Entry]:
+    """A list after the files: ``file`` replaces or edits it, and what the others claim leaves its default (D6, D21).
+
+    In a list that is ``asked_last`` a name may stay that the others have, too: it decides nothing (F50).
+    """
     if file and not file.edits:
         return file.named
-    claimed = [whole_op(name) for name, _, _ in other.named] if other else []
-    removed = [name for name, _, _ in file.removed] if file else []
-    kept = less(default, removed, claimed)
+    claims = Claims(whole_op(name) for other in others for name, _, _ in other.named)
+    leaving = claims.of_other_names if asked_last else claims
+    removed = {each for name, _, _ in (file.removed if file else ()) for each in map(split, for_each_low_dtype(name))}
+    kept = less(default, lambda op, low: (op, low) in removed or leaving(op, low))
     return [*file.named, *kept] if file else kept

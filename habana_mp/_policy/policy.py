@@ -16,7 +16,7 @@ import torch
 import habana_mp._core as core
 from habana_mp._policy.folder import LISTS, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
-from habana_mp._policy.list_file import Entry, ListFile, ListPath, less, merged, read_list
+from habana_mp._policy.list_file import Claims, Entry, ListFile, ListPath, less, merged, read_list, whole_op
 from habana_mp._policy.names import check_known
 from habana_mp._show.html import render
 
@@ -200,12 +200,9 @@ class Policy:
                     f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
                     "and op@float16 or op@bfloat16 for op"
                 )
-            op, at, low = entry.partition("@")
-            # Its other spellings go with it; where it is in no list, so do the ops that it is made of, which would decide it.
-            spellings = core.dispatched_candidates(op) if sign == "+" else core.candidates(op)
-            gone = [name + at + low for name in {op}.union(*spellings)]
-            for other, listed in lists.items():
-                lists[other] = less(listed, gone, gone)
+            # Where it is in no list, the ops that it is made of would decide it.
+            claims = Claims([entry], with_insides=sign == "-")
+            lists = {other: less(listed, claims) for other, listed in lists.items()}
             if sign == "+":
                 lists[title].append((entry, "", 0))
             entries.append((entry, "", 0))
@@ -333,17 +330,18 @@ def with_files(base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype 
         low = low_name(low_dtype, "low_dtype")
     if files and not name.endswith("+files"):
         name += "+files"
-    made = core.Policy(
-        name,
-        low,
-        rest,
-        merged(lower, files.get("lower"), files.get("fp32")),
-        merged(fp32, files.get("fp32"), files.get("lower")),
-        merged(promote, files.get("promote")),
-        error,
-        low_dtypes,
-        cached,
-    )
+    defaults = dict(zip(LISTS, (lower, fp32, promote), strict=True))
+    lists = {
+        title: merged(
+            default,
+            files.get(title),
+            [file for other, file in files.items() if other != title],
+            asked_last=title == "promote",
+        )
+        for title, default in defaults.items()
+    }
+    named = Claims(whole_op(entry) for file in files.values() for entry, _, _ in file.named)
+    made = core.Policy(name, low, rest, **lists, error=less(error, named), low_dtypes=low_dtypes, cached=cached)
     for file in files.values():
         check_known([*file.named, *file.removed], file.path, strict=strict)
     return made

@@ -15,7 +15,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp import _weights
 from habana_mp._built_against import TORCH_VERSION
-from habana_mp._hpu import gaudi_flags
+from habana_mp._hpu import gaudi_flags, gaudi_switches
 from habana_mp._hpu.mapping import DEVICE_VARIABLE
 from habana_mp._policy.environment import LIST_VARIABLES
 from habana_mp._policy.list_file import read_list
@@ -59,6 +59,7 @@ class Examination:
     cache: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     flags: list[dict[str, str | None]] = field(default_factory=list)
+    switches: list[dict[str, str]] = field(default_factory=list)
     speed: Speed | None = None
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -177,6 +178,10 @@ def _examine_environment(found: Examination) -> None:
     except ValueError as error:
         say(Verdict("problem", str(error)))
     found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
+    found.switches = [
+        {"module": switch.module, "names": switch.names, "on_gaudi": switch.on_gaudi}
+        for switch in gaudi_switches.SWITCHES
+    ]
     try:
         gaudi_flags.asked_level()
     except ValueError as error:
@@ -225,6 +230,15 @@ def _show(found: Examination) -> None:
         ),
     ]
     rows.append(("gaudi flags", [line for flag in found.flags for line in _lines(flag)]))
+    rows.append(
+        (
+            "switches",
+            [
+                "taken in scripts, and without effect here",
+                *(line for switch in found.switches for line in _of_switch(switch)),
+            ],
+        )
+    )
     if found.speed is not None:
         rows.append(("speed", found.speed.lines()))
     for title, lines in rows:
@@ -239,3 +253,7 @@ def _show(found: Examination) -> None:
 def _lines(flag: dict[str, str | None]) -> list[str]:
     value = "" if flag["value"] is None else f"={flag['value']}"
     return [f"{flag['name']}{value}, on Gaudi: {flag['on_gaudi']}", f"    here: {flag['here']}"]
+
+
+def _of_switch(switch: dict[str, str]) -> list[str]:
+    return [f"{switch['module']}: {switch['names']}", f"    on Gaudi: {switch['on_gaudi']}"]

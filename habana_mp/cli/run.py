@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
@@ -58,8 +59,10 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         device: str | None,
         **options: Any,
     ) -> None:
-        from habana_mp.gaudi import _importer  # the import makes Habana's names importable, and applies its flags
+        from habana_mp._gaudi import importer
 
+        importer.install()
+        gaudi_flags.apply_log_masks()
         with user_errors():
             if lower or fp32:
                 policy = Policy.from_files(lower, fp32, base=policy or "hmp")
@@ -72,7 +75,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             # The script's import of Habana's names, if there is one, raises for a device that is not there.
             with contextlib.suppress(ValueError, RuntimeError):
                 map_chosen()
-                _importer.pass_to_children()
+                importer.pass_to_children()
         function(script=opened, **options)
 
     return command

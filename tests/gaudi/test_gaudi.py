@@ -69,12 +69,11 @@ IMPORTS = {
         f"from {HT}.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD",
         "callable(FusedLamb)",
     ),
-    "distributed": (
+    "D48-distributed": (
         f"from {HT}.distributed.hccl import initialize_distributed_hpu",
-        "initialize_distributed_hpu() == (1, 0, 0)",
+        "initialize_distributed_hpu() == (1, -1, -1)",
     ),
     "hpu": (f"import {HT}.hpu as hthpu", "(hthpu.is_available(), hthpu.current_device()) == (True, 0)"),
-    "debug": (f"import {HT}.utils.debug as htdebug", "dir(htdebug) == []"),
     "which-gaudi": (
         f"import {HT}.utils.experimental as htexp",
         "htexp._get_device_type() == htexp.synDeviceType.synDeviceGaudi2",
@@ -90,11 +89,14 @@ IMPORTS = {
     ),
     "a-probe": (
         f"import {HT}; from importlib.util import find_spec",
-        f"(find_spec('{HT}.gpu_migration'), find_spec('{HT}.core') is not None) == (None, True)",
+        f"(find_spec('{HT}.tape'), find_spec('{HT}.core') is not None) == (None, True)",
     ),
-    "dir": (f"import {HT} as ht", "dir(ht) == ['core', 'distributed', 'hpex', 'hpu', 'utils']"),
+    "dir": (
+        f"import {HT} as ht",
+        "dir(ht) == ['core', 'distributed', 'dynamo', 'gpu_migration', 'hpex', 'hpu', 'utils']",
+    ),
     "star": (f"from {HT}.hpex.optimizers import *", "FusedSGD is not None"),
-    "hasattr": (f"import {HT}.core as c", "not hasattr(c, 'hpu')"),
+    "hasattr": (f"import {HT}.core as c", "not hasattr(c, 'tape')"),
     "xpu-amp": ("from torch.xpu.amp import autocast", "callable(autocast)"),
     "xpu-amp-attribute": ("import torch", "callable(torch.xpu.amp.autocast)"),
 }
@@ -110,35 +112,44 @@ def test_importable(imported: dict[str, str], case: str) -> None:
     assert imported[case] == "True"
 
 
-def test_the_docs_name_every_module() -> None:
+def test_the_docs_name_every_module_and_name() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "gaudi.md").read_text()
-    modules = "[name for name, (home, _) in importer._CONTENTS.items() if home]"
-    shown = each({"modules": ("from habana_mp.gaudi import _importer as importer", modules)})["modules"]
-    assert [name for name in ast.literal_eval(shown) if f"`{name}`" not in page] == []
+    names = "[name for name in [*contents.HOMES, *contents.REFUSED] if contents.HOMES.get(name, True)]"
+    shown = each({"names": ("from habana_mp._gaudi import contents", names)})["names"]
+    assert [name for name in ast.literal_eval(shown) if f"`{name.removeprefix(HT + '.')}`" not in page] == []
 
 
 # --- What there is not
 
+# statement -> error, what is missing, and what is said of it
 MISSING = {
-    "module": (f"import {HT}.gpu_migration", "ModuleNotFoundError", HT, "gpu_migration", "core, distributed, hpex"),
-    "name": (f"from {HT}.core import quant", "ModuleNotFoundError", f"{HT}.core", "quant", "hccl, is_enabled_w"),
-    "optimizer": (
-        f"from {HT}.hpex.optimizers import FusedLars",
+    "module": (f"import {HT}.tape", "ModuleNotFoundError", f"{HT}.tape", f"dir({HT}) tells what there is"),
+    "name": (f"from {HT}.core import quant", "ModuleNotFoundError", f"{HT}.core.quant", f"dir({HT}.core) tells"),
+    "a-near-one": (
+        f"from {HT}.hpex.optimizers import FusedLARS2",
         "ModuleNotFoundError",
-        f"{HT}.hpex.optimizers",
-        "FusedLars",
-        "FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD",
+        f"{HT}.hpex.optimizers.FusedLARS2",
+        "did you mean FusedLars",
+    ),
+    "of-another-module": (
+        f"from {HT}.hpex import FusedSDPA",
+        "ModuleNotFoundError",
+        f"{HT}.hpex.FusedSDPA",
+        f"did you mean {HT}.hpex.kernels.FusedSDPA",
     ),
     "attribute": (
         "import habana_frameworks as h; h.torch.hpu.Tape",
         "AttributeError",
-        f"{HT}.hpu",
-        "Tape",
-        "Event, Stream, current_device, current_stream, default_stream, device, device_count",
+        f"{HT}.hpu.Tape",
+        f"dir({HT}.hpu) tells what there is",
     ),
-    "nothing": (f"from {HT}.utils.debug import trace", "ModuleNotFoundError", f"{HT}.utils.debug", "trace", "nothing"),
-    "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp", "amp", "hmp"),
-    "xpu-amp": ("import torch; torch.xpu.amp.GradScaler", "AttributeError", "torch.xpu.amp", "GradScaler", "autocast"),
+    "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp.amp", "dir(hmp) tells what there is"),
+    "xpu-amp": (
+        "import torch; torch.xpu.amp.GradScaler",
+        "AttributeError",
+        "torch.xpu.amp.GradScaler",
+        "dir(torch.xpu.amp) tells",
+    ),
 }
 
 
@@ -148,10 +159,50 @@ def missing() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_what_does_not_exist_is_reported_with_what_does(missing: dict[str, str], case: str) -> None:
-    _, error, module, name, there = MISSING[case]
-    shown = f"{error} habana_mp.gaudi has no '{module}.{name}'; the real one is not installed, and of {module} there is: {there}"
+def test_what_does_not_exist_names_the_nearest(missing: dict[str, str], case: str) -> None:
+    _, error, name, hint = MISSING[case]
+    shown = f"{error} habana_mp.gaudi has no '{name}', and the real one is not installed; {hint}"
     assert missing[case].startswith(shown)
+    assert len(missing[case]) < 250
+
+
+# statement -> what is refused, and why
+HARDWARE = {
+    "mediapipe": (
+        "from habana_frameworks.mediapipe import fn",
+        "'habana_frameworks.mediapipe': it reads and decodes images on Gaudi's hardware; use torch.utils.data.DataLoader",
+    ),
+    "dataloader": ("import habana_dataloader", "'habana_dataloader': it reads and decodes images"),
+    "TPC-kernels": (
+        f"from {HT}.utils.lib_utils import get_include_dir, get_lib_dir",
+        f"'{HT}.utils.lib_utils': it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else",
+    ),
+    "CustomNms": (
+        f"from {HT}.hpex.kernels import CustomNms",
+        f"'{HT}.hpex.kernels.CustomNms': it runs a kernel of Gaudi; use torchvision.ops.nms",
+    ),
+    "fbgemm": (f"from {HT}.hpex.kernels.fbgemm import split_permute_cat", f"'{HT}.hpex.kernels.fbgemm': it runs"),
+}
+
+
+def test_what_needs_the_hardware_says_so_in_one_line() -> None:
+    shown = each({case: (statement, "None") for case, (statement, _) in HARDWARE.items()})
+    for case, (_, said) in HARDWARE.items():
+        assert shown[case].startswith(f"ModuleNotFoundError habana_mp.gaudi has no {said}"), case
+        assert "\n" not in shown[case]
+
+
+def test_probes_of_what_is_refused() -> None:
+    shown = each(
+        {
+            "dataloader": ("import importlib.util", "importlib.util.find_spec('habana_dataloader') is None"),
+            "mediapipe": (
+                f"import importlib.util, {HT}",
+                "importlib.util.find_spec('habana_frameworks.mediapipe') is None",
+            ),
+        }
+    )
+    assert shown == {"dataloader": "True", "mediapipe": "True"}
 
 
 def test_what_is_below_torch_is_torch_s_own_matter() -> None:
@@ -222,6 +273,35 @@ def test_a_reload_changes_nothing() -> None:
     assert shown == "True"
 
 
+DEEPSPEED = """
+    import os
+    try:
+        import habana_frameworks.torch.hpu
+        found = os.environ.get("DS_ACCELERATOR", "hpu")
+    except ImportError:
+        found = os.environ.get("DS_ACCELERATOR", "cpu")
+"""
+
+
+@pytest.mark.parametrize("first", ["", f"import {HT}.hpu"], ids=["no Gaudi script", "Gaudi script"])
+def test_deepspeed_sees_no_gaudi(tmp_path: Path, first: str) -> None:
+    """It takes what it can import for the device, unless DS_ACCELERATOR names one; written in the manner of its real_accelerator.py."""
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text(dedent(DEEPSPEED))
+    assert run(f"{first}\nimport deepspeed\nprint(deepspeed.found)", path=tmp_path) == "cpu"
+
+
+def test_hpu_is_mapped_before_the_first_import_of_habana() -> None:
+    assert run("import torch; print(torch.ones(1, device='hpu').device, torch.device('hpu'))") == "cpu hpu"
+
+
+def test_a_device_that_is_not_there() -> None:
+    command = [sys.executable, "-c", "import habana_mp.gaudi"]
+    environment = {**os.environ, "HABANA_MP_DEVICE": "mps"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("RuntimeError: HABANA_MP_DEVICE: 'mps' is not available here")
+
+
 def test_transformers_still_sees_no_gaudi() -> None:
     shown = run("from transformers.utils import is_torch_hpu_available; print(is_torch_hpu_available())")
     assert shown == "False"
@@ -274,29 +354,40 @@ def test_xpu_amp_f23_f24_f166() -> None:
     assert shown == "bfloat16 float32 float16 float32 bfloat16 float32"
 
 
-@pytest.mark.parametrize(
-    ("environment", "printed"),
-    [
-        ({}, "(1, 0, 0)"),
-        ({"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}, "(8, 5, 1)"),
-        (
-            {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3"},
-            "(4, 3, 3)",
-        ),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no integer"),
-    ],
-    ids=["alone", "torchrun", "mpirun", "no number"],
-)
-def test_who_am_i(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], printed: str) -> None:
-    from habana_mp.gaudi.distributed import initialize_distributed_hpu
+TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
+# environment, arguments -> the result, or the error
+RANKS = {
+    "D48 alone": ({}, {}, (1, -1, -1)),
+    "torchrun": (TORCHRUN, {}, (8, 5, 1)),
+    "mpirun": (
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3"},
+        {},
+        (4, 3, 3),
+    ),
+    "D48 arguments": ({}, {"world_size": 2, "rank": 0, "local_rank": 0}, (2, 0, 0)),
+    "arguments win": (TORCHRUN, {"rank": 3}, (8, 3, 1)),
+    "no number": ({"WORLD_SIZE": "two"}, {}, "WORLD_SIZE='two' is no integer"),
+    "no number as argument": ({}, {"rank": "first"}, "rank='first' is no integer"),
+}
 
+
+@pytest.mark.parametrize("case", RANKS)
+def test_who_am_i(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    from habana_mp._gaudi.distributed import initialize_distributed_hpu
+
+    environment, arguments, expected = RANKS[case]
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("MASTER_ADDR", "")
+    monkeypatch.delenv("MASTER_ADDR")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    try:
-        shown = str(initialize_distributed_hpu())
-    except ValueError as error:
-        shown = str(error)
-    assert shown == printed
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=f"^{expected}$"):
+            initialize_distributed_hpu(**arguments)
+        assert "MASTER_ADDR" not in os.environ
+    else:
+        assert initialize_distributed_hpu(**arguments) == expected
+        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29500")
 
 
 RANK = """

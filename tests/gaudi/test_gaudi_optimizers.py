@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.gaudi.kernels import EmbeddingBag, EmbeddingBagPreProc
-from habana_mp.gaudi.normalization import FusedClipNorm
-from habana_mp.gaudi.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
+from habana_mp._gaudi.hpex.kernels import EmbeddingBag, EmbeddingBagPreProc
+from habana_mp._gaudi.hpex.normalization import FusedClipNorm
+from habana_mp._gaudi.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 SHAPES = [(4, 3), (5,), ()]
@@ -469,9 +469,9 @@ SHARDED = """
     from torch import distributed, nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from habana_mp.gaudi import distributed as _
-    from habana_mp.gaudi.normalization import FusedClipNorm
-    from habana_mp.gaudi.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
+    from habana_mp._gaudi import distributed as _
+    from habana_mp._gaudi.hpex.normalization import FusedClipNorm
+    from habana_mp._gaudi.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 
     rank = int(sys.argv[1])
     distributed.init_process_group("hccl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)

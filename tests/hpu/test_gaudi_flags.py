@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from habana_mp._hpu import gaudi_flags
+from habana_mp._hpu.gaudi_switches import SWITCHES
 from habana_mp.cli import main, speed
 
 MODULES, LEVELS, CONSOLE = "PT_HPU_LOG_MOD_MASK", "PT_HPU_LOG_TYPE_MASK", "ENABLE_CONSOLE"
@@ -127,6 +128,9 @@ def test_doctor_lists_what_each_flag_did_and_does(doctor):
     for flag in gaudi_flags.FLAGS:
         lines = rf"{flag.name}\S*, on Gaudi: {re.escape(flag.on_gaudi)}\n +here: {re.escape(flag.here)}\n"
         assert re.search(lines, text)
+    for switch in SWITCHES:
+        assert f"{switch.module}: {switch.names}\n" in text
+        assert f"    on Gaudi: {switch.on_gaudi}\n" in text
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import habana_mp._core as _core
 from habana_mp import Policy
+from habana_mp import hmp as package
 from habana_mp._convert.request import policy_for_convert
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -189,10 +190,60 @@ def test_the_presets_given_as_files_are_the_preset():
     path = Path(Policy.load("hmp").rule("mm").file).parent
     hmp = Policy.load("hmp")
     assert for_convert(bf16=path / "lower.txt") == hmp
-    assert for_convert(fp32=path / "fp32.txt") == hmp
-    assert for_convert(bf16=path / "lower.txt", fp32=path / "fp32.txt") == hmp
+    # The preset promotes true_divide, an alias of div, which its fp32 list names: to a user's file that alias belongs (D39).
+    for lists in ({"fp32": path / "fp32.txt"}, {"bf16": path / "lower.txt", "fp32": path / "fp32.txt"}):
+        of_files = for_convert(**lists).lists
+        assert {*hmp.lists["promote"]} - {*of_files["promote"]} == {"true_divide"}
+        assert {**of_files, "promote": hmp.lists["promote"]} == hmp.lists
     resnet = path.parent / "hmp-resnet50"
     assert for_convert(bf16=resnet / "lower.txt", fp32=resnet / "fp32.txt") == Policy.load("hmp-resnet50")  # F39
+
+
+# --- D39: a user's own name wins over the built-in lists
+
+# id: user's lists, edits; op -> its action under the preset hmp, and with them
+OWN = {
+    "D39 reflected": ({"fp32": "sub\n"}, [], {"__rsub__": ("promote", "fp32"), "rsub": ("promote", "fp32")}),
+    "in place": ({"fp32": "add\n"}, [], {"__iadd__": ("promote", "fp32"), "add": ("promote", "fp32")}),
+    "an edit of a file": ({"lower": "+sub\n"}, [], {"__rsub__": ("promote", "lower"), "mm": ("lower", "lower")}),
+    "an edit": ({}, ["+sub:fp32"], {"__rsub__": ("promote", "fp32"), "subtract": ("promote", "fp32")}),
+    "an edit that takes out": ({}, ["-sub"], {"__rsub__": ("promote", "rest"), "sub": ("promote", "rest")}),
+    "for one low dtype": ({"fp32": "+sub@bfloat16\n"}, [], {"__rsub__": ("promote", "fp32")}),
+    "for the other": ({"fp32": "+sub@float16\n"}, [], {"__rsub__": ("promote", "promote")}),
+    "the promote list, too": ({"promote": "+mm\n"}, [], {"mm": ("lower", "promote"), "bmm": ("lower", "lower")}),
+    "D16 among one's own": (
+        {"fp32": "sub\n", "promote": "rsub\n"},
+        [],
+        {"__rsub__": ("promote", "promote"), "sub": ("promote", "fp32")},
+    ),
+    "what it is made of stays": ({"fp32": "linear\n"}, [], {"addmm": ("lower", "lower"), "linear": ("lower", "fp32")}),
+    "a name of C++": ({"fp32": "native_layer_norm\n"}, [], {"layer_norm": ("lower", "fp32")}),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_d39_ones_own_names_win(case, written):
+    lists, edits, expected = OWN[case]
+    files = {title: written(text, f"{title}.txt") for title, text in lists.items()}
+    policy = Policy.from_files(**files).with_edits(*edits) if edits else Policy.from_files(**files)
+    base = Policy.load("hmp")
+    assert {op: (base.rule(op).action, policy.rule(op).action) for op in expected} == expected
+
+
+def test_d39_over_the_error_list(written):
+    """The preset for CUDA refuses binary_cross_entropy; whoever lists it has decided."""
+    assert Policy.load("torch-cuda").rule("binary_cross_entropy").action == "error"
+    policy = Policy.from_files(fp32=written("+binary_cross_entropy\n"), base="torch-cuda")
+    assert policy.rule("binary_cross_entropy").action == "fp32"
+
+
+def test_d39_in_a_call(written):
+    x = torch.ones(2, dtype=BF16)
+    package.convert(fp32_file_path=written("sub\n"))
+    assert (1 - x).dtype == (x - 1).dtype == torch.float32
+    package.revert()
+    with package.autocast("cpu", policy=Policy.from_files(fp32=written("sub\n"))):
+        assert (1 - x).dtype == (x - 1).dtype == torch.float32
 
 
 def test_d6_a_claimed_op_changes_its_rule(written):

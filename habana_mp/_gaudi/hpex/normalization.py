@@ -1,15 +1,17 @@
-"""`habana_frameworks.torch.hpex.normalization`: gradient clipping under Habana's name (F216, F217)."""
+"""`habana_frameworks.torch.hpex.normalization`: gradient clipping (F216, F217) and the RMS norm under Habana's names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from habana_mp.hmp import disable_casts
 
-__all__ = ["FusedClipNorm"]
+__all__ = ["FusedClipNorm", "FusedRMSNorm"]
 
 
 class FusedClipNorm:
@@ -35,3 +37,12 @@ class FusedClipNorm:
     def clip_norm(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
         """Scale the gradients in place. Returns the norm that they had."""
         return clip_grad_norm_(parameters, self.max_norm)
+
+
+class FusedRMSNorm:
+    """``torch.nn.functional.rms_norm`` over the last dimension."""
+
+    @staticmethod
+    def apply(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *_: Any) -> torch.Tensor:
+        """The norm times ``weight``, of shape (E,)."""
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)

@@ -8,10 +8,21 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from habana_mp._gaudi.hpex.lamb import FusedLamb
+from habana_mp._gaudi.hpex.lars import FusedLars, FusedResourceApplyMomentum
+from habana_mp._gaudi.hpex.sparse import SparseAdagrad, SparseSGD
 from habana_mp._torch_private import ADAMW
-from habana_mp.gaudi._lamb import FusedLamb
 
-__all__ = ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedSGD"]
+__all__ = [
+    "FusedAdagrad",
+    "FusedAdamW",
+    "FusedLamb",
+    "FusedLars",
+    "FusedResourceApplyMomentum",
+    "FusedSGD",
+    "SparseAdagrad",
+    "SparseSGD",
+]
 
 
 class FusedSGD(torch.optim.SGD):

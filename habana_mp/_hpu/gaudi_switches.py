@@ -1,0 +1,88 @@
+"""Functions of Habana's package that switch the device, its graphs or its compiler: what each did there. Here they do nothing.
+
+They take any arguments (F213, F220, F229). `habana-mp doctor` prints this table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+FIRST = object()  # returned: the first argument, which is a model
+
+
+class Switch(NamedTuple):
+    """``names`` are separated by spaces; one that ends in * stands for all that begin so. ``returns`` is what a call gives here."""
+
+    module: str
+    names: str
+    on_gaudi: str
+    returns: Any = None
+
+
+_PERMUTES = "whether it permutes the weights of convolutions; told so, scripts do not"
+_DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
+
+SWITCHES = (
+    Switch("core", "mark_step", "runs the operations gathered so far"),
+    Switch("core", "enable remove_inplace_ops", "makes TorchScript graphs ready for the device"),
+    Switch("core", "hpu_set_env hpu_set_inference_env hpu_inference_set_env", "prepares for inference", FIRST),
+    Switch("core", "hpu_initialize hpu_inference_initialize", "takes parameters for constants in graphs", FIRST),
+    Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "ends that"),
+    Switch("core", "is_enabled_weight_permute_pass", _PERMUTES, True),
+    Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "passes over graphs"),
+    Switch(
+        "core.quantization",
+        "_mark_params_as_const _check_params_as_const",
+        "takes parameters for constants in graphs",
+    ),
+    Switch(
+        "core.quantization",
+        "hpu_set_inference_env hpu_inference_set_env hpu_initialize hpu_inference_initialize",
+        "prepares for inference",
+        FIRST,
+    ),
+    Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
+    Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "graphs for tensors of any shape"),
+    Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
+    Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
+    Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
+    Switch("hpu", "sdp_kernel", "how attention saves memory, inside a `with` statement", contextlib.nullcontext()),
+    Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
+    Switch("utils.debug", _DEBUG, "passes over graphs"),
+    Switch(
+        "utils.internal",
+        "is_lazy",
+        "whether operations are gathered into graphs",
+        False,
+    ),
+    Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),
+)
+
+
+def names_of(module: str) -> Iterator[str]:
+    """The names in a module, without those that stand for others."""
+    for switch in SWITCHES:
+        if switch.module == module:
+            yield from (name for name in switch.names.split() if "*" not in name)
+
+
+def switch_named(module: str, name: str) -> Callable[..., Any] | None:
+    """The function for a name of a module below ``habana_frameworks.torch``; None where that is no switch."""
+    for each in SWITCHES:
+        if each.module == module and any(fnmatch.fnmatchcase(name, pattern) for pattern in each.names.split()):
+            return _function(each, name)
+    return None
+
+
+def _function(switch: Switch, name: str) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if switch.returns is not FIRST:
+            return switch.returns
+        return args[0] if args else next(iter(kwargs.values()), None)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Do nothing. On Gaudi: {switch.on_gaudi}."
+    return function

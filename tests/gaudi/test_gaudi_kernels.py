@@ -1,0 +1,207 @@
+"""Habana's fused kernels by torch's own ops: attention, rotary positions, norms, moving averages, and the embedding bag of DLRM."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._gaudi.hpex.kernels import (
+    CustomSoftmax,
+    EmbeddingBag,
+    EmbeddingBagPreproc,
+    FusedSDPA,
+    RotaryPosEmbeddingHelperV1,
+    RotaryPosEmbeddingHelperV2,
+    RotaryPosEmbeddingMode,
+    apply_rotary_pos_emb,
+)
+from habana_mp._gaudi.hpex.moving_average import FusedEMA
+from habana_mp._gaudi.hpex.normalization import FusedRMSNorm
+from habana_mp._gaudi.hpex.sparse import SparseAdagrad, SparseSGD
+
+torch.manual_seed(0)
+Q, K, V = (torch.randn(2, 4, 6, 8) for _ in range(3))
+MASK = torch.randn(2, 1, 6, 6)
+CAUSAL = torch.ones(6, 6, dtype=torch.bool).tril()
+
+
+def attention(q, k, v, mask=None, scale=None):
+    """Written out; a mask of bools."""
+    scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.softmax(scores, -1) @ v
+
+
+# id: arguments behind query, key and value, as published scripts give them, and what comes out
+ATTENTION = {
+    "three": ((), lambda: attention(Q, K, V)),
+    "five": ((None, 0.0), lambda: attention(Q, K, V)),
+    "mask": ((MASK, 0.0, False), lambda: attention(Q, K, V, MASK)),
+    "causal, eight": ((None, 0.0, True, 0.5, "fast"), lambda: attention(Q, K, V, CAUSAL, 0.5)),
+    "nine": ((MASK, 0.0, False, None, "fast", False), lambda: attention(Q, K, V, MASK)),
+    "causal and a mask": ((MASK, 0.0, True), lambda: attention(Q, K, V, MASK.masked_fill(~CAUSAL, -math.inf))),
+    "causal and bools": (
+        (MASK.abs() > 0.1, 0.0, True),
+        lambda: attention(Q, K, V, (MASK.abs() > 0.1) & CAUSAL | torch.zeros(6, 6, dtype=torch.bool)).nan_to_num(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention(case):
+    arguments, expected = ATTENTION[case]
+    torch.testing.assert_close(FusedSDPA.apply(Q, K, V, *arguments).nan_to_num(), expected())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_attention_with_padding(side):
+    """What is padding plays no part in the others; eleven arguments."""
+    valid = torch.tensor([4, 6], dtype=torch.int32)
+    ours = FusedSDPA.apply(Q, K, V, None, 0.0, True, None, "None", True, valid, side)
+    for i, length in enumerate(valid.tolist()):
+        used = slice(6 - length, 6) if side == "left" else slice(0, length)
+        one = [t[i, :, used] for t in (Q, K, V)]
+        torch.testing.assert_close(ours[i, :, used], attention(*one, CAUSAL[:length, :length]))
+    assert ours.isfinite().all()
+
+
+def test_attention_with_fewer_heads_of_keys():
+    ours = FusedSDPA.apply(Q, K[:, :2], V[:, :2], None, 0.0, True)
+    torch.testing.assert_close(
+        ours, attention(Q, K[:, :2].repeat_interleave(2, 1), V[:, :2].repeat_interleave(2, 1), CAUSAL)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sink": torch.zeros(4)}, NotImplementedError, "FusedSDPA has no sink here"),
+        ({"window_size": (2, 0)}, NotImplementedError, "FusedSDPA has no window_size here"),
+        ({"return_attn_probs": True}, NotImplementedError, "FusedSDPA has no return_attn_probs here"),
+        ({"valid_seq_len": torch.tensor([1, 1])}, ValueError, "with is_causal=True alone"),
+        ({"seq_padding_type": "top"}, ValueError, 'seq_padding_type is "left" or "right", not \'top\''),
+    ],
+)
+def test_attention_refuses(options, error, message):
+    with pytest.raises(error, match=message):
+        FusedSDPA.apply(Q, K, V, **options)
+
+
+def test_attention_is_ruled_as_torch_s():
+    hmp.convert(policy="torch-cpu")
+    assert FusedSDPA.apply(Q, K, V).dtype == torch.bfloat16
+
+
+# --- Rotary positions: each pair of numbers turns by its angle
+
+POSITIONS, WIDTH = 10, 8
+ANGLES = torch.outer(torch.arange(POSITIONS, dtype=torch.float32), 10000.0 ** (-torch.arange(0, WIDTH, 2) / WIDTH))
+
+
+def turned(p, places, pairs):
+    """By complex numbers."""
+    first, second = (p[..., : WIDTH // 2], p[..., WIDTH // 2 :]) if pairs == "halves" else (p[..., ::2], p[..., 1::2])
+    z = torch.complex(first, second) * torch.polar(torch.ones_like(ANGLES[places]), ANGLES[places])
+    return torch.cat([z.real, z.imag], -1) if pairs == "halves" else torch.stack([z.real, z.imag], -1).flatten(-2)
+
+
+HALVES = torch.cat([ANGLES, ANGLES], -1)
+NEIGHBOURS = ANGLES.repeat_interleave(2, -1)
+PLACES = torch.tensor([[3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 4, 9]])
+
+
+def test_rotary_positions_by_an_offset():
+    ours = RotaryPosEmbeddingHelperV1.apply(Q, HALVES.cos(), HALVES.sin(), 2)
+    torch.testing.assert_close(ours, turned(Q, slice(2, 8), "halves"))
+    rows = HALVES[:6]
+    torch.testing.assert_close(
+        RotaryPosEmbeddingHelperV1.apply(Q, rows.cos(), rows.sin(), 0), turned(Q, slice(0, 6), "halves")
+    )
+
+
+@pytest.mark.parametrize("leading", [(), (1, 1)])
+def test_rotary_positions_by_place(leading):
+    tables = [t.reshape(*leading, POSITIONS, WIDTH) for t in (HALVES.cos(), HALVES.sin())]
+    expected = torch.stack([turned(Q[i], PLACES[i], "halves") for i in range(2)])
+    torch.testing.assert_close(RotaryPosEmbeddingHelperV2.apply(Q, *tables, PLACES), expected)
+
+
+def test_rotary_positions_of_neighbours():
+    ours = apply_rotary_pos_emb(Q, NEIGHBOURS.cos(), NEIGHBOURS.sin(), None, 1, RotaryPosEmbeddingMode.PAIRWISE)
+    torch.testing.assert_close(ours, turned(Q, slice(1, 7), "neighbours"))
+
+
+# --- The others
+
+
+@pytest.mark.parametrize("flavor", [0, 1, 2])
+def test_softmax(flavor):
+    assert torch.equal(CustomSoftmax.apply(Q, flavor), torch.softmax(Q, -1))
+
+
+def test_rms_norm():
+    weight = torch.randn(8)
+    expected = Q * torch.rsqrt(Q.square().mean(-1, keepdim=True) + 1e-5) * weight
+    torch.testing.assert_close(FusedRMSNorm.apply(Q, weight, 1e-5), expected)
+
+
+def test_moving_average():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    ema = FusedEMA(model, decay=0.9, updates=1999)
+    start = {name: t.clone() for name, t in model.state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    hmp.convert(policy="hmp")
+    ema.update(model)
+    hmp.revert()
+    d = 0.9 * (1 - math.exp(-1))
+    assert ema.updates == 2000
+    for name, average in ema.ema.state_dict().items():
+        now = model.state_dict()[name]
+        expected = d * start[name] + (1 - d) * now if now.is_floating_point() else start[name]
+        torch.testing.assert_close(average, expected)
+    assert not ema.ema.training
+    assert not any(p.requires_grad for p in ema.ema.parameters())
+
+
+@pytest.mark.parametrize("step", [SparseSGD, SparseAdagrad])
+def test_the_sparse_step_of_dlrm(step):
+    """Forward, backward and step of its embedding bags are those of torch's modules with a dense gradient."""
+    torch.manual_seed(0)
+    weights, lr = torch.randn(10, 4), 0.1
+    indices, begins = torch.tensor([3, 1, 3, 7, 1, 3, 9], dtype=torch.int32), torch.tensor([0, 2, 2, 5])
+    plain = nn.EmbeddingBag.from_pretrained(weights.clone(), freeze=False, mode="sum")
+    make = torch.optim.SGD if step is SparseSGD else torch.optim.Adagrad
+    optimizer = make(plain.parameters(), lr=lr)
+
+    ours, moments, weight_grad = weights.clone(), torch.zeros(10, 4), torch.zeros(10, 4)
+    for _ in range(3):
+        expected = plain(indices.long(), begins)
+        grad = torch.randn_like(expected)
+        expected.backward(grad)
+
+        offsets = torch.cat([begins, torch.tensor([indices.numel()])]).int()
+        count, unique, bags, rows = EmbeddingBagPreproc.forward(indices, offsets, 4)
+        out = EmbeddingBag.forward(ours, indices, offsets, torch.tensor([offsets.numel(), indices.numel()]), 1)
+        torch.testing.assert_close(out, expected.detach())
+        used = torch.tensor([count.item() + 1, bags.numel()])
+        EmbeddingBag.backward(weight_grad, grad, bags, rows[: used[0]], used, 1)
+        step.forward(weight_grad, ours, moments, unique, torch.tensor([lr]), count)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(ours, plain.weight.detach())
+    assert (count.item(), unique[:4].tolist(), rows[:5].tolist()) == (4, [1, 3, 7, 9], [0, 2, 5, 6, 7])
+
+
+def test_an_embedding_bag_is_a_module_still():
+    bag = EmbeddingBag(4, 2)
+    expected = F.embedding_bag(torch.tensor([0, 1]), bag.weight, torch.tensor([0]), mode="sum")
+    assert torch.equal(bag(torch.tensor([0, 1]), torch.tensor([0])), expected)

@@ -64,12 +64,18 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
     raise TypeError(f"x is a torch tensor or a NumPy array (no masked one), not {type(x).__name__}")
 
 
+def dtype_named(dtype: object) -> str | None:
+    """Torch's name of a floating dtype, of a dtype of torch or any name that the package accepts: "bfloat16", "bf16", "torch.bfloat16".
+
+    None for anything else.
+    """
+    return _core.dtype_named(str(dtype)) if isinstance(dtype, (str, torch.dtype)) else None
+
+
 def _name_of(dtype: object) -> str:
     """One of the names in ``_TORCH``."""
-    if isinstance(dtype, torch.dtype):
-        name = _NAMES.get(dtype)
-    elif isinstance(dtype, str):
-        name = dtype.removeprefix("torch.")
+    if isinstance(dtype, (torch.dtype, str)):
+        name = dtype_named(dtype)
     else:
         found = _numpy_dtype(dtype)
         name = _name_of_array(found) if found.isnative else None

@@ -8,11 +8,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from habana_mp import _autocast, _convert, _draw, _policy, _report
+from habana_mp import _autocast, _convert, _draw, _explain, _policy, _report
 from habana_mp._autocast import custom_function, set_policies
 from habana_mp._autocast.context import autocast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._draw.drawing import draw
+from habana_mp._explain.explanation import Explanation, explain
 from habana_mp._policy import checkpoint
 from habana_mp._policy.policy import OpRule, Policy, _unpickle, presets
 from habana_mp._ranks import check
@@ -46,6 +47,7 @@ _IN_FOLDERS = {
     _convert: (convert, is_converted, revert),
     _policy: (OpRule, Policy, _unpickle, presets),
     _draw: (draw,),
+    _explain: (Explanation, explain),
     _report: (CastReport, report),
 }
 

@@ -9,7 +9,7 @@ from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._draw.drawing import draw
-from habana_mp._explain import explain
+from habana_mp._explain.explanation import explain
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.policy import Policy, presets
 from habana_mp._ranks.check import check_ranks

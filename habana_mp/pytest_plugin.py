@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from habana_mp._report.cast_report import CastReport, dtype_name, names_of, report
+from habana_mp._policy.names import names_of
+from habana_mp._report.cast_report import CastReport, dtype_name, report
 from habana_mp._show.units import counted
 
 Expected = Mapping[str, Mapping[torch.dtype | str, int]]

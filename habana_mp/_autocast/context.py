@@ -35,7 +35,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     Args:
         device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine
             without one acts on the tensors of every device.
-        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``; by default the policy's, and for "cpu" and
+        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``, or a name of one ("bf16"); by default the policy's, and for "cpu" and
             "cuda" without a policy what ``torch.get_autocast_dtype`` says. Another one is refused with a warning, and the region is off.
         enabled: False switches autocast off inside.
         cache_enabled: whether casts of weights are kept between calls; on unless the policy says otherwise.
@@ -57,7 +57,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     def __init__(
         self,
         device_type: str,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         enabled: bool = True,
         cache_enabled: bool | None = None,
         *,
@@ -69,6 +69,12 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
             self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
         else:
             self._region, self._key = region_of(device_type, dtype, enabled, cache_enabled, policy)
+
+    def __repr__(self) -> str:
+        device, dtype, enabled, _, policy = getattr(self, "_made_of", ("current", None, True, None, None))
+        said = [repr(device), *([] if dtype is None else [str(dtype)]), *([] if enabled else ["enabled=False"])]
+        named = policy.name if isinstance(policy, Policy) else policy
+        return f"<hmp.autocast {', '.join([*said, *([] if policy is None else [f'policy={named}'])])}>"
 
     @classmethod
     def current(cls) -> autocast:
@@ -119,7 +125,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 @run_while_traced
 def _traced_region(
     device_type: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     enabled: bool,
     cache_enabled: bool | None,
     policy: str | os.PathLike[str] | None,

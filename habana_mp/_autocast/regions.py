@@ -11,6 +11,7 @@ import habana_mp._core as _core
 from habana_mp import _weights
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
+from habana_mp._cast import dtype_named
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import LOW_DTYPES, Policy
@@ -24,7 +25,7 @@ _Made = dict[tuple[str, torch.dtype, bool, bool], tuple[Any, str]]
 
 def region_of(
     device_type: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     enabled: bool,
     cache_enabled: bool | None,
     policy: Policy | str | os.PathLike[str] | None,
@@ -33,6 +34,8 @@ def region_of(
     device = checked_device(device_type)
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
         raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+    if isinstance(dtype, str) and (named := dtype_named(dtype)) is not None:
+        dtype = getattr(torch, named)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r} (a policy is given as policy=)")
     if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):

@@ -70,18 +70,24 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
         handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, always_call=True))
     _models.add(model)
-    return PoliciesHandle(handles)
+    return PoliciesHandle(handles, {path: "fp32" if each is None else each.name for path, each in chosen.items()})
 
 
 class PoliciesHandle:
     """Takes off again what a call of ``set_policies`` put on a model."""
 
-    def __init__(self, handles: list[RemovableHandle]) -> None:
+    def __init__(self, handles: list[RemovableHandle], policies: Mapping[str, str]) -> None:
         self._handles = handles
+        self._policies = policies
+
+    def __repr__(self) -> str:
+        state = "" if self._handles else ", removed"
+        return f"<hmp.set_policies {dict(self._policies)}{state}>"
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,7 @@ def convert(
     isVerbose: bool = False,  # noqa: N803 - the guides' spelling (F3)
     *,
     fp16_file_path: str | os.PathLike[str] | None = "",
-    low_precision_type: torch.dtype = torch.bfloat16,
+    low_precision_type: torch.dtype | str = torch.bfloat16,
     policy: Policy | str | None = None,
     strict: bool = False,
 ) -> Policy:
@@ -52,7 +52,7 @@ def convert(
         fp32_file_path: the same for float32.
         isVerbose: write one line per call of a listed op to ``sys.stdout`` (F105 to F112). ``HABANA_MP_LOG`` wins over it.
         fp16_file_path: the lower list where ``low_precision_type`` is ``torch.float16`` (D9).
-        low_precision_type: ``torch.bfloat16`` or ``torch.float16``.
+        low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or a name of one: "bfloat16", "bf16".
         policy: a ``Policy``, or the name or path of one, in place of opt_level and the lists.
         strict: raise for names that torch does not have; without it they trigger a warning (D22).
 

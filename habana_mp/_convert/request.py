@@ -16,7 +16,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
     bf16_file_path: ListPath | None,
     fp32_file_path: ListPath | None,
     fp16_file_path: ListPath | None,
-    low_precision_type: torch.dtype,
+    low_precision_type: torch.dtype | str,
     policy: Policy | str | os.PathLike[str] | None,
     strict: bool,
 ) -> Policy:

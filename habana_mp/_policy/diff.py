@@ -31,7 +31,7 @@ class PolicyDiff:
         listed = {name for policy in (before, after) for ops in policy.lists.values() for name in ops}
         # Of an op that is listed for one low dtype, what holds without it is asked too.
         names = sorted(listed | {name.partition("@")[0] for name in listed})
-        pairs = {name: (_action(before, name), _action(after, name)) for name in names}
+        pairs = {name: (action_of(before, name), action_of(after, name)) for name in names}
         # D17: for autocast the overloads of an op differ, where one of them is listed.
         ops = {name.partition(".")[0] for name in names if "." in name}
         overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
@@ -75,7 +75,7 @@ def _of_overload(policy: Policy, overload: str) -> str:
     return core.ACTIONS[action] if listed else "rest"
 
 
-def _action(policy: Policy, listed: str) -> str:
+def action_of(policy: Policy, listed: str) -> str:
     """What a policy does with an op; of "op@float16", with float16 as its low dtype."""
     op, at, low = listed.partition("@")
     if at:

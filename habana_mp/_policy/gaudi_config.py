@@ -113,7 +113,7 @@ def _list(path: Path, key: str, ops: list[str]) -> ListFile:
     shown = f"{path}: {key}"
     ops = [op.strip() for op in ops]  # as the lines of a list file
     for op in ops:
-        if not core.is_entry(op):
+        if core.read_entry(op) is None:
             raise ValueError(f"{shown}: {op!r} is no op name; accepted are letters, digits, _ and one dot")
     named: list[Entry] = [(op, shown, 0) for op in ops]
     return ListFile(shown, False, named, [])

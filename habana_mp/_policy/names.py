@@ -9,7 +9,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._policy.computing import aten_tensor_arguments
-from habana_mp._policy.homes import OPERATORS, homes
+from habana_mp._policy.homes import OPERATORS, homes, is_in_place
 from habana_mp._policy.list_file import Entry
 from habana_mp._show.warning import warn
 
@@ -46,6 +46,15 @@ def plain_name(op: str) -> str:
     near = nearest(last, known_names())
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
+
+
+def names_of(op: object) -> set[str]:
+    """The names that a call of an op may have in the report and in the log. Raises TypeError or ValueError for what is no op."""
+    if not isinstance(op, str):
+        raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
+    name = plain_name(op).partition(".")[0]
+    # A list names add_ by add as well, and so covers both; here they are two ops.
+    return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
 
 
 # Looking for near names takes milliseconds each: a file that is no list at all must not take minutes.

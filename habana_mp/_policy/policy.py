@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as core
+from habana_mp._cast import dtype_named
 from habana_mp._policy.folder import LISTS, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import Claims, Entry, ListFile, ListPath, less, merged, read_list, whole_op
@@ -134,7 +135,7 @@ class Policy:
         promote: ListPath | None = None,
         *,
         base: str | os.PathLike[str] | Policy = "hmp",
-        low_dtype: torch.dtype | None = None,
+        low_dtype: torch.dtype | str | None = None,
         strict: bool = False,
     ) -> Policy:
         """The policy ``base`` with some of its lists replaced, or edited by a file whose names all begin with + or -.
@@ -158,7 +159,7 @@ class Policy:
         fp32: Iterable[str] = (),
         promote: Iterable[str] = (),
         *,
-        low_dtype: torch.dtype = torch.bfloat16,
+        low_dtype: torch.dtype | str = torch.bfloat16,
         rest: str = "inputs",
         name: str = "custom",
         strict: bool = False,
@@ -195,17 +196,18 @@ class Policy:
             if not isinstance(edit, str):
                 raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
             sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
-            if not core.is_entry(entry) or (title not in lists if sign == "+" else sign != "-" or colon):
+            named = core.read_entry(entry)
+            if named is None or (title not in lists if sign == "+" else sign != "-" or colon):
                 raise ValueError(
                     f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
                     "and op@float16 or op@bfloat16 for op"
                 )
             # Where it is in no list, the ops that it is made of would decide it.
-            claims = Claims([entry], with_insides=sign == "-")
+            claims = Claims([named], with_insides=sign == "-")
             lists = {other: less(listed, claims) for other, listed in lists.items()}
             if sign == "+":
-                lists[title].append((entry, "", 0))
-            entries.append((entry, "", 0))
+                lists[title].append((named, "", 0))
+            entries.append((named, "", 0))
         name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
         made = core.Policy(
             name,
@@ -218,10 +220,10 @@ class Policy:
         check_known(entries, "the edits", strict=strict)
         return Policy(made)
 
-    def with_low_dtype(self, low_dtype: torch.dtype) -> Policy:
+    def with_low_dtype(self, low_dtype: torch.dtype | str) -> Policy:
         """The same policy with another dtype for its lower list, and with the entries that are for that one."""
-        low_name(low_dtype, "low_dtype")
-        return self if low_dtype is self.low_dtype else Policy(with_files(self, {}, low_dtype, strict=True))
+        same = low_name(low_dtype, "low_dtype") == self._core.low
+        return self if same else Policy(with_files(self, {}, low_dtype, strict=True))
 
     @property
     def name(self) -> str:
@@ -303,9 +305,11 @@ def presets() -> tuple[str, ...]:
 
 
 def low_name(dtype: object, argument: str) -> str:
-    if dtype not in LOW_DTYPES:
-        raise ValueError(f"{argument} is {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}")
-    return str(dtype).removeprefix("torch.")
+    """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
+    name = dtype_named(dtype)
+    if name not in core.LOW_DTYPES:
+        raise ValueError(f"{argument} is {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
+    return name
 
 
 def _parts(
@@ -324,7 +328,9 @@ def _unpickle(*parts: Any) -> Policy:
     return Policy(core.Policy(*parts))
 
 
-def with_files(base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype | None, *, strict: bool) -> core.Policy:
+def with_files(
+    base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype | str | None, *, strict: bool
+) -> core.Policy:
     name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
     if low_dtype is not None:
         low = low_name(low_dtype, "low_dtype")

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 import habana_mp._core as _core
-from habana_mp._policy.homes import is_in_place
-from habana_mp._policy.names import plain_name
+from habana_mp._cast import dtype_named
+from habana_mp._policy.names import names_of
 from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
 from habana_mp._report.advice import Advice, advice
@@ -290,16 +290,8 @@ def report() -> CastReport:
     return CastReport()
 
 
-def names_of(op: object) -> set[str]:
-    if not isinstance(op, str):
-        raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
-    name = plain_name(op).partition(".")[0]
-    # A list names add_ by add as well, and so covers both; here they are two ops.
-    return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
-
-
 def dtype_name(dtype: object) -> str:
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_named(dtype)
     if name not in _core.ELIGIBLE_DTYPES:
         *others, last = _core.ELIGIBLE_DTYPES
         raise ValueError(f"to is {', '.join(others)} or {last}, which casts go to, not {dtype!r}")

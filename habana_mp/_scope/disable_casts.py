@@ -42,6 +42,9 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     ...     optimizer.step()
     """
 
+    def __repr__(self) -> str:
+        return "<hmp.disable_casts>"
+
     def __init__(self) -> None:
         self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
 

@@ -2,9 +2,9 @@
 
 The lines themselves are made in src/report/cast_log.cpp; nothing here runs while the log is off.
 
-HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with `:path`, a file that is appended to. In the path `~` is
-the home folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their
-own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
+HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with filters, each behind a comma, and then with `:path`, a file that is appended
+to: `detail,op=softmax,module=encoder.*,first=100:casts.log`. In the path `~` is the home folder, `%r` the rank and `%p` the id of the
+process, so that ranks and forked data loader workers can have files of their own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
 that names the rank (where.py).
 
 A log that cannot be written warns once and stops; the program goes on (D47).
@@ -15,32 +15,46 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import NamedTuple
 
 import habana_mp._core as _core
+from habana_mp._policy.names import names_of
 from habana_mp._ranks.rank import rank
 from habana_mp._show.warning import warn
 
 VARIABLE = "HABANA_MP_LOG"
 # The order of enum class Level in src/report/cast_log.h.
 LEVELS = ("off", "casts", "detail")
+_MOST_LINES = 2**63 - 1
 
-# The path of the open log where it names the process; a forked child opens its own.
-_path_of_process = ""
+
+class Setting(NamedTuple):
+    """What HABANA_MP_LOG says. ``path`` is "" for sys.stdout, ``first`` 0 for no end; without patterns every op and module has lines."""
+
+    level: int
+    path: str
+    ops: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    first: int = 0
+
+
+# The open log where its path names the process; a forked child opens its own.
+_of_process: Setting | None = None
 # Whether the last log ended because it could not be written.
 _has_failed = False
 
 
 def open_log(is_verbose: bool) -> None:
     """Raises ValueError or OSError for a value of HABANA_MP_LOG that cannot be used, and then leaves the log as it was."""
-    global _path_of_process, _has_failed  # noqa: PLW0603 - there is one log in a process
+    global _of_process, _has_failed  # noqa: PLW0603 - there is one log in a process
     value = os.environ.get(VARIABLE, "") or ("casts" if is_verbose else "off")
-    level, path = read_setting(value)
+    setting = read_setting(value)
     try:
-        _core.open_log(level, os.fsencode(_of_this_process(path)), _write_to_stdout, _warn_of_failure)
+        _open(setting)
     except OSError as error:
         reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
         raise type(error)(error.errno, reason, error.filename) from None
-    _path_of_process = path if "%p" in path else ""
+    _of_process = setting if "%p" in setting.path else None
     _has_failed = False
 
 
@@ -50,15 +64,47 @@ def open_for_region() -> None:
         open_log(False)
 
 
-def read_setting(value: str) -> tuple[int, str]:
-    """Level and path in HABANA_MP_LOG, "" without a path. Raises ValueError for what it does not accept."""
-    name, colon, path = value.partition(":")
+def _open(setting: Setting) -> None:
+    path = os.fsencode(_of_this_process(setting.path))
+    _core.open_log(setting.level, path, _write_to_stdout, _warn_of_failure, setting.ops, setting.modules, setting.first)
+
+
+def read_setting(value: str) -> Setting:
+    """Raises ValueError for a value of HABANA_MP_LOG that is not accepted."""
+    words, colon, path = value.partition(":")
+    name, *filters = words.split(",")
     if name not in LEVELS or (colon and not path):
         raise ValueError(
             f"{VARIABLE}={value!r}: accepted are {', '.join(LEVELS)}, and {LEVELS[1]}:path or {LEVELS[2]}:path "
-            "to append to a file"
+            "to append to a file; before the path filters, as in detail,op=softmax,module=encoder.*,first=100:path"
         )
-    return LEVELS.index(name), os.path.expanduser(path)  # noqa: PTH111 - pathlib raises where there is no home folder
+    ops: list[str] = []
+    modules: list[str] = []
+    first = 0
+    for each in filters:
+        key, _, text = each.partition("=")
+        if key == "op" and text:
+            ops += _op_names(value, text)
+        elif key == "module" and text:
+            modules.append(text)
+        elif key == "first" and text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_LINES:
+            first = int(text)
+        else:
+            raise ValueError(
+                f"{VARIABLE}={value!r}: {each!r} is no filter; accepted are op=NAME, module=PATH, where * stands for any text, and first=NUMBER"
+            )
+    # pathlib raises where there is no home folder.
+    return Setting(LEVELS.index(name), os.path.expanduser(path), tuple(ops), tuple(modules), first)  # noqa: PTH111
+
+
+def _op_names(value: str, op: str) -> list[str]:
+    """The names that a line of an op may have; a pattern is as it is."""
+    if set(op) & set("*?["):
+        return [op]
+    try:
+        return sorted(names_of(op))
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}={value!r}: {error}") from None
 
 
 def close_log() -> None:
@@ -106,13 +152,12 @@ def _of_this_process(path: str) -> str:
 
 
 def _reopen_in_child() -> None:
-    if _path_of_process and _core.log_level():
-        path = _of_this_process(_path_of_process)
+    if _of_process is not None and _core.log_level():
         try:
-            _core.open_log(_core.log_level(), os.fsencode(path), _write_to_stdout, _warn_of_failure)
+            _open(_of_process)
         except OSError as error:
             _core.close_log()
-            _warn_of_failure(f"{path}: {error.strerror}")
+            _warn_of_failure(f"{_of_this_process(_of_process.path)}: {error.strerror}")
 
 
 os.register_at_fork(after_in_child=_reopen_in_child)

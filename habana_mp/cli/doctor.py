@@ -172,7 +172,7 @@ def _examine_environment(found: Examination) -> None:
             hint = f"; did you mean {near[0]}?" if near else ""
             say(Verdict("problem", f"{name} is no variable of habana_mp{hint}"))
     try:
-        _, path = log.read_setting(os.environ.get(log.VARIABLE) or "off")
+        path = log.read_setting(os.environ.get(log.VARIABLE) or "off").path
         if path and not Path(path).parent.is_dir():
             say(Verdict("problem", f"{log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
     except ValueError as error:

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import click
 
+from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp.cli.console import print_json, user_errors
-from habana_mp.cli.parameters import OpParameter, PolicyParameter
+from habana_mp.cli.parameters import OpParameter, policy_options
 from habana_mp.hmp import Policy
 from habana_mp.hmp import explain as explain_op
 
 
 @click.command()
-@click.option(
-    "--policy",
-    type=PolicyParameter(),
-    metavar="P",
-    help="A preset, a folder, a gaudi_config.json or the text of a policy. Default: hmp.",
-)
+@policy_options("Default: hmp.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("op", type=OpParameter())
-def explain(op: str, policy: Policy | None, as_json: bool) -> None:
+@click.argument("ops", nargs=-1, required=True, metavar="OP...", type=OpParameter())
+def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
     """Tell which rule an op has, and which line of which list says so.
 
-    OP is any of its names: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar.
+    OP is any of its names: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar. A module of torch.nn stands for the ops
+    that it calls, and a part of a name for the ops that have it; of several ops each is one line.
 
     \b
       habana-mp explain softmax
       habana-mp explain softmax --policy torch-cuda
+      habana-mp explain attention nn.LSTM
     """
+    state = "asked for here" if policy else "what a plain convert() uses"
     with user_errors():
-        explained = explain_op(op, policy=policy or Policy.load("hmp"))
+        explained = explain_op(*ops, policy=policy or Policy.load("hmp"))
+    found = explained if isinstance(explained, Explanations) else Explanations([explained])
+    found = Explanations(dataclasses.replace(each, state=state) for each in found)
     if as_json:
-        rule = {**dataclasses.asdict(explained.rule), "low_dtype": str(explained.rule.low_dtype).removeprefix("torch.")}
-        print_json(
-            {
-                "op": explained.op,
-                "policy": explained.policy.name,
-                "rule": rule,
-                "arguments": explained.arguments,
-                "homes": explained.homes,
-                "notes": explained.notes,
-            }
-        )
+        values = [_values(each) for each in found]
+        print_json(values[0] if isinstance(explained, Explanation) else values)
     else:
-        state = "asked for here" if policy else "what a plain convert() uses"
-        click.echo(dataclasses.replace(explained, state=state))
+        click.echo(found[0] if isinstance(explained, Explanation) else found)
+
+
+def _values(explained: Explanation) -> dict[str, Any]:
+    rule = {**dataclasses.asdict(explained.rule), "low_dtype": str(explained.rule.low_dtype).removeprefix("torch.")}
+    return {
+        "op": explained.op,
+        "policy": explained.policy.name,
+        "rule": rule,
+        "arguments": explained.arguments,
+        "homes": explained.homes,
+        "notes": explained.notes,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from habana_mp._policy.diff import PolicyDiff, settings_of, words
+from habana_mp._policy.diff import PolicyDiff, action_of, settings_of, words
 from habana_mp._policy.folder import source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
 from habana_mp.cli.lists_check import check
@@ -74,8 +74,9 @@ def show(policy: Policy, as_json: bool) -> None:
     \b
       habana-mp lists show hmp
     """
+    overruled = _overruled(policy)
     if as_json:
-        print_json({"name": policy.name, **settings_of(policy), "lists": policy.lists})
+        print_json({"name": policy.name, **settings_of(policy), "lists": policy.lists, "overruled": overruled})
         return
     from rich.columns import Columns
 
@@ -85,7 +86,19 @@ def show(policy: Policy, as_json: bool) -> None:
     for title, ops in policy.lists.items():
         if ops:
             print_rich(f"\n{title} ({len(ops)})", style="bold")
-            print_rich(Columns(ops, padding=(0, 2), column_first=True))
+            names = [f"{op} ({overruled[title][op]})" if op in overruled[title] else op for op in ops]
+            print_rich(Columns(names, padding=(0, 2), column_first=True))
+    if any(overruled.values()):
+        click.echo("\nA list in parentheses names the op too, and decides.")
+
+
+def _overruled(policy: Policy) -> dict[str, dict[str, str]]:
+    """The names of each list that another one decides, and which: the error list is asked first, then lower, fp32 and promote."""
+    found: dict[str, dict[str, str]] = {}
+    for title, ops in policy.lists.items():
+        actions = {op: action_of(policy, op) for op in ops}
+        found[title] = {op: action for op, action in actions.items() if action != title}
+    return found
 
 
 @lists.command()

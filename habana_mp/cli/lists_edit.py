@@ -9,7 +9,7 @@ import click
 from habana_mp._policy.folder import write_folder
 from habana_mp._policy.policy import renamed
 from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import EditParameter, PolicyParameter
+from habana_mp.cli.parameters import EditParameter, PolicyParameter, tell_of_the_rest
 from habana_mp.hmp import Policy
 
 
@@ -38,6 +38,7 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
         edited = policy.with_edits(*edits, strict=True)
         if output is None:
             click.echo(str(edited))
+            tell_of_the_rest(edited, edits)
             return
         folder = Path(output)
         before = folder / "policy.toml"
@@ -46,3 +47,4 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
         named = renamed(edited._core, folder.resolve().name)
         folder.mkdir(parents=True, exist_ok=True)
         write_folder(folder, named, f"{policy.name} with {' '.join(edits)}")
+        tell_of_the_rest(edited, edits)

@@ -1,15 +1,21 @@
-"""The kinds of parameters: policies, ops and edits of policies, read, refused in one line, and completed by the shell."""
+"""The kinds of parameters: policies, ops and edits of policies, read, refused in one line, and completed by the shell. And the options
+by which every command takes a policy.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from habana_mp._policy.folder import LISTS
+from habana_mp._policy.list_file import parse_list
 from habana_mp._policy.names import known_names
-from habana_mp.cli.console import user_errors
+from habana_mp._policy.policy import with_files
+from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
 
 if TYPE_CHECKING:
@@ -53,6 +59,115 @@ class EditParameter(_ParamType):
         if sign == "+" and colon:
             return [CompletionItem(f"+{op}:{each}") for each in LISTS if each.startswith(title)]
         return [CompletionItem(sign + name) for name in _ops(op)] if sign in {"+", "-"} else []
+
+
+class ListParameter(_ParamType):
+    """A list file, or ``+op`` and ``-op``, which edit the list."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if _is_edit(value):
+            return str(value)
+        return str(click.Path(exists=True, dir_okay=False).convert(value, param, ctx))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+        if _is_edit(incomplete):
+            return [CompletionItem(incomplete[0] + name) for name in _ops(incomplete[1:])]
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _is_edit(text: str) -> bool:
+    return text[:1] in ("+", "-")
+
+
+def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @click.option(
+            "--policy",
+            type=PolicyParameter(),
+            metavar="P",
+            help=f"A preset, a folder, a gaudi_config.json or the text of a policy. {default}",
+        )
+        @click.option(
+            "--lower",
+            multiple=True,
+            type=ListParameter(),
+            metavar="FILE|+OP|-OP",
+            help="A list file for the lower precision, or an edit of that list. May be given several times.",
+        )
+        @click.option(
+            "--fp32", multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help="The same for float32."
+        )
+        @click.option(
+            "--edit",
+            "edits",
+            multiple=True,
+            type=EditParameter(),
+            metavar="+OP:LIST|-OP",
+            help="Put an op into a list (lower, fp32, promote, error), or take it out of all. May be given several times.",
+        )
+        @click.option("--dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
+        @functools.wraps(function)
+        def command(
+            *,
+            policy: Policy | None,
+            lower: tuple[str, ...],
+            fp32: tuple[str, ...],
+            edits: tuple[str, ...],
+            dtype: str | None,
+            **others: Any,
+        ) -> None:
+            if lower or fp32 or edits or dtype is not None:
+                with user_errors():
+                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, edits, dtype)
+            function(policy=policy, **others)
+
+        return command
+
+    return decorate
+
+
+def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], dtype: str | None) -> Policy:
+    """Files first, then their edits, then the others: each edit of the command line wins over a file."""
+    files: dict[str, str] = {}
+    edited: dict[str, list[str]] = {}
+    for title, values in lists.items():
+        edited[title] = [value for value in values if _is_edit(value)]
+        named = [value for value in values if not _is_edit(value)]
+        if len(named) > 1:
+            raise Problem(f"--{title} takes one file, and any number of +op and -op, not {' and '.join(named)}")
+        if named:
+            files[title] = named[0]
+    if files:
+        policy = Policy.from_files(files.get("lower"), files.get("fp32"), base=policy)
+    edit_files = {title: parse_list("\n".join(each).encode(), f"--{title}") for title, each in edited.items() if each}
+    if edit_files:
+        policy = Policy(with_files(policy, edit_files, None, strict=True))
+    if edits:
+        policy = policy.with_edits(*edits, strict=True)
+    if dtype is not None:
+        policy = policy.with_low_dtype(dtype)
+    tell_of_the_rest(policy, (*edits, *edited["lower"], *edited["fp32"]))
+    return policy
+
+
+_REST = {
+    "first_input": "follows its first input",
+    "inputs": "runs in the dtypes of its inputs",
+    "fp32": "runs in float32, as the rest does",
+}
+
+
+def tell_of_the_rest(policy: Policy, edits: Iterable[str]) -> None:
+    """A line for each op that edits have taken out of the lists, because what happens to it then is written in none of them."""
+    for edit in edits:
+        op = edit[1:].partition("@")[0]
+        if edit[0] == "-" and policy.rule(op).action == "rest":
+            cure = "" if policy.rest == "fp32" else f"; +{op}:fp32 keeps it in float32"
+            click.echo(f"Note: {op} now {_REST[policy.rest]}{cure}", err=True)
 
 
 def _ops(begin: str) -> list[str]:

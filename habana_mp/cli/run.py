@@ -15,31 +15,18 @@ from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
 from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import PolicyParameter
+from habana_mp.cli.parameters import policy_options
 from habana_mp.cli.script import Script, constants, open_script, run_script
 from habana_mp.hmp import Policy, convert
-
-_LIST_FILE = click.Path(exists=True, dir_okay=False)
 
 
 def script_command(function: Callable[..., None]) -> Callable[..., None]:
     """The parameters of a command that runs a script: the function gets the script, ready and converted, as ``script``."""
 
     @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
-    @click.option(
-        "--policy",
-        type=PolicyParameter(),
-        metavar="P",
-        help="A preset, a folder, a gaudi_config.json or the text of a policy. It wins over what the script asks hmp.convert for. "
-        "Default: hmp, until the script sets a policy itself or imports Habana's package.",
+    @policy_options(
+        "It wins over what the script asks hmp.convert for. Default: hmp, until the script sets a policy itself or imports Habana's package."
     )
-    @click.option(
-        "--lower",
-        type=_LIST_FILE,
-        metavar="FILE",
-        help="A list file for the lower precision, or edits (+op, -op) of it.",
-    )
-    @click.option("--fp32", type=_LIST_FILE, metavar="FILE", help="The same for float32.")
     @click.option(
         "--device",
         metavar="TYPE",
@@ -54,8 +41,6 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         arguments: tuple[str, ...],
         is_module: bool,
         policy: Policy | None,
-        lower: str | None,
-        fp32: str | None,
         device: str | None,
         **options: Any,
     ) -> None:
@@ -64,8 +49,6 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         importer.install()
         gaudi_flags.apply_log_masks()
         with user_errors():
-            if lower or fp32:
-                policy = Policy.from_files(lower, fp32, base=policy or "hmp")
             convert(policy=policy)
             in_force.cli_policy, in_force.is_cli_default = policy, policy is None
         if device is not None:
@@ -107,6 +90,7 @@ def run(script: Script) -> None:
     \b
       habana-mp run train.py --epochs 3
       habana-mp run --policy hmp-o2 -m my_package.train
+      habana-mp run --lower +softmax --edit -mul --dtype fp16 train.py
       torchrun --nproc-per-node 2 -m habana_mp run --policy hmp train.py
 
     HABANA_MP_LOG=casts shows each cast (off, casts, detail, with :FILE behind it). The exit code is the script's.

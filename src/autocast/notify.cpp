@@ -8,6 +8,7 @@
 #include "base/name_numbers.h"
 #include "call/no_kernel.h"
 #include "cast/tensors.h"
+#include "policy/op_list.h"
 #include "watch/where.h"
 
 namespace habana_mp::autocast {
@@ -17,6 +18,7 @@ class Texts final : public report::CallTexts {
  public:
   explicit Texts(const DecidedCall& call) : call_(call) {}
 
+  std::string name() const override { return std::string(base_name(call_.op.name)); }
   // As Python shows torch.ops.aten.mm.default.
   std::string original() const override {
     const c10::OperatorName& name = call_.op.handle.operator_name();
@@ -54,8 +56,7 @@ bool is_compiling(const Call& call) {
 
 void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
   if (is_compiling(decided.call)) return;
-  const std::string_view name =
-      std::string_view(decided.op.name).substr(0, decided.op.name.find('.'));
+  const std::string_view name = base_name(decided.op.name);
   const Texts texts(decided);
   const report::Call call{.key = {.op = watch::watching() ? number_of(name) : 0,
                                   .decider_id = decided.rules.decider_id,

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -29,10 +30,11 @@ py::str to_str(std::string_view text) {
   return py::reinterpret_steal<py::str>(decoded);
 }
 
-void open_log(int level, const std::string& path, py::object writer, py::object on_failure) {
+void open_log(int level, const std::string& path, py::object writer, py::object on_failure,
+              std::vector<std::string> ops, std::vector<std::string> modules, std::uint64_t first) {
   try {
     report::open(
-        static_cast<report::Level>(level), path,
+        static_cast<report::Level>(level), path, {std::move(ops), std::move(modules), first},
         [writer = std::move(writer)](std::string_view text) {
           return writer(to_str(text)).cast<std::string>();
         },
@@ -50,6 +52,7 @@ struct Said final : report::CallTexts {
   std::string op, of_rule, module, source;
   std::vector<std::pair<std::string, int>> casts;
 
+  std::string name() const override { return op; }
   std::string original() const override { return op; }
   std::string rule() const override { return of_rule; }
   std::string argument(std::size_t i) const override { return casts[i].first; }
@@ -80,7 +83,8 @@ void notify_decided(const std::string& op, int to, int cause,
 
 void bind_log(py::module_& module) {
   module.def("open_log", &open_log, py::arg("level"), py::arg("path"), py::arg("writer"),
-             py::arg("on_failure"));
+             py::arg("on_failure"), py::arg("ops") = py::tuple(), py::arg("modules") = py::tuple(),
+             py::arg("first") = 0);
   module.def("close_log", &report::close);
   module.def("log_level", [] { return static_cast<int>(report::level()); });
   // Asked for each region of autocast: os.environ takes a microsecond to say no.

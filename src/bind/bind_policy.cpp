@@ -48,10 +48,9 @@ Enum checked(int value, std::size_t count) {
   return static_cast<Enum>(value);
 }
 
-DType dtype_named(std::string_view name) {
-  for (const DTypeRow& row : kDTypes) {
-    if (name == row.name) return row.dtype;
-  }
+DType dtype_of_policy(std::string_view name) {
+  const DType dtype = dtype_named(name);
+  if (dtype != DType::Other) return dtype;
   throw std::invalid_argument(quoted(name) +
                               " is no dtype of a policy: bfloat16 or float16 is accepted");
 }
@@ -145,9 +144,9 @@ void bind_policy(py::module_& m) {
                        const PyNames& error, const std::vector<std::string>& low_dtypes,
                        bool cached) {
              std::vector<DType> accepted;
-             for (const std::string& name : low_dtypes) accepted.push_back(dtype_named(name));
+             for (const std::string& name : low_dtypes) accepted.push_back(dtype_of_policy(name));
              return Policy(
-                 std::move(name), dtype_named(low), action_named(rest),
+                 std::move(name), dtype_of_policy(low), action_named(rest),
                  {from_python(lower), from_python(fp32), from_python(promote), from_python(error)},
                  std::move(accepted), cached);
            }),
@@ -205,7 +204,20 @@ void bind_policy(py::module_& m) {
         return py::make_tuple(list.edits, ops);
       },
       py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
-  m.def("is_entry", [](const std::string& text) { return is_entry(text); }, py::arg("text"));
+  m.def(
+      "read_entry",
+      [](const std::string& text) -> std::optional<std::string> {
+        if (!is_entry(text)) return std::nullopt;
+        return written(*read_entry(text));
+      },
+      py::arg("text"), "The entry with its dtype by its full name; None for a text that is none");
+  m.def(
+      "dtype_named",
+      [](const std::string& text) -> std::optional<std::string> {
+        const DType dtype = dtype_named(text);
+        return dtype == DType::Other ? std::nullopt : std::optional<std::string>(dtype_name(dtype));
+      },
+      py::arg("text"), "Torch's name of a floating dtype, of any name that is accepted; else None");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

@@ -18,6 +18,7 @@ class Texts final : public report::CallTexts {
  public:
   explicit Texts(const DecidedCall& call) : call_(call) {}
 
+  std::string name() const override { return *call_.op.name; }
   std::string original() const override {
     std::string& repr = *call_.op.repr;
     if (repr.empty()) repr = py::repr(call_.op.original).cast<std::string>();

@@ -83,12 +83,20 @@ inline constexpr auto kLowDTypes = [] {
   return low;
 }();
 
-// Other for a name that is none of these.
-constexpr DType low_dtype_named(std::string_view name) {
-  for (const DType dtype : kLowDTypes) {
-    if (name == dtype_name(dtype)) return dtype;
+// By any of its names: "bfloat16", "bf16", "torch.bfloat16". Other for a text that is none.
+constexpr DType dtype_named(std::string_view text) {
+  constexpr std::string_view kModule = "torch.";
+  if (text.starts_with(kModule)) text.remove_prefix(kModule.size());
+  for (const DTypeRow& row : kDTypes) {
+    if (text == row.name || text == row.short_name) return row.dtype;
   }
   return DType::Other;
+}
+
+// The same, and Other for one that no policy is made for.
+constexpr DType low_dtype_named(std::string_view text) {
+  const DType dtype = dtype_named(text);
+  return may_be_low(dtype) ? dtype : DType::Other;
 }
 
 }  // namespace habana_mp

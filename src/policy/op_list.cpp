@@ -112,6 +112,11 @@ std::optional<Entry> read_entry(std::string_view text) {
   return entry;
 }
 
+std::string written(const Entry& entry) {
+  std::string text(entry.op);
+  return entry.low == DType::Other ? text : text + "@" + dtype_name(entry.low);
+}
+
 bool is_entry(std::string_view text) {
   const std::optional<Entry> entry = read_entry(text);
   return entry && is_op_name(entry->op);
@@ -162,7 +167,7 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
                     std::to_string(earlier->second.line));
       }
     }
-    list.ops.push_back({std::string(name), reader.line(), removed});
+    list.ops.push_back({written(*entry), reader.line(), removed});
   }
   return list;
 }

@@ -58,6 +58,9 @@ inline constexpr char kConditionRefused[] =
 // None where something else stands behind the @. The op may be no op name.
 std::optional<Entry> read_entry(std::string_view text);
 
+// The same with the dtype by its full name: "layer_norm@float16" of "layer_norm@fp16".
+std::string written(const Entry& entry);
+
 // Whether the op is an op name, too.
 bool is_entry(std::string_view text);
 

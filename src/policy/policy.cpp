@@ -166,9 +166,7 @@ std::uint64_t fnv1a(std::string_view text) {
 
 }  // namespace
 
-std::string ListedName::written() const {
-  return low == DType::Other ? name : name + "@" + dtype_name(low);
-}
+std::string ListedName::written() const { return habana_mp::written({name, low}); }
 
 ListedName read_listed(std::string_view written, Origin origin) {
   const std::optional<Entry> entry = read_entry(written);

@@ -2,6 +2,7 @@
 #include "report/cast_log.h"
 
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <spdlog/details/null_mutex.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/logger.h>
@@ -9,6 +10,7 @@
 #include <spdlog/sinks/base_sink.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <memory>
@@ -87,7 +89,37 @@ class WriterSink final : public Sink {
 struct OpenLog {
   spdlog::logger logger;
   OnFailure on_failure;
+  Filter filter;
+  std::uint64_t lines = 0;  // with the GIL
 };
+
+bool any_matches(const std::vector<std::string>& patterns, const std::string& text) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return ::fnmatch(pattern.c_str(), text.c_str(), 0) == 0;
+  });
+}
+
+// Whether a path, or one that it lies below, is meant. "Net: encoder.layers.0" is without "Net: ".
+bool inside_any(const std::vector<std::string>& patterns, std::string module) {
+  const std::size_t colon = module.find(": ");
+  std::string path = colon == std::string::npos ? std::string() : module.substr(colon + 2);
+  for (;;) {
+    if (any_matches(patterns, path)) return true;
+    const std::size_t dot = path.rfind('.');
+    if (dot == std::string::npos) return false;
+    path.resize(dot);
+  }
+}
+
+bool passes(OpenLog& log, const Call& call) {
+  const Filter& filter = log.filter;
+  if (filter.first != 0 && log.lines >= filter.first) return false;
+  if (!filter.ops.empty() && !any_matches(filter.ops, call.texts->name())) return false;
+  if (!filter.modules.empty() && !inside_any(filter.modules, call.texts->where().first))
+    return false;
+  ++log.lines;
+  return true;
+}
 
 // Never destroyed: at exit a writer may belong to an interpreter that is gone.
 std::shared_ptr<OpenLog>& open_log() {
@@ -166,6 +198,8 @@ class CastLog final : public Listener {
     const Level now = level();
     const Cause cause = call.decision.cause;
     if (now == Level::Off || !worth_a_line(cause, call.casting)) return;
+    const std::shared_ptr<OpenLog> log = open_log();
+    if (!log || !passes(*log, call)) return;
     const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
     spdlog::memory_buf_t text;
     fmt::format_to(std::back_inserter(text), "casting  ");
@@ -186,7 +220,8 @@ const std::shared_ptr<CastLog>& cast_log() {
 
 }  // namespace
 
-void open(Level level, const std::string& path, Writer writer, OnFailure on_failure) {
+void open(Level level, const std::string& path, Filter filter, Writer writer,
+          OnFailure on_failure) {
   if (level == Level::Off) return close();
   spdlog::sink_ptr sink;
   if (path.empty()) {
@@ -194,8 +229,8 @@ void open(Level level, const std::string& path, Writer writer, OnFailure on_fail
   } else {
     sink = std::make_shared<FileSink>(path);
   }
-  auto opened = std::make_shared<OpenLog>(
-      OpenLog{spdlog::logger("habana_mp", std::move(sink)), std::move(on_failure)});
+  auto opened = std::make_shared<OpenLog>(OpenLog{spdlog::logger("habana_mp", std::move(sink)),
+                                                  std::move(on_failure), std::move(filter)});
   opened->logger.set_pattern("%v");
   // spdlog calls this while it handles what a sink threw, which it would only print to stderr: hand
   // it on to put().

@@ -17,9 +17,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "policy/decide.h"
 
@@ -58,10 +60,17 @@ using Writer = std::function<std::string(std::string_view)>;
 // Takes why a text could not be written. By then the log is closed (D47).
 using OnFailure = std::function<void(const std::string&)>;
 
+// Which calls have a line. The patterns are those of fnmatch(3); of an empty list, all.
+struct Filter {
+  std::vector<std::string> ops;      // "softmax", "conv*"
+  std::vector<std::string> modules;  // paths, with what is below: "encoder.layers.*"
+  std::uint64_t first = 0;           // that many lines, and none after them; 0: no end
+};
+
 // Sends the log to the file `path` (appended to), or to `writer` where the path is empty. Replaces
 // what was open before; where the file cannot be opened, that stays open and std::system_error is
 // thrown, with errno.
-void open(Level level, const std::string& path, Writer writer, OnFailure on_failure);
+void open(Level level, const std::string& path, Filter filter, Writer writer, OnFailure on_failure);
 
 // Releases the file or the writer; the level is Off afterwards.
 void close();

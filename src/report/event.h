@@ -28,6 +28,7 @@ struct Cast {
 // the GIL.
 class CallTexts {
  public:
+  virtual std::string name() const = 0;      // as lists spell the op: "mm"
   virtual std::string original() const = 0;  // as Python shows the op: "<built-in function mm>"
   virtual std::string rule() const = 0;      // "lower: mm, lists/hmp/lower.txt:12"
   virtual std::string argument(std::size_t i) const = 0;  // "0", "weight", "tensors[1]"

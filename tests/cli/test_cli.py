@@ -55,8 +55,8 @@ def test_python_m():
     ("arguments", "printed"),
     [
         (["rnu"], "No such command 'rnu'"),
-        (["explain"], "Missing argument 'OP'"),
-        (["explain", "mm", "bmm"], "unexpected extra argument"),
+        (["explain"], "Missing argument 'OP...'"),
+        (["explain", "mm", "--lower", "none.txt"], "File 'none.txt' does not exist"),
         (["lists", "show"], "Missing argument 'POLICY'"),
         (["lists", "check"], "Missing argument 'FILE...'"),
         (["lists", "check", "/no/such"], "does not exist"),
@@ -129,6 +129,17 @@ def test_explain_as_json(policy):
     assert (printed["rule"]["file"], printed["rule"]["line"]) == (rule.file, rule.line)
     assert "torch.Tensor.mm" in printed["homes"]
     assert printed["policy"] == hmp.Policy.load(policy).name
+
+
+def test_explain_several():
+    lines = call("explain", "softmax", "nn.MultiheadAttention", "--lower", "+softmax").stdout.splitlines()
+    assert lines[0] == "hmp+files, asked for here"
+    assert lines[1].split()[:3] == ["softmax", "lower", "(bfloat16),"]
+    ops = [line.split()[0] for line in lines[1:]]
+    assert {"softmax", "linear", "bmm", "baddbmm"} <= {*ops}
+    assert len(ops) == len({*ops})
+    printed = json.loads(call("explain", "softmax", "mm", "--json").stdout)
+    assert [each["op"] for each in printed] == ["softmax", "mm"]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ def test_show_as_json():
     assert (printed["low_dtype"], printed["rest"], printed["cache"]) == ("float16", "inputs", True)
 
 
+def test_show_marks_what_another_list_overrules():
+    text = lists("show", "hmp").stdout
+    assert "mul (lower)" in text
+    assert text.endswith("\nA list in parentheses names the op too, and decides.\n")
+    assert json.loads(lists("show", "hmp", "--json").stdout)["overruled"]["promote"]["mul"] == "lower"
+    assert "(" not in lists("show", "hmp-o2").stdout.partition("lower (")[2].partition("\n")[2]
+
+
 # --- diff
 
 BASE = hmp.Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"], promote=["add"])
@@ -238,7 +246,7 @@ def test_check_of_a_folder(here, changed, printed):
 def test_what_edit_writes_is_the_policy(here, base, edits):
     expected = hmp.Policy.load(base).with_edits(*edits)
     written = lists("edit", base, *edits, "--output", "deep/my-policy_1")
-    assert (written.exit_code, written.output) == (0, "")
+    assert (written.exit_code, written.stdout) == (0, "")
     loaded = hmp.Policy.load("deep/my-policy_1")
     assert loaded == expected
     assert loaded.name == "my-policy_1"
@@ -251,7 +259,8 @@ def test_what_edit_writes_is_the_policy(here, base, edits):
 def test_a_policy_can_be_edited_where_it_is(here):
     lists("edit", "hmp", "-mm", "--output", "my")
     done = lists("edit", "my", "-bmm", "--output", "my")
-    assert (done.exit_code, done.output) == (0, "")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "Note: bmm now follows its first input; +bmm:fp32 keeps it in float32\n"
     assert hmp.Policy.load("my") == hmp.Policy.load("hmp").with_edits("-mm", "-bmm")
 
 

@@ -276,6 +276,49 @@ def test_policy(here, script, options, printed):
     assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, "", 0)
 
 
+# options -> what the script prints of 2 @ 2 and of softmax under them, and the notes
+CHANGES = {
+    "an edit of a list": (["--lower", "+softmax"], "bfloat16 bfloat16", ""),
+    "edits of both": (["--lower", "+softmax", "--fp32", "+matmul"], "float32 bfloat16", ""),
+    "a file and an edit": (
+        ["--lower", "lower.txt", "--lower", "-relu", "--fp32", "+matmul"],
+        "float32 bfloat16",
+        "Note: relu now follows its first input; +relu:fp32 keeps it in float32\n",
+    ),
+    "an edit": (["--edit", "+softmax:lower"], "bfloat16 bfloat16", ""),
+    "the later edit wins": (["--edit", "+softmax:lower", "--edit", "+softmax:fp32"], "bfloat16 float32", ""),
+    "taken out": (
+        ["--edit", "-matmul"],
+        "float32 float32",
+        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+    ),
+    "taken out of one list": (
+        ["--lower", "-matmul"],
+        "float32 float32",
+        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+    ),
+    "of a policy": (
+        ["--policy", "torch-cpu", "--edit", "-matmul"],
+        "float32 float32",
+        "Note: matmul now runs in the dtypes of its inputs; +matmul:fp32 keeps it in float32\n",
+    ),
+    "a dtype": (["--dtype", "fp16"], "float16 float32", ""),
+    "a dtype by torch's name": (["--dtype", "torch.float16", "--lower", "+softmax@fp16"], "float16 float16", ""),
+    "for the other dtype": (["--lower", "+softmax@fp16"], "bfloat16 float32", ""),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_policy_changed_on_the_command_line(here, case):
+    options, printed, notes = CHANGES[case]
+    Path("lower.txt").write_text("softmax\nrelu\n")
+    Path("script.py").write_text(
+        "import torch\nx = torch.ones(2, 2)\nprint(*(str(y.dtype)[6:] for y in (x @ x, x.softmax(0))))"
+    )
+    done = run(*options, "script.py")
+    assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, notes, 0)
+
+
 def test_reverting_is_the_script_s_right(here):
     Path("script.py").write_text("from habana_mp import hmp\nhmp.revert()\n" + DTYPE)
     assert run("--policy", "hmp", "script.py").stdout == "torch.float32\n"
@@ -307,12 +350,31 @@ def test_the_log_of_the_environment(here, monkeypatch):
         (["--policy", "nope", "script.py"], "Error: 'nope' is no policy: accepted are a preset (hmp, "),
         (["--policy", "folder", "script.py"], "Error: folder/policy.toml: No such file or directory"),
         (["--lower", "bad.txt", "script.py"], "Error: bad.txt:1: 'mm mm' is no op name"),
+        (["--lower", "+mm mm", "script.py"], "Error: --lower:1: 'mm mm' is no op name"),
+        (["--lower", "+lienar", "script.py"], "Error: --lower:1: 'lienar' is no op of torch"),
+        (
+            ["--fp32", "+mm", "--fp32", "-mm", "script.py"],
+            "Error: --fp32:2: 'mm' is taken out here and added in line 1",
+        ),
+        (
+            ["--lower", "a.txt", "--lower", "b.txt", "script.py"],
+            "Error: --lower takes one file, and any number of +op and -op, not a.txt",
+        ),
+        (["--edit", "mm", "script.py"], "Error: 'mm' is no edit of a policy: '+op:list' and '-op' are accepted"),
+        (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is no op of torch"),
+        (
+            ["--dtype", "fp8", "script.py"],
+            "Error: low_dtype is torch.bfloat16 or torch.float16, or its name, not 'fp8'",
+        ),
+        (["--dtype", "float32", "script.py"], "Error: low_dtype is torch.bfloat16 or torch.float16, or its name, not"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_input_is_reported_in_one_line(here, arguments, printed):
     Path("folder").mkdir()
     Path("bad.txt").write_text("mm mm\n")
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("mm\n")
     Path("script.py").write_text("print('ran')")
     done = run(*arguments)
     assert done.exit_code == 2

@@ -35,7 +35,9 @@ def test_an_unknown_name_is_reported_with_the_nearest(name: str, near: str) -> N
 
 
 def test_a_wrong_type_is_reported() -> None:
-    with pytest.raises(TypeError, match="explain takes the name of an op, as 'layer_norm', not 3"):
+    with pytest.raises(
+        TypeError, match=r"explain takes the name of an op, as 'layer_norm', or a class of torch\.nn, not 3"
+    ):
         hmp.explain(3)  # type: ignore[arg-type]
 
 
@@ -160,3 +162,75 @@ def test_text() -> None:
         "             torch.dot  ->  bfloat16",
         "             torch._VF.dot  ->  bfloat16",
     ]
+
+
+# --- Several ops
+
+# what is asked for -> ops that must be among those explained, in this order
+SEVERAL = {
+    "two ops": (("softmax", "mm"), ["softmax", "mm"]),
+    "the same twice": (("mm", "torch.mm", "bmm"), ["mm", "bmm"]),
+    "a part": (("_pool2d",), ["avg_pool2d", "max_pool2d"]),
+    "a part in capitals": (("Attention",), ["multi_head_attention_forward", "scaled_dot_product_attention"]),
+    "a module by name": (("nn.MultiheadAttention",), ["bmm", "softmax", "dropout", "linear"]),
+    "with torch": (("torch.nn.Linear", "softmax"), ["linear", "softmax"]),
+    "its class": ((torch.nn.Conv2d,), ["conv2d"]),
+    "modules in modules": ((torch.nn.TransformerEncoderLayer,), ["linear", "layer_norm", "softmax"]),
+    "a recurrent one": (("nn.LSTM",), ["lstm"]),
+    "a loss": (("CrossEntropyLoss",), ["cross_entropy"]),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several(case: str) -> None:
+    asked, expected = SEVERAL[case]
+    explained = hmp.explain(*asked)
+    found = [each.op for each in explained] if isinstance(explained, tuple) else [explained.op]
+    assert [op for op in found if op in expected] == expected
+    lines = str(explained).splitlines()
+    if isinstance(explained, tuple):
+        assert lines[0] == "hmp, not in force: nothing is converted"
+        assert [line.split()[0] for line in lines[1:]] == found
+        assert explained._repr_html_().count("</table>") == len(found)
+
+
+def test_what_a_listed_function_calls_has_no_rule_d19() -> None:
+    policy = hmp.Policy.from_ops(fp32=["multi_head_attention_forward"])
+    assert [each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy=policy)][-1] == "mm"
+    assert "bmm" not in {each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy=policy)}
+
+
+@pytest.mark.parametrize("asked", ["", "li", "sofmaxx", "nn.Lienar", "nn.Identity", "nn.functional"])
+def test_what_stands_for_no_op(asked: str) -> None:
+    with pytest.raises(ValueError, match=r"is no op of torch|calls no op that computes"):
+        hmp.explain(asked)
+
+
+# --- What shows itself
+
+SHOWN = {
+    "autocast": (lambda: hmp.autocast("cpu", "bf16", policy="hmp"), "<hmp.autocast 'cpu', bf16, policy=hmp>"),
+    "off": (lambda: hmp.autocast("cuda", enabled=False), "<hmp.autocast 'cuda', enabled=False>"),
+    "of a policy": (
+        lambda: hmp.autocast("cpu", policy=hmp.Policy.from_ops(name="mine")),
+        "<hmp.autocast 'cpu', policy=mine>",
+    ),
+    "current": (hmp.autocast.current, "<hmp.autocast 'current'>"),
+    "disable_casts": (hmp.disable_casts, "<hmp.disable_casts>"),
+    "set_policies": (
+        lambda: hmp.set_policies(torch.nn.Sequential(torch.nn.Linear(1, 1)), {"0": "fp32"}),
+        "<hmp.set_policies {'0': 'fp32'}>",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_a_handle_says_what_it_is(case: str) -> None:
+    make, shown = SHOWN[case]
+    assert repr(make()) == shown
+
+
+def test_a_handle_that_was_removed_says_so() -> None:
+    handle = hmp.set_policies(torch.nn.Sequential(torch.nn.Linear(1, 1)), {"0": "hmp"})
+    handle.remove()
+    assert repr(handle) == "<hmp.set_policies {'0': 'hmp'}, removed>"

@@ -465,9 +465,9 @@ BAD_OPS = {
     "float32 is not low": (
         {"low_dtype": torch.float32},
         ValueError,
-        "torch.bfloat16 or torch.float16, not torch.float32",
+        "torch.bfloat16 or torch.float16, or its name, not torch.float32",
     ),
-    "a dtype by name": ({"low_dtype": "bfloat16"}, ValueError, "torch.bfloat16 or torch.float16, not 'bfloat16'"),
+    "a dtype by name": ({"low_dtype": "float32"}, ValueError, "torch.float16, or its name, not 'float32'"),
     "name": ({"name": "my policy"}, ValueError, "'my policy' is no policy name"),
     "strict": (
         {"fp32": ["sofmax"], "strict": True},
@@ -589,3 +589,47 @@ def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
 def test_wrong_types_are_reported(make) -> None:
     with pytest.raises(TypeError, match=r"policy is made by|edit of a policy is a string"):
         make(hmp.Policy.load("hmp"))
+
+
+# --- One parser for dtypes
+
+NAMES = [torch.float16, "float16", "fp16", "torch.float16"]
+# where a low dtype is taken -> the policy, or the dtype, that it makes
+TAKES = {
+    "from_ops": lambda low: Policy.from_ops(lower=["mm"], low_dtype=low).low_dtype,
+    "from_files": lambda low: Policy.from_files(low_dtype=low).low_dtype,
+    "with_low_dtype": lambda low: Policy.load("hmp").with_low_dtype(low).low_dtype,
+    "convert": lambda low: hmp.convert(low_precision_type=low).low_dtype,
+    "autocast": lambda low: of_region(low),  # noqa: PLW0108 - defined below
+    "cast": lambda low: hmp.cast(torch.ones(1), low).dtype,
+}
+
+
+def of_region(low):
+    with hmp.autocast("cpu", low, policy="torch-cpu"):
+        return torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype
+
+
+@pytest.mark.parametrize("low", NAMES, ids=str)
+@pytest.mark.parametrize("take", TAKES.values(), ids=TAKES)
+def test_a_dtype_by_any_of_its_names(take, low):
+    assert take(low) is FLOAT16
+
+
+@pytest.mark.parametrize("low", ["fp8", "float", "half", "", torch.int8, 16, None], ids=repr)
+@pytest.mark.parametrize("take", [TAKES["with_low_dtype"], TAKES["cast"]], ids=["policy", "cast"])
+def test_what_is_no_dtype(take, low):
+    with pytest.raises((ValueError, TypeError)):
+        take(low)
+
+
+def test_a_short_name_in_a_list_and_in_edits(tmp_path):
+    path = tmp_path / "lower.txt"
+    path.write_text("+softmax@fp16\n-mm@bf16\n")
+    policy = Policy.from_files(path).with_edits("+gelu@bf16:fp32")
+    assert actions(policy, "softmax") == ("fp32", "lower")
+    assert actions(policy, "mm") == ("rest", "lower")
+    assert actions(policy, "gelu") == ("fp32", "rest")
+    assert "softmax@float16" in policy.lists["lower"]
+    assert Policy.load(str(policy)) == policy
+    assert Policy.from_ops(lower=["mm@bf16"]).lists["lower"] == ("mm@bfloat16",)

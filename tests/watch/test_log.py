@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
 import threading
 import warnings
@@ -60,9 +61,7 @@ def test_level(monkeypatch, capsys, value, is_verbose, level):
     assert capsys.readouterr().out == ["", *lines][level]
 
 
-@pytest.mark.parametrize(
-    "value", ["verbose", "CASTS", "1", "casts:", "off:", ":x.log", "x.log", "detail,x.log", " casts"]
-)
+@pytest.mark.parametrize("value", ["verbose", "CASTS", "1", "casts:", "off:", ":x.log", "x.log", " casts"])
 def test_a_malformed_value_is_named_with_what_is_accepted(monkeypatch, capsys, value):
     log.open_log(is_verbose=True)
     monkeypatch.setenv("HABANA_MP_LOG", value)
@@ -425,3 +424,76 @@ def test_names_that_are_no_utf8(capsys):
     log.open_log(is_verbose=True)
     write(os.fsdecode(b"caf\xe9 \xc3\xa9").encode("utf-8", "surrogateescape"))
     assert capsys.readouterr().out == "casting  caf\\xe9 é to_bf16\n"
+
+
+# --- Filters
+
+CALLED = """
+import torch
+from habana_mp import hmp
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.decoder = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x)).softmax(-1) @ x.transpose(0, 1)
+
+hmp.convert()
+net = Net()
+for _ in range(3):
+    net(torch.ones(2, 4))
+"""
+# filter -> the ops of the lines of one pass, and how many lines there are of three
+FILTERS = {
+    "": (["linear", "relu", "linear", "softmax", "matmul"], 15),
+    "op=softmax": (["softmax"], 3),
+    "op=F.softmax": (["softmax"], 3),
+    "op=matmul": (["matmul"], 3),
+    "op=softmax,op=relu": (["relu", "softmax"], 6),
+    "op=*l*u": (["relu"], 3),
+    "module=encoder": (["linear", "relu"], 6),
+    "module=encoder.0": (["linear"], 3),
+    "module=*coder*": (["linear", "relu", "linear"], 9),
+    "op=linear,module=decoder": (["linear"], 3),
+    "first=4": (["linear", "relu", "linear", "softmax"], 4),
+    "op=relu,first=2": (["relu"], 2),
+    "module=none": ([], 0),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_filters(tmp_path, filters):
+    ops, count = FILTERS[filters]
+    script = tmp_path / "script.py"
+    script.write_text(CALLED)
+    setting = ",".join(filter(None, ["casts", filters])) + f":{tmp_path}/log.txt"
+    subprocess.run([sys.executable, script], env={**os.environ, "HABANA_MP_LOG": setting}, check=True)
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    shown = [re.search(r"(linear|relu|softmax|matmul)", line)[1] for line in lines]
+    assert (shown[: len(ops)], len(shown)) == (ops, count)
+
+
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    [
+        ("op=sofmax", "'sofmax' is no op of torch .*; did you mean 'softmax'"),
+        ("op=", "'op=' is no filter; accepted are op=NAME, module=PATH, .* and first=NUMBER"),
+        ("first=0", "'first=0' is no filter"),
+        ("first=-1", "'first=-1' is no filter"),
+        ("first=99999999999999999999", "is no filter"),
+        ("last=3", "'last=3' is no filter"),
+        ("softmax", "'softmax' is no filter"),
+        (",", "'' is no filter"),
+    ],
+)
+def test_filters_that_are_none(monkeypatch, capsys, filters, said):
+    log.open_log(is_verbose=True)
+    monkeypatch.setenv("HABANA_MP_LOG", f"detail,{filters}")
+    with pytest.raises(ValueError, match=f"^HABANA_MP_LOG='detail,{re.escape(filters)}': .*{said}"):
+        log.open_log(is_verbose=False)
+    write()
+    assert capsys.readouterr().out == LINE, "the log is what it was"

@@ -49,7 +49,13 @@ TEST_CASE("each row of the table (D9, D10, F111)") {
 TEST_CASE("bfloat16 is the first of the low dtypes (D9)") {
   CHECK(std::vector<DType>(kLowDTypes.begin(), kLowDTypes.end()) ==
         std::vector<DType>{DType::BFloat16, DType::Float16});
-  CHECK(low_dtype_named("bf16") == DType::Other);
+  for (const char* name : {"bf16", "bfloat16", "torch.bfloat16"}) {
+    CHECK((low_dtype_named(name) == DType::BFloat16));
+  }
+  CHECK((dtype_named("fp32") == DType::Float32));
+  CHECK(low_dtype_named("fp32") == DType::Other);
+  CHECK(low_dtype_named("torch.") == DType::Other);
+  CHECK(low_dtype_named("Bf16") == DType::Other);
   CHECK(low_dtype_named("") == DType::Other);
 }
 

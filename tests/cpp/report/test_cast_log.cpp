@@ -43,6 +43,7 @@ struct Said final : report::CallTexts {
   std::vector<CastArgument> casts;
   std::string of_rule, module, source;
 
+  std::string name() const override { return op; }
   std::string original() const override { return op; }
   std::string rule() const override { return of_rule; }
   std::string argument(std::size_t i) const override { return casts[i].argument; }
@@ -76,11 +77,11 @@ void open_to(report::Level level, const std::function<void(std::string_view)>& w
     write(text);
     return std::string();
   };
-  report::open(level, "", writer, nullptr);
+  report::open(level, "", {}, writer, nullptr);
 }
 
 void open_file(report::Level level, const std::string& path) {
-  report::open(level, path, nullptr, nullptr);
+  report::open(level, path, {}, nullptr, nullptr);
 }
 
 // What the writer got while it lives; the log is off afterwards.
@@ -115,6 +116,35 @@ struct LogFile {
 };
 
 }  // namespace
+
+TEST_CASE("a filter lets ops and modules through, and ends the log after a number of lines") {
+  const auto lines = [](report::Filter filter) {
+    std::vector<std::string> texts;
+    const auto writer = [&](std::string_view text) {
+      texts.emplace_back(text.substr(9, text.find(' ', 9) - 9));
+      return std::string();
+    };
+    report::open(report::Level::Casts, "", std::move(filter), writer, nullptr);
+    const std::vector<CastArgument> casts{{"0", DType::Float32}};
+    for (const char* op : {"conv1d", "conv2d", "softmax"}) {
+      for (const char* module : {"Net: encoder.layers.0", "Net: decoder", "", "Net"}) {
+        tell(op, DType::BFloat16, Cause::Lower, casts, "", module);
+      }
+    }
+    report::close();
+    return texts;
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(lines({}).size() == 12);
+  CHECK(lines({.ops = {"softmax"}, .modules = {}}) == Lines(4, "softmax"));
+  CHECK(lines({.ops = {"conv*"}, .modules = {"encoder.*"}}) == Lines{"conv1d", "conv2d"});
+  CHECK(lines({.ops = {}, .modules = {"encoder"}}) == Lines{"conv1d", "conv2d", "softmax"});
+  CHECK(lines({.ops = {"softmax", "conv1d"}, .modules = {"decoder"}}) ==
+        Lines{"conv1d", "softmax"});
+  CHECK(lines({.ops = {}, .modules = {"enc"}}).empty());
+  CHECK(lines({.ops = {"none"}, .modules = {}}).empty());
+  CHECK(lines({.ops = {"conv2d"}, .modules = {}, .first = 3}) == Lines(3, "conv2d"));
+}
 
 TEST_CASE("one line for each cause, as the guides print it") {
   struct Case {
@@ -268,7 +298,7 @@ TEST_CASE("a log that cannot be written says so once and is closed (D47)") {
   }
   SUBCASE("a writer that cannot") { why = "closed pipe"; }
   report::open(
-      report::Level::Casts, path, [&](std::string_view) { return why; },
+      report::Level::Casts, path, {}, [&](std::string_view) { return why; },
       [&](const std::string& failure) {
         failures.push_back(failure);
         CHECK(report::level() == report::Level::Off);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 
@@ -12,8 +13,9 @@ import habana_mp._core as _core
 from habana_mp._autocast.regions import region_policy
 from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
+from habana_mp._explain.modules import module_named, ops_of
 from habana_mp._policy.homes import Home, ops
-from habana_mp._policy.names import plain_name
+from habana_mp._policy.names import known_names, plain_name
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
@@ -59,31 +61,103 @@ class Explanation:
         ]
 
 
+class Explanations(tuple[Explanation, ...]):
+    """Several of them; ``str`` of it has a line for each."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        wide = max((len(each.op) for each in self), default=0)
+        states = dict.fromkeys(f"{each.policy.name}, {each.state}" for each in self)
+        return "\n".join([*states, *(f"  {each.op:<{wide}}  {str(each.rule).partition(': ')[2]}" for each in self)])
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self)
+
+
+@overload
 def explain(
-    op: str, *, policy: Policy | str | os.PathLike[str] | None = None, module: torch.nn.Module | None = None
-) -> Explanation:
-    """Return which rule applies to an op, and why.
+    op: str,
+    *,
+    policy: Policy | str | os.PathLike[str] | None = None,
+    module: torch.nn.Module | None = None,
+) -> Explanation: ...
+@overload
+def explain(
+    op: str | type[torch.nn.Module],
+    *more: str | type[torch.nn.Module],
+    policy: Policy | str | os.PathLike[str] | None = None,
+    module: torch.nn.Module | None = None,
+) -> Explanation | Explanations: ...
+def explain(
+    op: str | type[torch.nn.Module],
+    *more: str | type[torch.nn.Module],
+    policy: Policy | str | os.PathLike[str] | None = None,
+    module: torch.nn.Module | None = None,
+) -> Explanation | Explanations:
+    """Return which rule applies to an op, and why; of several ops an ``Explanations``.
 
     Args:
-        op: any of its names: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar".
+        op: any name of an op: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar". A
+            class of torch.nn, or its name ("nn.MultiheadAttention"), stands for the ops that it calls, and a part of a name ("attention") for
+            the ops that compute and have it in their names.
+        more: others.
         policy: ask this policy, or the preset or folder of this name; by default the one in force, of a region of autocast before that
             of convert; where none is, the one of a plain ``convert()``.
         module: ask for calls inside this module of a model that ``set_policies`` was called on.
 
     Raises:
         TypeError: ``op`` is no name, ``policy`` no policy or ``module`` no module.
-        ValueError: no op of the installed torch has that name; the message has the nearest ones.
+        ValueError: no op of the installed torch has such a name; the message has the nearest ones.
 
     >>> print(hmp.explain("layer_norm"))
+    >>> print(hmp.explain("softmax", "nn.MultiheadAttention"))
     """
-    if not isinstance(op, str):
-        raise TypeError(f"explain takes the name of an op, as 'layer_norm', not {op!r}")
-    name = plain_name(op)
+    ops = (op, *more)
+    for each in ops:
+        if not isinstance(each, str) and not (isinstance(each, type) and issubclass(each, torch.nn.Module)):
+            raise TypeError(f"explain takes the name of an op, as 'layer_norm', or a class of torch.nn, not {each!r}")
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
     asked, state, dispatched = _asked(policy, module)
+    names = [name for each in ops for name in _names_of(each, asked)]
+    found = [_explanation(name, asked, state, dispatched) for name in dict.fromkeys(names)]
+    return found[0] if len(found) == len(ops) == 1 else Explanations(found)
+
+
+_SHORTEST_PART = 3
+
+
+def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
+    """The op itself, or those that a module or a part of a name stands for."""
+    kind = op
+    if isinstance(op, str):
+        try:
+            return [plain_name(op)]
+        except ValueError:
+            named = module_named(op)
+            parts = _with_part(op) if named is None else []
+            if parts:
+                return parts
+            if named is None:
+                raise
+            kind = named
+    found = ops_of(kind, lambda name: policy.rule(name).action != "rest")  # type: ignore[arg-type] # a class from here on
+    if not found:
+        raise ValueError(f"the source of {op if isinstance(op, str) else op.__name__} calls no op that computes")
+    return found
+
+
+def _with_part(text: str) -> list[str]:
+    if len(text) < _SHORTEST_PART:
+        return []
+    names = (name for name in known_names() if text.lower() in name.lower() and "." not in name)
+    return sorted(name for name in names if name[0] != "_" and name[-1] != "_" and _core.computes(name))
+
+
+def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Explanation:
     return Explanation(
         op=name,
         rule=asked.rule(name),

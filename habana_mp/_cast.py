@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     _Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
 
+# As dtype_named of src/policy/dtype.h; a dict, which torch.compile can read.
+_SPELLINGS = {
+    spelling: name for name, short in _core.SHORT_DTYPE_NAMES.items() for spelling in (name, short) if name != "other"
+}
 _TORCH = {name: getattr(torch, name) for name in _core.ELIGIBLE_DTYPES}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMBERS = {name: _core.DTYPES.index(name) for name in _TORCH}
@@ -69,7 +73,7 @@ def dtype_named(dtype: object) -> str | None:
 
     None for anything else.
     """
-    return _core.dtype_named(str(dtype)) if isinstance(dtype, (str, torch.dtype)) else None
+    return _SPELLINGS.get(str(dtype).removeprefix("torch.")) if isinstance(dtype, (str, torch.dtype)) else None
 
 
 def _name_of(dtype: object) -> str:

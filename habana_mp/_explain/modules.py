@@ -1,4 +1,4 @@
-"""The ops that a class of torch.nn calls, read from its source: what a user asks of who knows the module and not its ops."""
+"""The ops that a module calls, read from the source of its class: what a user asks of who knows the module and not its ops."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def module_named(text: str) -> type[torch.nn.Module] | None:
 def ops_of(kind: type[torch.nn.Module], decides: Callable[[str], bool]) -> list[str]:
     """The ops that compute in the forward of a module and of the modules that it makes, in the order of the source.
 
-    Functions of torch.nn.functional are followed; one that ``decides`` is an op: what it calls has no rule of its own (D19).
+    Functions of torch.nn and of the class's own package are followed; one that ``decides`` is an op: what it calls has no rule of its own (D19).
     """
     found: dict[str, None] = {}
+    package = kind.__module__.partition(".")[0]
+    followed = (_NN,) if package == "torch" else (_NN, f"{package}.")
     waiting: list[tuple[FunctionType, type[torch.nn.Module]]] = [*_functions_of(kind)]
     seen = {function for function, _ in waiting}
     while waiting:
@@ -38,7 +40,7 @@ def ops_of(kind: type[torch.nn.Module], decides: Callable[[str], bool]) -> list[
             if isinstance(called, type) and issubclass(called, torch.nn.Module):
                 new = [*_functions_of(called)]
             elif isinstance(called, FunctionType) and not decides(name):
-                new = [(called, owner)] if called.__module__.startswith(_NN) else []
+                new = [(called, owner)] if f"{called.__module__}.".startswith(followed) else []
             else:
                 new = []
                 if (
@@ -55,7 +57,7 @@ def ops_of(kind: type[torch.nn.Module], decides: Callable[[str], bool]) -> list[
 def _functions_of(kind: type[torch.nn.Module]) -> Iterator[tuple[FunctionType, type[torch.nn.Module]]]:
     for name in ("forward", "__init__"):
         function = getattr(kind, name)
-        if isinstance(function, FunctionType) and function.__module__.startswith(_NN):
+        if isinstance(function, FunctionType):
             yield function, kind
 
 
@@ -91,4 +93,4 @@ def _object(node: ast.expr, function: FunctionType, owner: type[torch.nn.Module]
         return (name, None) if path and hasattr(torch.Tensor, name) else ("", None)
     for part in path:
         value = getattr(value, part, None)
-    return name, value
+    return name, inspect.unwrap(value) if callable(value) else value  # of a patched op the original

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
@@ -103,6 +102,5 @@ def nearest(module: str, name: str) -> list[str]:
     return [others[each] for each in get_close_matches(name.lower(), others, n=2, cutoff=0.8)]
 
 
-@functools.cache
 def _below_torch(module: str) -> str:
     return module.removeprefix(f"{TORCH}.")

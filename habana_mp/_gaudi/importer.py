@@ -41,7 +41,7 @@ def install() -> None:
 
 def make_ready() -> None:
     """What the first import of Habana's package does on Gaudi: the device is registered, and the flags of logging are read."""
-    if not is_real():
+    if _core.hpu_mapped_to() is None and not is_real():
         map_chosen()
     gaudi_flags.apply_log_masks()
 

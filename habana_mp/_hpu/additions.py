@@ -14,6 +14,7 @@ import torch.distributed
 
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
+from habana_mp._cast import dtype_named
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.torch_hpu import Device, plain
 from habana_mp._torch_private import LOAD
@@ -160,7 +161,7 @@ class _HpuAutocast(autocast, torch.autocast):
         autocast.__init__(self, "hpu", dtype, enabled, cache_enabled)
         # The attributes of torch.autocast.
         self.device = device_type
-        self.fast_dtype = torch.bfloat16 if dtype is None else dtype
+        self.fast_dtype = torch.bfloat16 if dtype is None else getattr(torch, dtype_named(dtype) or "", dtype)
         self._enabled = enabled
         self._cache_enabled = cache_enabled is not False
 

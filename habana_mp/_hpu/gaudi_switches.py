@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ class Switch(NamedTuple):
     returns: Any = None
 
 
-_PERMUTES = "whether it permutes the weights of convolutions; told so, scripts do not"
+_PERMUTES = "tells whether the device permutes the weights of convolutions; scripts do it where not"
 _DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
 
 SWITCHES = (
@@ -30,9 +31,9 @@ SWITCHES = (
     Switch("core", "enable remove_inplace_ops", "makes TorchScript graphs ready for the device"),
     Switch("core", "hpu_set_env hpu_set_inference_env hpu_inference_set_env", "prepares for inference", FIRST),
     Switch("core", "hpu_initialize hpu_inference_initialize", "takes parameters for constants in graphs", FIRST),
-    Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "ends that"),
+    Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"),
     Switch("core", "is_enabled_weight_permute_pass", _PERMUTES, True),
-    Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "passes over graphs"),
+    Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "switches passes over graphs on or off"),
     Switch(
         "core.quantization",
         "_mark_params_as_const _check_params_as_const",
@@ -45,21 +46,28 @@ SWITCHES = (
         FIRST,
     ),
     Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
-    Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "graphs for tensors of any shape"),
+    Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "lets graphs take tensors of any shape"),
     Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
-    Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
+    Switch("hpu", "enable_quantization disable_quantization", "has quantized graphs run"),
     Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
-    Switch("hpu", "sdp_kernel", "how attention saves memory, inside a `with` statement", contextlib.nullcontext()),
+    Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", contextlib.nullcontext()),
     Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
-    Switch("utils.debug", _DEBUG, "passes over graphs"),
+    Switch("utils.debug", _DEBUG, "switches passes over graphs on or off"),
     Switch(
         "utils.internal",
         "is_lazy",
-        "whether operations are gathered into graphs",
+        "tells whether operations are gathered into graphs",
         False,
     ),
     Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),
 )
+
+
+def said_of(switch: Switch) -> str:
+    """What a switch does here."""
+    if switch.returns is FIRST:
+        return "nothing; it returns the model"
+    return f"it returns {switch.returns}" if isinstance(switch.returns, bool) else "nothing"
 
 
 def names_of(module: str) -> Iterator[str]:
@@ -69,6 +77,7 @@ def names_of(module: str) -> Iterator[str]:
             yield from (name for name in switch.names.split() if "*" not in name)
 
 
+@functools.cache
 def switch_named(module: str, name: str) -> Callable[..., Any] | None:
     """The function for a name of a module below ``habana_frameworks.torch``; None where that is no switch."""
     for each in SWITCHES:

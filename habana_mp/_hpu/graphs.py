@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+import habana_mp._core as _core
 from habana_mp._scope.without_casts import without_casts
 from habana_mp._torch_private import RECORDING
 
@@ -55,10 +57,20 @@ class ModuleCacher:
     def __init__(self, max_graphs: int = 10) -> None:
         self.max_graphs = max_graphs
 
-    def __call__(self, model: torch.nn.Module, *_: Any, **__: Any) -> torch.nn.Module:
-        """The model as it is, with the methods that scripts call on a wrapped one; they do nothing."""
-        for name in ("set_iteration_count", "capture_start", "capture_end"):
+    def __call__(
+        self,
+        model: torch.nn.Module,
+        use_lfu: bool = False,
+        inplace: bool = True,  # noqa: ARG002 - Habana's
+        *_: Any,
+        have_grad_accumulation: bool = False,
+        **__: Any,
+    ) -> torch.nn.Module:
+        """The model as it is, with the methods that these options give it on Gaudi; they do nothing."""
+        for name in ("capture_start", "capture_end") if use_lfu else ():
             setattr(model, name, _nothing)
+        if have_grad_accumulation:
+            model.set_iteration_count = _nothing  # type: ignore[assignment]
         return model
 
 
@@ -68,8 +80,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 class _Call(NamedTuple):
     function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: Any
+    kwargs: Any
     result: Any
 
 
@@ -83,11 +95,31 @@ def _recorder_class() -> Any:
             self._calls = calls
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            self._calls.append(_Call(func, args, kwargs or {}, result))
+            kwargs = kwargs or {}
+            before = _aliases(args), _aliases(kwargs)
+            result = func(*args, **kwargs)
+            # What changes the shape of a tensor alone (unsqueeze_) is in the aliases of the calls behind it.
+            if torch.Tag.inplace_view not in func.tags:
+                self._calls.append(_Call(func, *before, _aliases(result)))
             return result
 
     return Recorder
+
+
+def _aliases(value: Any) -> Any:
+    """The same memory under the shapes of now: a later op may change the shape of a tensor in place."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, (list, tuple)):
+        return [*map(_aliases, value)] if isinstance(value, list) else tuple(map(_aliases, value))
+    return {key: _aliases(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+class _Recording(threading.local):
+    graph: HPUGraph | None = None
+
+
+_on_this_thread = _Recording()
 
 
 class HPUGraph:
@@ -104,60 +136,72 @@ class HPUGraph:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._recorder: Any = None
+        self._in_inference_mode = False
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
         """Record from here on, on this thread and in the backward passes that it starts.
 
         Raises:
-            RuntimeError: a capture is on already.
+            RuntimeError: a graph records on this thread already.
         """
-        if self._recorder is not None:
-            raise RuntimeError("capture_begin: this graph records already")
+        if _on_this_thread.graph is not None or self._recorder is not None:
+            raise RuntimeError("capture_begin: a graph records already")
         self._calls.clear()
-        self._recorder = _recorder_class()(self._calls)
-        self._recorder.__enter__()
+        self._in_inference_mode = torch.is_inference_mode_enabled()
+        recorder = _recorder_class()(self._calls)
+        recorder.__enter__()
+        self._recorder, _on_this_thread.graph = recorder, self
 
     def capture_end(self) -> None:
         """End the recording.
 
         Raises:
-            RuntimeError: nothing is recorded.
+            RuntimeError: this graph records nothing on this thread.
         """
-        if self._recorder is None:
-            raise RuntimeError("capture_end without capture_begin")
-        recorder, self._recorder = self._recorder, None
+        if _on_this_thread.graph is not self:
+            raise RuntimeError("capture_end without capture_begin on this thread")
+        recorder, self._recorder, _on_this_thread.graph = self._recorder, None, None
         recorder.__exit__(None, None, None)
 
     def replay(self, *_: Any, **__: Any) -> None:
         """Run what was recorded.
 
         Raises:
-            RuntimeError: nothing has been recorded, or it is being recorded.
+            RuntimeError: nothing has been recorded, or it is being recorded; or a result has another shape than the first time, as that of
+                ``x[x > 0]`` may have.
         """
         if self._recorder is not None or not self._calls:
             raise RuntimeError("replay needs what capture_begin and capture_end have recorded")
-        _run_again(self._calls)
+        with torch.inference_mode(self._in_inference_mode), contextlib.ExitStack() as stack:
+            # They were recorded with their casts.
+            for device in {"cpu", _core.hpu_mapped_to() or "cpu"}:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            _run_again(self._calls)
 
     def reset(self) -> None:
         """Forget what was recorded."""
         self._calls.clear()
 
 
-@without_casts  # they were recorded
+@without_casts
 @torch.no_grad()
 def _run_again(calls: Sequence[_Call]) -> None:
     for call in calls:
-        _write(call.result, call.function(*call.args, **call.kwargs))
+        _write(call.function, call.result, call.function(*call.args, **call.kwargs))
 
 
-def _write(old: Any, new: Any) -> None:
+def _write(function: Any, old: Any, new: Any) -> None:
     if isinstance(old, torch.Tensor):
+        if old.shape != new.shape:
+            raise RuntimeError(
+                f"{function} gives a tensor of shape {tuple(new.shape)}; when it was recorded it was {tuple(old.shape)}"
+            )
         # A view, or what was written in place, is up to date.
         if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
             old.copy_(new)
     elif isinstance(old, (tuple, list)):
         for each, other in zip(old, new, strict=True):
-            _write(each, other)
+            _write(function, each, other)
 
 
 @contextlib.contextmanager
@@ -177,18 +221,28 @@ def copy_to(dst: Any, src: Any) -> None:
         ValueError: the two have not the same form.
     """
     if isinstance(dst, torch.Tensor):
+        if not isinstance(src, torch.Tensor) or dst.shape != src.shape:
+            raise ValueError(f"copy_to: a tensor of shape {tuple(dst.shape)} cannot take {_shown(src)}")
         with torch.no_grad():
             dst.copy_(src)
     elif isinstance(dst, Mapping):
-        if dst.keys() != src.keys():
-            raise ValueError(f"copy_to: {[*dst]} cannot take {[*src]}")
+        if not isinstance(src, Mapping) or dst.keys() != src.keys():
+            raise ValueError(f"copy_to: a dict of {[*dst]} cannot take {_shown(src)}")
         for key, value in dst.items():
             copy_to(value, src[key])
     elif isinstance(dst, (list, tuple)):
-        if len(dst) != len(src):
-            raise ValueError(f"copy_to: {len(dst)} values cannot take {len(src)}")
+        if not isinstance(src, (list, tuple)) or len(dst) != len(src):
+            raise ValueError(f"copy_to: {len(dst)} values cannot take {_shown(src)}")
         for each, other in zip(dst, src, strict=True):
             copy_to(each, other)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"one of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"one of {[*value]}"
+    return f"{len(value)}" if isinstance(value, (list, tuple)) else repr(value)
 
 
 def input_hash(inputs: Any) -> int:

@@ -72,23 +72,22 @@ def split(entry: str) -> tuple[str, str]:
 class Claims:
     """The ops that an author names: what another's lists say of them leaves these lists, by whatever name they say it (D6, D39).
 
-    ``rsub`` leaves where the author names ``sub``, which it is a reflected form of. The ops that a named one is made of stay, unless
-    ``with_insides``.
+    ``rsub`` leaves where the author names ``sub``, which decides it then; ``sub`` stays where he names ``rsub``. The ops that a named one
+    is made of stay, unless ``with_insides``.
     """
 
     def __init__(self, names: Iterable[str], *, with_insides: bool = False) -> None:
-        spellings = core.candidates if with_insides else core.dispatched_candidates
         self._own = {split(each) for name in names for each in for_each_low_dtype(name)}
-        self._spelled = {(each, low) for op, low in self._own for each in _flat(spellings(op))}
+        self._insides: set[tuple[str, str]] = set()
+        if with_insides:
+            for op, low in self._own:
+                inside = {*_flat(core.candidates(op))} - {*_flat(core.dispatched_candidates(op))}
+                self._insides |= {(each, low) for each in inside}
 
     def __call__(self, op: str, low: str) -> bool:
         whole = op.partition(".")[0]
-        asked = (*_flat(core.candidates(whole)), *_flat(core.dispatched_candidates(whole)))
-        return (
-            (op, low) in self._spelled
-            or (whole, low) in self._spelled
-            or any((each, low) in self._own for each in asked)
-        )
+        asked = {op, whole, *_flat(core.candidates(whole)), *_flat(core.dispatched_candidates(whole))}
+        return (whole, low) in self._insides or any((each, low) in self._own for each in asked)
 
     def of_other_names(self, op: str, low: str) -> bool:
         return (op, low) not in self._own and self(op, low)

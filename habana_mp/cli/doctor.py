@@ -179,7 +179,12 @@ def _examine_environment(found: Examination) -> None:
         say(Verdict("problem", str(error)))
     found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
     found.switches = [
-        {"module": switch.module, "names": switch.names, "on_gaudi": switch.on_gaudi}
+        {
+            "module": switch.module,
+            "names": switch.names,
+            "on_gaudi": switch.on_gaudi,
+            "here": gaudi_switches.said_of(switch),
+        }
         for switch in gaudi_switches.SWITCHES
     ]
     try:
@@ -230,15 +235,7 @@ def _show(found: Examination) -> None:
         ),
     ]
     rows.append(("gaudi flags", [line for flag in found.flags for line in _lines(flag)]))
-    rows.append(
-        (
-            "switches",
-            [
-                "taken in scripts, and without effect here",
-                *(line for switch in found.switches for line in _of_switch(switch)),
-            ],
-        )
-    )
+    rows.append(("switches", [line for switch in found.switches for line in _of_switch(switch)]))
     if found.speed is not None:
         rows.append(("speed", found.speed.lines()))
     for title, lines in rows:
@@ -256,4 +253,8 @@ def _lines(flag: dict[str, str | None]) -> list[str]:
 
 
 def _of_switch(switch: dict[str, str]) -> list[str]:
-    return [f"{switch['module']}: {switch['names']}", f"    on Gaudi: {switch['on_gaudi']}"]
+    return [
+        f"{switch['module']}: {switch['names']}",
+        f"    on Gaudi: {switch['on_gaudi']}",
+        f"    here: {switch['here']}",
+    ]

@@ -163,9 +163,9 @@ _REST = {
 
 def tell_of_the_rest(policy: Policy, edits: Iterable[str]) -> None:
     """A line for each op that edits have taken out of the lists, because what happens to it then is written in none of them."""
-    for edit in edits:
-        op = edit[1:].partition("@")[0]
-        if edit[0] == "-" and policy.rule(op).action == "rest":
+    taken_out = {edit[1:].partition("@")[0]: None for edit in edits if edit[0] == "-"}
+    for op in taken_out:
+        if policy.rule(op).action == "rest":
             cure = "" if policy.rest == "fp32" else f"; +{op}:fp32 keeps it in float32"
             click.echo(f"Note: {op} now {_REST[policy.rest]}{cure}", err=True)
 

@@ -211,13 +211,6 @@ void bind_policy(py::module_& m) {
         return written(*read_entry(text));
       },
       py::arg("text"), "The entry with its dtype by its full name; None for a text that is none");
-  m.def(
-      "dtype_named",
-      [](const std::string& text) -> std::optional<std::string> {
-        const DType dtype = dtype_named(text);
-        return dtype == DType::Other ? std::nullopt : std::optional<std::string>(dtype_name(dtype));
-      },
-      py::arg("text"), "Torch's name of a floating dtype, of any name that is accepted; else None");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

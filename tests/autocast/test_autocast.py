@@ -158,7 +158,7 @@ def test_hpu_refuses_float16() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": "bfloat16"}, "dtype is torch.bfloat16 or torch.float16, not 'bfloat16'"),
+        ({"dtype": "fp8"}, "dtype is torch.bfloat16 or torch.float16, not 'fp8'"),
         ({"dtype": A}, "a policy is given as policy="),
         ({"dtype": 16}, "not 16"),
         ({"enabled": "no"}, "enabled and cache_enabled are True or False, not 'no' and None"),

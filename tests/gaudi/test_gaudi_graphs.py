@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ CALLS = {
     "a list of results": lambda x: torch.split(x, 2),
     "views and in place": views,
     "in place on a result": lambda x: (x + 1).mul_(3).relu_(),
+    "a shape changed in place": lambda x: (x + 1).unsqueeze_(0).squeeze_(0).t_() * x,
     "constants": lambda x: x + torch.ones(4) * torch.arange(4),
     "linear": nn.Linear(4, 3),
     "a layer": nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0).eval(),
@@ -116,17 +119,56 @@ def test_what_is_refused():
     recorded = HPUGraph()
     with pytest.raises(RuntimeError, match=r"^replay needs what capture_begin and capture_end have recorded$"):
         recorded.replay()
-    with pytest.raises(RuntimeError, match=r"^capture_end without capture_begin$"):
+    with pytest.raises(RuntimeError, match=r"^capture_end without capture_begin on this thread$"):
         recorded.capture_end()
     recorded.capture_begin()
-    with pytest.raises(RuntimeError, match=r"^capture_begin: this graph records already$"):
-        recorded.capture_begin()
+    with pytest.raises(RuntimeError, match=r"^capture_begin: a graph records already$"):
+        HPUGraph().capture_begin()
+    with pytest.raises(RuntimeError, match=r"^capture_end without capture_begin on this thread$"):
+        HPUGraph().capture_end()
+    with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match=r"on this thread$"):
+        pool.submit(recorded.capture_end).result()
     torch.ones(1)
     recorded.capture_end()
     recorded.replay()
     recorded.reset()
     with pytest.raises(RuntimeError, match=r"^replay needs"):
         recorded.replay()
+
+
+@torch.no_grad()
+def test_a_result_of_another_shape_is_refused():
+    x = torch.tensor([1.0, 2.0, -1.0])
+    recorded = HPUGraph()
+    with graph(recorded):
+        positive = x[x > 0]
+    x.fill_(-1.0)
+    with pytest.raises(RuntimeError, match=r"gives a tensor of shape \(0,.*; when it was recorded it was \(2,"):
+        recorded.replay()
+    assert positive.tolist() == [1.0, 2.0]
+
+
+def test_a_recording_in_inference_mode_runs_again_outside():
+    x = torch.ones(2)
+    recorded = HPUGraph()
+    with torch.inference_mode(), graph(recorded):
+        y = x * 2
+    x.fill_(3.0)
+    recorded.replay()
+    assert y.tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("region", [lambda: torch.autocast("cpu"), lambda: hmp.autocast("cpu", policy="hmp")])
+@torch.no_grad()
+def test_a_run_again_is_not_cast(region):
+    x = torch.randn(4, 4)
+    recorded = HPUGraph()
+    with graph(recorded):
+        y = x @ x
+    x.copy_(torch.randn(4, 4))
+    with region():
+        recorded.replay()
+    assert torch.equal(y, x @ x)
 
 
 def test_an_error_ends_the_recording():
@@ -142,10 +184,15 @@ def test_copy_to():
     dst = {"a": torch.zeros(2), "b": [torch.zeros(1), 5], "c": (torch.zeros(1, requires_grad=True),)}
     copy_to(dst, {"a": torch.ones(2), "b": [torch.ones(1), 6], "c": (torch.ones(1),)})
     assert (dst["a"].tolist(), dst["b"][0].item(), dst["b"][1], dst["c"][0].item()) == ([1, 1], 1, 5, 1)
-    with pytest.raises(ValueError, match=r"copy_to: \['a'\] cannot take \['b'\]"):
+    with pytest.raises(ValueError, match=r"copy_to: a dict of \['a'\] cannot take one of \['b'\]"):
         copy_to({"a": torch.zeros(1)}, {"b": torch.zeros(1)})
     with pytest.raises(ValueError, match="copy_to: 1 values cannot take 2"):
         copy_to([torch.zeros(1)], [torch.zeros(1)] * 2)
+    with pytest.raises(ValueError, match=r"copy_to: a tensor of shape \(4,\) cannot take one of shape \(1,\)"):
+        copy_to(torch.zeros(4), torch.zeros(1))
+    for wrong in ([1], 5, torch.zeros(1)):
+        with pytest.raises(ValueError, match=r"copy_to: a dict of \['a'\] cannot take"):
+            copy_to({"a": torch.zeros(1)}, wrong)
 
 
 def test_input_hash():

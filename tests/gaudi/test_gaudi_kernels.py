@@ -172,9 +172,12 @@ def test_moving_average():
     assert not any(p.requires_grad for p in ema.ema.parameters())
 
 
+@pytest.mark.parametrize("converted", [False, True], ids=["plain", "converted"])
 @pytest.mark.parametrize("step", [SparseSGD, SparseAdagrad])
-def test_the_sparse_step_of_dlrm(step):
+def test_the_sparse_step_of_dlrm(step, converted):
     """Forward, backward and step of its embedding bags are those of torch's modules with a dense gradient."""
+    if converted:
+        hmp.convert(policy=hmp.Policy.from_ops(lower=["mul", "div", "sqrt", "add"], rest="first_input"))
     torch.manual_seed(0)
     weights, lr = torch.randn(10, 4), 0.1
     indices, begins = torch.tensor([3, 1, 3, 7, 1, 3, 9], dtype=torch.int32), torch.tensor([0, 2, 2, 5])

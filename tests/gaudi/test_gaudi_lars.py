@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -129,3 +130,37 @@ def test_refused():
         FusedLars(torch.optim.SGD(parameters(), lr=0.1), [True])
     with pytest.raises(ValueError, match="momentum is a number from 0 on, not -1"):
         FusedResourceApplyMomentum(parameters(), lr=0.1, momentum=-1)
+
+
+def test_a_state_that_the_optimizer_loads_is_its_own():
+    p = nn.Parameter(torch.ones(1))
+    inner = torch.optim.SGD([p], lr=1.0, weight_decay=0.1)
+    optimizer = FusedLars(inner, [False])
+    inner.load_state_dict(copy.deepcopy(inner.state_dict()))
+    p.grad = torch.full((1,), 0.001)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((1,), 0.999))
+    assert inner.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_group_that_the_mask_does_not_know():
+    optimizer = FusedLars(torch.optim.SGD(parameters(), lr=0.1), MASK)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(ValueError, match="one entry for each parameter: 5 of the optimizer, not 4"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["copy", "pickle"])
+def test_a_copy_steps_alike(copied):
+    params = parameters()
+    optimizer = FusedLars(FusedResourceApplyMomentum(params, lr=0.1, momentum=0.9, weight_decay=0.1), MASK)
+    give_gradients(params, 0)
+    optimizer.step()
+    again = copied(optimizer)
+    theirs = [p for group in again.param_groups for p in group["params"]]
+    for each, its in ((optimizer, params), (again, theirs)):
+        give_gradients(its, 1)
+        each.step()
+    for p, other in zip(params, theirs, strict=True):
+        assert torch.equal(p, other)
+    assert again.optimizer.param_groups is again.param_groups

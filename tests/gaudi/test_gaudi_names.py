@@ -18,8 +18,16 @@ MODEL = "import torch; model = torch.nn.Linear(2, 2); x = torch.ones(1, 2)"
 NAMES = {
     "graphs-16": (f"{MODEL}; import {HT}.hpu.graphs as g", "g.wrap_in_hpu_graph(model, asynchronous=True, max_graphs=4) is model"),
     "graphs-cacher": (
-        f"{MODEL}; import {HT}.hpu.graphs as g; made = g.ModuleCacher(max_graphs=10)(model=model, inplace=True)",
+        f"{MODEL}; import {HT}.hpu.graphs as g; made = g.ModuleCacher(max_graphs=10)(model=model, inplace=True, have_grad_accumulation=True)",
         "made is model and model.set_iteration_count(1) is None and made(x).shape == (1, 2)",
+    ),
+    "graphs-cacher-plain": (
+        f"{MODEL}; import {HT} as ht; before = dict(vars(model)); ht.hpu.ModuleCacher()(model)",
+        "vars(model) == before",
+    ),
+    "graphs-cacher-lfu": (
+        f"{MODEL}; import {HT} as ht; ht.hpu.ModuleCacher()(model, True)",
+        "model.capture_start() is model.capture_end() is None",
     ),
     "graphs-cacher-positional": (f"{MODEL}; import {HT} as ht", "ht.hpu.ModuleCacher()(model, allow_unused_input=True) is model"),
     "graphs-callables": (f"{MODEL}; import {HT} as ht", "ht.hpu.make_graphed_callables(model, (x,)) is model"),

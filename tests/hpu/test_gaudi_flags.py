@@ -131,6 +131,8 @@ def test_doctor_lists_what_each_flag_did_and_does(doctor):
     for switch in SWITCHES:
         assert f"{switch.module}: {switch.names}\n" in text
         assert f"    on Gaudi: {switch.on_gaudi}\n" in text
+    assert "here: it returns True\n" in text
+    assert "here: nothing; it returns the model\n" in text
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -194,6 +194,28 @@ def test_several(case: str) -> None:
         assert explained._repr_html_().count("</table>") == len(found)
 
 
+def test_a_module_has_the_same_ops_where_something_is_converted() -> None:
+    def ops() -> list[str]:
+        return [each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy="hmp")]
+
+    before = ops()
+    hmp.convert(policy="hmp")
+    assert ops() == before
+
+
+class OwnModule(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(helped(x), -1)
+
+
+def helped(x: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(x, x)
+
+
+def test_a_module_of_ones_own() -> None:
+    assert {each.op for each in hmp.explain(OwnModule)} == {"softmax", "bmm"}
+
+
 def test_what_a_listed_function_calls_has_no_rule_d19() -> None:
     policy = hmp.Policy.from_ops(fp32=["multi_head_attention_forward"])
     assert [each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy=policy)][-1] == "mm"

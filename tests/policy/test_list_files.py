@@ -204,6 +204,18 @@ def test_the_presets_given_as_files_are_the_preset():
 # id: user's lists, edits; op -> its action under the preset hmp, and with them
 OWN = {
     "D39 reflected": ({"fp32": "sub\n"}, [], {"__rsub__": ("promote", "fp32"), "rsub": ("promote", "fp32")}),
+    "not of the plain form": (
+        {"lower": "+rsub\n"},
+        [],
+        {"sub": ("promote", "promote"), "__rsub__": ("promote", "lower")},
+    ),
+    "nor of the one that is not in place": ({"fp32": "+add_\n"}, [], {"add": ("promote", "promote")}),
+    "an edit of a reflected form": (
+        {},
+        ["+rsub:fp32"],
+        {"sub": ("promote", "promote"), "__rsub__": ("promote", "fp32")},
+    ),
+    "taken out": ({}, ["-add_"], {"add": ("promote", "promote")}),
     "in place": ({"fp32": "add\n"}, [], {"__iadd__": ("promote", "fp32"), "add": ("promote", "fp32")}),
     "an edit of a file": ({"lower": "+sub\n"}, [], {"__rsub__": ("promote", "lower"), "mm": ("lower", "lower")}),
     "an edit": ({}, ["+sub:fp32"], {"__rsub__": ("promote", "fp32"), "subtract": ("promote", "fp32")}),

@@ -71,7 +71,7 @@ MISTAKES = {
         "ValueError: 'matmul' and '__matmul__' are one op",
     ),
     "coroutine": ("coroutine, {}", "TypeError: assert_casts calls <function coroutine*awaits nothing"),
-    "no-dtype": ('lambda: net(x), {"linear": {"bf16": 3}}', "ValueError: to is float16, bfloat16 or float32"),
+    "no-dtype": ('lambda: net(x), {"linear": {"fp8": 3}}', "ValueError: to is float16, bfloat16 or float32"),
 }
 
 

@@ -461,7 +461,7 @@ REFUSED = [
     ({"op": ""}, ValueError, "'' is no op of torch"),
     ({"op": torch.mm}, TypeError, "op is the name of an op"),
     ({"op": ["mm"]}, TypeError, "op is the name of an op"),
-    ({"to": "bf16"}, ValueError, "float16, bfloat16 or float32.*'bf16'"),
+    ({"to": "fp8"}, ValueError, "float16, bfloat16 or float32.*'fp8'"),
     ({"to": torch.float64}, ValueError, "torch.float64"),
     ({"to": int}, ValueError, "class 'int'"),
     ({"module": 3}, TypeError, "module is a path.*not 3"),

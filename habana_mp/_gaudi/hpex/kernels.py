@@ -41,7 +41,7 @@ class FusedSDPA:
         seq_padding_type: str = "left",
         return_dropout_mask: bool = False,
         return_attn_probs: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
+        window_size: tuple[int, int] | None = (-1, -1),
         sink: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The attention, with grouped queries where there are fewer heads of keys.
@@ -70,7 +70,7 @@ class FusedSDPA:
         other = {
             "return_dropout_mask": return_dropout_mask,
             "return_attn_probs": return_attn_probs,
-            "window_size": tuple(window_size) != (-1, -1),
+            "window_size": window_size is not None and tuple(window_size) != (-1, -1),
             "sink": sink is not None,
         }
         if wanted := [name for name, is_given in other.items() if is_given]:
@@ -96,7 +96,7 @@ def _causal_mask(
     seen = torch.ones(length, others, dtype=torch.bool, device=query.device).tril()
     if valid is not None:
         place = torch.arange(others, device=query.device)
-        begins = (others - valid.to(query.device)).view(-1, 1, 1, 1)
+        begins = (others - valid.to(query.device)).view(-1, *[1] * (query.dim() - 1))
         # A query that is padding itself sees its own place: of nothing there is no softmax.
         seen = (seen & (place >= begins)) | torch.eye(length, others, dtype=torch.bool, device=query.device)
     if mask is None:

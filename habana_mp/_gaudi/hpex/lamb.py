@@ -10,6 +10,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from habana_mp._gaudi.hpex.lars import loss_of
 from habana_mp._torch_private import FOREACH
 from habana_mp.hmp import disable_casts
 
@@ -64,10 +65,7 @@ class FusedLamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient; gradients stay as they are. Returns what the closure did."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with disable_casts():
             groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
             scale = self._scale([p.grad for _, params in groups for p in params])

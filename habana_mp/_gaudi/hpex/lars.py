@@ -37,7 +37,7 @@ class FusedResourceApplyMomentum(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient; gradients stay as they are. Returns what the closure did."""
-        loss = _loss_of(closure)
+        loss = loss_of(closure)
         with disable_casts():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -63,33 +63,46 @@ class FusedLars(Optimizer):
 
     Args:
         optimizer: the one that steps, ``FusedResourceApplyMomentum`` or another.
-        skip_mask: for each parameter, in the order of the groups, whether it is scaled: False for norms and biases.
+        skip_mask: for each parameter, in the order of the groups, whether it is scaled, and not skipped: False for norms and biases.
         eeta: the coefficient.
         eps: added to the divisor.
 
     Raises:
-        ValueError: the mask has not one entry for each parameter.
+        ValueError: the mask has not one entry for each parameter; from ``step``, too.
     """
 
     def __init__(self, optimizer: Optimizer, skip_mask: Sequence[bool], eeta: float = 0.001, eps: float = 1e-8) -> None:
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if len(skip_mask) != count:
-            raise ValueError(
-                f"skip_mask has one entry for each parameter: {count} of the optimizer, not {len(skip_mask)}"
-            )
         self.optimizer = optimizer
         self.skip_mask = list(skip_mask)
         self.eeta, self.eps = eeta, eps
+        self._check()
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share()
+
+    def _check(self) -> None:
+        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if len(self.skip_mask) != count:
+            raise ValueError(
+                f"skip_mask has one entry for each parameter: {count} of the optimizer, not {len(self.skip_mask)}"
+            )
 
     def _share(self) -> None:
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: vars(self)[name] for name in ("optimizer", "skip_mask", "eeta", "eps")}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have a gradient; gradients stay as they are. Returns what the closure did."""
-        loss = _loss_of(closure)
+        loss = loss_of(closure)
+        self._check()  # the optimizer may have got a group since
+        self._share()
         mask = iter(self.skip_mask)
         given: list[tuple[torch.Tensor, torch.Tensor]] = []
         decays = [group.get("weight_decay", 0.0) for group in self.param_groups]
@@ -125,7 +138,8 @@ class FusedLars(Optimizer):
         self._share()
 
 
-def _loss_of(closure: Callable[[], Any] | None) -> Any:
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure of a step did, which is run with gradients."""
     if closure is None:
         return None
     with torch.enable_grad():

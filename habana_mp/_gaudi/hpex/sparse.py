@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from habana_mp.hmp import disable_casts
+
 _EPS = 1e-10  # as torch.optim.Adagrad
 
 
@@ -34,12 +36,13 @@ class EmbeddingBagPreproc:
         """
         lookups = indices.numel()
         rows, order, counts = _grouped(indices)
-        bags = torch.repeat_interleave(torch.arange(offsets.numel() - 1), offsets.diff().long())
-        unique = torch.zeros(lookups, dtype=torch.int32)
+        device = indices.device
+        bags = torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=device), offsets.diff().long())
+        unique = torch.zeros(lookups, dtype=torch.int32, device=device)
         unique[: rows.numel()] = rows.int()
-        begins = torch.full((lookups + 1,), lookups, dtype=torch.int32)
+        begins = torch.full((lookups + 1,), lookups, dtype=torch.int32, device=device)
         begins[: rows.numel() + 1] = functional.pad(counts.cumsum(0), (1, 0)).int()
-        return torch.tensor([rows.numel()]), unique, bags[order].int(), begins
+        return torch.tensor([rows.numel()], device=device), unique, bags[order].int(), begins
 
 
 def _grouped(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -58,6 +61,7 @@ def bags_of(
     )
 
 
+@disable_casts()
 def add_up_(
     weight_grad: torch.Tensor,
     grad_output: torch.Tensor,
@@ -78,6 +82,7 @@ class SparseSGD:
 
     @staticmethod
     @torch.no_grad()
+    @disable_casts()
     def forward(  # noqa: PLR0917 - Habana's arguments
         weight_grad: torch.Tensor,
         weights: torch.Tensor,
@@ -96,6 +101,7 @@ class SparseAdagrad:
 
     @staticmethod
     @torch.no_grad()
+    @disable_casts()
     def forward(  # noqa: PLR0917 - Habana's arguments
         weight_grad: torch.Tensor,
         weights: torch.Tensor,

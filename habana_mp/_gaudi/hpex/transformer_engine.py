@@ -29,6 +29,10 @@ class Linear(torch.nn.Linear):
         device = "meta" if skip_weight_param_allocation else None
         super().__init__(in_features, out_features, bias, device=device, dtype=params_dtype)
 
+    def forward(self, input: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:  # noqa: A002 - torch's name
+        """As torch's; what says how to compute in 8 bits (is_first_microbatch, ...) is not used."""
+        return super().forward(input)
+
 
 class FusedAttention(torch.nn.Module):
     """``FusedSDPA`` as a module."""
@@ -57,6 +61,6 @@ class FusedAttention(torch.nn.Module):
 
 
 @contextlib.contextmanager
-def fp8_autocast(enabled: bool = True, fp8_recipe: Any = None) -> Any:  # noqa: ARG001 - Habana's arguments
+def fp8_autocast(*_: Any, **__: Any) -> Any:
     """A ``with`` statement that changes nothing: there are no 8-bit floats here."""
     yield

@@ -95,13 +95,13 @@ class _StandIn(ModuleType):
         below = f"{self.__name__}.{name}"
         if below in contents.HOMES:  # `import habana_frameworks.torch as ht; ht.hpu` works with the real one
             return importlib.import_module(below)
-        if name.startswith(
-            "__"
-        ):  # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer
+        # Python asks for its own names (__file__, __wrapped__, ...) and takes the plain answer.
+        if name.startswith("__"):
             raise AttributeError(f"{self.__name__}.{name}", name=name, obj=self)
         with suppress(AttributeError):
             return contents.find(self.__name__, name)
-        raise AttributeError(_not_here(self.__name__, name), name=name, obj=self)
+        # Of this module as obj Python would guess a name, too.
+        raise AttributeError(_not_here(self.__name__, name), name=name, obj=None)
 
     def __dir__(self) -> list[str]:
         return contents.names(self.__name__)

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from habana_mp._policy.folder import LISTS
 from habana_mp._policy.list_file import parse_list
 from habana_mp._policy.names import known_names
-from habana_mp._policy.policy import with_files
+from habana_mp._policy.policy import low_name, with_files
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
 
@@ -149,7 +149,7 @@ def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[
     if edits:
         policy = policy.with_edits(*edits, strict=True)
     if dtype is not None:
-        policy = policy.with_low_dtype(dtype)
+        policy = policy.with_low_dtype(low_name(dtype, "--dtype"))
     tell_of_the_rest(policy, (*edits, *edited["lower"], *edited["fp32"]))
     return policy
 

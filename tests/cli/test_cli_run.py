@@ -364,9 +364,9 @@ def test_the_log_of_the_environment(here, monkeypatch):
         (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is no op of torch"),
         (
             ["--dtype", "fp8", "script.py"],
-            "Error: low_dtype is torch.bfloat16 or torch.float16, or its name, not 'fp8'",
+            "Error: --dtype is torch.bfloat16 or torch.float16, or its name, not 'fp8'",
         ),
-        (["--dtype", "float32", "script.py"], "Error: low_dtype is torch.bfloat16 or torch.float16, or its name, not"),
+        (["--dtype", "float32", "script.py"], "Error: --dtype is torch.bfloat16 or torch.float16, or its name, not"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -166,6 +166,12 @@ def test_what_does_not_exist_names_the_nearest(missing: dict[str, str], case: st
     assert len(missing[case]) < 250
 
 
+def test_the_nearest_name_is_told_once() -> None:
+    command = [sys.executable, "-c", f"import habana_mp.gaudi, {HT}.core as c; c.mark_stpe()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("; did you mean mark_step?")
+
+
 # statement -> what is refused, and why
 HARDWARE = {
     "mediapipe": (

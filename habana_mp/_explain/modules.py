@@ -83,10 +83,9 @@ def _object(node: ast.expr, function: FunctionType, owner: type[torch.nn.Module]
         node = node.value
     if not isinstance(node, ast.Name):
         return (path[-1], None) if path and hasattr(torch.Tensor, path[-1]) else ("", None)
-    if node.id == "self" and len(path) == 1 and owner is not None:
-        return path[0], getattr(owner, path[0], None) if isinstance(
-            getattr(owner, path[0], None), FunctionType
-        ) else None
+    if node.id == "self" and len(path) == 1:
+        method = getattr(owner, path[0], None)
+        return path[0], method if isinstance(method, FunctionType) else None
     value = function.__globals__.get(node.id)
     name = path[-1] if path else node.id
     if value is None:  # a local name: a tensor, as far as anybody can say

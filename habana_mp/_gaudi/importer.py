@@ -1,4 +1,4 @@
-"""Makes the modules that scripts for Gaudi import. What they hold is told by contents.py."""
+"""Makes the modules that scripts for Gaudi import. contents.py lists what they hold."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _not_here(module: str, name: str) -> str:
     if reason := contents.refusal(full):
         return f"habana_mp.gaudi has no '{full}': {reason}"
     near = contents.nearest(module, name)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"dir({module}) tells what there is"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"dir({module}) lists what there is"
     return f"habana_mp.gaudi has no '{full}', and the real one is not installed; {hint}"
 
 

@@ -8,10 +8,16 @@ older `hmp` package and `torch.xpu.amp`; "hpu" stands for another device from he
 Gaudi (`habana_mp/_hpu/gaudi_flags.py`).
 """
 
+import sys
+
 from habana_mp import hmp
 from habana_mp._gaudi import importer
+from habana_mp._gaudi.hpex import lamb, optimizers
 
 __all__ = ["hmp"]
+
+# Where pickled optimizers of before look for their classes.
+sys.modules[f"{__name__}.optimizers"], sys.modules[f"{__name__}._lamb"] = optimizers, lamb
 
 importer.install()
 importer.make_ready()

@@ -123,8 +123,8 @@ def test_the_docs_name_every_module_and_name() -> None:
 
 # statement -> error, what is missing, and what is said of it
 MISSING = {
-    "module": (f"import {HT}.tape", "ModuleNotFoundError", f"{HT}.tape", f"dir({HT}) tells what there is"),
-    "name": (f"from {HT}.core import quant", "ModuleNotFoundError", f"{HT}.core.quant", f"dir({HT}.core) tells"),
+    "module": (f"import {HT}.tape", "ModuleNotFoundError", f"{HT}.tape", f"dir({HT}) lists what there is"),
+    "name": (f"from {HT}.core import quant", "ModuleNotFoundError", f"{HT}.core.quant", f"dir({HT}.core) lists"),
     "a-near-one": (
         f"from {HT}.hpex.optimizers import FusedLARS2",
         "ModuleNotFoundError",
@@ -141,14 +141,14 @@ MISSING = {
         "import habana_frameworks as h; h.torch.hpu.Tape",
         "AttributeError",
         f"{HT}.hpu.Tape",
-        f"dir({HT}.hpu) tells what there is",
+        f"dir({HT}.hpu) lists what there is",
     ),
-    "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp.amp", "dir(hmp) tells what there is"),
+    "the-older-hmp": ("from hmp import amp", "ModuleNotFoundError", "hmp.amp", "dir(hmp) lists what there is"),
     "xpu-amp": (
         "import torch; torch.xpu.amp.GradScaler",
         "AttributeError",
         "torch.xpu.amp.GradScaler",
-        "dir(torch.xpu.amp) tells",
+        "dir(torch.xpu.amp) lists",
     ),
 }
 
@@ -314,6 +314,13 @@ def test_transformers_still_sees_no_gaudi() -> None:
 
 
 # --- What it does
+
+
+@pytest.mark.parametrize("module", ["optimizers", "_lamb"])
+def test_an_optimizer_that_was_pickled_before_the_modules_moved(module: str) -> None:
+    text = f"import pickle; print(pickle.loads(b'chabana_mp.gaudi.{module}\\nFusedLamb\\n.').__name__)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "FusedLamb", done.stderr
 
 
 def test_memory_figures() -> None:

@@ -123,7 +123,8 @@ constexpr Names<4> kFamilies[] = {
     {"fractional_max_pool3d", "fractional_max_pool3d_with_indices"},
 };
 
-// Names that only C++ code calls, by the Python call that reaches them (D17).
+// Names that only C++ code calls, by the Python call that reaches them (D17): a name before those
+// that it calls.
 struct Reached {
   Names<3> homes;
   Names<6> names;
@@ -140,7 +141,7 @@ constexpr Reached kReached[] = {
     {{"lstm"}, {"mkldnn_rnn_layer"}},
     {{"gru_cell"}, {"_thnn_fused_gru_cell"}},
     {{"lstm_cell"}, {"_thnn_fused_lstm_cell"}},
-    {{"batch_norm"}, {"native_batch_norm", "_batch_norm_impl_index", "cudnn_batch_norm"}},
+    {{"batch_norm"}, {"_batch_norm_impl_index", "native_batch_norm", "cudnn_batch_norm"}},
     {{"layer_norm"}, {"native_layer_norm"}},
     {{"group_norm"}, {"native_group_norm"}},
     {{"rms_norm"}, {"_fused_rms_norm"}},
@@ -310,24 +311,28 @@ void add_spellings(Levels& levels, std::string_view name, bool homes) {
 
 }  // namespace
 
-std::vector<Level> candidates(std::string_view home_name) {
+NamesOfHome names_of_home(std::string_view home_name) {
   if (home_name.empty()) return {};
   Levels levels;
   add_spellings(levels, home_name, true);
   Level reached;
   const std::vector<std::string>& spellings = levels.seen();
+  const auto spelled = [&](std::string_view home) {
+    return std::find(spellings.begin(), spellings.end(), home) != spellings.end();
+  };
   for (const Reached& row : kReached) {
-    const bool reaches =
-        std::any_of(row.homes.begin(), row.homes.end(), [&](std::string_view home) {
-          return std::find(spellings.begin(), spellings.end(), home) != spellings.end();
-        });
-    if (!reaches) continue;
+    if (std::none_of(row.homes.begin(), row.homes.end(), spelled)) continue;
     for (const std::string_view name : row.names) {
-      if (!name.empty()) reached.emplace_back(name);
+      if (!name.empty() && !spelled(name)) reached.emplace_back(name);
     }
   }
-  levels.add(reached);
-  return levels.take();
+  return {levels.take(), std::move(reached)};
+}
+
+std::vector<Level> candidates(std::string_view home_name) {
+  NamesOfHome names = names_of_home(home_name);
+  for (std::string& name : names.reached) names.spellings.push_back({std::move(name)});
+  return std::move(names.spellings);
 }
 
 std::vector<Level> dispatched_candidates(std::string_view op) {

@@ -257,7 +257,11 @@ Resolution Policy::resolve(std::string_view home_name) const {
   if (home_name.find('.') != std::string_view::npos) {
     if (auto found = first_listed({{std::string(home_name)}}, find_exact)) return *found;
   }
-  if (auto found = first_listed(candidates(base_name(home_name)), find_op)) return *found;
+  const NamesOfHome names = names_of_home(base_name(home_name));
+  if (auto found = first_listed(names.spellings, find_op)) return *found;
+  for (const std::string& reached : names.reached) {
+    if (auto found = first_listed({{reached}}, find_exact)) return *found;
+  }
   return {{rest_, low_, false}, {}, {}};
 }
 

@@ -68,8 +68,9 @@ class Policy {
   // The rule of a home of an op (names.h says what a home name is). The most specific level of
   // names that any list has decides; inside a level the entries that have a condition come first,
   // and of these and of the others error, lower, fp32, promote in this order. A listed overload
-  // stands for the whole op (D17); asked for by its full name it is looked up as such first, but a
-  // condition of the whole op comes before overloads that have none.
+  // stands for the whole op, but not for what reaches it inside (D17); asked for by its full name
+  // it is looked up as such first, but a condition of the whole op comes before overloads that have
+  // none.
   Resolution resolve(std::string_view home_name) const;
 
   // The rule of one overload of an op of the dispatcher: "mm", "pow.Tensor_Scalar". Here a listed

@@ -215,3 +215,40 @@ def test_plain_torch_autocast_is_what_it_was() -> None:
     assert agree == "True"
     assert int(kernels) > 300  # F183
     assert same_kernels == "True"
+
+
+BY_HAND = {
+    "convolution": lambda x, w: torch.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+    "_convolution": lambda x, w: torch._convolution(
+        x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, False, False
+    ),
+    "_convolution.deprecated": lambda x, w: torch._convolution(
+        x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, False
+    ),
+}
+
+
+@pytest.mark.parametrize("op", BY_HAND)
+def test_f241_convolutions_called_by_hand(op):
+    """torch registers one overload of ``_convolution`` for the CPU; ``convolution`` and the other overload follow their input."""
+    image, weight = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
+    with torch.autocast("cpu"):
+        expected = BY_HAND[op](image, weight).dtype
+    with hmp.autocast("cpu", policy="torch-cpu"):
+        assert BY_HAND[op](image, weight).dtype == expected
+    if op == "_convolution":
+        return  # a listed overload is the whole op under convert (D17)
+    hmp.convert(policy="torch-cpu")
+    assert BY_HAND[op](image, weight).dtype == expected
+
+
+@pytest.mark.parametrize("base", ["xpu", "torch-cuda", "torch-xpu"])
+@pytest.mark.parametrize("op", ["convolution", "_convolution"])
+def test_d39_a_name_that_python_reaches_inside_conv2d(op, base):
+    """A user's name wins over a built-in list that names what it calls, under both front ends."""
+    policy = hmp.Policy.load(base).with_edits(f"+{op}:fp32").with_low_dtype("bf16")
+    image, weight = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
+    with hmp.autocast("cpu", policy=policy):
+        expected = torch.conv2d(image, weight).dtype
+    hmp.convert(policy=policy)
+    assert torch.conv2d(image, weight).dtype == expected

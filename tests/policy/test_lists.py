@@ -176,7 +176,7 @@ def test_every_op_that_torch_registers_is_listed_d32(device):
 @pytest.mark.parametrize("device", ["CPU", "CUDA", "XPU"])
 def test_what_is_listed_is_registered_or_a_python_name_f241(device):
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}")
-    ops = {re.fullmatch(r"aten::(\w+)(?:\.\w+)?", name)[1] for name in registered}
+    ops = {name for each in registered for name in (each[6:], each[6:].partition(".")[0])}
     listed = {op for names in Policy.load(f"torch-{device.lower()}").lists.values() for op in names}
     python = set(
         "__matmul__ __pow__ __rdiv__ __rpow__ __rtruediv__ GRUCell LSTMCell RNNCell multi_dot cross_entropy normalize"

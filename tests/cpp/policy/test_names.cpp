@@ -76,11 +76,12 @@ const std::vector<Case> kCases = {
     {"RNNCell", "RNNCell | rnn_tanh_cell rnn_relu_cell"},
     // D17: names that only C++ code calls
     {"cross_entropy", "cross_entropy | cross_entropy_loss"},
-    {"nll_loss_nd", "nll_loss_nd | nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward"},
+    {"nll_loss_nd", "nll_loss_nd | nll_loss | nll_loss2d | nll_loss_forward | nll_loss2d_forward"},
     {"lstm", "lstm | mkldnn_rnn_layer"},
     {"multilabel_margin_loss", "multilabel_margin_loss | multilabel_margin_loss_forward"},
     {"grid_sample",
-     "grid_sample | grid_sampler | grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback"},
+     "grid_sample | grid_sampler | grid_sampler_2d | grid_sampler_3d | "
+     "_grid_sampler_2d_cpu_fallback"},
     {"dropout2d", "dropout2d | feature_dropout"},
     // no operators: names of torch that look like one
     {"rand", "rand"},

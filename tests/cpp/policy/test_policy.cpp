@@ -81,6 +81,16 @@ TEST_CASE("resolve: an overload name is the whole op, and itself when asked for 
   CHECK(policy.resolve("po").listed_as.empty());
 }
 
+TEST_CASE(
+    "resolve: what a home reaches decides it in the order of the calls, by whole names (D17)") {
+  CHECK(make({"_convolution"}, {"convolution"}).resolve("conv2d").listed_as == "convolution");
+  CHECK(make({"convolution"}, {"_convolution"}).resolve("conv2d").listed_as == "convolution");
+  CHECK(make({"_convolution"}).resolve("convolution").rule.action == Action::Lower);
+  CHECK(make({"_convolution.deprecated"}).resolve("_convolution").rule.action == Action::Lower);
+  CHECK_FALSE(make({"_convolution.deprecated"}).resolve("convolution").rule.listed);
+  CHECK_FALSE(make({"_convolution.deprecated"}).resolve("conv2d").rule.listed);
+}
+
 TEST_CASE("resolve: an entry with a condition holds for that low dtype alone") {
   const Policy bf16 = make({"mm", "layer_norm@bfloat16"}, {"layer_norm@float16"});
   const Policy f16 =

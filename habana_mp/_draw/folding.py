@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from habana_mp._draw.autograd_graph import Origin, dtype_text, read_graph, shape_text
-from habana_mp._draw.module_calls import Call, ModuleCalls
+from habana_mp._draw.module_calls import Call, ModuleCalls, OpCall
 from habana_mp._draw.picture import Frame, Node
 
 _READABLE = 80  # nodes: modules are folded, the innermost first, until there are no more
@@ -29,8 +29,14 @@ class Graph:
         ours = {origin.inputs.pop()[0] for origin in self._inputs}
         self._origins = [origin for origin in origins if origin not in ours]
         self._call_of: dict[Origin, Call | None] = {}
+        self._op_of: dict[Origin, OpCall] = {}
+        self._is_cast: dict[Origin, bool] = {}  # but not one that torch makes inside an op, by Tensor.to
         for origin in self._origins:
             self._call_of[origin] = self._made_in(origin)
+            op = self._calls.op_of_node(origin.born) if origin.leaf is None else None
+            if op is not None and op.innermost:
+                self._op_of[origin] = op
+            self._is_cast[origin] = origin.cast_from is not None and (op is None or origin.op != "to_copy")
 
     def _made_in(self, origin: Origin) -> Call | None:
         if origin.leaf is not None:
@@ -50,20 +56,23 @@ class Graph:
         return self.folded(1)
 
     def folded(self, depth: int) -> tuple[Nodes, Edges]:
-        members: dict[Origin | Call, list[Origin]] = {}
-        shown: dict[Origin, Origin | Call] = {}
+        members: dict[Origin | Call | OpCall, list[Origin]] = {}
+        shown: dict[Origin, Origin | Call | OpCall] = {}
         for origin, call in self._call_of.items():
-            shown[origin] = call.up_to(depth) if call is not None and call.depth >= depth else origin
+            folded = call is not None and call.depth >= depth
+            shown[origin] = call.up_to(depth) if call and folded else self._op_of.get(origin, origin)
             members.setdefault(shown[origin], []).append(origin)
         frames: dict[Call, Frame] = {}
         nodes: Nodes = []
-        number: dict[Origin | Call, int] = {}
+        number: dict[Origin | Call | OpCall, int] = {}
         for what, inside in members.items():
             number[what] = len(nodes)
             if isinstance(what, Call):
-                nodes.append((_module_node(what, inside), _frame(what.parent, frames)))
+                nodes.append((self._module_node(what, inside), _frame(what.parent, frames)))
+            elif isinstance(what, OpCall) and len(inside) > 1:
+                nodes.append((self._op_node(what, inside), _frame(self._call_of[inside[0]], frames)))
             else:
-                nodes.append((self._node(what), _frame(self._call_of[what], frames)))
+                nodes.append((self._node(inside[0]), _frame(self._call_of[inside[0]], frames)))
         # An edge for each tensor between two nodes; what passes between folded modules is one.
         edges: dict[tuple[int, int], str] = {}
         for origin in self._origins:
@@ -87,26 +96,35 @@ class Graph:
             kind = "parameter" if full or isinstance(origin.leaf, torch.nn.Parameter) else "input"
             frozen = "frozen" if id(origin.leaf) in self._calls.frozen else ""
             return Node(kind, full.removeprefix(f"{path}.") or kind, *result, frozen)
-        if source := origin.cast_from:
-            return Node("cast", f"{source} → {origin.dtypes[0]}", *result, origin.name, casts=1)
+        if self._is_cast[origin]:
+            return Node("cast", f"{origin.cast_from} → {origin.dtypes[0]}", *result, origin.name, casts=1)
         linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
         return Node("op", "linear" if linear else origin.op, *result, origin.name)
 
+    def _op_node(self, op: OpCall, inside: list[Origin]) -> Node:
+        last = max(inside, key=lambda origin: origin.born)
+        call = self._call_of[last]
+        names = ", ".join(origin.name for origin in sorted(inside, key=lambda origin: origin.born))
+        return Node("op", op.op, last.dtypes[0], last.shapes[0], call.path if call else "", names)
 
-def _module_node(call: Call, inside: list[Origin]) -> Node:
-    casts = [origin for origin in inside if origin.cast_from]
-    ops = [origin for origin in inside if origin.leaf is None and not origin.cast_from]
-    last = max(ops or inside, key=lambda origin: origin.born)
-    precisions = Counter(origin.dtypes[0] for origin in ops).most_common()
-    return Node(
-        "module",
-        _title(call),
-        last.dtypes[0],
-        last.shapes[0],
-        call.path,
-        casts=len(casts),
-        ops=tuple(precisions),
-    )
+    def _module_node(self, call: Call, inside: list[Origin]) -> Node:
+        casts = [origin for origin in inside if self._is_cast[origin] and origin not in self._op_of]
+        # Of what is made in one call of an op, the last stands for it.
+        ops: dict[Origin | OpCall, Origin] = {}
+        for origin in sorted(inside, key=lambda origin: origin.born):
+            if origin.leaf is None and not self._is_cast[origin]:
+                ops[self._op_of.get(origin, origin)] = origin
+        last = max(ops.values() or inside, key=lambda origin: origin.born)
+        precisions = Counter(origin.dtypes[0] for origin in ops.values()).most_common()
+        return Node(
+            "module",
+            _title(call),
+            last.dtypes[0],
+            last.shapes[0],
+            call.path,
+            casts=len(casts),
+            ops=tuple(precisions),
+        )
 
 
 def _frame(call: Call | None, frames: dict[Call, Frame]) -> Frame | None:

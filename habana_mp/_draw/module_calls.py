@@ -9,13 +9,14 @@ import bisect
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from habana_mp._torch_private import DRAW, DYNAMO
+from habana_mp._watch.listener import CallListener
 
 
 @dataclass(eq=False)
@@ -35,6 +36,17 @@ class Call:
         return self if self.parent is None or self.depth <= depth else self.parent.up_to(depth)
 
 
+@dataclass(eq=False)
+class OpCall:
+    """A call of an op, as a row of the report counts it. ``innermost``: no such call is inside, so what torch does there is its own
+    business (D19).
+    """
+
+    op: str
+    nodes: range
+    innermost: bool = True
+
+
 @dataclass
 class ModuleCalls:
     """What is known of a run. Without one all is empty.
@@ -48,6 +60,8 @@ class ModuleCalls:
     parameters: dict[int, str] = field(default_factory=dict)
     frozen: set[int] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
+    ops: list[OpCall] = field(default_factory=list)
+    _outer: list[int] = field(default_factory=list)  # of each of these, the one round it, or -1
     _count: Counter[str] = field(default_factory=Counter)
     _first: dict[str, Call] = field(default_factory=dict)
     _starts: list[int] = field(default_factory=list)
@@ -58,11 +72,32 @@ class ModuleCalls:
         at = bisect.bisect_right(self._starts, born) - 1
         return self._inside[at] if at >= 0 else None
 
+    def op_of_node(self, born: int) -> OpCall | None:
+        """The innermost call of an op that made the node with this number."""
+        at = bisect.bisect_right(self.ops, born, key=lambda call: call.nodes.start) - 1
+        while at >= 0 and born not in self.ops[at].nodes:
+            at = self._outer[at]
+        return self.ops[at] if at >= 0 else None
+
     def of_parameter(self, path: str) -> Call | None:
         """The first call of the module that owns the parameter, or of the nearest one round it that is called."""
         while path and path not in self._first:
             path = path.rpartition(".")[0]
         return self._first.get(path)
+
+    def take_ops(self, calls: Iterable[OpCall]) -> None:
+        """Keep those that made nodes; a function and the method of its name, which it calls, are one."""
+        open_now: list[int] = []
+        for call in sorted(calls, key=lambda call: (call.nodes.start, -call.nodes.stop)):
+            while open_now and self.ops[open_now[-1]].nodes.stop <= call.nodes.start:
+                open_now.pop()
+            if not call.nodes or (open_now and self.ops[open_now[-1]].nodes == call.nodes):
+                continue
+            if open_now:
+                self.ops[open_now[-1]].innermost = False
+            self._outer.append(open_now[-1] if open_now else -1)
+            open_now.append(len(self.ops))
+            self.ops.append(call)
 
     def enter(self, module: torch.nn.Module, path: str, parent: Call | None) -> Call:
         self._count[path] += 1
@@ -106,7 +141,10 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             undo.callback(module.register_forward_hook(leave, always_call=True).remove)
         calls.frozen = undo.enter_context(_thawed(model))
         args, kwargs = _with_gradient(args, kwargs, calls.inputs)
-        calls.output = model(*args, **kwargs)
+        with CallListener() as listener:
+            calls.output = model(*args, **kwargs)
+        # Outside of ours torch.autocast may decide, whose casts lie inside its ops.
+        calls.take_ops(OpCall(call.op, range(*call.nodes)) for call in listener.take() if call.decision != "outside")
     return calls
 
 

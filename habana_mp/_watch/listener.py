@@ -29,7 +29,10 @@ class Cast(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The call of an op that has ended. The fields mean what those of a row of ``CastReport.to_dict`` do."""
+    """The call of an op that has ended. The fields mean what those of a row of ``CastReport.to_dict`` do.
+
+    ``nodes`` are the numbers of the first autograd node that the op made behind its casts, and of the first that it did not.
+    """
 
     op: str
     module: str
@@ -41,6 +44,7 @@ class Call(NamedTuple):
     dtypes: list[str]
     runs_in: list[str]
     casts: list[Cast]
+    nodes: tuple[int, int]
 
 
 class CallListener:
@@ -79,8 +83,9 @@ class CallListener:
                 dtypes,
                 runs_in,
                 [Cast(source, target, cached, size, cast_ns / 1e9) for source, target, cached, size, cast_ns in casts],
+                nodes,
             )
-            for op, module, front_end, policy, decision, rule, ns, dtypes, runs_in, casts in self._queue.take()
+            for op, module, front_end, policy, decision, rule, ns, dtypes, runs_in, casts, nodes in self._queue.take()
         ]
 
     @property

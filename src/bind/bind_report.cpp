@@ -137,7 +137,8 @@ py::list take_calls(report::CallQueue& queue) {
                                 site.policy == nullptr ? std::string() : site.policy->name(),
                                 report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
                                 site.rule, call.ns, dtypes_in(call.input_dtypes),
-                                dtypes_in(call.ran), casts));
+                                dtypes_in(call.ran), casts,
+                                py::make_tuple(call.first_node, call.last_node)));
   }
   return calls;
 }

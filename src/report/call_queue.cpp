@@ -13,7 +13,9 @@ void CallQueue::ended(const Call& call, const Site& site) {
                     .ns = call.ns,
                     .input_dtypes = call.input_dtypes,
                     .ran = call.ran,
-                    .casts = {call.casts.begin(), call.casts.end()}});
+                    .casts = {call.casts.begin(), call.casts.end()},
+                    .first_node = call.first_node,
+                    .last_node = call.last_node});
 }
 
 std::vector<EndedCall> CallQueue::take() { return std::exchange(calls_, {}); }

@@ -17,6 +17,8 @@ struct EndedCall {
   unsigned input_dtypes;
   unsigned ran;
   std::vector<Cast> casts;
+  std::uint64_t first_node;
+  std::uint64_t last_node;
 };
 
 class CallQueue final : public Listener {

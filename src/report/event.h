@@ -53,6 +53,10 @@ struct Call {
   unsigned input_dtypes = 0;  // dtypes of its tensors, a dtype_bit() each
   unsigned ran = 0;           // and those that it ran in
   std::span<const Cast> casts{};
+  // The numbers of the autograd nodes that the op made on this thread: [first, last). Its casts
+  // are made before them.
+  std::uint64_t first_node = 0;
+  std::uint64_t last_node = 0;
 };
 
 }  // namespace habana_mp::report

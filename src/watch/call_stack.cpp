@@ -1,5 +1,7 @@
 #include "watch/call_stack.h"
 
+#include <ATen/SequenceNumber.h>
+
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -60,6 +62,7 @@ bool writes(const Frame& frame) {
 
 void show(Frame& frame, Tensors inputs) {
   frame.call.input_dtypes = dtypes_of(inputs);
+  frame.call.first_node = at::sequence_number::peek();
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   frame.shown = true;
@@ -87,6 +90,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   call.input_dtypes = frame.call.input_dtypes & kFloatingDTypes;
   call.ran = frame.runs_in == DType::Other ? call.input_dtypes : dtype_bit(frame.runs_in);
   call.casts = {frame.casts.data(), frame.casts.size()};
+  call.last_node = at::sequence_number::peek();
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
@@ -115,6 +119,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
 
 void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast) {
   frame.casts.push_back(cast);
+  frame.call.first_node = at::sequence_number::peek();
   if (cast.cached || !source.has_storage()) return;
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);

@@ -91,13 +91,11 @@ CASTS = [
         {(DOWN, "attention.qkv"): 3, (DOWN, "attention.proj"): 1, (DOWN, "mlp.0"): 3, (DOWN, "mlp.2"): 2},
         id="block-autocast",
     ),
-    # Inside, torch's scaled_dot_product_attention computes in float32.
     pytest.param(
         encoder_layer,
         converted,
         {
-            (DOWN, "self_attn"): 6,
-            (UP, "self_attn"): 3,
+            (DOWN, "self_attn"): 5,
             (UP, ""): 1,
             (DOWN, "norm1"): 1,
             (DOWN, "linear1"): 2,
@@ -123,6 +121,47 @@ def test_folded_modules_count_the_same_casts(make, region, casts) -> None:
         folded = hmp.draw(model, x, depth=0)
     assert sorted(node.kind for node in folded.nodes) == ["input", "module", "output"]
     assert [node.casts for node in folded.nodes if node.kind == "module"] == [sum(casts.values())]
+
+
+def attention_with_dropout() -> tuple[nn.Module, torch.Tensor]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.qkv(x).chunk(3, -1)
+            out = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+            return torch.nn.functional.cross_entropy(out.flatten(0, 1), torch.tensor([1, 2, 3, 4]))
+
+    return Net(), torch.randn(2, 2, 8)
+
+
+@pytest.mark.parametrize("policy", ["hmp", "torch-cpu", "hpu-autocast", "xpu"])
+@pytest.mark.parametrize("make", [attention_with_dropout, encoder_layer, block, cnn])
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_the_picture_has_the_casts_of_the_report(front_end, make, policy) -> None:
+    """With dropout torch's attention computes in float32 inside, from bfloat16: its own casts are no policy's (D19)."""
+    model, x = make()
+    region = converted(policy=policy) if front_end == "convert" else hmp.autocast("cpu", policy=policy)
+    with region, hmp.report() as report:
+        drawing = hmp.draw(model, x)
+    assert sum(node.casts for node in drawing.nodes) == report.casts()
+
+
+def test_an_op_is_one_node_whatever_torch_makes_of_it() -> None:
+    model, x = attention_with_dropout()
+    with converted(policy="torch-cpu"):
+        drawing = hmp.draw(model, x)
+    found = [(node.text, node.dtype) for node in drawing.nodes if node.kind == "op"]
+    assert found == [
+        ("linear", "bfloat16"),
+        ("split", "bfloat16"),
+        ("scaled_dot_product_attention", "bfloat16"),
+        ("cross_entropy", "float32"),
+    ]
+    attention = next(node for node in drawing.nodes if node.text == "scaled_dot_product_attention")
+    assert attention.detail.startswith("ToCopyBackward0, ")
 
 
 def test_everything_in_the_picture_of_a_linear() -> None:

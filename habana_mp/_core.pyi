@@ -219,6 +219,7 @@ class AutocastRegion:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
 AUTOCAST_KEY: str
+TRACED_CASTS: int
 
 def autocast_rules(policy: Policy, /) -> AutocastRules: ...
 def autocast_region(

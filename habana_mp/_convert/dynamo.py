@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import habana_mp._core as _core
 from habana_mp._convert.patched_op import PatchedOp
 from habana_mp._torch_private import DYNAMO, TRACE_RULES
 
@@ -92,7 +93,7 @@ def patches(policy: Any) -> Iterator[tuple[Any, ...]]:
 
     tag = config.cache_key_tag
     before = tag.partition("habana_mp:")[0]
-    yield config, "cache_key_tag", f"{before}habana_mp:{hash(policy._core):x}", before
+    yield config, "cache_key_tag", f"{before}habana_mp:{_core.TRACED_CASTS}:{hash(policy._core):x}", before
 
 
 def drop_stale_graphs() -> None:

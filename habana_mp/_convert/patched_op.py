@@ -284,6 +284,19 @@ def _rebuilt(container: Any, items: list[Any]) -> Any:
         return kind(items)
 
 
+def _copied_by_matmul(tensor: torch.Tensor) -> bool:
+    """Whether a matrix product would copy the batch before it reads it: src/call/cast_argument.cpp."""
+    if tensor.dim() < 3 or tensor.layout != torch.strided or tensor.is_nested or tensor.is_contiguous():
+        return False
+    *outer, rows, columns = zip(tensor.shape, tensor.stride(), strict=True)
+    expected = 1
+    for size, stride in (rows, columns, *reversed(outer)):
+        if stride != expected:
+            return True
+        expected *= max(size, 1)
+    return False
+
+
 def _cast_arguments(
     form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any], to: int, roles: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -297,7 +310,10 @@ def _cast_arguments(
         for source, result in done:
             if source is value:
                 return result
-        done.append((value, value.to(DTYPES[to])))
+        if form.contiguous and _copied_by_matmul(value):
+            done.append((value, value.to(DTYPES[to], memory_format=torch.contiguous_format)))
+        else:
+            done.append((value, value.to(DTYPES[to])))
         return done[-1][1]
 
     def replace(place: int | str, value: Any) -> Any:

@@ -16,6 +16,7 @@
 #include "base/run_in_c.h"
 #include "bind/bind.h"
 #include "call/error_note.h"
+#include "scope/codes.h"
 #include "scope/compound.h"
 #include "scope/regions.h"
 
@@ -146,6 +147,7 @@ void bind_autocast(py::module_& module) {
     return names;
   });
   module.def("aten_tensor_arguments", &autocast::aten_tensor_arguments);
+  module.attr("TRACED_CASTS") = autocast::kTracedCasts;
   module.attr("AUTOCAST_KEY") = c10::toString(autocast::kKey);
   module.def("run_autocast_in_c", [](const py::function& enter, const py::function& leave) {
     run_in_c<enter_context>(enter);

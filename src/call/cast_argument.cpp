@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_dtypes.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include <algorithm>
 #include <utility>
@@ -43,10 +44,33 @@ bool copied_by_matmul(const at::Tensor& tensor) {
   return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
 }
 
+// The same of a tensor that a tracer or a transform sees, whose sizes may be symbols.
+bool copied_when_traced(const at::Tensor& tensor) {
+  const int64_t dims = tensor.dim();
+  if (dims < 3 || tensor.layout() != at::kStrided || tensor.is_nested() ||
+      tensor.is_contiguous_or_false()) {
+    return false;
+  }
+  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
+  const c10::SymIntArrayRef strides = tensor.sym_strides();
+  c10::SymInt stride = 1;
+  for (int64_t i = dims - 1; i >= 0; --i) {
+    const auto dim = static_cast<std::size_t>(i == dims - 1 ? i - 1 : i == dims - 2 ? i + 1 : i);
+    if (!TORCH_GUARD_OR_FALSE(strides[dim].sym_eq(stride))) return true;
+    stride *= sizes[dim].max(1);
+  }
+  return false;
+}
+
 // `was_cached`, where given, is set to whether the weight cache had it.
 at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached,
                     WeightCache::Caller caller = WeightCache::Caller::Dispatcher) {
-  if (!is_ordinary(source)) return source.to(scalar_type(to));
+  if (!is_ordinary(source)) {
+    if (how.contiguous && copied_when_traced(source)) {
+      return source.to(scalar_type(to), false, false, at::MemoryFormat::Contiguous);
+    }
+    return source.to(scalar_type(to));
+  }
   if (how.cached && WeightCache::accepts(source, to)) {
     return weight_cache().cast(source, to, caller, was_cached);
   }
@@ -60,10 +84,15 @@ at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cache
 
 PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_cached) {
   if (!THPVariable_CheckExact(tensor)) {
+    HANDLE_TH_ERRORS
     PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(scalar_type(to)));
-    PyObject* args[] = {nullptr, tensor, dtype};
+    const bool contiguous = how.contiguous && copied_when_traced(THPVariable_Unpack(tensor));
+    static PyObject* const names = Py_BuildValue("(s)", "memory_format");
+    PyObject* format = torch::utils::getTHPMemoryFormat(at::MemoryFormat::Contiguous);
+    PyObject* args[] = {nullptr, tensor, dtype, format};
     return PyObject_Vectorcall(original_to(), args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                               nullptr);
+                               contiguous ? names : nullptr);
+    END_HANDLE_TH_ERRORS
   }
   constexpr auto kCaller = WeightCache::Caller::Python;
   HANDLE_TH_ERRORS

@@ -5,6 +5,7 @@ from torch.amp import GradScaler, is_autocast_available
 from habana_mp import cache
 from habana_mp._autocast.context import autocast
 from habana_mp._autocast.custom_function import custom_bwd, custom_fwd
+from habana_mp._autocast.registered_op import register_op
 from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
@@ -34,6 +35,7 @@ __all__ = [
     "is_autocast_available",
     "is_converted",
     "presets",
+    "register_op",
     "report",
     "revert",
     "set_policies",

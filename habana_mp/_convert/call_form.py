@@ -66,19 +66,29 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     if norm is not None:
         form["statistics"] = norm[home.owner is F]
     if isinstance(original, types.FunctionType):
-        form["python"] = True  # what it calls are patched ops, so it is no compound
-        form["compound"] = False
-        code = original.__code__
-        parameters = code.co_varnames[: code.co_argcount]
-        if "out" in parameters:
-            form["out"] = parameters.index("out")
-        # max_norm makes F.embedding renormalise its weight in place.
-        for flag, target in (("inplace", "input"), ("max_norm", "weight")):
-            if flag in parameters and target in parameters:
-                form |= {
-                    "flag": parameters.index(flag),
-                    "flag_name": flag,
-                    "flag_target": parameters.index(target),
-                    "flag_target_name": target,
-                }
+        form |= _python_form(original)
     return CallForm(**form)
+
+
+def registered_form(function: Callable[..., Any]) -> CallForm:
+    """The same of a function that a user registered."""
+    return CallForm(**_python_form(function))
+
+
+def _python_form(function: Callable[..., Any]) -> dict[str, Any]:
+    # What it calls are patched ops, so it is no compound.
+    form: dict[str, Any] = {"python": True, "compound": False}
+    code = getattr(function, "__code__", None)
+    parameters = code.co_varnames[: code.co_argcount] if code is not None else ()
+    if "out" in parameters:
+        form["out"] = parameters.index("out")
+    # max_norm makes F.embedding renormalise its weight in place.
+    for flag, target in (("inplace", "input"), ("max_norm", "weight")):
+        if flag in parameters and target in parameters:
+            form |= {
+                "flag": parameters.index(flag),
+                "flag_name": flag,
+                "flag_target": parameters.index(target),
+                "flag_target_name": target,
+            }
+    return form

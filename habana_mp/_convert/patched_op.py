@@ -52,6 +52,7 @@ class PatchedOp:
     original: Callable[..., Any]
     form: CallForm
     rule: Rule | None
+    region_policy: _core.Policy  # of a function that a user registered, where its rule is that of a region
     home: str
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
@@ -71,6 +72,9 @@ class PatchedOp:
         rule = self.rule
         if rule is None or convert_off():
             return self.original(*args, **kwargs)
+        return self._call_by(rule, args, kwargs)
+
+    def _call_by(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if rule.action == ERROR:
             raise RuntimeError(_refusal(self.listed_name, rule.text))
         form = self.form

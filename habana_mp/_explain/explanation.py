@@ -15,7 +15,7 @@ from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
 from habana_mp._explain.modules import module_named, ops_of
 from habana_mp._policy.homes import Home, ops
-from habana_mp._policy.names import known_names, plain_name
+from habana_mp._policy.names import known_names, plain_name, registered
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
@@ -164,10 +164,16 @@ def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Expl
         policy=asked,
         in_force=state.startswith("in force"),
         state=state,
-        homes=_overloads_of(name, asked) if dispatched else _homes_of(name, asked),
+        homes=_homes(name, asked, dispatched),
         arguments=_arguments(name, asked, dispatched),
         notes=_notes(name, asked),
     )
+
+
+def _homes(name: str, policy: Policy, dispatched: bool) -> dict[str, str]:
+    if name in registered:
+        return {"register_op": _effects(policy).get(policy.rule(name).action, "called as it is written")}
+    return _overloads_of(name, policy) if dispatched else _homes_of(name, policy)
 
 
 def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
@@ -203,14 +209,24 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
 def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
     """What autocast does to the overloads of an op at the dispatcher."""
     base = name.partition(".")[0]
-    low = str(policy.low_dtype).removeprefix("torch.")
-    effects = {"lower": low, "fp32": "float32", "promote": "widest", "error": "error"}
+    effects = _effects(policy)
     found = {}
     for op in _core.dispatched_ops():
         if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
             action, _, listed, *_ = policy._core.resolve_overload(op)
             found[f"aten::{op}"] = effects[_core.ACTIONS[action]] if listed else _rest_of(op, policy)
     return found
+
+
+def _effects(policy: Policy) -> dict[str, str]:
+    """What happens to calls, by the action of a rule."""
+    return {
+        "lower": str(policy.low_dtype).removeprefix("torch."),
+        "fp32": "float32",
+        "promote": "widest",
+        "first_input": "first input's dtype",
+        "error": "error",
+    }
 
 
 def _rest_of(overload: str, policy: Policy) -> str:
@@ -275,15 +291,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
         return "left alone"
     if home.in_place:
         return "in place: the other tensors take the dtype of the one written to"
-    low = str(policy.low_dtype).removeprefix("torch.")
-    effects = {
-        "lower": low,
-        "fp32": "float32",
-        "promote": "widest",
-        "first_input": "first input's dtype",
-        "error": "error",
-    }
-    return effects[action] + ("" if rule.listed or action == "promote" else " (rest)")
+    return _effects(policy)[action] + ("" if rule.listed or action == "promote" else " (rest)")
 
 
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
@@ -305,6 +313,8 @@ def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
         to = f"{eligible} go to the widest dtype among them"
     elif rule.action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
+    elif name in registered:
+        return ("left alone: no list names it, and the ops inside follow their own rules",)
     elif policy.rest == "inputs" and _core.refuses_mixed(name):
         to = f"{eligible} go to the widest dtype among them: no list names it, and it refuses to mix them"
     elif policy.rest == "inputs":

@@ -13,10 +13,17 @@ from habana_mp._policy.homes import OPERATORS, homes, is_in_place
 from habana_mp._policy.list_file import Entry
 from habana_mp._show.warning import warn
 
+registered: set[str] = set()  # names of users' own functions, which hmp.register_op adds
+
+
+def known_names() -> frozenset[str]:
+    """Every name that a list may hold (D17, D22): those of torch, and of functions that users registered."""
+    return torch_names() | registered
+
 
 @functools.cache
-def known_names() -> frozenset[str]:
-    """Every name that a list may hold (D17, D22): of homes, of operators without their underscores, of aten ops and overloads."""
+def torch_names() -> frozenset[str]:
+    """Of homes, of operators without their underscores, of aten ops and overloads."""
     own = {home.attribute for home in homes()} | {home.name for home in homes()}
     operators = {name.strip("_") for name in OPERATORS & own}
     return frozenset(own | operators | set(aten_tensor_arguments()) | {"GRUCell", "LSTMCell", "RNNCell"})
@@ -41,6 +48,8 @@ def plain_name(op: str) -> str:
         if op.startswith(prefix) and own + op.removeprefix(prefix) in known_names():
             return own + op.removeprefix(prefix)
     last = op.rpartition(".")[2]
+    if last in registered:  # flash_attn.flash_attn_func
+        return last
     if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
         return last
     near = nearest(last, known_names())
@@ -57,6 +66,7 @@ def names_of(op: object) -> set[str]:
     return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
 
 
+_OWN = " (hmp.register_op gives a function of your own a name)"
 # Looking for near names takes milliseconds each: a file that is no list at all must not take minutes.
 _MOST_SUGGESTIONS = 20
 
@@ -72,7 +82,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     for number, (name, file, line) in enumerate(unknown):
         place = f"{file}:{line}: " if line else f"{file}: " if file else ""
         near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else _OWN if number == 0 else ""
         lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")
     text = "\n".join(lines)
     if strict:

@@ -135,16 +135,16 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (op.rule.action == Action::Lower) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
     {
-      const CastsOffGuard guard(op.form.python && is_atomic(op) && !convert_off());
+      const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
       PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
       if (result != nullptr) return result;
     }
-    if (convert_off()) return nullptr;
+    if (is_off(op)) return nullptr;
     watch::WatchedCall unwatched;
     return without_low_kernel(op, args, nargsf, kwnames, unwatched);
   }
   const CastsOffGuard while_constructing(constructs_module());
-  const bool off = convert_off();
+  const bool off = is_off(op);
   if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }

@@ -55,7 +55,11 @@ void add_tensors(PyObject* object, Found& found) {
 void number(PatchedOp& op) {
   if (op.name_number == 0) op.name_number = number_of(*op.name);
   if (op.decider_id == 0) {
-    op.decider_id = watch::decider_id(watch::conversion_id(), *op.rule_text);
+    const std::uint64_t policy =
+        op.region_policy == nullptr
+            ? watch::conversion_id()
+            : watch::decider_id(**op.region_policy, report::FrontEnd::Autocast);
+    op.decider_id = watch::decider_id(policy, *op.rule_text);
   }
 }
 
@@ -67,13 +71,15 @@ void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
   }
   if (watch::watching()) number(const_cast<PatchedOp&>(decided.op));
   const Texts texts(decided);
-  const report::Call call{.key = {.op = decided.op.name_number,
-                                  .decider_id = decided.op.decider_id,
-                                  .front_end = report::FrontEnd::Convert},
-                          .decision = decided.decision,
-                          .casting = decided.casting,
-                          .arguments = decided.arguments.described(),
-                          .texts = &texts};
+  const report::Call call{
+      .key = {.op = decided.op.name_number,
+              .decider_id = decided.op.decider_id,
+              .front_end = decided.op.region_policy == nullptr ? report::FrontEnd::Convert
+                                                               : report::FrontEnd::Autocast},
+      .decision = decided.decision,
+      .casting = decided.casting,
+      .arguments = decided.arguments.described(),
+      .texts = &texts};
   Found found;
   watched.begin(call, {.dispatched = false,
                        .hides = !decided.op.form.python || is_atomic(decided.op),
@@ -84,7 +90,8 @@ void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
                          return found;
                        },
                        .decider = [&]() -> watch::WatchedCall::Decider {
-                         return {watch::conversion(), texts.rule()};
+                         const auto* region = decided.op.region_policy;
+                         return {region == nullptr ? watch::conversion() : *region, texts.rule()};
                        }});
 }
 

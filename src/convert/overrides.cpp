@@ -152,7 +152,7 @@ bool only_torch_sees(const Arguments& arguments) {
 PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObject* const* args,
                         std::size_t nargsf, PyObject* kwnames) {
   const bool maybe_overridden = arguments.overridden() || torch_private::in_function_mode();
-  const bool off = convert_off();
+  const bool off = is_off(op);
   // Where a region acts in place of convert, what is atomic is for its policy to say.
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) && !off);
   std::optional<autocast::InsideCompound> inside;

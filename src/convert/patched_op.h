@@ -8,10 +8,13 @@
 #include <torch/csrc/python_headers.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "convert/call_form.h"
 #include "policy/decide.h"
+#include "policy/policy.h"
+#include "scope/casts_off.h"
 
 namespace habana_mp {
 
@@ -29,11 +32,18 @@ struct PatchedOp {
   // For the report, made at the first call: the number of the name, and of what decides.
   std::uint32_t name_number;
   std::uint64_t decider_id;
+  // Of a function that the user registered, in regions of autocast: the policy that its rule is of.
+  std::shared_ptr<const Policy>* region_policy;
 };
 
 // D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.
 inline bool is_atomic(const PatchedOp& op) {
   return op.rule.listed && (op.rule.action == Action::Lower || op.rule.action == Action::Fp32);
+}
+
+// Whether the casts of the op are off on this thread.
+inline bool is_off(const PatchedOp& op) {
+  return op.region_policy == nullptr ? convert_off() : casts_off();
 }
 
 }  // namespace habana_mp

@@ -1,6 +1,10 @@
 #include "convert/patched_type.h"
 
+#include <pybind11/pybind11.h>
 #include <structmember.h>
+
+#include <memory>
+#include <utility>
 
 #include "convert/call.h"
 #include "convert/patched_op.h"
@@ -58,6 +62,7 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   op->repr = new std::string;
   op->name_number = 0;
   op->decider_id = 0;
+  op->region_policy = nullptr;
   return reinterpret_cast<PyObject*>(op);
 }
 
@@ -86,6 +91,7 @@ void dealloc_op(PyObject* self) {
   delete op->rule_text;
   delete op->name;
   delete op->repr;
+  delete op->region_policy;
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -111,7 +117,23 @@ int set_rule(PatchedOp* op, PyObject* value) {
   return 0;
 }
 
+int set_region_policy(PatchedOp* op, PyObject* value) {
+  try {
+    auto policy = pybind11::cast<std::shared_ptr<Policy>>(pybind11::handle(value));
+    delete std::exchange(op->region_policy, nullptr);
+    op->region_policy = new std::shared_ptr<const Policy>(std::move(policy));
+  } catch (const pybind11::cast_error&) {
+    PyErr_SetString(PyExc_TypeError, "region_policy must be a Policy of _core");
+    return -1;
+  }
+  return 0;
+}
+
 int setattr_op(PyObject* self, PyObject* name, PyObject* value) {
+  if (PyUnicode_CompareWithASCIIString(name, "region_policy") == 0 && value != nullptr &&
+      set_region_policy(reinterpret_cast<PatchedOp*>(self), value) < 0) {
+    return -1;
+  }
   if (PyUnicode_CompareWithASCIIString(name, "rule") == 0 &&
       set_rule(reinterpret_cast<PatchedOp*>(self), value) < 0) {
     return -1;

@@ -1,0 +1,134 @@
+"""``register_op``: functions that are not torch's, named in lists as ops are."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._autocast.devices import devices
+from habana_mp._convert.call_form import registered_form
+from habana_mp._convert.patched_op import PatchedMethod, PatchedOp
+from habana_mp._convert.rule import Rule
+from habana_mp._policy import names
+from habana_mp._policy.policy import Policy
+from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import casts_off, convert_off
+from habana_mp._torch_private import run_while_traced
+
+
+def register_op(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
+    """Give a function that is not torch's a name in lists: a decorator, or a call whose result takes the function's place.
+
+    From then on a list may name it. Where the lower or the fp32 list does, its tensors are cast as those of torch's ops are, under
+    ``convert`` and in regions of ``autocast``, and what it calls is cast no more (D19). Where none does, it is called as it was written,
+    and the ops inside follow their own rules. The report, the log and ``explain`` know it by its name. Of a library's
+    function the result takes the place: ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``; a module that has
+    imported it before keeps the function as it was.
+
+    Args:
+        function: a Python function, or an op of ``torch.library`` (``torch.ops.mylib.attention``).
+        name: its name in lists, by default ``function.__name__``. Functions of one name share a rule.
+
+    Returns:
+        A callable with the same signature, also as a method.
+
+    Raises:
+        TypeError: ``function`` is not callable, or has no name and none is given.
+        ValueError: torch has an op of this name, or it is no name: letters, digits and _ are accepted.
+
+    >>> @hmp.register_op
+    ... def fused_mlp(x, w1, w2): ...
+    >>> policy = hmp.Policy.load("hmp").with_edits("+fused_mlp:lower")
+    """
+    if function is None:
+        return functools.partial(register_op, name=name)
+    if isinstance(function, RegisteredOp):
+        function = function.original
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"register_op takes a function, not {function!r}")
+    own = getattr(function, "__name__", None) if name is None else name
+    if not isinstance(own, str):
+        raise TypeError(f"{function!r} has no __name__: give one as name=, a string")
+    if isinstance(function, PatchedOp) or own in names.torch_names():
+        raise ValueError(f"torch has an op {own!r}: lists name it already; give another name as name=")
+    if not (own.isidentifier() and own.isascii()):
+        raise ValueError(f"{own!r} is no name of an op: letters, digits and _ are accepted")
+    names.registered.add(own)
+    return RegisteredOp(function, own)
+
+
+class RegisteredOp:
+    """What ``register_op`` returns: it calls ``original`` by the rule that the policy in force here has for its name."""
+
+    def __init__(self, original: Callable[..., Any], name: str) -> None:
+        functools.update_wrapper(self, original)
+        self.original = original
+        self.listed_name = name
+        self._form = registered_form(original)
+        self._traced = self._new_op()
+        # Kept for good: C++ names the last op that cast by them.
+        self._by_policy: dict[tuple[Policy, bool], PatchedOp] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            rule, of_region = _rule_while_traced(self.listed_name, _device(args, kwargs))
+            if rule is None or (casts_off() if of_region else convert_off()):
+                return self.original(*args, **kwargs)
+            return self._traced._call_by(Rule(*rule), args, kwargs)
+        policy, of_region = _policy_here(_device(args, kwargs))
+        if policy is None:
+            return self.original(*args, **kwargs)
+        op = self._by_policy.get((policy, of_region)) or self._op_for(policy, of_region)
+        return op(*args, **kwargs)
+
+    def _op_for(self, policy: Policy, of_region: bool) -> PatchedOp:
+        op = self._new_op()
+        if of_region:
+            op.region_policy = policy._core
+        op.rule = _rule_of(policy, self.listed_name)
+        return self._by_policy.setdefault((policy, of_region), op)
+
+    def _new_op(self) -> PatchedOp:
+        op = PatchedMethod(self.original, self.original, self.listed_name, **self._form._asdict())
+        op.original, op.form, op.listed_name, op.is_compound = self.original, self._form, self.listed_name, False
+        return op
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<hmp.register_op of {self.original!r}>"
+
+    def __reduce__(self) -> str:
+        return str(self.__dict__["__qualname__"])  # by name, as functions are
+
+
+def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The device type of the first tensor; "" without one."""
+    for value in (*args, *kwargs.values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                return item.device.type
+    return ""
+
+
+def _policy_here(device: str) -> tuple[Policy | None, bool]:
+    """The policy that rules calls on this device type on this thread, and whether it is that of a region."""
+    found = _core.autocast_policy(device) if device in devices() else None
+    return (Policy(found), True) if found is not None else (in_force.policy, False)
+
+
+def _rule_of(policy: Policy, name: str) -> Rule | None:
+    action, low, listed, listed_as, file, line = policy._core.resolve(name)
+    return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line)) if listed else None
+
+
+@run_while_traced
+def _rule_while_traced(name: str, device: str) -> tuple[Rule | None, bool]:
+    policy, of_region = _policy_here(device)
+    return (_rule_of(policy, name) if policy is not None else None), of_region

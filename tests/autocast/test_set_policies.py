@@ -1,4 +1,4 @@
-"""hmp.set_policies: policies of modules, which deepcopy, pickle, checkpoints and compile keep."""
+"""hmp.set_policies: policies of modules, which deepcopy, pickle and checkpoints keep. test_set_policies_compile.py has compile."""
 
 from __future__ import annotations
 
@@ -65,6 +65,10 @@ CASES = pytest.mark.parametrize(
     [
         pytest.param({}, (BF16,) * 5, id="default"),
         pytest.param({"layers.*.norm": HIGH}, (BF16, FP32, BF16, FP32, BF16), id="glob"),
+        # A list of modules is never called itself.
+        pytest.param({"layers": HIGH}, (FP32, FP32, FP32, FP32, BF16), id="container"),
+        pytest.param({"layers": HIGH, "layers.1": LOW}, (FP32, FP32, BF16, BF16, BF16), id="module-in-container"),
+        pytest.param({"": HIGH, "layers": LOW}, (BF16, BF16, BF16, BF16, FP32), id="container-in-model"),
         pytest.param({"**norm": HIGH}, (BF16, FP32, BF16, FP32, BF16), id="deep-glob"),
         pytest.param(
             {"layers.*.norm": HIGH, "layers.0.norm": LOW}, (BF16, BF16, BF16, FP32, BF16), id="exact-beats-glob"
@@ -240,55 +244,6 @@ def test_checkpoints_keep_them_under_convert(reentrant: bool) -> None:
     model.layers[0].norm.seen = None
     out.float().sum().backward()
     assert model.layers[0].norm.seen == first == (BF16, FP32)
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
-def test_compiled_models_keep_them_under_convert(backend: str) -> None:
-    torch._dynamo.reset()
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
-    hmp.set_policies(model, {"1": "fp32", "2": HIGH, "3": LOW})
-    hmp.convert(policy=LOW)
-    t = torch.ones(2, 4)
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    expected = model(t)
-    assert expected.dtype == BF16
-    assert compiled(t).dtype == BF16
-    assert torch.allclose(compiled(t), expected, atol=0.01)
-    assert torch.nn.functional.linear(t, torch.ones(4, 4)).dtype == BF16
-    hmp.revert()
-    assert compiled(t).dtype == FP32
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_models_keep_them(backend: str) -> None:
-    torch._dynamo.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    hmp.set_policies(model, {"1": "fp32", "2": HIGH})
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    t = torch.ones(2, 4)
-    with hmp.autocast("cpu", policy=LOW):
-        expected = model(t)
-        assert torch.equal(compiled(t), expected)
-    assert expected.dtype == FP32
-    assert torch.equal(compiled(t), model(t))
-
-
-def test_a_graph_break_in_a_module() -> None:
-    class Breaks(torch.nn.Module):
-        def forward(self, t):
-            torch._dynamo.graph_break()
-            return torch.mm(t, t)
-
-    model = torch.nn.Sequential(Breaks())
-    hmp.set_policies(model, {"0": HIGH})
-    compiled = torch.compile(model, backend="eager")
-    with hmp.autocast("cpu", policy=LOW):
-        for _ in range(2):
-            assert compiled(torch.ones(4, 4)).dtype == model(torch.ones(4, 4)).dtype
-        assert torch.nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4)).dtype == BF16
-    assert not torch._C._is_any_autocast_enabled()
 
 
 def test_ctrl_c_inside_leaves_it_with_the_region() -> None:

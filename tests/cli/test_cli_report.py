@@ -21,11 +21,6 @@ print("trained")
 """
 
 
-@pytest.fixture
-def here(place_for_scripts) -> Path:
-    return place_for_scripts
-
-
 def report(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["report", *arguments])
 

@@ -13,6 +13,7 @@ from habana_mp import hmp
 from habana_mp._gaudi.hpex.kernels import (
     CustomSoftmax,
     EmbeddingBag,
+    EmbeddingBagPreProc,
     EmbeddingBagPreproc,
     FusedSDPA,
     RotaryPosEmbeddingHelperV1,
@@ -24,6 +25,7 @@ from habana_mp._gaudi.hpex.moving_average import FusedEMA
 from habana_mp._gaudi.hpex.normalization import FusedRMSNorm
 from habana_mp._gaudi.hpex.sparse import SparseAdagrad, SparseSGD
 
+F32 = torch.float32
 torch.manual_seed(0)
 Q, K, V = (torch.randn(2, 4, 6, 8) for _ in range(3))
 MASK = torch.randn(2, 1, 6, 6)
@@ -208,3 +210,26 @@ def test_an_embedding_bag_is_a_module_still():
     bag = EmbeddingBag(4, 2)
     expected = F.embedding_bag(torch.tensor([0, 1]), bag.weight, torch.tensor([0]), mode="sum")
     assert torch.equal(bag(torch.tensor([0, 1]), torch.tensor([0])), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("options", [{}, {"mode": "mean"}, {"mode": "max"}], ids=["sum", "mean", "max"])
+def test_embedding_bag(dtype, options):
+    torch.manual_seed(0)
+    bag = EmbeddingBag(10, 3, **options)
+    indices, offsets = torch.tensor([1, 2, 4, 5, 4, 3], dtype=dtype), torch.tensor([0, 2, 2], dtype=dtype)
+    found = bag(*EmbeddingBagPreProc()(indices, offsets))
+    rows = [[1, 2], [], [4, 5, 4, 3]]
+    fold = {"sum": lambda t: t.sum(0), "mean": lambda t: t.mean(0), "max": lambda t: t.amax(0)}[
+        options.get("mode", "sum")
+    ]
+    expected = torch.stack([fold(bag.weight[row]) if row else torch.zeros(3) for row in rows])
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert bag.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [F32, torch.complex64, torch.bool], ids=str)
+def test_indices_are_integers(dtype):
+    with pytest.raises(TypeError, match=f"indices are integers, not {dtype}"):
+        EmbeddingBagPreProc()(torch.zeros(2).to(dtype), torch.zeros(1, dtype=torch.int64))

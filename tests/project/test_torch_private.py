@@ -340,9 +340,9 @@ OF_CPP = {
     "get_current_graph_task_id": "autocast/test_autocast_training.py",
     "getStepCallbacksUnlessEmpty": "cast/test_casts.py",
     "TorchDispatchModeTLS": "report/test_report.py",
-    "torch_function_mode_enabled": "convert/programs/test_subclasses.py",
+    "torch_function_mode_enabled": "convert/programs/test_modes.py",
     "_ZN3c106DeviceC1": "hpu/test_hpu_device.py",
-    "realSingleton": "hpu/test_hpu_device.py",
+    "realSingleton": "hpu/test_hpu_compile.py",
     "_PyType_Lookup": "convert/programs/test_subclasses.py",
     "PyFunctionObject": "convert/test_convert_interrupts.py",
 }

@@ -23,7 +23,9 @@ class Ended(NamedTuple):
 
 def run_ranks(program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> list[Ended]:
     """What became of the ranks. The program gets the folder, where they meet, and the arguments."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    shared = Path(__file__).parent
+    folders = [str(shared), str(shared / "models"), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, folders))
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "error", program, str(folder), *arguments],

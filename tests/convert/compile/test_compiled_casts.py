@@ -15,14 +15,6 @@ from habana_mp import hmp
 BACKENDS = [("eager", None), ("aot_eager", None), ("aot_eager", True)]
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
 class Transposed(nn.Module):
     """A product casts such a batch to a contiguous one, so that torch adds the bias before it rounds (addmm)."""
 

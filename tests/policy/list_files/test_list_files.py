@@ -1,21 +1,15 @@
-"""List files as convert and Policy.from_files take them: D1, D2, D4, D6, D9, D20 to D24."""
+"""List files as convert takes them: D1, D2, D4, D6, D9, D20 to D24. test_from_files.py has Policy.from_files."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-import habana_mp._core as _core
 from habana_mp import Policy
-from habana_mp import hmp as package
 from habana_mp._convert.request import policy_for_convert
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -24,18 +18,6 @@ HMP = Policy.load("hmp").lists
 
 def for_convert(opt_level="O1", bf16="", fp32="", fp16="", low=BF16, policy=None, strict=False):
     return policy_for_convert(opt_level, bf16, fp32, fp16, low, policy, strict)
-
-
-@pytest.fixture
-def written(tmp_path):
-    """A function that writes a list and returns its path."""
-
-    def write(content: str | bytes, name: str = "my.txt") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
 
 
 # --- D1, D2, D9: the arguments of convert
@@ -199,65 +181,6 @@ def test_the_presets_given_as_files_are_the_preset():
     assert for_convert(bf16=resnet / "lower.txt", fp32=resnet / "fp32.txt") == Policy.load("hmp-resnet50")  # F39
 
 
-# --- D39: a user's own name wins over the built-in lists
-
-# id: user's lists, edits; op -> its action under the preset hmp, and with them
-OWN = {
-    "D39 reflected": ({"fp32": "sub\n"}, [], {"__rsub__": ("promote", "fp32"), "rsub": ("promote", "fp32")}),
-    "not of the plain form": (
-        {"lower": "+rsub\n"},
-        [],
-        {"sub": ("promote", "promote"), "__rsub__": ("promote", "lower")},
-    ),
-    "nor of the one that is not in place": ({"fp32": "+add_\n"}, [], {"add": ("promote", "promote")}),
-    "an edit of a reflected form": (
-        {},
-        ["+rsub:fp32"],
-        {"sub": ("promote", "promote"), "__rsub__": ("promote", "fp32")},
-    ),
-    "taken out": ({}, ["-add_"], {"add": ("promote", "promote")}),
-    "in place": ({"fp32": "add\n"}, [], {"__iadd__": ("promote", "fp32"), "add": ("promote", "fp32")}),
-    "an edit of a file": ({"lower": "+sub\n"}, [], {"__rsub__": ("promote", "lower"), "mm": ("lower", "lower")}),
-    "an edit": ({}, ["+sub:fp32"], {"__rsub__": ("promote", "fp32"), "subtract": ("promote", "fp32")}),
-    "an edit that takes out": ({}, ["-sub"], {"__rsub__": ("promote", "rest"), "sub": ("promote", "rest")}),
-    "for one low dtype": ({"fp32": "+sub@bfloat16\n"}, [], {"__rsub__": ("promote", "fp32")}),
-    "for the other": ({"fp32": "+sub@float16\n"}, [], {"__rsub__": ("promote", "promote")}),
-    "the promote list, too": ({"promote": "+mm\n"}, [], {"mm": ("lower", "promote"), "bmm": ("lower", "lower")}),
-    "D16 among one's own": (
-        {"fp32": "sub\n", "promote": "rsub\n"},
-        [],
-        {"__rsub__": ("promote", "promote"), "sub": ("promote", "fp32")},
-    ),
-    "what it is made of stays": ({"fp32": "linear\n"}, [], {"addmm": ("lower", "lower"), "linear": ("lower", "fp32")}),
-    "a name of C++": ({"fp32": "native_layer_norm\n"}, [], {"layer_norm": ("lower", "fp32")}),
-}
-
-
-@pytest.mark.parametrize("case", OWN)
-def test_d39_ones_own_names_win(case, written):
-    lists, edits, expected = OWN[case]
-    files = {title: written(text, f"{title}.txt") for title, text in lists.items()}
-    policy = Policy.from_files(**files).with_edits(*edits) if edits else Policy.from_files(**files)
-    base = Policy.load("hmp")
-    assert {op: (base.rule(op).action, policy.rule(op).action) for op in expected} == expected
-
-
-def test_d39_over_the_error_list(written):
-    """The preset for CUDA refuses binary_cross_entropy; whoever lists it has decided."""
-    assert Policy.load("torch-cuda").rule("binary_cross_entropy").action == "error"
-    policy = Policy.from_files(fp32=written("+binary_cross_entropy\n"), base="torch-cuda")
-    assert policy.rule("binary_cross_entropy").action == "fp32"
-
-
-def test_d39_in_a_call(written):
-    x = torch.ones(2, dtype=BF16)
-    package.convert(fp32_file_path=written("sub\n"))
-    assert (1 - x).dtype == (x - 1).dtype == torch.float32
-    package.revert()
-    with package.autocast("cpu", policy=Policy.from_files(fp32=written("sub\n"))):
-        assert (1 - x).dtype == (x - 1).dtype == torch.float32
-
-
 def test_d6_a_claimed_op_changes_its_rule(written):
     assert for_convert().rule("softmax").action == "fp32"
     assert for_convert(bf16=written("+softmax\n")).rule("softmax").action == "lower"
@@ -295,40 +218,6 @@ def test_an_entry_for_one_low_dtype_keeps_its_place(written):
     rule = for_convert(low=F16, fp32=path).rule("layer_norm")
     assert (rule.listed_as, rule.file, rule.line) == ("layer_norm@float16", str(path), 3)
     assert str(rule) == f"layer_norm: fp32, listed as layer_norm@float16 in {path}:3"
-
-
-@pytest.mark.parametrize("claimed", ["add@float16", "add"])
-def test_base_with_entries_for_one_low_dtype(claimed, written):
-    base = Policy.from_ops(lower=["mm@float16"], fp32=["add@float16", "mm@bfloat16"])
-    policy = Policy.from_files(written(claimed), base=base)
-    assert policy.lists == {"lower": (claimed,), "fp32": ("mm@bfloat16",), "promote": (), "error": ()}
-
-
-def test_entries_for_one_low_dtype_of_the_environment_d30(written):
-    code = (
-        "import torch; from habana_mp import hmp; x = torch.ones(2, 2)\n"
-        "with hmp.autocast('hpu'): print(torch.mm(x, x).dtype, torch.add(x, x).dtype, torch.bmm(x[None], x[None]).dtype)"
-    )
-    environment = {**os.environ, "LOWER_LIST": str(written("-mm@bfloat16\n+add@bfloat16\n-bmm@float16\n"))}
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
-
-
-def test_f51_an_op_left_out_of_fp32_falls_to_promote(written):
-    policy = Policy.from_files(fp32=written("log\n"), base="hpu-autocast")
-    assert policy.rule("div").action == "promote"
-
-
-def test_from_files_base_and_promote(written):
-    policy = Policy.from_files(promote=written("+exp\n-add\n"), base="hmp-resnet50", low_dtype=F16)
-    resnet = Policy.load("hmp-resnet50")
-    assert set(policy.lists["promote"]) == set(resnet.lists["promote"]) - {"add"} | {"exp"}
-    assert {name: policy.lists[name] for name in ("lower", "fp32")} == {
-        name: resnet.lists[name] for name in ("lower", "fp32")
-    }
-    assert (policy.low_dtype, policy.name) == (F16, "hmp-resnet50+files")
-    again = Policy.from_files(lower=written("mm\n"), base=policy)
-    assert (again.low_dtype, again.lists["promote"], again.name) == (F16, policy.lists["promote"], policy.name)
 
 
 # --- D20, D21, D24: files that cannot be taken
@@ -502,40 +391,3 @@ def test_d23_twice_in_one_list(written):
     policy = for_convert(bf16=written("mm\nrelu\nmm\n"))
     assert policy.lists["lower"] == ("mm", "relu")
     assert policy.rule("mm").line == 1
-
-
-def test_an_overload_beside_its_op_is_fine_for_a_policy(written):
-    policy = Policy.from_files(written("pow.Tensor_Scalar\n", "low.txt"), written("pow\n", "fp32.txt"))
-    assert policy.rule("pow.Tensor_Scalar").action == "lower"
-
-
-# --- the reader, on anything
-
-lines = st.one_of(
-    st.text(alphabet=st.sampled_from("abm_.+-# \t\r09\u00e9"), max_size=12),
-    st.from_regex(r"[+-]?[a-z_]{1,8}(\.[A-Z]{1,4})?", fullmatch=True),
-)
-
-
-@given(st.binary(max_size=400) | st.lists(lines, max_size=12).map(lambda parts: "\n".join(parts).encode()))
-@example(b"\xef\xbb\xbf")
-@example(b"+mm\r\n-mm")
-def test_reader_on_any_bytes(data):
-    try:
-        edits, ops = _core.parse_op_list(data, "my.txt")
-    except ValueError as error:
-        assert str(error).startswith("my.txt:")  # noqa: PT017 - most bytes are refused, some are not
-        return
-    written = "\n".join(("-" if removed else "+" if edits else "") + name for name, _, removed in ops)
-    edits_again, ops_again = _core.parse_op_list(written, "my.txt")
-    assert edits_again == edits
-    assert [(name, removed) for name, _, removed in ops_again] == [(name, removed) for name, _, removed in ops]
-    assert [line for _, line, _ in ops] == sorted({line for _, line, _ in ops})
-
-
-@given(st.text(max_size=200))
-def test_reader_on_any_text(text):
-    try:
-        _core.parse_op_list(text, "my.txt")
-    except ValueError as error:
-        assert str(error).startswith("my.txt:")  # noqa: PT017

@@ -1,0 +1,148 @@
+"""habana-mp run: the policy that the command line, the script or the environment chooses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from habana_mp import hmp
+from habana_mp._scope import in_force
+from habana_mp.cli import main
+
+DTYPE = "import torch\nprint((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)\n"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", *arguments])
+
+
+def test_it_is_converted_before_it_starts(here):
+    Path("script.py").write_text(DTYPE)
+    assert run("script.py").stdout == "torch.bfloat16\n"
+    assert in_force.policy == hmp.Policy.load("hmp")
+
+
+OWN = """
+from habana_mp import hmp
+import torch
+before = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+policy = hmp.convert(policy='torch-cuda')
+print(before, (torch.ones(2, 2) @ torch.ones(2, 2)).dtype, policy.name)
+"""
+REGION = """
+from habana_mp import hmp
+import torch
+before = hmp.is_converted()
+with hmp.autocast("cpu", torch.float16, policy="torch-cuda"):
+    print(before, hmp.is_converted(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
+"""
+OPTIONAL = (
+    "import sys\nif 'convert' in sys.argv:\n    from habana_mp import hmp\n    hmp.convert(policy='torch-cuda')\n"
+    + DTYPE
+)
+HIDDEN = "import library\n" + DTYPE
+LIBRARY = "from habana_mp import hmp\nhmp.convert(policy='torch-cuda')\n"
+GAUDI_BELOW = "import gaudi_library\n" + DTYPE
+GAUDI_LIBRARY = "from habana_frameworks.torch.hpex import hmp\nhmp.convert(policy='torch-cuda')\n"
+GAUDI = "def f():\n    from habana_frameworks.torch.hpex import hmp\n    hmp.convert()\nf()\n" + DTYPE
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "printed"),
+    [
+        (DTYPE, ["--policy", "torch-cuda"], "torch.float16"),
+        (OWN, [], "torch.bfloat16 torch.float16 torch-cuda"),
+        (OWN, ["--policy", "hmp-o1"], "torch.bfloat16 torch.bfloat16 hmp-o1"),
+        (REGION, [], "True False torch.float16"),
+        (REGION, ["--policy", "hmp"], "True True torch.float16"),
+        (OPTIONAL, [], "torch.bfloat16"),
+        (HIDDEN, [], "torch.float16"),
+        (HIDDEN, ["--policy", "hmp"], "torch.bfloat16"),
+        (GAUDI, [], "torch.bfloat16"),
+        (GAUDI, ["--policy", "torch-cuda"], "torch.float16"),
+        (GAUDI_BELOW, [], "torch.float16"),
+        (DTYPE, ["--lower", "none.txt"], "torch.float32"),
+        (DTYPE, ["--lower", "edits.txt"], "torch.float32"),
+        (DTYPE, ["--fp32", "matmul.txt"], "torch.float32"),
+        (DTYPE, ["--policy", "torch-cuda", "--lower", "edits.txt"], "torch.float32"),
+        (DTYPE, ["--policy", "folder"], "torch.float16"),
+        (DTYPE, ["--policy", str(hmp.Policy.from_ops(lower=["matmul"], low_dtype=torch.float16))], "torch.float16"),
+    ],
+    ids=[
+        "preset", "own", "policy over own", "own region", "policy before a region",
+        "own if asked", "own in an import", "policy over that", "Gaudi", "policy over Gaudi",
+        "Gaudi in an import", "a list", "edits", "fp32", "edits of a policy", "folder", "text",
+    ],
+)  # fmt: skip
+def test_policy(here, script, options, printed):
+    Path("script.py").write_text(script)
+    Path("library.py").write_text(LIBRARY)
+    Path("gaudi_library.py").write_text(GAUDI_LIBRARY)
+    Path("none.txt").write_text("conv2d\n")
+    Path("edits.txt").write_text("-matmul\n-__matmul__\n")
+    Path("matmul.txt").write_text("matmul\n")
+    edit = CliRunner().invoke(main, ["lists", "edit", "torch-cuda", "-mm", "--output", "folder"])
+    assert edit.exit_code == 0
+    done = run(*options, "script.py")
+    sys.modules.pop("library", None)
+    sys.modules.pop("gaudi_library", None)
+    assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, "", 0)
+
+
+# options -> what the script prints of 2 @ 2 and of softmax under them, and the notes
+CHANGES = {
+    "an edit of a list": (["--lower", "+softmax"], "bfloat16 bfloat16", ""),
+    "edits of both": (["--lower", "+softmax", "--fp32", "+matmul"], "float32 bfloat16", ""),
+    "a file and an edit": (
+        ["--lower", "lower.txt", "--lower", "-relu", "--fp32", "+matmul"],
+        "float32 bfloat16",
+        "Note: relu now follows its first input; +relu:fp32 keeps it in float32\n",
+    ),
+    "an edit": (["--edit", "+softmax:lower"], "bfloat16 bfloat16", ""),
+    "the later edit wins": (["--edit", "+softmax:lower", "--edit", "+softmax:fp32"], "bfloat16 float32", ""),
+    "taken out": (
+        ["--edit", "-matmul"],
+        "float32 float32",
+        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+    ),
+    "taken out of one list": (
+        ["--lower", "-matmul"],
+        "float32 float32",
+        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+    ),
+    "of a policy": (
+        ["--policy", "torch-cpu", "--edit", "-matmul"],
+        "float32 float32",
+        "Note: matmul now runs in the dtypes of its inputs; +matmul:fp32 keeps it in float32\n",
+    ),
+    "a dtype": (["--dtype", "fp16"], "float16 float32", ""),
+    "a dtype by torch's name": (["--dtype", "torch.float16", "--lower", "+softmax@fp16"], "float16 float16", ""),
+    "for the other dtype": (["--lower", "+softmax@fp16"], "bfloat16 float32", ""),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_policy_changed_on_the_command_line(here, case):
+    options, printed, notes = CHANGES[case]
+    Path("lower.txt").write_text("softmax\nrelu\n")
+    Path("script.py").write_text(
+        "import torch\nx = torch.ones(2, 2)\nprint(*(str(y.dtype)[6:] for y in (x @ x, x.softmax(0))))"
+    )
+    done = run(*options, "script.py")
+    assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, notes, 0)
+
+
+def test_reverting_is_the_script_s_right(here):
+    Path("script.py").write_text("from habana_mp import hmp\nhmp.revert()\n" + DTYPE)
+    assert run("--policy", "hmp", "script.py").stdout == "torch.float32\n"
+
+
+def test_the_log_of_the_environment(here, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_LOG", "casts:log.txt")
+    Path("script.py").write_text(DTYPE)
+    assert run("script.py").stdout == "torch.bfloat16\n"
+    assert "to_bf16" in Path("log.txt").read_text()

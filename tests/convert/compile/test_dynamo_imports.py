@@ -1,0 +1,62 @@
+"""convert before and after the import of torch._dynamo, which it does not import itself."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run_python(program: str, *arguments: str) -> str:
+    """What a fresh interpreter prints; warnings there are errors too."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class TestImportOrder:
+    PROGRAM = """
+        import sys, torch
+        before = sys.argv[1] == "before"
+        from habana_mp import hmp
+        if before:
+            import torch._dynamo
+        hmp.convert()
+        assert ("torch._dynamo" in sys.modules) is before
+        layer, a = torch.nn.Linear(4, 4), torch.ones(4, 4)
+        def function(a):
+            return layer(a), a @ a, torch.mm(a, a), torch.softmax(a, -1), torch.nn.functional.gelu(layer(a))
+        def dtypes(f):
+            return [str(t.dtype) for t in f(a)]
+        compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+        assert dtypes(compiled) == dtypes(function) == [f"torch.{n}" for n in ("bfloat16", "bfloat16", "bfloat16", "float32", "bfloat16")]
+        with hmp.disable_casts():
+            assert dtypes(compiled) == ["torch.float32"] * 5
+        hmp.revert()
+        assert dtypes(compiled) == ["torch.float32"] * 5
+        import torch._dynamo.trace_rules as rules
+        for f in (torch.mm, torch.nn.functional.linear, torch.nn.functional.layer_norm, torch.Tensor.mm):
+            assert rules.lookup(f).__name__ == "TorchInGraphFunctionVariable", f
+        print("done")
+    """
+
+    @pytest.mark.parametrize("order", ["before", "after"])
+    def test_dynamo_imported_before_or_after_convert(self, order):
+        assert run_python(self.PROGRAM, order) == "done\n"
+
+    def test_convert_imports_no_dynamo(self):
+        program = """
+            import sys, torch
+            from habana_mp import hmp
+            hmp.convert()
+            hmp.convert(opt_level="O2")
+            (torch.ones(2, 2) @ torch.ones(2, 2)).sum()
+            with hmp.disable_casts():
+                torch.ones(2)
+            hmp.revert()
+            print([name for name in ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd") if name in sys.modules])
+        """
+        assert run_python(program) == "[]\n"

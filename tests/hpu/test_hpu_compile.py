@@ -1,0 +1,60 @@
+"""torch.compile and TorchScript of code that names the device "hpu"."""
+
+import pytest
+import torch
+
+from habana_mp._hpu.mapping import unmap_hpu
+
+pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+X = torch.arange(12.0).reshape(3, 4)
+
+
+def says_hpu(x: torch.Tensor) -> torch.Tensor:
+    device = torch.device("hpu")
+    if x.device != device or device.type != "hpu" or not x.is_hpu:
+        raise ValueError(x.device)
+    with torch.autocast("hpu"):
+        y = x.to(device) @ torch.ones(4, 4, device="hpu")
+    return y.hpu() + torch.zeros(4, device=torch.device("hpu:0"))
+
+
+def test_compiled_in_one_graph() -> None:
+    compiled = torch.compile(says_hpu, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(X), says_hpu(X))
+
+
+@pytest.mark.parametrize("form", ["decorator", "made before"])
+def test_compiled_with_a_region_from_outside(form: str) -> None:
+    region = torch.autocast("hpu")
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with region:
+            return x @ x.t()
+
+    function = region(lambda x: x @ x.t()) if form == "decorator" else inside
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert compiled(X).dtype is torch.bfloat16
+
+
+def test_compiled_again_where_the_names_change() -> None:
+    compiled = torch.compile(lambda x: x + torch.zeros(4, device="hpu"), backend="aot_eager")
+    assert torch.equal(compiled(X), X)
+    assert torch.compiler.config.cache_key_tag == "hpu:cpu "
+    unmap_hpu()
+    assert torch.compiler.config.cache_key_tag == ""
+    with pytest.raises(RuntimeError, match=r"has no attribute .hpu"):
+        compiled(X)
+
+
+def test_compiled_by_the_backend_of_gaudi() -> None:
+    model = torch.nn.Linear(4, 2)
+    assert torch.allclose(torch.compile(model, backend="hpu_backend")(X), model(X))
+
+
+def test_scripts_may_say_hpu() -> None:
+    class Scripted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to("hpu") + torch.zeros(4, device=torch.device("hpu:0"))
+
+    assert torch.equal(torch.jit.script(Scripted())(X), X)

@@ -3,9 +3,9 @@
 The lines themselves are made in src/report/cast_log.cpp; nothing here runs while the log is off.
 
 HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with filters, each behind a comma, and then with `:path`, a file that is appended
-to: `detail,op=softmax,module=encoder.*,first=100:casts.log`. In the path `~` is the home folder, `%r` the rank and `%p` the id of the
-process, so that ranks and forked data loader workers can have files of their own. Set, it wins over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail
-that names the rank (where.py).
+to: `detail,op=softmax,module=encoder.*,first=100:casts.log`. A `::` begins no path: `op=aten::mm` is a filter. In the path `~` is the home
+folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their own. Set, it wins
+over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail that names the rank (where.py).
 
 A log that cannot be written warns once and stops; the program goes on (D47).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ VARIABLE = "HABANA_MP_LOG"
 # The order of enum class Level in src/report/cast_log.h.
 LEVELS = ("off", "casts", "detail")
 _MOST_LINES = 2**63 - 1
+_PATH_BEGINS = re.compile(r"(?<!:):(?!:)")
 
 
 class Setting(NamedTuple):
@@ -71,9 +73,10 @@ def _open(setting: Setting) -> None:
 
 def read_setting(value: str) -> Setting:
     """Raises ValueError for a value of HABANA_MP_LOG that is not accepted."""
-    words, colon, path = value.partition(":")
+    words, *paths = _PATH_BEGINS.split(value, maxsplit=1)
+    path = paths[0] if paths else ""
     name, *filters = words.split(",")
-    if name not in LEVELS or (colon and not path):
+    if name not in LEVELS or (paths and not path):
         raise ValueError(
             f"{VARIABLE}={value!r}: accepted are {', '.join(LEVELS)}, and {LEVELS[1]}:path or {LEVELS[2]}:path "
             "to append to a file; before the path filters, as in detail,op=softmax,module=encoder.*,first=100:path"

@@ -47,7 +47,9 @@ def test_level(monkeypatch, capsys, value, is_verbose, level):
     assert capsys.readouterr().out == ["", *lines][level]
 
 
-@pytest.mark.parametrize("value", ["verbose", "CASTS", "1", "casts:", "off:", ":x.log", "x.log", " casts"])
+@pytest.mark.parametrize(
+    "value", ["verbose", "CASTS", "1", "casts:", "off:", ":x.log", "x.log", " casts", "casts::x.log"]
+)
 def test_a_malformed_value_is_named_with_what_is_accepted(monkeypatch, capsys, value):
     log.open_log(is_verbose=True)
     monkeypatch.setenv("HABANA_MP_LOG", value)
@@ -267,6 +269,7 @@ FILTERS = {
     "": (["linear", "relu", "linear", "softmax", "matmul"], 15),
     "op=softmax": (["softmax"], 3),
     "op=F.softmax": (["softmax"], 3),
+    "op=aten::softmax": (["softmax"], 3),
     "op=matmul": (["matmul"], 3),
     "op=softmax,op=relu": (["relu", "softmax"], 6),
     "op=*l*u": (["relu"], 3),
@@ -290,6 +293,21 @@ def test_filters(tmp_path, filters):
     lines = (tmp_path / "log.txt").read_text().splitlines()
     shown = [re.search(r"(linear|relu|softmax|matmul)", line)[1] for line in lines]
     assert (shown[: len(ops)], len(shown)) == (ops, count)
+
+
+@pytest.mark.parametrize(
+    ("value", "op", "path"),
+    [
+        ("detail,op=aten::mm", "mm", ""),
+        ("detail,op=aten::mm:x.log", "mm", "x.log"),
+        ("detail,op=aten::mm,first=3:/tmp/x:y.log", "mm", "/tmp/x:y.log"),
+        ("detail,op=mm:a::b.log", "mm", "a::b.log"),
+        ("detail,op=mm:a:b::c.log", "mm", "a:b::c.log"),
+    ],
+)
+def test_the_colons_of_an_op_begin_no_path(value, op, path):
+    setting = log.read_setting(value)
+    assert (setting.ops, setting.path) == ((op,), path)
 
 
 @pytest.mark.parametrize(

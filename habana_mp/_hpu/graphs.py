@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -257,6 +258,9 @@ def _form(value: Any) -> Any:
         return "dict", tuple((key, _form(each)) for key, each in value.items())
     if isinstance(value, (list, tuple)):
         return "list", tuple(map(_form, value))
+    if isinstance(value, (set, frozenset)):
+        # In any order; two tensors of one shape and dtype are two.
+        return "set", frozenset(Counter(map(_form, value)).items())
     return value
 
 

@@ -203,6 +203,16 @@ def test_input_hash():
     assert same != input_hash([torch.zeros(2, 3, dtype=BF16), {"mask": torch.ones(1), "causal": True}])
 
 
+def test_input_hash_of_a_set():
+    shapes = [(2, 3), (4,), (4,), ()]
+    same = input_hash({"names": {"causal", "mask"}, "tensors": {torch.zeros(shape) for shape in shapes}})
+    assert same == input_hash({"names": {"mask", "causal"}, "tensors": frozenset(map(torch.ones, reversed(shapes)))})
+    assert same != input_hash({"names": {"mask"}, "tensors": {torch.zeros(shape) for shape in shapes}})
+    assert same != input_hash({"names": {"mask", "causal"}, "tensors": {torch.zeros(shape) for shape in {*shapes}}})
+    assert input_hash({1, (2, frozenset({3}))}) == input_hash({(2, frozenset({3})), 1})
+    assert input_hash({1, 2}) != input_hash([1, 2])
+
+
 def test_cached_params():
     recorded = HPUGraph()
     cached = CachedParams([1], [2], recorded)

@@ -10,6 +10,7 @@ from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._draw.drawing import draw
+from habana_mp._evidence.nonfinite import find_nonfinite
 from habana_mp._explain.explanation import explain
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.policy import Policy, presets
@@ -32,6 +33,7 @@ __all__ = [
     "disable_casts",
     "draw",
     "explain",
+    "find_nonfinite",
     "is_autocast_available",
     "is_converted",
     "presets",

@@ -124,6 +124,10 @@ def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
         raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
 
 
+def _is_never_called(module: torch.nn.Module) -> bool:
+    return type(module).forward is torch.nn.Module.forward
+
+
 def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> dict[str, Policy | None]:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     chosen: dict[str, Policy | None] = {}
@@ -138,6 +142,11 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
         chosen.update(dict.fromkeys(named, policies[pattern]))
+    # Nobody calls a ModuleList: what is said of it is said of the modules in it, unless they are named themselves.
+    for path in paths:
+        parent = path.rpartition(".")[0]
+        if path and path not in chosen and parent in chosen and _is_never_called(model.get_submodule(parent)):
+            chosen[path] = chosen[parent]
     return chosen
 
 

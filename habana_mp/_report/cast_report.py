@@ -17,16 +17,20 @@ import torch
 import torch.distributed as dist
 
 import habana_mp._core as _core
+from habana_mp._autocast.regions import region_policy
 from habana_mp._cast import dtype_named
 from habana_mp._policy.names import names_of
 from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
-from habana_mp._report.advice import Advice, advice
 from habana_mp._report.diff import ReportDiff
-from habana_mp._report.findings import inside
+from habana_mp._report.findings.advice import Advice, advice
+from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.findings.groups import inside
 from habana_mp._report.form import MOST_BYTES, report_values
 from habana_mp._report.merge import merged
+from habana_mp._report.numbers import ERROR, LocalError, added, local_error, share, with_values
 from habana_mp._report.values import named
+from habana_mp._scope import in_force
 from habana_mp._watch.modules import unwatch_modules, watch_modules
 
 if TYPE_CHECKING:
@@ -45,8 +49,12 @@ class CastReport:
     3
     """
 
-    def __init__(self) -> None:
+    def __init__(self, values: bool | str = False) -> None:
+        if values not in (False, True, "errors"):
+            raise ValueError(f'values is True, False or "errors", not {values!r}')
+        self._measures = values
         self._open: _core.Report | None = None
+        self._low = ""
         self._began = 0.0
         self._values: dict[str, Any] | None = None
         self.title = ""
@@ -56,7 +64,9 @@ class CastReport:
             raise RuntimeError("a report is for one with block: call hmp.report() again for another")
         watch_modules()
         self._began = time.perf_counter()
-        self._open = _core.open_report()
+        policy = region_policy()[0] or in_force.policy
+        self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
+        self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
         return self
 
     def __exit__(
@@ -115,13 +125,75 @@ class CastReport:
         return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
 
     def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
-        names = None if op is None else names_of(op)
         dtype = None if to is None else dtype_name(to)
+        for row in self._rows(op, module):
+            yield from (cast for cast in row["casts"] if dtype in (None, cast["to"]))
+
+    def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]:
+        names = None if op is None else names_of(op)
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
         for row in self.to_dict()["rows"]:
             if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
-                yield from (cast for cast in row["casts"] if dtype in (None, cast["to"]))
+                yield row
+
+    def local_error(
+        self, op: str | None = None, module: str | None = None, *, what_if: bool = False, backward: bool = False
+    ) -> LocalError:
+        """The error of an op as it ran, against the same op in float32 on the same inputs; of a report with ``values``.
+
+        Args:
+            op: an op by any of its names, by default all.
+            module: a path, as ``casts`` takes it, by default all.
+            what_if: the error that it would have in the low dtype of the policy (bfloat16 without one), also where it ran in float32.
+            backward: of the ops of its backward, in place of its own.
+
+        Raises:
+            TypeError, ValueError: as ``casts`` does.
+            RuntimeError: the report was made without ``values``, or never entered.
+
+        >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
+        ...     loss = model(x).float().mean()
+        >>> float(r.local_error("linear")) < 0.01
+        True
+        """
+        rows = [row["values"] for row in self._with_values(op, module)]
+        which = "backward" if backward else "low" if what_if else "ran"
+        return local_error(added([each[which] for each in rows]) or dict.fromkeys(ERROR, 0))
+
+    def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
+        """Which part of the error of the loss an op makes, from 0 to 1, to first order: by the gradients of a backward pass in the block.
+
+        The error of a place is multiplied with the gradient that came to it; sizes count, without signs. ``what_if`` asks for the
+        error of all ops in the low dtype, so in a float32 step too. Arguments and errors are those of ``local_error``.
+        """
+        key = "change_low" if what_if else "change"
+        return share(self._with_values(), self._with_values(op, module), key)
+
+    def loss_change(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
+        """By how much the loss is different since an op did not run in float32, to first order: the sum of gradient times error.
+
+        A loss that is scaled (``GradScaler``) has its changes scaled. Arguments and errors are those of ``error_share``.
+        """
+        key = "change_low" if what_if else "change"
+        return sum((row["values"][key] for row in self._with_values(op, module)), 0.0)
+
+    def edits(self) -> tuple[Edit, ...]:
+        """Edits of the policy that the measured errors speak for, the largest first: ``policy.with_edits(*(e.text for e in r.edits()))``.
+
+        Empty where no backward pass ran in the block, or nothing is worth one.
+
+        Raises:
+            RuntimeError: the report was made without ``values``, or never entered.
+        """
+        self._with_values()
+        return tuple(edits(self.to_dict()))
+
+    def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:
+        report = self.to_dict()
+        if not report.get("low_dtype"):
+            raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
+        return list(with_values(self._rows(op, module)))
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -270,14 +342,23 @@ class CastReport:
         return frame(self.to_dict())
 
     def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
-        return named(counted, seconds, self.title)
+        return named(counted, seconds, self.title, self._low if self._measures else "")
 
 
-def report() -> CastReport:
+def report(*, values: bool | str = False) -> CastReport:
     """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, with the reason of each.
 
     Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
     ops down (less than twice as slow); with none open, nothing of it runs.
+
+    Args:
+        values: measure what the casts do to the numbers, too. Each op runs once more: one that ran in a low dtype in float32, and one
+            that ran in float32 in the low dtype of the policy, as if it were in the lower list. Where the block runs a backward pass, the
+            gradients say which op makes which part of the error of the loss. "errors" leaves the second kind out, and takes less time.
+            Weights, gradients, random numbers and running statistics stay as they would be without.
+
+    Raises:
+        ValueError: ``values`` is none of these.
 
     >>> with hmp.report() as r:
     ...     loss = model(x).sum()
@@ -287,7 +368,7 @@ def report() -> CastReport:
     See Also:
         explain, draw
     """
-    return CastReport()
+    return CastReport(values)
 
 
 def dtype_name(dtype: object) -> str:

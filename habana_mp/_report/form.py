@@ -76,6 +76,11 @@ def _seconds(value: Any) -> None:
     return None
 
 
+def _number(value: Any) -> None:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _NotOfForm("a finite number", value)
+
+
 def _list(each: _Check) -> _Check:
     def check(value: Any) -> None:
         if not isinstance(value, list):
@@ -153,7 +158,17 @@ _CAST = _dict(
     seconds=_seconds,
     backward=_dict(count=_count, bytes=_count, seconds=_seconds),
 )
+_NUMBERS = _dict(
+    calls=_count,
+    unmeasured=_count,
+    **dict.fromkeys(("ran", "low", "range", "backward"), _map(_number)),
+    backward_calls=_count,
+    changes=_count,
+    change=_number,
+    change_low=_number,
+)
 _ROW = _dict(
+    ("values",),
     **dict.fromkeys(("op", "module", "front_end", "policy", "decision", "rule", "source"), _text),
     calls=_count,
     seconds=_seconds,
@@ -161,9 +176,11 @@ _ROW = _dict(
     dtypes=_list(_text),
     runs_in=_list(_text),
     casts=_list(_CAST),
+    values=_NUMBERS,
 )
 _REPORT = _dict(
-    ("rank", "backward_seconds", "ranks", "uneven"),
+    ("rank", "backward_seconds", "ranks", "uneven", "low_dtype"),
+    low_dtype=_text,
     title=_text,
     torch=_text,
     habana_mp=_text,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from habana_mp._report.findings import grouped
+from habana_mp._report.findings.groups import grouped
+from habana_mp._report.numbers import added, with_values
 
 _SUMS = (
     "seconds",
@@ -86,8 +87,10 @@ def _key(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _row(rows: list[dict[str, Any]]) -> dict[str, Any]:
     casts = grouped((cast for row in rows for cast in row["casts"]), lambda cast: (cast["from"], cast["to"]))
+    values = [row["values"] for row in with_values(rows)]
     return {
         **rows[0],
+        **({"values": added(values)} if values else {}),
         **_summed(rows, ("calls", "seconds", "cast_seconds")),
         "dtypes": _distinct(dtype for row in rows for dtype in row["dtypes"]),
         "runs_in": _distinct(dtype for row in rows for dtype in row["runs_in"]),

@@ -11,9 +11,10 @@ import torch
 
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
-from habana_mp._report.advice import advice
-from habana_mp._report.findings import OWN_FILES, grouped_ping_pong, grouped_recast, never_seen
-from habana_mp._report.holders import holders
+from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.groups import OWN_FILES, grouped_ping_pong, grouped_recast, never_seen
+from habana_mp._report.findings.holders import holders
+from habana_mp._report.numbers import measured
 from habana_mp._watch.listener import FRONT_ENDS
 
 FORMAT = "habana_mp.report"
@@ -35,8 +36,8 @@ KEYS = (  # those that are asked for
 _KINDS = ("cast", "cached", "backward")  # enum class Kind in src/report/report.h
 
 
-def named(counted: dict[str, Any], seconds: float, title: str) -> dict[str, Any]:
-    """What the core has counted, under the names of ``CastReport.to_dict``."""
+def named(counted: dict[str, Any], seconds: float, title: str, low_dtype: str) -> dict[str, Any]:
+    """What the core has counted, under the names of ``CastReport.to_dict``; ``low_dtype`` is "" where no numbers were measured."""
     policies = [(Policy(core), FRONT_ENDS[front_end]) for core, front_end in counted["policies"]]
     rows = [_row(*row) for row in counted["rows"]]
     casts = [cast for row in rows for cast in row["casts"]]
@@ -71,6 +72,8 @@ def named(counted: dict[str, Any], seconds: float, title: str) -> dict[str, Any]
             ],
         },
     }
+    if low_dtype:
+        values["low_dtype"] = low_dtype
     values["advice"] = [line.__dict__ for line in advice(values)]
     return values
 
@@ -95,8 +98,9 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
     dtypes: list[str],
     runs_in: list[str],
     casts: list[tuple[Any, ...]],
+    values: tuple[Any, ...] | None,
 ) -> dict[str, Any]:
-    return {
+    row: dict[str, Any] = {
         "op": op,
         "module": module,
         "front_end": FRONT_ENDS[front_end],
@@ -122,6 +126,7 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
             for source_dtype, target, count, cached, size, lasted, backward, backward_size, backward_ns in casts
         ],
     }
+    return row if values is None else {**row, "values": measured(values)}
 
 
 def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,12 +10,19 @@ import importlib
 import click
 
 # Command -> module of this folder that holds it under the command's name.
-_COMMANDS = {"run": "run", "report": "report", "explain": "explain", "lists": "lists", "doctor": "doctor"}
+_COMMANDS = {
+    "run": "run",
+    "report": "report",
+    "find-nan": "find_nan",
+    "explain": "explain",
+    "lists": "lists",
+    "doctor": "doctor",
+}
 
 _EPILOG = """\b
 Exit codes:
   0    all is well
-  1    something was found (lists check, lists diff, doctor)
+  1    something was found (find-nan, lists check, lists diff, doctor)
   2    the command line or a file that it names is wrong
   130  interrupted
 run and report end with the exit code of the script.
@@ -36,7 +43,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
 

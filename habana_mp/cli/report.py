@@ -53,8 +53,13 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
     metavar="FILE",
     help="Write it as JSON, too; %r is the rank, - a last line of stdout.",
 )
+@click.option(
+    "--values",
+    is_flag=True,
+    help="Measure the error that the casts make, too, and which op makes it; a step takes two to three times as long.",
+)
 @script_command
-def report(script: Script, html: str | None, json_file: str | None) -> None:
+def report(script: Script, html: str | None, json_file: str | None, *, values: bool) -> None:
     """Run a script and report its casts.
 
     It runs as by `habana-mp run`; then which op ran in which precision, why, and what that cost is printed on stderr, also if the
@@ -63,6 +68,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     \b
       habana-mp report train.py --epochs 1
       habana-mp report --html casts.html --policy torch-cpu train.py
+      habana-mp report --values train.py --steps 1
 
     Under torchrun each rank writes its files, and the first one prints:
 
@@ -72,7 +78,7 @@ def report(script: Script, html: str | None, json_file: str | None) -> None:
     The exit code is the script's.
     """
     process, ending = os.getpid(), None
-    with hmp.report() as seen:
+    with hmp.report(values=values) as seen:
         seen.title = script.name
         try:
             run_script(script)

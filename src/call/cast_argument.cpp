@@ -111,6 +111,10 @@ PyObject* cast_one(PyObject* tensor, DType to, How how, bool* was_cached) {
 
 const at::Tensor& tensor_of(const at::Tensor& tensor) { return tensor; }
 const at::Tensor& tensor_of(PyObject* tensor) { return THPVariable_Unpack(tensor); }
+const at::Tensor& result_of(const at::Tensor& tensor) { return tensor; }
+at::Tensor result_of(PyObject* tensor) {
+  return tensor == nullptr ? at::Tensor() : THPVariable_Unpack(tensor);
+}
 
 template <typename Source>
 auto cast_watched(const Source& source, DType to, How how) {
@@ -120,7 +124,7 @@ auto cast_watched(const Source& source, DType to, How how) {
   const std::uint64_t start = now_ns();
   auto result = cast_one(source, to, how, &was_cached);
   const std::uint64_t ns = now_ns() - start;
-  watch::notify_cast(tensor_of(source),
+  watch::notify_cast(tensor_of(source), result_of(result),
                      {from, to, was_cached, bytes_of(tensor_of(source), to), start, ns});
   return result;
 }

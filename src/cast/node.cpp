@@ -54,14 +54,10 @@ struct CopyBackwards final : CastNode {
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
     const DType to = dtype_of_type(c10::typeMetaToScalarType(self_options.dtype()));
     variable_list result(1);
-    const auto cast = [&] { result[0] = cast_gradient(grads[0], to, strides); };
+    const auto cast = [&] { return cast_gradient(grads[0], to, strides); };
     const BackwardWatch* watch =
         origin == 0 ? nullptr : backward_watch.load(std::memory_order_relaxed);
-    if (watch == nullptr) {
-      cast();
-    } else {
-      watch->run(origin, grads[0], to, cast);
-    }
+    result[0] = watch == nullptr ? cast() : watch->run(origin, grads[0], to, cast);
     return result;
   }
 

@@ -34,8 +34,8 @@ struct BackwardWatch {
   // What a new node remembers: which call made the cast.
   std::uint64_t (*origin_here)();
   // Runs `cast`, which casts the gradient, in the backward pass of the call of that origin.
-  void (*run)(std::uint64_t origin, const at::Tensor& gradient, DType to,
-              c10::function_ref<void()> cast);
+  at::Tensor (*run)(std::uint64_t origin, const at::Tensor& gradient, DType to,
+                    c10::function_ref<at::Tensor()> cast);
 };
 inline std::atomic<const BackwardWatch*> backward_watch{nullptr};
 

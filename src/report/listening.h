@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "report/event.h"
+#include "report/values.h"
 
 namespace habana_mp::report {
 
@@ -34,6 +35,8 @@ class Listener {
   virtual void ended(const Call& /*call*/, const Site& /*site*/) {}
   // The gradient of a cast that a call of the site made has been cast back.
   virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
+  // The numbers of a call of the site have been measured, or the gradient of its result has come.
+  virtual void measured(SiteId /*site*/, const Values& /*values*/) {}
   // A backward pass has ended.
   virtual void backward_ended(std::uint64_t /*ns*/) {}
   // A call of the site has undone the cast that the path began with; `ns`: of both casts.

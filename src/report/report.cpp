@@ -48,6 +48,17 @@ void Report::cast_back(SiteId site, const Cast& cast) {
   add_moment(site, cast, Kind::Backward);
 }
 
+void Report::measured(SiteId site, const Values& values) {
+  if (!has_values_) return;
+  if (site >= values_.size()) values_.resize(site + 1);
+  values_[site].add(values);
+}
+
+const Values& Report::values(SiteId site) const {
+  static const Values none;
+  return site < values_.size() ? values_[site] : none;
+}
+
 void Report::add_moment(SiteId site, const Cast& cast, Kind kind) {
   if (seen_++ % stride_ != 0) return;
   if (moments_.size() == kMostMoments) {  // every second one stays

@@ -73,10 +73,12 @@ struct Recast {
 
 class Report final : public Listener {
  public:
-  explicit Report(std::uint64_t start_ns) : Listener(Hears::Calls), start_ns_(start_ns) {}
+  Report(std::uint64_t start_ns, bool has_values)
+      : Listener(Hears::Calls), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;
   void cast_back(SiteId site, const Cast& cast) override;
+  void measured(SiteId site, const Values& values) override;
   void backward_ended(std::uint64_t ns) override { backward_ns_ += ns; }
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
@@ -85,6 +87,9 @@ class Report final : public Listener {
   std::uint64_t start_ns() const { return start_ns_; }
   std::size_t row_count() const { return rows_.size(); }
   const Row& row(SiteId site) const { return rows_[site]; }
+  // Whether calls are measured for it.
+  bool has_values() const { return has_values_; }
+  const Values& values(SiteId site) const;
   const std::vector<Moment>& moments() const { return moments_; }
   std::uint64_t stride() const { return stride_; }  // one in so many casts is a moment
   struct PingPongKey {
@@ -108,8 +113,10 @@ class Report final : public Listener {
   Row& row_of(SiteId site);
   void add_moment(SiteId site, const Cast& cast, Kind kind);
 
+  bool has_values_;
   std::uint64_t start_ns_;
   std::vector<Row> rows_;
+  std::vector<Values> values_;  // of the rows; empty unless it has them
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;

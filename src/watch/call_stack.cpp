@@ -8,6 +8,7 @@
 
 #include "cast/dtypes.h"
 #include "policy/dtype.h"
+#include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
 
@@ -23,6 +24,7 @@ Thread& this_thread() {
   if (const std::uint64_t now = epoch.load(std::memory_order_relaxed); thread.epoch != now) {
     thread.epoch = now;
     thread.hidden = 0;
+    thread.measuring = 0;
     thread.frames.clear();
     thread.modules.clear();
   }
@@ -95,6 +97,7 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   const Site& site = all().sites[call.site];
+  note_nodes(call);
   for_listeners([&](report::Listener& listener) { listener.ended(call, site); });
   if (results.empty() && !frame.memory.empty() && writes(frame)) {  // x[0] = y
     if (History* history = all().histories.find(frame.memory.front())) history->times = 0;

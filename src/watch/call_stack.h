@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -16,6 +17,9 @@
 #include "watch/module_stack.h"
 
 namespace habana_mp::watch {
+
+struct MeasuredCall;  // watch/values.h
+using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
 
 // A call that a thread is in.
 struct Frame {
@@ -33,11 +37,15 @@ struct Frame {
   bool begins = false;  // the path is this call's own
   c10::SmallVector<report::Cast, 3> casts{};
   c10::SmallVector<const c10::StorageImpl*, 4> memory{};  // of its inputs, to be compared
+  // While calls are measured: what it cast and the results, or the measurement that has them.
+  CastTensors cast_tensors{};
+  MeasuredCall* measured = nullptr;
 };
 
 struct Thread {
   std::uint64_t epoch = 0;
-  unsigned hidden = 0;  // frames that hide
+  unsigned hidden = 0;     // frames that hide
+  unsigned measuring = 0;  // calls that are being measured, one inside another
   std::vector<Frame> frames;
   ModuleStack modules;
 

@@ -19,7 +19,9 @@
 #include "scope/regions.h"
 #include "watch/call_stack.h"
 #include "watch/decider_id.h"
+#include "watch/nonfinite.h"
 #include "watch/observatory.h"
+#include "watch/values.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -147,12 +149,20 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else {
     begin_shown(thread, call);
   }
-  return nullptr;
+  if (finds() && is_op(call)) return checked_call(thread, call);
+  return measures() && is_op(call) ? measured_call(thread, call) : nullptr;
 }
 
-void op_ends(const at::RecordFunction& call, at::ObserverContext*) {
+void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   if (at::in_parallel_region()) return;
   Thread& thread = this_thread();
+  if (kept != nullptr) {
+    if (auto* measured = dynamic_cast<MeasuredCall*>(kept)) {
+      end_measured(thread, call, *measured);
+    } else {
+      end_checked(thread, call, *kept);
+    }
+  }
   // A report may have been opened or closed in the middle of it.
   if (thread.frames.empty() || thread.frames.back().kind == Frame::Kind::Decided) return;
   const Frame frame = pop(thread);

@@ -10,7 +10,9 @@
 #include "cast/node.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
+#include "watch/nonfinite.h"
 #include "watch/observatory.h"
+#include "watch/values.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -32,18 +34,20 @@ std::uint64_t origin_here() {
   return (this_thread().epoch << 32) | frame->call.site;
 }
 
-void run_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
-                  c10::function_ref<void()> cast) {
+at::Tensor run_backward(std::uint64_t origin, const at::Tensor& gradient, DType to,
+                        c10::function_ref<at::Tensor()> cast) {
   if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return cast();
   const std::uint64_t start = now_ns();
   const DType from = dtype_of(gradient);
-  cast();
-  if (from == to) return;
+  at::Tensor result = cast();
+  if (from == to) return result;
   const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
+  if (finds()) pass_on(gradient, result);
   const std::lock_guard guard(all().mutex);
-  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return;
+  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
   const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
   for_listeners([&](report::Listener& listener) { listener.cast_back(site, made); });
+  return result;
 }
 
 constexpr BackwardWatch kBackwardWatch{origin_here, run_backward};
@@ -70,19 +74,26 @@ void unlisten(const report::Listener& listener) {
     report::unlisten(listener);
     return;
   }
+  const auto* report = dynamic_cast<const report::Report*>(&listener);
   Observatory& here = all();
   std::vector<History> expired;
-  const std::lock_guard guard(here.mutex);
-  if (!report::unlisten(listener) || watching()) return;
-  backward_watch.store(nullptr, std::memory_order_relaxed);
-  epoch.store(0, std::memory_order_relaxed);
-  unwatch_dispatcher(callback);
-  expired = here.histories.take_all();
+  {
+    const std::lock_guard guard(here.mutex);
+    if (!report::unlisten(listener)) return;
+    if (!watching()) {
+      backward_watch.store(nullptr, std::memory_order_relaxed);
+      epoch.store(0, std::memory_order_relaxed);
+      unwatch_dispatcher(callback);
+      expired = here.histories.take_all();
+    }
+  }
+  if (report != nullptr && report->has_values()) stop_measuring();
 }
 
-std::shared_ptr<report::Report> open_report() {
-  auto report = std::make_shared<report::Report>(now_ns());
+std::shared_ptr<report::Report> open_report(const report::Measure& measure) {
+  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if);
   watch::listen(report);
+  if (report->has_values()) start_measuring(measure);
   return report;
 }
 
@@ -106,9 +117,13 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
   if (thread.epoch == 0) return;
   const FrontEnd front_end = call.key.front_end;
   // The dispatcher watch has begun a frame for the same call already.
+  MeasuredCall* measured = nullptr;
+  Frame* dispatched = nullptr;
   if (what.dispatched && !thread.frames.empty() &&
       thread.frames.back().kind == Frame::Kind::Dispatched) {
-    thread.frames.back().shown = false;
+    dispatched = &thread.frames.back();
+    dispatched->shown = false;
+    measured = dispatched->measured;
   }
   if (!what.dispatched && thread.in_function_of(call.key.op)) return;
   Frame frame{.kind = Frame::Kind::Decided, .hides = what.hides, .epoch = thread.epoch};
@@ -126,6 +141,11 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
                 .source = source_here(),
                 .in_force = front_end};
   });
+  if (dispatched != nullptr) dispatched->call.site = frame.call.site;
+  if (measured != nullptr) {
+    measured->site = frame.call.site;
+    frame.measured = measured;
+  }
   if (call.decision.cause != Cause::None) frame.runs_in = call.decision.to;
   show(frame, what.inputs());
   frame.start = now_ns();
@@ -134,7 +154,11 @@ void WatchedCall::begin(const report::Call& call, const What& what) {
 }
 
 void WatchedCall::forget_casts() {
-  if (Frame* frame = begun_ ? top() : nullptr) frame->casts.clear();
+  Frame* frame = begun_ ? top() : nullptr;
+  if (frame == nullptr) return;
+  frame->casts.clear();
+  frame->cast_tensors.clear();
+  if (frame->measured != nullptr) frame->measured->casts.clear();
 }
 
 void WatchedCall::abandon() {
@@ -157,8 +181,15 @@ bool in_watched_call() {
   return frame != nullptr && frame->kind == Frame::Kind::Decided;
 }
 
-void notify_cast(const at::Tensor& source, const report::Cast& cast) {
-  if (in_watched_call()) notify_cast(*top(), source, cast);
+void notify_cast(const at::Tensor& source, const at::Tensor& result, const report::Cast& cast) {
+  if (!in_watched_call()) return;
+  if (finds() && result.defined()) pass_on(source, result);
+  Frame& frame = *top();
+  if (measures()) {
+    auto& kept = frame.measured != nullptr ? frame.measured->casts : frame.cast_tensors;
+    kept.emplace_back(source, result);
+  }
+  notify_cast(frame, source, cast);
 }
 
 void enter_module(PyObject* module) {

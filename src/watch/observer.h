@@ -31,8 +31,9 @@ inline bool watching() { return report::anyone_hears(report::Hears::Calls); }
 void listen(std::shared_ptr<report::Listener> listener);
 void unlisten(const report::Listener& listener);
 
-// A report that listens from now on.
-std::shared_ptr<report::Report> open_report();
+// A report that listens from now on. Reports that measure need not agree: what one of them asks for
+// is measured for all, with the low dtype of the last.
+std::shared_ptr<report::Report> open_report(const report::Measure& measure = {});
 
 // A report as it is now, with what its numbers stand for.
 struct Snapshot {
@@ -82,7 +83,7 @@ class WatchedCall {
 // Whether this thread is in a decided call that is being watched, with which its casts are then
 // counted.
 bool in_watched_call();
-void notify_cast(const at::Tensor& source, const report::Cast& cast);
+void notify_cast(const at::Tensor& source, const at::Tensor& result, const report::Cast& cast);
 
 // A module's forward begins and ends on this thread. With the GIL.
 void enter_module(PyObject* module);

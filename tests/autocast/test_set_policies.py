@@ -65,6 +65,10 @@ CASES = pytest.mark.parametrize(
     [
         pytest.param({}, (BF16,) * 5, id="default"),
         pytest.param({"layers.*.norm": HIGH}, (BF16, FP32, BF16, FP32, BF16), id="glob"),
+        # A list of modules is never called itself.
+        pytest.param({"layers": HIGH}, (FP32, FP32, FP32, FP32, BF16), id="container"),
+        pytest.param({"layers": HIGH, "layers.1": LOW}, (FP32, FP32, BF16, BF16, BF16), id="module-in-container"),
+        pytest.param({"": HIGH, "layers": LOW}, (BF16, BF16, BF16, BF16, FP32), id="container-in-model"),
         pytest.param({"**norm": HIGH}, (BF16, FP32, BF16, FP32, BF16), id="deep-glob"),
         pytest.param(
             {"layers.*.norm": HIGH, "layers.0.norm": LOW}, (BF16, BF16, BF16, FP32, BF16), id="exact-beats-glob"

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from habana_mp import hmp
-from habana_mp._report.advice import advice
+from habana_mp._report.findings.advice import advice
 
 LINE = torch.nn.Linear(64, 64)
 

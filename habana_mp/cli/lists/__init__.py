@@ -7,8 +7,8 @@ import click
 from habana_mp._policy.diff import PolicyDiff, action_of, settings_of, words
 from habana_mp._policy.folder import source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
-from habana_mp.cli.lists_check import check
-from habana_mp.cli.lists_edit import edit
+from habana_mp.cli.lists.check import check
+from habana_mp.cli.lists.edit import edit
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.hmp import Policy, presets
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from habana_mp._report.findings import grouped, pattern
+from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.groups import grouped, pattern
 from habana_mp._report.sums import cast_seconds
 from habana_mp._show.units import counted, share
 
@@ -39,7 +40,7 @@ def advice(report: dict[str, Any]) -> list[Advice]:
     casts = _sorted(_of_casts(report))[:_MOST_CASTS]
     others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
-    missed = [*_of_missed(report), *_of_uneven(report)][: _MOST - len(casts)]
+    missed = [*_of_missed(report), *_of_uneven(report), *_of_errors(report)][: _MOST - len(casts)]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
     return [*missed, *(line for _, line in chosen)]
 
@@ -70,6 +71,14 @@ def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
         yield Advice(
             f"the ranks do not cast alike: {each['op']} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
             "casts of each rank: " + ", ".join(map(_by_rank, report["uneven"][:_MOST_CASTS])),
+        )
+
+
+def _of_errors(report: dict[str, Any]) -> Iterator[Advice]:
+    for each in edits(report):
+        yield Advice(
+            f"{each.op} {each.why.partition(', in ')[0]}: {each.text}",
+            f"{counted(each.casts, 'cast')} now" + _at([each.modules]),
         )
 
 

@@ -1,0 +1,1 @@
+"""What is found by looking at the numbers of a step (`find_nonfinite`)."""

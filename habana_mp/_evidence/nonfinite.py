@@ -1,0 +1,140 @@
+"""``find_nonfinite``: the first op of a step that makes a NaN or an infinity which spoils the step.
+
+The search is in src/watch/nonfinite.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._report.cast_report import CastReport
+from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._torch_private import DRAW
+
+
+@dataclass(frozen=True)
+class GivenTensor:
+    """A floating tensor that the op was given: its dtype, its sizes, and the smallest and largest of its numbers."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    smallest: float
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.sizes)}, {self.smallest:.4g} to {self.largest:.4g}"
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """What ``find_nonfinite`` found; ``str`` of it is for people.
+
+    ``op`` is the op as lists name it, and ``inner`` what torch called inside it. ``module``, ``rule``, ``policy`` and ``source`` are those
+    of its row in a report. ``phase`` is "forward" or "backward", where ``op`` is the op whose backward it is. ``kind`` is "nan" or "inf",
+    ``dtype`` that of the result, ``given`` the first floating tensors that it was given. ``edit`` keeps the op in float32 and so mends
+    it; it is None where float32 is not finite either.
+    """
+
+    op: str
+    module: str
+    phase: str
+    source: str
+    rule: str
+    policy: str
+    inner: str
+    kind: str
+    dtype: str
+    given: tuple[GivenTensor, ...]
+    edit: str | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op} makes {'NaN' if self.kind == 'nan' else 'infinities'} in {self.dtype}, in the {self.phase} pass"
+        ]
+        lines += [
+            f"  {title:<8} {text}"
+            for title, text in (
+                ("module", self.module),
+                ("at", self.source),
+                ("rule", self.rule and f"{self.rule} ({self.policy})"),
+                ("inside", "" if self.inner == f"aten::{self.op}" else self.inner),
+                *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
+                ("edit", self.edit or "none: it is not finite in float32 either"),
+            )
+            if text
+        ]
+        return "\n".join(lines)
+
+
+def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
+    """Run a step and return the op in it that first made a NaN or an infinity from finite numbers, or None.
+
+    What is not finite is followed from op to op. Only what reaches a gradient of a weight, a weight, a number that leaves torch
+    (``loss.item()``) or what the step returns counts, so masks of -inf and logs of zeros that are masked afterwards do not. A step that
+    has none of these is judged by what is left in memory at its end. Every op is looked at, so a step takes about twice its time.
+
+    Args:
+        step: what to run, under whatever policy is in force: it may call ``backward`` and an optimizer.
+
+    Raises:
+        TypeError: ``step`` is not callable.
+        RuntimeError: another search is running.
+        What the step raises.
+
+    >>> found = hmp.find_nonfinite(lambda: model(x).float().mean().backward())
+    >>> print(found)
+    None
+
+    See Also:
+        report
+    """
+    if not callable(step):
+        raise TypeError(f"find_nonfinite runs a step, a function without arguments, not {step!r}")
+    with CastReport():
+        _core.start_finding()
+        returned: list[torch.Tensor] = []
+        try:
+            DRAW.map_tensors(torch.Tensor, returned.append, step())
+        except BaseException:
+            returned.clear()
+            raise
+        finally:
+            found = _core.stop_finding(returned)
+    return None if found is None else _named(*found)
+
+
+def _named(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
+    op: str,
+    module: str,
+    rule: str,
+    source: str,
+    policy: str,
+    inner: str,
+    backward: bool,
+    nan: bool,
+    dtype: str,
+    finite_in_float32: bool,
+    given: list[tuple[Any, ...]],
+) -> Nonfinite:
+    own = op or inner.removeprefix("aten::")
+    return Nonfinite(
+        op=own,
+        module=module,
+        phase="backward" if backward else "forward",
+        source=source,
+        rule=rule.replace(OWN_FILES, ""),
+        policy=policy,
+        inner=inner,
+        kind="nan" if nan else "inf",
+        dtype=_DTYPES.get(dtype, dtype.lower()),
+        given=tuple(GivenTensor(_DTYPES.get(name, name.lower()), tuple(sizes), *ends) for name, sizes, *ends in given),
+        edit=f"+{own}:fp32" if finite_in_float32 and dtype in ("Half", "BFloat16") else None,
+    )
+
+
+_DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"}

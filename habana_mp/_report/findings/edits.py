@@ -1,0 +1,63 @@
+"""Edits of a policy that the measured errors of a report speak for. Takes the dict of ``CastReport.to_dict``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from habana_mp._report.findings.groups import grouped, pattern
+from habana_mp._report.numbers import with_values
+from habana_mp._report.sums import cast_seconds, own_seconds
+from habana_mp._show.units import counted, share
+
+_LARGE = 0.05  # of the error, that an op makes which is worth float32
+_SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
+_WORTH = 0.01  # of the time of all ops: what takes less is not worth the low dtype
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
+
+    ``share`` is the op's part of the error of the loss, to first order: what the edit takes away, or, of "+op:lower", what it would add.
+    ``casts`` is how many casts the op has now, ``modules`` where most of it is made.
+    """
+
+    text: str
+    op: str
+    share: float
+    casts: int
+    modules: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.why}"
+
+
+def edits(report: dict[str, Any]) -> list[Edit]:
+    """The ops whose float32 takes most of the error away, then those whose low dtype adds least for the time that they take.
+
+    One at a time: what an edit does to the neighbours of an op, and to the error of others, is not in the figures.
+    """
+    rows = list(with_values(report["rows"]))
+    whole = sum(abs(row["values"]["change"]) for row in rows)
+    if whole <= 0:
+        return []
+    time = report["op_seconds"] or 1.0
+    keep, lower = [], []
+    for group in grouped(rows, lambda row: row["op"]):
+        op = group[0]["op"]
+        casts = sum(cast["count"] for row in group for cast in row["casts"])
+        made = sum(abs(row["values"]["change"]) for row in group) / whole
+        where = pattern(row["module"] for row in group if abs(row["values"]["change"]) > 0)
+        if made >= _LARGE:
+            why = f"makes {share(made, 1.0)} of the error of the loss"
+            keep.append(Edit(f"+{op}:fp32", op, made, casts, where, why + (f", in {where}" if where else "")))
+            continue
+        wide = [row for row in group if not row["values"]["change"] and row["values"]["changes"] and row["policy"]]
+        added = sum(abs(row["values"]["change_low"]) for row in wide) / whole
+        seconds = sum(own_seconds(row) + cast_seconds(row) for row in wide)
+        if wide and added <= _SMALL and seconds >= _WORTH * time:
+            why = f"would add {share(added, 1.0)} to the error of the loss; {counted(casts, 'cast')}, {share(seconds, time)} of the time of all ops"
+            lower.append(Edit(f"+{op}:lower", op, added, casts, pattern(row["module"] for row in wide), why))
+    return [*sorted(keep, key=lambda each: -each.share), *sorted(lower, key=lambda each: each.share)]

@@ -1,0 +1,92 @@
+"""What a report has measured of the numbers of calls: errors, ranges, and the change of the loss that an error makes.
+
+Takes the dict of ``CastReport.to_dict``. The sums are described in src/report/values.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ERROR = ("squares", "reference_squares", "largest", "reference_largest", "lost")
+_RANGE = ("numbers", "largest", "smallest", "over_float16", "under_float16", "under_e4m3", "under_e5m2")
+_LARGEST = frozenset(["largest", "reference_largest"])  # these do not add up
+
+
+def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
+    """Under names what src/bind/bind_report.cpp gives of a row; None where nothing was measured."""
+    if values is None:
+        return None
+    calls, unmeasured, ran, low, value_range, backward_calls, backward, changes, change, change_low = values
+    return {
+        "calls": calls,
+        "unmeasured": unmeasured,
+        "ran": _named(ERROR, ran),
+        "low": _named(ERROR, low),
+        "range": _named(_RANGE, value_range),
+        "backward_calls": backward_calls,
+        "backward": _named(ERROR, backward),
+        "changes": changes,
+        "change": _finite(change),
+        "change_low": _finite(change_low),
+    }
+
+
+def _named(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    return {name: _finite(value) for name, value in zip(names, values, strict=True)}
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity: the smallest number of none, and the gradients of a step that overflowed."""
+    return value if math.isfinite(value) else 0.0
+
+
+def added(several: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The values of several rows as one."""
+    total: dict[str, Any] = {}
+    for values in several:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                total[name] = added([total[name], value]) if name in total else dict(value)
+            elif name in _LARGEST:
+                total[name] = max(total.get(name, 0.0), value)
+            elif name == "smallest":
+                total[name] = min(filter(None, (total.get(name), value)), default=0.0)
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+@dataclass(frozen=True)
+class LocalError:
+    """The error of ops against the same ops in float32, on the same inputs.
+
+    ``relative`` is the root of the sum of squared differences over that of the float32 numbers, ``largest`` the largest difference, and
+    ``lost`` how many numbers are not finite that are so in float32. ``float`` of it is ``relative``.
+    """
+
+    relative: float
+    largest: float
+    lost: int
+
+    def __float__(self) -> float:
+        return self.relative
+
+
+def local_error(error: dict[str, Any]) -> LocalError:
+    whole = error["reference_squares"]
+    relative = math.sqrt(error["squares"] / whole) if whole > 0 else (math.inf if error["squares"] > 0 else 0.0)
+    return LocalError(relative, error["largest"], error["lost"])
+
+
+def share(rows: Iterable[dict[str, Any]], chosen: Iterable[dict[str, Any]], key: str) -> float:
+    """What part of all changes of the loss the chosen rows make, without signs: errors of two places may cancel by chance."""
+    whole = sum(abs(row["values"][key]) for row in with_values(rows))
+    part = sum(abs(row["values"][key]) for row in with_values(chosen))
+    return part / whole if whole > 0 else 0.0
+
+
+def with_values(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (row for row in rows if row.get("values") is not None)

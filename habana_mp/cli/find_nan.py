@@ -1,0 +1,41 @@
+"""``habana-mp find-nan``: a script run inside ``hmp.find_nonfinite``, and what it found."""
+
+from __future__ import annotations
+
+import click
+
+from habana_mp import hmp
+from habana_mp.cli.run import script_command
+from habana_mp.cli.script import Script, run_script
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@script_command
+def find_nan(script: Script) -> None:
+    """Run a script and name the first op that makes a NaN or an infinity.
+
+    It runs as by `habana-mp run`, in about twice the time; a step or two of it are enough. What the op was given, the line of the
+    list that lowered it and the edit that mends it are printed on stderr. Masks of -inf, and what is masked afterwards, do not count.
+
+    \b
+      habana-mp find-nan train.py --steps 1
+      habana-mp find-nan --policy torch-cpu --dtype fp16 train.py
+
+    The exit code is 1 if there is such an op, else the script's.
+    """
+    ending: list[SystemExit] = []
+
+    def step() -> None:
+        try:
+            run_script(script)
+        except SystemExit as error:
+            ending.append(error)
+
+    found = hmp.find_nonfinite(step)
+    click.echo(
+        str(found) if found is not None else "All that the script trained, returned or printed is finite.", err=True
+    )
+    if found is not None:
+        raise SystemExit(1)
+    if ending:
+        raise ending[0]

@@ -1,0 +1,23 @@
+// The numbers of tensors compared: errors, ranges and products, computed in few passes. On the CPU
+// by loops of ours, elsewhere by ATen.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "report/values.h"
+
+namespace habana_mp::evidence {
+
+// Of two tensors of the same sizes, the second one float32. `difference`, where given, is set to
+// ran - reference in bfloat16: a gradient is multiplied with it, which 8 bits are enough for.
+report::Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* difference);
+
+// Of the error of float32 numbers against themselves: none.
+report::Error no_error(const at::Tensor& reference);
+
+report::Range range_of(const at::Tensor& numbers);
+
+// The sum of a * b.
+double product(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace habana_mp::evidence

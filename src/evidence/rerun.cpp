@@ -1,0 +1,152 @@
+#include "evidence/rerun.h"
+
+
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "cast/dtypes.h"
+#include "cast/numbers.h"
+#include "cast/tensors.h"
+#include "policy/op_traits.h"
+#include "scope/state.h"
+
+namespace habana_mp::evidence {
+namespace {
+
+// Running statistics, which no schema says are written to.
+constexpr std::array<std::string_view, 2> kStatistics = {"running_mean", "running_var"};
+
+// Of ops that computes() does not know, because no user calls them: what a backward pass is made
+// of, and what attention, norms and convolutions are.
+bool is_part(std::string_view op) {
+  for (const std::string_view part : {"_backward", "softmax", "scaled_dot_product", "convolution",
+                                      "_norm", "_rnn", "addmm", "bilinear", "embedding_bag"}) {
+    if (op.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<const Op> describe(const char* name, const char* overload) {
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle) return nullptr;
+  std::string_view own = name;
+  constexpr std::string_view kNamespace = "aten::";
+  const bool aten = own.starts_with(kNamespace);
+  if (aten) own.remove_prefix(kNamespace.size());
+  auto op = std::make_unique<Op>(Op{*handle, false, false, {}});
+  const auto& schema = handle->schema();
+  unsigned written = 0;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    written += writes ? 1U : 0U;
+    if (writes || std::ranges::find(kStatistics, argument.name()) != kStatistics.end())
+      op->written.push_back(i);
+  }
+  const bool random = handle->hasTag(at::Tag::nondeterministic_seeded);
+  op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  const bool computing = computes(own) || is_part(own);
+  op->repeatable = aten && computing && !random && written <= 1;
+  return op;
+}
+
+template <typename Use>
+void for_tensors(const c10::IValue& value, const Use& use) {
+  if (value.isTensor()) {
+    use(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) use(tensor);
+  }
+}
+
+c10::IValue changed(const c10::IValue& value, const Change& change) {
+  const auto one = [&](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.is_floating_point() ? change(tensor) : tensor;
+  };
+  if (value.isTensor()) return one(value.toTensor());
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> tensors = value.toTensorVector();
+    for (at::Tensor& tensor : tensors) tensor = one(tensor);
+    return tensors;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      tensors.push_back(tensor ? std::optional(one(*tensor)) : std::nullopt);
+    }
+    return tensors;
+  }
+  return value;
+}
+
+}  // namespace
+
+const Op* op_of(const at::RecordFunction& call) {
+  // The two strings are those of the schema, which stays: their places stand for it.
+  using Key = std::pair<const char*, const char*>;
+  thread_local std::map<Key, const Op*> known;
+  const Key key{call.name(), call.overload_name()};
+  const auto [found, fresh] = known.try_emplace(key, nullptr);
+  if (!fresh) return found->second;
+  if (std::string_view(key.first).find("::") != std::string_view::npos)
+    found->second = describe(key.first, key.second).release();  // for good, as the schema is
+  return found->second;
+}
+
+bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (!op.repeatable) return false;
+  bool some = false;
+  bool all = true;
+  for (const c10::IValue& argument : arguments) {
+    for_tensors(argument, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      const DType dtype = dtype_of(tensor);
+      some = some || eligible(dtype);
+      all = all && dtype != DType::Float64 && is_ordinary(tensor) &&
+            (tensor.layout() == at::kStrided) && !tensor.is_meta();
+    });
+  }
+  return some && all;
+}
+
+std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  std::vector<c10::IValue> copies(arguments.begin(), arguments.end());
+  if (op.written.empty()) return copies;
+  const OutOfSight out_of_sight;
+  for (const std::size_t i : op.written) {
+    if (i < copies.size() && copies[i].isTensor() && copies[i].toTensor().defined())
+      copies[i] = copies[i].toTensor().clone();
+  }
+  return copies;
+}
+
+std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                       const Change& change) {
+  try {
+    const OutOfSight out_of_sight;
+    torch::jit::Stack stack;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      c10::IValue value = changed(arguments[i], change);
+      const bool written = std::ranges::find(op.written, i) != op.written.end();
+      if (written && value.isTensor() && value.toTensor().defined() &&
+          value.toTensor().is_same(arguments[i].toTensor())) {
+        value = value.toTensor().clone();  // another run must find it as it was
+      }
+      stack.push_back(std::move(value));
+    }
+    op.handle.callBoxed(stack);
+    return stack;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+OutOfSight::OutOfSight() : no_listener_(false), no_autocast_(autocast::kAllKeys) {}
+
+}  // namespace habana_mp::evidence

@@ -1,0 +1,49 @@
+// A call of an op made again from the same inputs in another dtype, out of sight: no autograd, no
+// autocast, no listener, and nothing of the caller's is written to.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/record_function.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+
+namespace habana_mp::evidence {
+
+// What must be known of an op to run it again.
+struct Op {
+  c10::OperatorHandle handle;
+  bool repeatable;  // it computes on tensors, draws no random numbers and writes to one at most
+  bool composite;   // it is made of other ops
+  c10::SmallVector<std::size_t, 2> written;  // arguments that a run may change: to be copied
+};
+
+// The op that is called, found once; null for what is no op of the dispatcher.
+const Op* op_of(const at::RecordFunction& call);
+
+// Whether a call can be made again: plain tensors, at least one of them floating, none float64.
+bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// The arguments as they are now; of those that the op may write to, copies.
+std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// The results, or nothing where the op raises. `change` gives the tensor to take for a floating
+// one.
+using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
+std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                       const Change& change);
+
+// What runs inside is seen by nobody.
+class OutOfSight {
+ public:
+  OutOfSight();
+
+ private:
+  at::RecordFunctionGuard no_listener_;
+  at::NoGradGuard no_grad_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_;
+};
+
+}  // namespace habana_mp::evidence

@@ -1,0 +1,87 @@
+// What is known of the numbers that calls compute: their error against float32, and the range that
+// they lie in. Sums, so that calls add up. It must not know torch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "policy/dtype.h"
+
+namespace habana_mp::report {
+
+// What a report has measured of the numbers of calls .
+struct Measure {
+  bool errors = false;   // of what ran in a low dtype, against float32
+  bool what_if = false;  // of what ran in float32, had it run in the low dtype; and ranges
+  DType low = DType::BFloat16;
+};
+
+// Of numbers that were computed in some dtype, against the same computed in float32 from the same
+// inputs.
+struct Error {
+  double squares = 0;            // of the differences
+  double reference_squares = 0;  // of the float32 numbers
+  double largest = 0;            // difference
+  double reference_largest = 0;
+  std::uint64_t lost = 0;  // not finite, where float32 is
+
+  void add(const Error& other) {
+    squares += other.squares;
+    reference_squares += other.reference_squares;
+    largest = std::max(largest, other.largest);
+    reference_largest = std::max(reference_largest, other.reference_largest);
+    lost += other.lost;
+  }
+};
+
+// Of numbers in float32: how many there are, and how many of them a narrower dtype does not hold.
+// The float8 dtypes hold them scaled, so that the largest of a tensor is the largest of the dtype.
+struct Range {
+  std::uint64_t numbers = 0;
+  double largest = 0;
+  double smallest = std::numeric_limits<double>::infinity();  // but for zeros
+  std::uint64_t over_float16 = 0;
+  std::uint64_t under_float16 = 0;  // it becomes zero
+  std::uint64_t under_e4m3 = 0;
+  std::uint64_t under_e5m2 = 0;
+
+  void add(const Range& other) {
+    numbers += other.numbers;
+    largest = std::max(largest, other.largest);
+    smallest = std::min(smallest, other.smallest);
+    over_float16 += other.over_float16;
+    under_float16 += other.under_float16;
+    under_e4m3 += other.under_e4m3;
+    under_e5m2 += other.under_e5m2;
+  }
+};
+
+struct Values {
+  std::uint64_t calls = 0;       // that were measured
+  std::uint64_t unmeasured = 0;  // random ones, or such as write where a second run would show
+  Error ran;                     // as the call ran
+  Error low;                     // as it runs, or would run, in the low dtype
+  Range range;                   // of its results in float32
+  std::uint64_t backward_calls = 0;
+  Error backward;  // of the ops of its backward
+  // The change of the loss that the error makes, to first order: the sum of gradient * difference.
+  std::uint64_t changes = 0;
+  double change_ran = 0;
+  double change_low = 0;
+
+  void add(const Values& other) {
+    calls += other.calls;
+    unmeasured += other.unmeasured;
+    ran.add(other.ran);
+    low.add(other.low);
+    range.add(other.range);
+    backward_calls += other.backward_calls;
+    backward.add(other.backward);
+    changes += other.changes;
+    change_ran += other.change_ran;
+    change_low += other.change_low;
+  }
+};
+
+}  // namespace habana_mp::report

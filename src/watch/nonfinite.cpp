@@ -1,0 +1,290 @@
+#include "watch/nonfinite.h"
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "base/fork_safe_mutex.h"
+#include "base/process_wide.h"
+#include "cast/dtypes.h"
+#include "cast/tensors.h"
+#include "evidence/finite.h"
+#include "evidence/rerun.h"
+#include "watch/made_nodes.h"
+#include "watch/observatory.h"
+
+namespace habana_mp::watch {
+namespace {
+
+constexpr std::size_t kMostCandidates = 1 << 12;
+constexpr std::size_t kMostGiven = 4;
+
+// Memory whose numbers are not finite: which candidate they come from, 0 where they are meant.
+struct Taint {
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+  std::size_t candidate = 0;
+};
+
+struct Search {
+  std::vector<Nonfinite> candidates;  // the number of one is its place + 1
+  std::set<std::size_t> reached;
+  bool looked = false;   // something was there to be reached: a gradient, a weight, a number
+  bool spoiled = false;  // and it was not finite, by nobody knows what
+  std::unordered_map<const c10::StorageImpl*, Taint> tainted;
+};
+
+// What is taken out of the search is freed without the lock: memory that Python has seen waits for
+// the GIL.
+struct Finder {
+  ForkSafeMutex mutex;
+  Search search;
+  at::CallbackHandle callback = 0;
+};
+
+Finder& finder() { return process_wide<Finder>(); }
+
+struct CheckedCall final : at::ObserverContext {
+  const evidence::Op* op = nullptr;
+  std::vector<c10::IValue> arguments;
+  // Of what the op writes to, as it was before.
+  std::size_t candidate = 0;
+  evidence::NotFinite before;
+};
+
+const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                                  : nullptr;
+}
+
+// The candidate that numbers in this memory come from, 0 where none is known. With the lock.
+std::size_t candidate_of(const at::Tensor& tensor) {
+  const auto found = finder().search.tainted.find(memory_of(tensor));
+  if (found == finder().search.tainted.end() || found->second.memory.expired()) return 0;
+  return found->second.candidate;
+}
+
+std::size_t first_candidate(c10::ArrayRef<at::Tensor> tensors) {
+  const std::lock_guard guard(finder().mutex);
+  std::size_t first = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const std::size_t one = candidate_of(tensor);
+    if (one != 0 && (first == 0 || one < first)) first = one;
+  }
+  return first;
+}
+
+void taint(const at::Tensor& tensor, std::size_t candidate) {
+  const c10::StorageImpl* memory = memory_of(tensor);
+  if (memory == nullptr) return;
+  Taint made{tensor.storage().getWeakStorageImpl(), candidate};
+  const std::lock_guard guard(finder().mutex);
+  const auto [place, fresh] = finder().search.tainted.try_emplace(memory, made);
+  if (!fresh) std::swap(place->second, made);
+}
+
+void clean(const at::Tensor& tensor) {
+  decltype(Search::tainted)::node_type gone;
+  const std::lock_guard guard(finder().mutex);
+  gone = finder().search.tainted.extract(memory_of(tensor));
+}
+
+// Numbers that the step is about. Where it is not known what they come from, it is the first one
+// that there is at the end, unless it is known of others.
+void reach_by(c10::ArrayRef<at::Tensor> tensors) {
+  const bool spoiled = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return evidence::not_finite(tensor).any();
+  });
+  const std::size_t candidate = spoiled ? first_candidate(tensors) : 0;
+  const std::lock_guard guard(finder().mutex);
+  finder().search.looked = true;
+  if (candidate != 0) {
+    finder().search.reached.insert(candidate);
+  } else if (spoiled) {
+    finder().search.spoiled = true;
+  }
+}
+
+// What makes memory and fills it with nothing, and what hands numbers on as they are.
+bool is_skipped(std::string_view op) {
+  for (const std::string_view part : {"empty", "resize", "as_strided", "set_", "record_stream"}) {
+    if (op.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+GivenTensor given(const at::Tensor& tensor) {
+  GivenTensor seen{c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
+  if (tensor.numel() == 0) return seen;
+  const at::Tensor wide = tensor.detach().to(at::kDouble);
+  seen.smallest = at::amin(wide).item<double>();
+  seen.largest = at::amax(wide).item<double>();
+  return seen;
+}
+
+// The row that the numbers of a call belong to.
+const Frame* row_of(const Thread& thread, bool& backward) {
+  // Of a call that a rule has decided meanwhile the frame knows the row.
+  const Frame& own = thread.frames.back();
+  if (own.kind == Frame::Kind::Dispatched && own.call.site != report::kNone) return &own;
+  for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
+    if (frame->kind == Frame::Kind::Backward) {
+      backward = true;
+      return &*frame;
+    }
+    if (frame->shown) return &*frame;
+  }
+  return nullptr;
+}
+
+bool is_finite_in_float32(const CheckedCall& call) {
+  if (!evidence::may_rerun(*call.op, call.arguments)) return false;
+  const auto wide = [](const at::Tensor& tensor) {
+    return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
+  };
+  const auto results = evidence::rerun(*call.op, call.arguments, wide);
+  return results && std::none_of(results->begin(), results->end(), [](const c10::IValue& value) {
+           return evidence::not_finite(value).any();
+         });
+}
+
+std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const at::Tensor& result,
+                          const evidence::NotFinite& found) {
+  Nonfinite made;
+  const Frame* row = row_of(thread, made.backward);
+  made.inner = call.op->handle.schema().name();
+  made.nan = found.nan;
+  made.dtype = c10::toString(result.scalar_type());
+  {
+    const evidence::OutOfSight out_of_sight;
+    if (call.op->written.empty()) {
+      made.finite_in_float32 = is_finite_in_float32(call);
+      for (const at::Tensor& tensor : tensors_in(call.arguments)) {
+        if (tensor.defined() && tensor.is_floating_point() && made.given.size() < kMostGiven)
+          made.given.push_back(given(tensor));
+      }
+    }
+  }
+  if (row != nullptr) {
+    const std::lock_guard guard(all().mutex);
+    if (row->call.site < all().sites.size()) made.site = all().sites[row->call.site];
+  }
+  const std::lock_guard guard(finder().mutex);
+  if (finder().search.candidates.size() == kMostCandidates) return kMostCandidates;
+  finder().search.candidates.push_back(std::move(made));
+  return finder().search.candidates.size();
+}
+
+// A node of a backward pass: a gradient that arrives at a weight is what the step is about.
+std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
+  Frame* frame = top();
+  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
+    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+  if (std::string_view(node.name()).find("AccumulateGrad") != std::string_view::npos)
+    reach_by(tensors_in(node.inputs()));
+  return nullptr;
+}
+
+}  // namespace
+
+void start_finding() {
+  if (detail::finding.exchange(true)) {
+    throw std::runtime_error("find_nonfinite runs already: one step is looked at at a time");
+  }
+  keep_nodes(true);
+  finder().callback = at::addGlobalCallback(at::RecordFunctionCallback(node_begins)
+                                                .needsInputs(true)
+                                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
+  for (const at::Tensor& tensor : returned) reach_by({tensor});
+  at::removeCallback(finder().callback);
+  keep_nodes(false);
+  detail::finding.store(false);
+  Search search;
+  {
+    const std::lock_guard guard(finder().mutex);
+    search = std::exchange(finder().search, {});
+  }
+  if (!search.looked) {  // nothing came out of the step: what is still there counts
+    for (const auto& [memory, taint] : search.tainted) {
+      if (taint.candidate != 0 && !taint.memory.expired()) search.reached.insert(taint.candidate);
+    }
+  }
+  if (search.reached.empty() && search.spoiled) search.reached.insert(1);
+  if (search.reached.empty() || *search.reached.begin() > search.candidates.size()) return nullptr;
+  return std::make_unique<Nonfinite>(search.candidates[*search.reached.begin() - 1]);
+}
+
+std::unique_ptr<at::ObserverContext> checked_call(Thread&, const at::RecordFunction& call) {
+  const evidence::Op* op = evidence::op_of(call);
+  if (op == nullptr || op->composite || is_skipped(op->handle.schema().name())) return nullptr;
+  auto checked = std::make_unique<CheckedCall>();
+  checked->op = op;
+  const auto inputs = call.inputs();
+  checked->arguments.assign(inputs.begin(), inputs.end());
+  for (const std::size_t i : op->written) {
+    if (i >= inputs.size()) continue;
+    const auto written = tensors_in(inputs.slice(i, 1));
+    const std::size_t candidate = first_candidate(written);
+    if (candidate != 0) checked->candidate = candidate;
+    bool known = false;
+    {
+      const std::lock_guard guard(finder().mutex);
+      known = std::any_of(written.begin(), written.end(), [](const at::Tensor& tensor) {
+        return finder().search.tainted.contains(memory_of(tensor));
+      });
+    }
+    if (known) checked->before.add(evidence::not_finite(inputs[i]));
+  }
+  return checked;
+}
+
+void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverContext& context) {
+  auto& checked = static_cast<CheckedCall&>(context);
+  const std::string_view name = checked.op->handle.schema().name();
+  const auto inputs = tensors_in(checked.arguments);
+  // A number that leaves torch, and the loss whose gradient, a one, a backward pass begins with.
+  const bool leaves = name == "aten::_local_scalar_dense";
+  const bool begins_backward = name == "aten::ones_like" && !inputs.empty() &&
+                               inputs.front().numel() == 1 && inputs.front().requires_grad();
+  if ((leaves || begins_backward) && !inputs.empty() && inputs.front().is_floating_point())
+    return reach_by(inputs);
+  for (const at::Tensor& result : tensors_in(call.outputs())) {
+    const evidence::NotFinite found = evidence::not_finite(result);
+    if (!found.any()) {
+      // Of a view others may still hold what is not finite.
+      if (result.defined() && result.has_storage() &&
+          result.storage().nbytes() == static_cast<std::size_t>(result.numel()) * result.itemsize())
+        clean(result);
+      continue;
+    }
+    std::size_t candidate = first_candidate(inputs);
+    if (checked.candidate != 0) candidate = checked.candidate;
+    if (candidate == 0) {
+      evidence::NotFinite given = checked.before;
+      for (std::size_t i = 0; i < checked.arguments.size(); ++i) {
+        const bool written = std::find(checked.op->written.begin(), checked.op->written.end(), i) !=
+                             checked.op->written.end();
+        if (!written) given.add(evidence::not_finite(checked.arguments[i]));
+      }
+      if (found.beyond(given)) candidate = new_candidate(thread, checked, result, found);
+    }
+    taint(result, candidate);
+    if (result.is_leaf() && result.requires_grad()) reach_by({result});
+  }
+}
+
+void pass_on(const at::Tensor& source, const at::Tensor& result) {
+  const std::size_t candidate = first_candidate({source});
+  if (candidate != 0) taint(result, candidate);
+}
+
+}  // namespace habana_mp::watch

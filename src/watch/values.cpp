@@ -1,0 +1,317 @@
+#include "watch/values.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/process_wide.h"
+#include "cast/dtypes.h"
+#include "cast/tensors.h"
+#include "evidence/numbers.h"
+#include "evidence/rerun.h"
+#include "policy/op_traits.h"
+#include "scope/regions.h"
+#include "watch/made_nodes.h"
+#include "watch/observatory.h"
+
+namespace habana_mp::watch {
+namespace {
+
+using report::Outcome;
+using report::SiteId;
+using report::Values;
+
+// Differences wait for the backward pass, in bfloat16: as much memory as the activations of the
+// model take in it. Beyond this the shares of further calls are not measured.
+constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+constexpr std::string_view kNamespace = "aten::";
+
+struct Measuring {
+  report::Measure measure;
+  std::atomic<std::int64_t> bytes{0};  // of differences that wait
+  at::CallbackHandle callback = 0;
+};
+
+Measuring& here() { return process_wide<Measuring>(); }
+
+// The frame that the numbers of a call are counted with, and whether it is one of a backward pass.
+Frame* counted_with(Thread& thread) {
+  for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
+    if (frame->shown || frame->kind == Frame::Kind::Backward) return &*frame;
+  }
+  return nullptr;
+}
+
+// Whether ops inside have rules of their own, and so rows: they are measured instead.
+bool is_transparent(const Frame& frame, const evidence::Op& op) {
+  if (!op.composite) return false;
+  const Insides insides = insides_of(op.handle.schema().name().substr(kNamespace.size()));
+  const Outcome outcome = frame.call.key.outcome;
+  if (frame.kind == Frame::Kind::Decided) {
+    return insides == Insides::Compound && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&
+           outcome != Outcome::Promote;
+  }
+  return insides != Insides::Own && outcome == Outcome::Unlisted &&
+         autocast::this_thread.state != nullptr;
+}
+
+at::Tensor in_float32(const at::Tensor& tensor) {
+  return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
+}
+
+// Differences that a gradient is waited for with.
+class Waiting {
+ public:
+  Waiting(at::Tensor difference, SiteId site, std::uint64_t of, bool ran)
+      : difference_(std::move(difference)),
+        bytes_(difference_.numel() * 2),
+        site_(site),
+        epoch_(of),
+        ran_(ran) {
+    here().bytes += bytes_;
+  }
+  ~Waiting() { here().bytes -= bytes_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  void gradient(const at::Tensor& gradient) const {
+    if (!gradient.defined() || epoch.load(std::memory_order_relaxed) != epoch_) return;
+    double change = 0;
+    {
+      const evidence::OutOfSight out_of_sight;
+      change = evidence::product(gradient, difference_);
+    }
+    Values values;
+    values.changes = 1;
+    values.change_low = change;
+    if (ran_) values.change_ran = change;
+    const std::lock_guard guard(all().mutex);
+    if (epoch.load(std::memory_order_relaxed) != epoch_) return;
+    for_listeners([&](report::Listener& listener) { listener.measured(site_, values); });
+  }
+
+ private:
+  at::Tensor difference_;
+  std::int64_t bytes_;
+  SiteId site_;
+  std::uint64_t epoch_;
+  bool ran_;
+};
+
+// One result of a call, beside that of another run of it.
+struct Compared {
+  at::Tensor result, other;
+};
+
+std::vector<Compared> compared(const std::vector<c10::IValue>& results,
+                               const torch::jit::Stack& others) {
+  std::vector<Compared> pairs;
+  const auto a = tensors_in(results);
+  const auto b = tensors_in(others);
+  if (a.size() != b.size()) return pairs;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() && b[i].defined() && eligible(dtype_of(a[i])) && eligible(dtype_of(b[i])) &&
+        a[i].sizes() == b[i].sizes()) {
+      pairs.push_back({a[i], b[i]});
+    }
+  }
+  return pairs;
+}
+
+void wait_for_gradient(const MeasuredCall& context, const at::Tensor& result, at::Tensor difference,
+                       bool ran) {
+  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return;
+  if (here().bytes.load() + difference.numel() * 2 > kMostBytes) return;
+  auto waiting =
+      std::make_shared<const Waiting>(std::move(difference), context.site, context.epoch, ran);
+  result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
+}
+
+// The arguments that the call was given, before its casts, in float32.
+at::Tensor as_given(const MeasuredCall& context, const at::Tensor& argument) {
+  for (const auto& [source, result] : context.casts) {
+    if (result.is_same(argument)) return in_float32(source);
+  }
+  return in_float32(argument);
+}
+
+// Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
+// to round it again would count its error twice, as of two additions to one residual stream.
+bool made_by(const at::Tensor& tensor, SiteId site) {
+  if (!tensor.has_storage()) return false;
+  const std::lock_guard guard(all().mutex);
+  const History* history = all().histories.find(tensor);
+  return history != nullptr && history->maker == site;
+}
+
+bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}) {
+  const auto tensors = tensors_in(arguments);
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    // A kernel of autocast casts behind the beginning of the call, a patched op before it.
+    const auto cast = std::find_if(casts.begin(), casts.end(),
+                                   [&](const auto& pair) { return pair.first.is_same(tensor); });
+    const at::Tensor& ran = cast == casts.end() ? tensor : cast->second;
+    return ran.defined() && may_be_low(dtype_of(ran));
+  });
+}
+
+void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
+  const auto reference =
+      evidence::rerun(*context.op, context.arguments,
+                      [&](const at::Tensor& argument) { return as_given(context, argument); });
+  if (!reference) {
+    values.unmeasured = 1;
+    return;
+  }
+  for (const auto& [result, wanted] : compared(results, *reference)) {
+    at::Tensor difference;
+    const at::Tensor full = in_float32(wanted);
+    const report::Error error = evidence::error_of(
+        result.detach(), full, !context.backward && result.requires_grad() ? &difference : nullptr);
+    (context.backward ? values.backward : values.ran).add(error);
+    if (!context.backward && here().measure.what_if) values.range.add(evidence::range_of(full));
+    waiting.emplace_back(result, difference);
+  }
+  if (!context.backward) values.low = values.ran;
+}
+
+void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
+  const at::ScalarType low = scalar_type(here().measure.low);
+  // Of a norm the lower list casts the input alone (D14).
+  const std::string_view name = context.op->handle.schema().name();
+  const bool norm = is_norm(name.substr(std::min(kNamespace.size(), name.size())));
+  const auto round = [&](const at::Tensor& argument) {
+    const bool input = context.arguments.front().isTensor() &&
+                       context.arguments.front().toTensor().is_same(argument);
+    const bool casts = eligible(dtype_of(argument)) && (input || !norm);
+    return casts && !made_by(argument, context.site) ? argument.detach().to(low) : argument;
+  };
+  std::optional<torch::jit::Stack> other;
+  const auto inputs = tensors_in(context.arguments);
+  const bool chained = std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& tensor) {
+    return tensor.defined() && made_by(tensor, context.site);
+  });
+  if (!chained) other = evidence::rerun(*context.op, context.arguments, round);
+  // Where the device has no low kernel: the same by rounding what goes in and comes out.
+  if (!other) {
+    other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+      return in_float32(round(argument));
+    });
+  }
+  for (const c10::IValue& result : results) {
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const at::Tensor full = result.toTensor().detach();
+    if (dtype_of(full) != DType::Float32) continue;
+    values.range.add(evidence::range_of(full));
+  }
+  if (!other) {
+    values.unmeasured = 1;
+    return;
+  }
+  for (const auto& [result, lower] : compared(results, *other)) {
+    if (dtype_of(result) != DType::Float32) continue;
+    at::Tensor difference;
+    const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
+    values.low.add(evidence::error_of(rounded, result.detach(),
+                                      result.requires_grad() ? &difference : nullptr));
+    waiting.emplace_back(result, difference);
+  }
+}
+
+// A node of a backward pass begins: what runs in it is counted with the call that made it.
+std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
+  Frame* frame = top();
+  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
+    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+  return nullptr;
+}
+
+}  // namespace
+
+void start_measuring(const report::Measure& measure) {
+  const std::lock_guard guard(all().mutex);
+  const bool first = detail::measuring.fetch_add(1) == 0;
+  report::Measure& now = here().measure;
+  now = {.errors = measure.errors || (!first && now.errors),
+         .what_if = measure.what_if || (!first && now.what_if),
+         .low = measure.low};
+  if (first) {
+    keep_nodes(true);
+    here().callback = at::addGlobalCallback(
+        at::RecordFunctionCallback(node_begins).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  }
+}
+
+void stop_measuring() {
+  if (detail::measuring.fetch_sub(1) > 1) return;
+  at::removeCallback(here().callback);
+  keep_nodes(false);
+}
+
+std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::RecordFunction& call) {
+  if (thread.measuring > 0) {
+    ++thread.measuring;
+    return std::make_unique<MeasuredCall>();
+  }
+  Frame* frame = counted_with(thread);
+  if (frame == nullptr || frame->call.site == report::kNone) return nullptr;
+  const evidence::Op* op = evidence::op_of(call);
+  const bool backward = frame->kind == Frame::Kind::Backward;
+  if (op == nullptr || !op->repeatable || (!backward && is_transparent(*frame, *op)))
+    return nullptr;
+  const auto inputs = call.inputs();
+  if (!evidence::may_rerun(*op, inputs)) return nullptr;
+  // Without what-ifs only that is measured which ran low.
+  const bool may_cast = !backward && autocast::this_thread.state != nullptr;
+  if ((backward || !here().measure.what_if) && !may_cast && !has_low(inputs)) return nullptr;
+  auto context = std::make_unique<MeasuredCall>();
+  context->op = op;
+  context->arguments = evidence::kept(*op, inputs);
+  if (frame->kind == Frame::Kind::Decided) context->casts = frame->cast_tensors;
+  if (frame == &thread.frames.back()) frame->measured = context.get();
+  context->site = frame->call.site;
+  context->epoch = thread.epoch;
+  context->backward = backward;
+  ++thread.measuring;
+  return context;
+}
+
+void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& measured) {
+  const MeasuredCall* context = &measured;
+  if (thread.measuring > 0) --thread.measuring;
+  if (context->op == nullptr || call.outputs().empty()) return;  // the op has raised
+  const std::uint64_t start = now_ns();
+  Values values;
+  std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
+  (context->backward ? values.backward_calls : values.calls) = 1;
+  const bool low = has_low(context->arguments, context->casts);
+  if (!low && !here().measure.what_if) return;
+  {
+    const evidence::OutOfSight out_of_sight;
+    if (low) {
+      measure_low_run(*context, call.outputs(), values, waiting);
+    } else {
+      measure_what_if(*context, call.outputs(), values, waiting);
+    }
+  }
+  for (auto& [result, difference] : waiting) {
+    wait_for_gradient(*context, result, std::move(difference), low);
+  }
+  for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
+    if (!outer->shown) continue;
+    outer->inside_ns += now_ns() - start;
+    break;
+  }
+  const std::lock_guard guard(all().mutex);
+  if (context->epoch != epoch.load(std::memory_order_relaxed)) return;
+  for_listeners([&](report::Listener& listener) { listener.measured(context->site, values); });
+}
+
+}  // namespace habana_mp::watch

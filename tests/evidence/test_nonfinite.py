@@ -1,0 +1,202 @@
+"""``hmp.find_nonfinite``: planted NaNs and infinities are named where they are made, and those that are meant are not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import habana_mp._core as _core
+from habana_mp import hmp
+
+LOW_LISTS = hmp.Policy.load("torch-cpu")
+IN_FLOAT16 = hmp.Policy.load("torch-cpu").with_low_dtype("fp16").with_edits("+exp:lower", "+mul:lower", "+sum:lower")
+
+
+class Block(nn.Module):
+    """Attention with a causal mask of -inf, and a log of zeros that is masked: both meant."""
+
+    def __init__(self, planted: str = "") -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.planted = planted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = q @ k.transpose(-1, -2) + torch.full((6, 6), -torch.inf).triu(1)
+        y = torch.softmax(scores, -1) @ v
+        logs = torch.log(torch.relu(y.detach()))
+        y = y + logs.masked_fill(logs.isinf(), 0.0)
+        return PLANTED[self.planted][0](y) if self.planted else y
+
+
+# What is done to the result of a block, the op to be named, the phase, and whether it is NaN.
+PLANTED = {
+    "log of a negative number": (lambda y: y + torch.log(y.detach() * 0 - 1), "log", "forward", True),
+    "sqrt of a negative number": (lambda y: y + torch.sqrt(y.detach() * 0 - 1), "sqrt", "forward", True),
+    "division by zero": (lambda y: y / torch.zeros_like(y), "div", "forward", None),
+    "reciprocal of zero": (lambda y: y * torch.reciprocal(y.detach() * 0), "reciprocal", "forward", False),
+    "exp": (lambda y: y * torch.exp(y.detach() * 0 + 100), "exp", "forward", False),
+    "pow": (lambda y: y * torch.pow(y.detach() * 0 + 1e30, 2), "pow", "forward", False),
+    "acos": (lambda y: y + torch.acos(y.detach() * 0 + 2), "acos", "forward", True),
+    "rsqrt of zero": (lambda y: y * torch.rsqrt(y.detach() * 0), "rsqrt", "forward", False),
+    "log1p": (lambda y: y + torch.log1p(y.detach() * 0 - 1), "log1p", "forward", False),
+    "mul": (lambda y: (y * 0 + 1e30) * 1e30, "mul", "forward", False),
+    "sum": (lambda y: y + (y * 0 + 3e38).sum(-1, keepdim=True), "sum", "forward", False),
+    "matmul": (lambda y: (y * 0 + 1e30) @ torch.full((8, 8), 1e30), "matmul", "forward", False),
+    "norm of zeros backward": (lambda y: y + torch.sqrt((y * 0).square()), "sqrt", "backward", False),
+    "log of zero backward": (lambda y: y + (y * 0).abs().pow(0.5), "pow", "backward", None),
+    "acos backward": (lambda y: y + torch.acos(y * 0 + 1), "acos", "backward", False),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_planted(planted, policy, where) -> None:
+    _, op, phase, nan = PLANTED[planted]
+    torch.manual_seed(0)
+    blocks = [Block(planted), Block()] if where == "first" else [Block(), Block(planted)]
+    model = nn.Sequential(*blocks, nn.Linear(8, 4))
+    region = contextlib.nullcontext() if policy == "float32" else hmp.autocast("cpu", policy=LOW_LISTS)
+
+    def step() -> None:
+        with region:
+            loss = model(torch.randn(6, 8)).float().mean()
+        loss.backward()
+
+    found = hmp.find_nonfinite(step)
+    assert found is not None
+    assert (found.op, found.phase) == (op, phase)
+    assert nan is None or (found.kind == "nan") == nan
+    assert found.module.startswith("Sequential: ")
+    assert found.source.rpartition("/")[2].startswith("test_nonfinite.py:") or phase == "backward"
+    assert op in str(found)
+
+
+OVERFLOWS = {
+    "matmul": lambda x: (x * 300) @ (x.t() * 300),
+    "exp": lambda x: torch.exp(x * 0 + 12),
+    "mul": lambda x: (x * 0 + 300) * (x * 0 + 300),
+    "linear": lambda x: F.linear(x * 0 + 300, torch.full((4, 8), 300.0)),
+    "sum": lambda x: (x * 0 + 30000).sum(-1),
+}
+
+
+@pytest.mark.parametrize("op", OVERFLOWS)
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_an_overflow_of_float16_has_an_edit_that_mends_it(op, front_end) -> None:
+    x = torch.ones(8, 8, requires_grad=True)
+
+    def step(policy: hmp.Policy):
+        def run() -> None:
+            if front_end == "convert":
+                hmp.convert(policy=policy)
+                OVERFLOWS[op](x).float().mean().backward()
+                hmp.revert()
+            else:
+                with hmp.autocast("cpu", torch.float16, policy=policy):
+                    y = OVERFLOWS[op](x)
+                y.float().mean().backward()
+
+        return run
+
+    found = hmp.find_nonfinite(step(IN_FLOAT16))
+    assert found is not None
+    assert (found.op, found.dtype, found.edit) == (op, "float16", f"+{op}:fp32")
+    assert found.rule.startswith(f"lower: {op}")
+    assert found.given
+    assert all(max(abs(tensor.smallest), abs(tensor.largest)) < 65504 for tensor in found.given)
+    assert hmp.find_nonfinite(step(IN_FLOAT16.with_edits(found.edit))) is None
+
+
+MEANT = {
+    "a mask of -inf": lambda x: torch.softmax(x + torch.full((8, 8), -torch.inf).triu(1), -1),
+    "masked_fill": lambda x: torch.softmax(x.masked_fill(torch.eye(8) > 0, -torch.inf), -1),
+    "where": lambda x: torch.where(x > 0, x, torch.log(torch.relu(x)).nan_to_num(neginf=0.0)),
+    "a log that is masked": lambda x: torch.log(torch.relu(x.detach())).masked_fill(x <= 0, 0.0) + x,
+    "a maximum that begins at -inf": lambda x: torch.maximum(torch.full((8, 8), -torch.inf), x),
+    "memory that is not yet written": lambda x: torch.empty(8, 8).copy_(x) + x,
+    "a quotient that is not used": lambda x: (x.detach() / 0).isfinite().float() + x,
+}
+
+
+@pytest.mark.parametrize("case", MEANT)
+def test_what_is_meant_does_not_count(case) -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+
+    def step() -> float:
+        loss = MEANT[case](x).sum()
+        loss.backward()
+        return loss.item()
+
+    assert hmp.find_nonfinite(step) is None
+
+
+RESULTS = {
+    "returned": lambda y: y,
+    "in a dict": lambda y: {"logits": [y]},
+    "printed": lambda y: y.sum().item() and None,
+}
+
+
+@pytest.mark.parametrize("how", RESULTS)
+def test_inference(how) -> None:
+    with torch.no_grad():
+        found = hmp.find_nonfinite(lambda: RESULTS[how](torch.exp(torch.full((3,), 100.0))))
+    assert found is not None
+    assert (found.op, found.kind, found.edit) == ("exp", "inf", None)
+    assert "none: it is not finite in float32 either" in str(found)
+
+
+def test_a_step_that_leaves_nothing_is_judged_by_what_is_in_memory() -> None:
+    kept = []
+    assert hmp.find_nonfinite(lambda: kept.append(torch.exp(torch.full((3,), 100.0)))).op == "exp"
+    assert hmp.find_nonfinite(lambda: torch.exp(torch.full((3,), 100.0)).isfinite().sum() and None) is None
+
+
+def test_a_weight_that_an_optimizer_spoils() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1e38)
+
+    def step() -> None:
+        (weight * 1e3).sum().backward()
+        optimizer.step()
+
+    found = hmp.find_nonfinite(step)
+    assert found is not None
+    assert found.inner.startswith("aten::")
+    assert not weight.isfinite().all()
+
+
+def test_what_the_step_raises_comes_through_and_the_next_search_runs() -> None:
+    with pytest.raises(ZeroDivisionError):
+        hmp.find_nonfinite(lambda: 1 / 0)
+    with pytest.raises(KeyboardInterrupt):
+        hmp.find_nonfinite(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert hmp.find_nonfinite(lambda: torch.ones(2).log()) is None
+    assert not _core.reporting()
+
+
+def test_one_search_at_a_time() -> None:
+    with pytest.raises(RuntimeError, match="one step is looked at at a time"):
+        hmp.find_nonfinite(lambda: hmp.find_nonfinite(lambda: None))
+    assert hmp.find_nonfinite(lambda: None) is None
+
+
+def test_from_another_thread() -> None:
+    found = []
+    thread = threading.Thread(target=lambda: found.append(hmp.find_nonfinite(lambda: torch.ones(2) / 0)))
+    thread.start()
+    thread.join()
+    assert found[0].op == "div"
+
+
+@pytest.mark.parametrize("step", [3, None, "train"])
+def test_wrong_steps(step) -> None:
+    with pytest.raises(TypeError, match="a function without arguments"):
+        hmp.find_nonfinite(step)

@@ -1,7 +1,5 @@
 #include "evidence/rerun.h"
 
-
-
 #include <algorithm>
 #include <array>
 #include <map>
@@ -10,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
@@ -32,6 +31,11 @@ bool is_part(std::string_view op) {
   return false;
 }
 
+bool is_view(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(
+      schema.returns(), [](const c10::Argument& result) { return result.alias_info() != nullptr; });
+}
+
 std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle) return nullptr;
@@ -39,7 +43,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   constexpr std::string_view kNamespace = "aten::";
   const bool aten = own.starts_with(kNamespace);
   if (aten) own.remove_prefix(kNamespace.size());
-  auto op = std::make_unique<Op>(Op{*handle, false, false, {}});
+  auto op = std::make_unique<Op>(Op{*handle, false, false, false, {}, kNoArgument});
   const auto& schema = handle->schema();
   unsigned written = 0;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -49,10 +53,17 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
     if (writes || std::ranges::find(kStatistics, argument.name()) != kStatistics.end())
       op->written.push_back(i);
   }
-  const bool random = handle->hasTag(at::Tag::nondeterministic_seeded);
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (schema.arguments()[i].name() == "dropout_p") op->dropout = i;
+  }
+  // Attention draws random numbers where it drops something alone.
+  const bool random =
+      handle->hasTag(at::Tag::nondeterministic_seeded) && op->dropout == kNoArgument;
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const bool computing = computes(own) || is_part(own);
   op->repeatable = aten && computing && !random && written <= 1;
+  op->moves = aten && !computing && !op->composite && written == 0 &&
+              !handle->hasTag(at::Tag::nondeterministic_seeded) && !is_view(schema);
   return op;
 }
 
@@ -67,7 +78,9 @@ void for_tensors(const c10::IValue& value, const Use& use) {
 
 c10::IValue changed(const c10::IValue& value, const Change& change) {
   const auto one = [&](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.is_floating_point() ? change(tensor) : tensor;
+    const bool changes =
+        tensor.defined() && tensor.is_floating_point() && !torch_private::is_wrapped_number(tensor);
+    return changes ? change(tensor) : tensor;
   };
   if (value.isTensor()) return one(value.toTensor());
   if (value.isTensorList()) {
@@ -101,11 +114,17 @@ const Op* op_of(const at::RecordFunction& call) {
 
 bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (!op.repeatable) return false;
+  if (op.dropout < arguments.size()) {
+    const c10::IValue& share = arguments[op.dropout];
+    if (share.isDouble() && share.toDouble() > 0) return false;
+  }
   bool some = false;
   bool all = true;
   for (const c10::IValue& argument : arguments) {
     for_tensors(argument, [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
+      // A number of Python is a float64 tensor here, and a tensor of its op computes in its own
+      // dtype.
+      if (!tensor.defined() || torch_private::is_wrapped_number(tensor)) return;
       const DType dtype = dtype_of(tensor);
       some = some || eligible(dtype);
       all = all && dtype != DType::Float64 && is_ordinary(tensor) &&

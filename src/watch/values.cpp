@@ -1,14 +1,16 @@
 #include "watch/values.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
@@ -123,12 +125,11 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
   return pairs;
 }
 
-void wait_for_gradient(const MeasuredCall& context, const at::Tensor& result, at::Tensor difference,
-                       bool ran) {
+void wait_for_gradient(SiteId site, std::uint64_t of, const at::Tensor& result,
+                       at::Tensor difference, bool ran) {
   if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return;
   if (here().bytes.load() + difference.numel() * 2 > kMostBytes) return;
-  auto waiting =
-      std::make_shared<const Waiting>(std::move(difference), context.site, context.epoch, ran);
+  auto waiting = std::make_shared<const Waiting>(std::move(difference), site, of, ran);
   result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
 }
 
@@ -160,8 +161,112 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
   });
 }
 
+// Numbers that no gradient comes to, since nothing that they are made of requires one (the angles
+// of rotary positions): what they would be in float32 from the beginning on. Where they meet
+// numbers that require gradients, what they are off by counts for the op that has made most of it.
+struct Shadow {
+  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+  std::int64_t version = 0;
+  at::Tensor numbers;  // all of the memory, in a row, in float32
+  SiteId origin = report::kNone;
+};
+
+struct Shadows {
+  ForkSafeMutex mutex;
+  std::unordered_map<const c10::StorageImpl*, Shadow> by_memory;
+};
+
+Shadows& shadows() { return process_wide<Shadows>(); }
+
+// The shadow of a tensor, with its sizes and strides; undefined where it has none.
+at::Tensor shadow_of(const at::Tensor& tensor, SiteId* origin = nullptr) {
+  if (!tensor.defined() || !tensor.has_storage()) return {};
+  const std::lock_guard guard(shadows().mutex);
+  const auto found = shadows().by_memory.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == shadows().by_memory.end()) return {};
+  const Shadow& shadow = found->second;
+  if (shadow.memory.expired() || shadow.version != tensor._version()) return {};
+  if (origin != nullptr) *origin = shadow.origin;
+  return shadow.numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
+void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, SiteId origin) {
+  const bool whole =
+      tensor.has_storage() && tensor.is_non_overlapping_and_dense() &&
+      tensor.storage_offset() == 0 &&
+      tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+  if (!whole) return;
+  Shadow made{tensor.storage().getWeakStorageImpl(), tensor._version(),
+              at::empty({tensor.numel()}, numbers.options().dtype(at::kFloat)), origin};
+  made.numbers.as_strided(tensor.sizes(), tensor.strides()).copy_(numbers);
+  const std::lock_guard guard(shadows().mutex);
+  auto& kept = shadows().by_memory;
+  const auto [place, fresh] =
+      kept.try_emplace(tensor.storage().unsafeGetStorageImpl(), std::move(made));
+  // What it replaces is freed behind the lock.
+  if (!fresh) std::swap(place->second, made);
+}
+
+// Results of a call, each with what it inherited errors of, and from which site.
+using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, SiteId>>>;
+
+bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
+  const auto tensors = tensors_in(arguments);
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return shadow_of(tensor).defined(); });
+}
+
+bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.requires_grad();
+  });
+}
+
+// What an argument was given as, or what that would be without the errors made before.
+at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
+  for (const auto& [source, result] : context.casts) {
+    if (!result.is_same(argument)) continue;
+    const at::Tensor shadow = shadow_of(source, &origin);
+    return shadow.defined() ? shadow : in_float32(source);
+  }
+  const at::Tensor shadow = shadow_of(argument, &origin);
+  return shadow.defined() ? shadow : in_float32(argument);
+}
+
+void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                    const std::vector<Compared>& given, Inherited& inherited) {
+  SiteId origin = report::kNone;
+  const auto right = evidence::rerun(
+      *context.op, context.arguments,
+      [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
+  const auto inputs = tensors_in(context.arguments);
+  const bool constant = !requires_gradient(inputs);
+  if (origin == report::kNone) {
+    // Here the first error is made.
+    if (!constant) return;
+    for (const auto& [result, full] : given) keep_shadow(result, in_float32(full), context.site);
+    return;
+  }
+  if (!right) return;
+  const auto pairs = compared(results, *right);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const at::Tensor result = pairs[i].result.detach();
+    const at::Tensor full = in_float32(pairs[i].other);
+    const at::Tensor own = i < given.size() ? in_float32(given[i].other) : in_float32(result);
+    at::Tensor difference;
+    const double before = evidence::error_of(own, full, &difference).squares;
+    if (!constant) {
+      inherited.push_back({pairs[i].result, {difference, origin}});
+      continue;
+    }
+    const double here = evidence::error_of(result, own, nullptr).squares;
+    keep_shadow(pairs[i].result, full, here > before ? context.site : origin);
+  }
+}
+
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
+                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
+                     Inherited& inherited) {
   const auto reference =
       evidence::rerun(*context.op, context.arguments,
                       [&](const at::Tensor& argument) { return as_given(context, argument); });
@@ -169,7 +274,9 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     values.unmeasured = 1;
     return;
   }
-  for (const auto& [result, wanted] : compared(results, *reference)) {
+  const auto pairs = compared(results, *reference);
+  if (!context.backward) follow_shadows(context, results, pairs, inherited);
+  for (const auto& [result, wanted] : pairs) {
     at::Tensor difference;
     const at::Tensor full = in_float32(wanted);
     const report::Error error = evidence::error_of(
@@ -253,6 +360,34 @@ void stop_measuring() {
   if (detail::measuring.fetch_sub(1) > 1) return;
   at::removeCallback(here().callback);
   keep_nodes(false);
+  decltype(Shadows::by_memory) gone;
+  const std::lock_guard guard(shadows().mutex);
+  gone.swap(shadows().by_memory);
+}
+
+// Numbers as they are in another dtype.
+bool is_copy(const evidence::Op& op) {
+  const std::string_view name = op.handle.schema().name();
+  return name == "aten::_to_copy" || name == "aten::clone";
+}
+
+// An op that moves numbers about: the shadow of what it was given goes with them.
+void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  const evidence::OutOfSight out_of_sight;
+  SiteId origin = report::kNone;
+  const auto without = [&](const at::Tensor& argument) {
+    return without_errors(context, argument, origin);
+  };
+  auto moved = std::optional<torch::jit::Stack>();
+  if (is_copy(*context.op)) {
+    moved = torch::jit::Stack{without(context.arguments[0].toTensor())};
+  } else {
+    moved = evidence::rerun(*context.op, context.arguments, without);
+  }
+  if (!moved || origin == report::kNone) return;
+  for (const auto& [result, numbers] : compared(results, *moved)) {
+    if (!shadow_of(result).defined()) keep_shadow(result, in_float32(numbers), origin);
+  }
 }
 
 std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::RecordFunction& call) {
@@ -264,9 +399,17 @@ std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::Rec
   if (frame == nullptr || frame->call.site == report::kNone) return nullptr;
   const evidence::Op* op = evidence::op_of(call);
   const bool backward = frame->kind == Frame::Kind::Backward;
-  if (op == nullptr || !op->repeatable || (!backward && is_transparent(*frame, *op)))
-    return nullptr;
+  if (op == nullptr) return nullptr;
   const auto inputs = call.inputs();
+  if (!backward && op->moves && is_shadowed(inputs)) {
+    auto moving = std::make_unique<MeasuredCall>();
+    moving->op = op;
+    moving->arguments.assign(inputs.begin(), inputs.end());
+    moving->epoch = thread.epoch;
+    ++thread.measuring;
+    return moving;
+  }
+  if (!op->repeatable || (!backward && is_transparent(*frame, *op))) return nullptr;
   if (!evidence::may_rerun(*op, inputs)) return nullptr;
   // Without what-ifs only that is measured which ran low.
   const bool may_cast = !backward && autocast::this_thread.state != nullptr;
@@ -287,22 +430,35 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
   const MeasuredCall* context = &measured;
   if (thread.measuring > 0) --thread.measuring;
   if (context->op == nullptr || call.outputs().empty()) return;  // the op has raised
+  if (context->op->moves) return move_shadow(*context, call.outputs());
   const std::uint64_t start = now_ns();
   Values values;
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
   (context->backward ? values.backward_calls : values.calls) = 1;
   const bool low = has_low(context->arguments, context->casts);
-  if (!low && !here().measure.what_if) return;
+  const bool shadowed =
+      !context->backward &&
+      (is_shadowed(context->arguments) ||
+       std::any_of(context->casts.begin(), context->casts.end(),
+                   [](const auto& cast) { return shadow_of(cast.first).defined(); }));
+  if (!low && !shadowed && !here().measure.what_if) return;
+  Inherited inherited;
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
-      measure_low_run(*context, call.outputs(), values, waiting);
-    } else {
+      measure_low_run(*context, call.outputs(), values, waiting, inherited);
+    } else if (shadowed) {
+      follow_shadows(*context, call.outputs(), {}, inherited);
+    }
+    if (!low && here().measure.what_if) {
       measure_what_if(*context, call.outputs(), values, waiting);
     }
   }
   for (auto& [result, difference] : waiting) {
-    wait_for_gradient(*context, result, std::move(difference), low);
+    wait_for_gradient(context->site, context->epoch, result, std::move(difference), low);
+  }
+  for (auto& [result, from] : inherited) {
+    wait_for_gradient(from.second, context->epoch, result, std::move(from.first), true);
   }
   for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
     if (!outer->shown) continue;

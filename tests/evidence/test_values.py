@@ -243,6 +243,69 @@ def test_two_calls_of_one_place_round_what_lies_between_them_once() -> None:
     assert row["values"]["low"]["squares"] == pytest.approx(wanted, rel=1e-4)
 
 
+class Rotary(nn.Module):
+    """Angles of positions, as transformers makes them: without gradients, and of large numbers."""
+
+    def __init__(self, *, copied: bool) -> None:
+        super().__init__()
+        self.copied = copied
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 16, 2) / 16))
+
+    @torch.no_grad()
+    def forward(self, positions: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = (positions[:, None].float() * self.inv_freq).repeat(1, 1)
+        angles = torch.cat((angles, angles), -1)
+        cos, sin = angles.cos() * 1.0, angles.sin() * 1.0
+        return (cos.to(x.dtype).clone(), sin.to(x.dtype)) if self.copied else (cos, sin)
+
+
+class Positions(nn.Module):
+    def __init__(self, *, copied: bool) -> None:
+        super().__init__()
+        self.rotary = Rotary(copied=copied)
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.rotary(torch.arange(1000, 1000 + x.shape[0]), x)
+        q, k = (torch.addcmul(y * cos, y.roll(8, -1), sin) for y in (self.q(x) * 4, self.k(x) * 4))
+        return torch.softmax(q @ k.t(), -1) @ x
+
+
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_error_that_no_gradient_comes_to_counts_for_the_op_that_made_it(front_end, copied) -> None:
+    """Rotary positions in bfloat16: position * inv_freq is off by whole radians, though by no more than other ops are in relation."""
+    torch.manual_seed(0)
+    model, x = Positions(copied=copied), torch.randn(64, 16)
+    with torch.no_grad():
+        exact = model(x).square().sum().item()
+    with region(front_end, "hmp"), hmp.report(values=True) as report:
+        loss = model(x).float().square().sum()
+        loss.backward()
+    hmp.revert()
+    assert report.local_error("mul", "rotary").largest > 1
+    assert report.error_share("mul", "rotary") > 0.5
+    assert report.edits()[0].text == "+mul:fp32"
+    assert report.edits()[0].modules == "Positions: rotary"
+    with region(front_end, hmp.Policy.load("hmp").with_edits("+mul:fp32")):
+        better = model(x).float().square().sum().item()
+    assert abs(better - exact) < abs(loss.item() - exact) / 4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_is_measured_where_it_draws_no_random_numbers(dropout) -> None:
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    with hmp.autocast("cpu", policy="torch-cpu"), hmp.report(values=True) as report:
+        F.scaled_dot_product_attention(q, q, q, dropout_p=dropout).float().sum().backward()
+    assert (float(report.local_error("scaled_dot_product_attention")) > 0) == (dropout == 0)
+
+
+def test_a_number_of_python_is_no_float64_tensor_d38() -> None:
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        torch.ones(4).add(0.1) * 1.2345
+    assert float(report.local_error("mul")) > 0
+
+
 # --- nothing else changes
 
 

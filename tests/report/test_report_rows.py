@@ -532,7 +532,7 @@ HELD = {
 
 @pytest.mark.parametrize("case", HELD)
 def test_an_op_that_was_taken_before_convert_is_missed_and_its_holder_found(case, monkeypatch):
-    from habana_mp._report import holders
+    from habana_mp._report.findings import holders
 
     monkeypatch.setattr(holders, "_MOST", 1000)  # there are many here
     call, holder = HELD[case]

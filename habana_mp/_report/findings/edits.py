@@ -34,6 +34,14 @@ class Edit:
         return f"{self.text}: {self.why}"
 
 
+def _where(rows: list[dict[str, Any]]) -> str:
+    """The module that makes most of the error of an op, or what the modules that make some of it have in common."""
+    sizes = {row["module"]: abs(row["values"]["change"]) for row in rows}
+    largest = max(sizes, key=lambda module: sizes[module])
+    most = sizes[largest] > sum(sizes.values()) / 2
+    return largest if most else pattern(module for module, size in sizes.items() if size > 0)
+
+
 def edits(report: dict[str, Any]) -> list[Edit]:
     """The ops whose float32 takes most of the error away, then those whose low dtype adds least for the time that they take.
 
@@ -49,12 +57,12 @@ def edits(report: dict[str, Any]) -> list[Edit]:
         op = group[0]["op"]
         casts = sum(cast["count"] for row in group for cast in row["casts"])
         made = sum(abs(row["values"]["change"]) for row in group) / whole
-        where = pattern(row["module"] for row in group if abs(row["values"]["change"]) > 0)
         if made >= _LARGE:
+            where = _where(group)
             why = f"makes {share(made, 1.0)} of the error of the loss"
             keep.append(Edit(f"+{op}:fp32", op, made, casts, where, why + (f", in {where}" if where else "")))
             continue
-        wide = [row for row in group if not row["values"]["change"] and row["values"]["changes"] and row["policy"]]
+        wide = [row for row in group if row["runs_in"] == ["float32"] and row["values"]["changes"] and row["policy"]]
         added = sum(abs(row["values"]["change_low"]) for row in wide) / whole
         seconds = sum(own_seconds(row) + cast_seconds(row) for row in wide)
         if wide and added <= _SMALL and seconds >= _WORTH * time:

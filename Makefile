@@ -89,7 +89,7 @@ docs: $(BUILT)
 	@echo "==> build/site/index.html"
 
 bench: $(BUILT)
-	@for script in overhead kernels models; do \
+	@for script in overhead kernels models evidence; do \
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
 	done
 	@echo "==> docs/benchmarks.md"

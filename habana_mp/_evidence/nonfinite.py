@@ -34,7 +34,8 @@ class GivenTensor:
 class Nonfinite:
     """What ``find_nonfinite`` found; ``str`` of it is for people.
 
-    ``op`` is the op as lists name it, and ``inner`` what torch called inside it. ``module``, ``rule``, ``policy`` and ``source`` are those
+    ``op`` is the op as lists name it, and ``inner`` what torch called inside it, or "cast", where the dtype that an argument is cast to
+    does not hold its numbers. ``module``, ``rule``, ``policy`` and ``source`` are those
     of its row in a report. ``phase`` is "forward" or "backward", where ``op`` is the op whose backward it is. ``kind`` is "nan" or "inf",
     ``dtype`` that of the result, ``given`` the first floating tensors that it was given. ``edit`` keeps the op in float32 and so mends
     it; it is None where float32 is not finite either.
@@ -62,13 +63,16 @@ class Nonfinite:
                 ("module", self.module),
                 ("at", self.source),
                 ("rule", self.rule and f"{self.rule} ({self.policy})"),
-                ("inside", "" if self.inner == f"aten::{self.op}" else self.inner),
+                ("inside", _INSIDE.get(self.inner, "" if self.inner == f"aten::{self.op}" else self.inner)),
                 *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
                 ("edit", self.edit or "none: it is not finite in float32 either"),
             )
             if text
         ]
         return "\n".join(lines)
+
+
+_INSIDE = {"cast": "the cast of what it is given"}
 
 
 def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
@@ -84,7 +88,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
     Raises:
         TypeError: ``step`` is not callable.
         RuntimeError: another search is running.
-        What the step raises.
+        BaseException: what the step raises.
 
     >>> found = hmp.find_nonfinite(lambda: model(x).float().mean().backward())
     >>> print(found)

@@ -10,9 +10,10 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <array>
+#include <algorithm>
 #include <bit>
-#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace habana_mp::evidence {
@@ -31,15 +32,28 @@ constexpr float kUnderF16 = 0x1p-25F;
 constexpr double kUnderE4M3 = 0x1p-10 / 448.0;
 constexpr double kUnderE5M2 = 0x1p-17 / 57344.0;
 
-float as_float(float value) { return value; }
-float as_float(at::BFloat16 value) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(value.x) << 16);
-}
-float as_float(at::Half value) { return static_cast<float>(value); }
+// The loops work on the bits of numbers: comparisons of floats, which may trap, would keep the
+// compiler from using vectors.
+constexpr std::uint32_t kExponent = 0x7F800000U;
+constexpr std::uint32_t kSize = 0x7FFFFFFFU;  // all but the sign: sizes are ordered as their bits
 
-bool is_finite(float value) {
-  return (std::bit_cast<std::uint32_t>(value) & 0x7F800000U) != 0x7F800000U;
+std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
+std::uint32_t bits_of(at::BFloat16 value) { return static_cast<std::uint32_t>(value.x) << 16; }
+std::uint32_t bits_of(at::Half value) { return bits_of(static_cast<float>(value)); }
+float number_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+
+// All bits where the number is finite, else none.
+std::uint32_t if_finite(std::uint32_t bits) {
+  return (bits & kExponent) != kExponent ? 0xFFFFFFFFU : 0U;
 }
+
+// The loops once more for the wider vectors of newer CPUs, chosen when the module is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define HABANA_MP_EVERY_VECTOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define HABANA_MP_EVERY_VECTOR
+#endif
 
 // Parts of a loop, each with a result of its own, added in their order.
 template <typename Result, typename Part>
@@ -57,72 +71,93 @@ Result added(int64_t count, const Part& part) {
 }
 
 struct Sums {
-  std::array<float, kLanes> squares{}, reference_squares{}, largest{}, reference_largest{};
-  std::array<std::uint32_t, kLanes> lost{};
+  float squares[kLanes] = {}, reference_squares[kLanes] = {};
+  std::uint32_t largest[kLanes] = {}, reference_largest[kLanes] = {}, lost[kLanes] = {};
 };
 
 template <typename Ran>
-Error error_in(const Ran* ran, const float* reference, at::BFloat16* difference, int64_t begin,
-               int64_t end) {
-  Error error;
-  // Sums of a few hundred numbers in float32, then in double.
-  for (int64_t block = begin; block < end; block += kLanes * 64) {
-    const int64_t stop = std::min(end, block + kLanes * 64);
-    Sums sums;
-    const auto one = [&](int64_t i, std::size_t lane) {
-      const float wanted = reference[i];
-      const float got = as_float(ran[i]);
-      const float off = got - wanted;
-      const bool counts = is_finite(off);
-      const float d = counts ? off : 0.0F;
-      const float r = is_finite(wanted) ? wanted : 0.0F;
-      sums.squares[lane] += d * d;
-      sums.reference_squares[lane] += r * r;
-      sums.largest[lane] = std::max(sums.largest[lane], std::fabs(d));
-      sums.reference_largest[lane] = std::max(sums.reference_largest[lane], std::fabs(r));
-      sums.lost[lane] += (!is_finite(got) && is_finite(wanted)) ? 1U : 0U;
-      if (difference != nullptr) difference[i] = at::BFloat16(d);
-    };
-    int64_t i = block;
-    for (; i + kLanes <= stop; i += kLanes) {
-      for (int64_t lane = 0; lane < kLanes; ++lane) one(i + lane, static_cast<std::size_t>(lane));
+HABANA_MP_EVERY_VECTOR void add_errors(Sums& sums, const Ran* ran, const float* reference,
+                                       std::uint16_t* difference, int64_t groups, int64_t lanes) {
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const int64_t i = group * kLanes + lane;
+      const std::uint32_t wanted = bits_of(reference[i]);
+      const std::uint32_t got = bits_of(ran[i]);
+      std::uint32_t off = bits_of(number_of(got) - number_of(wanted));
+      off &= if_finite(off);
+      const std::uint32_t full = wanted & if_finite(wanted);
+      sums.squares[lane] += number_of(off) * number_of(off);
+      sums.reference_squares[lane] += number_of(full) * number_of(full);
+      sums.largest[lane] = std::max(sums.largest[lane], off & kSize);
+      sums.reference_largest[lane] = std::max(sums.reference_largest[lane], full & kSize);
+      sums.lost[lane] += ~if_finite(got) & if_finite(wanted) & 1U;
+      // Rounded to bfloat16, to nearest, ties to even.
+      difference[i] = static_cast<std::uint16_t>((off + 0x7FFFU + ((off >> 16) & 1U)) >> 16);
     }
-    for (; i < stop; ++i) one(i, 0);
+  }
+}
+
+template <typename Ran>
+Error error_in(const Ran* ran, const float* reference, std::uint16_t* difference, int64_t begin,
+               int64_t end) {
+  constexpr int64_t kGroups = 64;  // sums of so many numbers in float32, then in double
+  std::uint16_t nowhere[kLanes * kGroups];
+  Error error;
+  for (int64_t block = begin; block < end; block += kLanes * kGroups) {
+    const int64_t count = std::min(end - block, kLanes * kGroups);
+    std::uint16_t* off = difference == nullptr ? nowhere : difference + block;
+    Sums sums;
+    const int64_t whole = count / kLanes;
+    add_errors(sums, ran + block, reference + block, off, whole, kLanes);
+    const int64_t done = whole * kLanes;
+    add_errors(sums, ran + block + done, reference + block + done, off + done, 1, count - done);
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       error.add({.squares = sums.squares[lane],
                  .reference_squares = sums.reference_squares[lane],
-                 .largest = sums.largest[lane],
-                 .reference_largest = sums.reference_largest[lane],
+                 .largest = number_of(sums.largest[lane]),
+                 .reference_largest = number_of(sums.reference_largest[lane]),
                  .lost = sums.lost[lane]});
     }
   }
   return error;
 }
 
+struct Bounds {
+  std::uint32_t largest[kLanes] = {}, smallest[kLanes], over[kLanes] = {}, under[kLanes] = {};
+};
+
+HABANA_MP_EVERY_VECTOR void add_ranges(Bounds& bounds, const float* numbers, int64_t groups,
+                                       int64_t lanes) {
+  const std::uint32_t largest_f16 = std::bit_cast<std::uint32_t>(kLargestF16);
+  const std::uint32_t under_f16 = std::bit_cast<std::uint32_t>(kUnderF16);
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const std::uint32_t bits = bits_of(numbers[group * kLanes + lane]);
+      const std::uint32_t size = bits & kSize & if_finite(bits);
+      bounds.largest[lane] = std::max(bounds.largest[lane], size);
+      // Zero, and what is not finite, is none of the smallest: one less than zero is the largest.
+      bounds.smallest[lane] = std::min(bounds.smallest[lane], size - 1U);
+      bounds.over[lane] += size > largest_f16 ? 1U : 0U;
+      bounds.under[lane] += size - 1U < under_f16 ? 1U : 0U;
+    }
+  }
+}
+
 Range range_in(const float* numbers, int64_t begin, int64_t end) {
   Range range{.numbers = static_cast<std::uint64_t>(end - begin)};
-  std::array<float, kLanes> largest{}, smallest;
-  std::array<std::uint32_t, kLanes> over{}, under{};
-  smallest.fill(std::numeric_limits<float>::infinity());
-  const auto one = [&](int64_t i, std::size_t lane) {
-    const float size = std::fabs(numbers[i]);
-    const bool counts = is_finite(size);
-    largest[lane] = std::max(largest[lane], counts ? size : 0.0F);
-    const bool some = counts && size > 0.0F;
-    smallest[lane] = std::min(smallest[lane], some ? size : smallest[lane]);
-    over[lane] += counts && size > kLargestF16 ? 1U : 0U;
-    under[lane] += some && size <= kUnderF16 ? 1U : 0U;
-  };
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) one(i + lane, static_cast<std::size_t>(lane));
-  }
-  for (; i < end; ++i) one(i, 0);
+  Bounds bounds;
+  std::ranges::fill(bounds.smallest, 0xFFFFFFFFU);
+  const int64_t whole = (end - begin) / kLanes;
+  add_ranges(bounds, numbers + begin, whole, kLanes);
+  add_ranges(bounds, numbers + begin + whole * kLanes, 1, (end - begin) % kLanes);
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    range.largest = std::max(range.largest, static_cast<double>(largest[lane]));
-    range.smallest = std::min(range.smallest, static_cast<double>(smallest[lane]));
-    range.over_float16 += over[lane];
-    range.under_float16 += under[lane];
+    range.largest = std::max(range.largest, static_cast<double>(number_of(bounds.largest[lane])));
+    if (bounds.smallest[lane] != 0xFFFFFFFFU) {
+      const float smallest = number_of(bounds.smallest[lane] + 1U);
+      range.smallest = std::min(range.smallest, static_cast<double>(smallest));
+    }
+    range.over_float16 += bounds.over[lane];
+    range.under_float16 += bounds.under[lane];
   }
   return range;
 }
@@ -135,20 +170,19 @@ struct Count {
   }
 };
 
-Count below(const float* numbers, int64_t begin, int64_t end, float first, float second) {
-  std::array<std::uint32_t, kLanes> a{}, b{};
-  const auto one = [&](int64_t i, std::size_t lane) {
-    const float size = std::fabs(numbers[i]);
-    a[lane] += size > 0.0F && size <= first ? 1U : 0U;
-    b[lane] += size > 0.0F && size <= second ? 1U : 0U;
-  };
-  int64_t i = begin;
-  for (; i + kLanes <= end; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) one(i + lane, static_cast<std::size_t>(lane));
-  }
-  for (; i < end; ++i) one(i, 0);
+HABANA_MP_EVERY_VECTOR Count below(const float* numbers, int64_t begin, int64_t end, float first,
+                                   float second) {
   Count count;
-  for (std::size_t lane = 0; lane < kLanes; ++lane) count.add({a[lane], b[lane]});
+  const std::uint32_t a = bits_of(first), b = bits_of(second);
+  for (int64_t block = begin; block < end; block += kGrain) {
+    std::uint32_t below_a = 0, below_b = 0;
+    for (int64_t i = block; i < std::min(end, block + kGrain); ++i) {
+      const std::uint32_t size = (bits_of(numbers[i]) & kSize) - 1U;  // of zero: the largest
+      below_a += size < a ? 1U : 0U;
+      below_b += size < b ? 1U : 0U;
+    }
+    count.add({below_a, below_b});
+  }
   return count;
 }
 
@@ -158,18 +192,25 @@ struct Sum {
 };
 
 template <typename A>
+HABANA_MP_EVERY_VECTOR void add_products(float* sums, const A* a, const at::BFloat16* b,
+                                         int64_t groups, int64_t lanes) {
+  for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const int64_t i = group * kLanes + lane;
+      sums[lane] += number_of(bits_of(a[i])) * number_of(bits_of(b[i]));
+    }
+  }
+}
+
+template <typename A>
 Sum product_in(const A* a, const at::BFloat16* b, int64_t begin, int64_t end) {
   Sum all;
   for (int64_t block = begin; block < end; block += kLanes * 64) {
-    const int64_t stop = std::min(end, block + kLanes * 64);
-    std::array<float, kLanes> sums{};
-    int64_t i = block;
-    for (; i + kLanes <= stop; i += kLanes) {
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        sums[static_cast<std::size_t>(lane)] += as_float(a[i + lane]) * as_float(b[i + lane]);
-      }
-    }
-    for (; i < stop; ++i) sums[0] += as_float(a[i]) * as_float(b[i]);
+    const int64_t count = std::min(end - block, kLanes * 64);
+    float sums[kLanes] = {};
+    const int64_t whole = count / kLanes;
+    add_products(sums, a + block, b + block, whole, kLanes);
+    add_products(sums, a + block + whole * kLanes, b + block + whole * kLanes, 1, count % kLanes);
     for (const float sum : sums) all.sum += static_cast<double>(sum);
   }
   return all;
@@ -245,10 +286,10 @@ Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* d
   const bool alike = lie_alike(ran, reference);
   const at::Tensor got = alike ? ran : ran.contiguous();
   const at::Tensor wanted = alike ? reference : reference.contiguous();
-  at::BFloat16* off = nullptr;
+  std::uint16_t* off = nullptr;
   if (difference != nullptr) {
     *difference = at::empty_like(wanted, wanted.options().dtype(at::kBFloat16));
-    off = difference->mutable_data_ptr<at::BFloat16>();
+    off = reinterpret_cast<std::uint16_t*>(difference->mutable_data_ptr<at::BFloat16>());
   }
   const auto* reference_numbers = wanted.const_data_ptr<float>();
   return with_numbers(got, [&](const auto* numbers) {

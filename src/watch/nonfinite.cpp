@@ -51,12 +51,23 @@ struct Finder {
 Finder& finder() { return process_wide<Finder>(); }
 
 struct CheckedCall final : at::ObserverContext {
+  CheckedCall();
+  ~CheckedCall() override;
+  CheckedCall(const CheckedCall&) = delete;
+  CheckedCall& operator=(const CheckedCall&) = delete;
+
   const evidence::Op* op = nullptr;
   std::vector<c10::IValue> arguments;
-  // Of what the op writes to, as it was before.
+  // Of what the op writes to, as it was before, or of a cast that a kernel of autocast made for it.
   std::size_t candidate = 0;
   evidence::NotFinite before;
+  CheckedCall* outer;
 };
+
+thread_local CheckedCall* innermost = nullptr;
+
+CheckedCall::CheckedCall() : outer(std::exchange(innermost, this)) {}
+CheckedCall::~CheckedCall() { innermost = outer; }
 
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
@@ -130,6 +141,7 @@ GivenTensor given(const at::Tensor& tensor) {
 
 // The row that the numbers of a call belong to.
 const Frame* row_of(const Thread& thread, bool& backward) {
+  if (thread.frames.empty()) return nullptr;
   // Of a call that a rule has decided meanwhile the frame knows the row.
   const Frame& own = thread.frames.back();
   if (own.kind == Frame::Kind::Dispatched && own.call.site != report::kNone) return &own;
@@ -154,10 +166,21 @@ bool is_finite_in_float32(const CheckedCall& call) {
          });
 }
 
+// Its number.
+std::size_t add_candidate(const Thread& thread, Nonfinite made) {
+  if (const Frame* row = row_of(thread, made.backward)) {
+    const std::lock_guard guard(all().mutex);
+    if (row->call.site < all().sites.size()) made.site = all().sites[row->call.site];
+  }
+  const std::lock_guard guard(finder().mutex);
+  auto& candidates = finder().search.candidates;
+  if (candidates.size() < kMostCandidates) candidates.push_back(std::move(made));
+  return candidates.size();
+}
+
 std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const at::Tensor& result,
                           const evidence::NotFinite& found) {
   Nonfinite made;
-  const Frame* row = row_of(thread, made.backward);
   made.inner = call.op->handle.schema().name();
   made.nan = found.nan;
   made.dtype = c10::toString(result.scalar_type());
@@ -171,14 +194,7 @@ std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const a
       }
     }
   }
-  if (row != nullptr) {
-    const std::lock_guard guard(all().mutex);
-    if (row->call.site < all().sites.size()) made.site = all().sites[row->call.site];
-  }
-  const std::lock_guard guard(finder().mutex);
-  if (finder().search.candidates.size() == kMostCandidates) return kMostCandidates;
-  finder().search.candidates.push_back(std::move(made));
-  return finder().search.candidates.size();
+  return add_candidate(thread, std::move(made));
 }
 
 // A node of a backward pass: a gradient that arrives at a weight is what the step is about.
@@ -283,8 +299,21 @@ void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverCon
 }
 
 void pass_on(const at::Tensor& source, const at::Tensor& result) {
-  const std::size_t candidate = first_candidate({source});
-  if (candidate != 0) taint(result, candidate);
+  std::size_t candidate = first_candidate({source});
+  if (candidate == 0 && evidence::not_finite(result).beyond(evidence::not_finite(source))) {
+    Nonfinite made;
+    made.inner = "cast";
+    made.dtype = c10::toString(result.scalar_type());
+    made.finite_in_float32 = true;
+    {
+      const evidence::OutOfSight out_of_sight;
+      made.given.push_back(given(source));
+    }
+    candidate = add_candidate(this_thread(), std::move(made));
+  }
+  if (candidate == 0) return;
+  taint(result, candidate);
+  if (innermost != nullptr && innermost->candidate == 0) innermost->candidate = candidate;
 }
 
 }  // namespace habana_mp::watch

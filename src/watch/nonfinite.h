@@ -50,7 +50,8 @@ std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned)
 std::unique_ptr<at::ObserverContext> checked_call(Thread& thread, const at::RecordFunction& call);
 void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverContext& context);
 
-// A cast of ours, which no op of the dispatcher makes: the result is as finite as the source.
+// A cast of ours, which no op of the dispatcher makes: what is not finite goes with it, and what
+// the new dtype does not hold is made by it.
 void pass_on(const at::Tensor& source, const at::Tensor& result);
 
 }  // namespace habana_mp::watch

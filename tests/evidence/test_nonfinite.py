@@ -114,6 +114,32 @@ def test_an_overflow_of_float16_has_an_edit_that_mends_it(op, front_end) -> None
     assert hmp.find_nonfinite(step(IN_FLOAT16.with_edits(found.edit))) is None
 
 
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_a_mask_that_the_low_dtype_does_not_hold(front_end) -> None:
+    """finfo(float32).min is -inf in bfloat16, and a row that is all mask becomes NaN in a softmax, which is not to blame."""
+    policy = hmp.Policy.load("hmp").with_edits("+add:lower", "+softmax:lower")
+    scores = torch.randn(4, 4, requires_grad=True)
+    mask = torch.full((4, 4), torch.finfo(torch.float32).min)
+
+    def step(policy: hmp.Policy):
+        def run() -> None:
+            if front_end == "convert":
+                hmp.convert(policy=policy)
+                y = torch.softmax(scores + mask, -1)
+                hmp.revert()
+            else:
+                with hmp.autocast("cpu", policy=policy):
+                    y = torch.softmax(scores + mask, -1)
+            y.float().square().sum().backward()
+
+        return run
+
+    found = hmp.find_nonfinite(step(policy))
+    assert found is not None
+    assert (found.op, found.inner, found.edit) == ("add", "cast", "+add:fp32")
+    assert "the cast of what it is given" in str(found)
+
+
 MEANT = {
     "a mask of -inf": lambda x: torch.softmax(x + torch.full((8, 8), -torch.inf).triu(1), -1),
     "masked_fill": lambda x: torch.softmax(x.masked_fill(torch.eye(8) > 0, -torch.inf), -1),

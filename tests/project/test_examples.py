@@ -107,3 +107,13 @@ def test_find_a_nan():
     line = int(re.search(r"find_a_nan\.py:(\d+)", text)[1])
     assert "finfo(torch.float32).min" in (EXAMPLES / "find_a_nan.py").read_text().splitlines()[line - 1]
     assert re.search(r"4\. with_edits\('\+mul:fp32'\): after 10 steps the loss is 0\.\d+", text)
+
+
+def test_rotary():
+    text = run("examples/rotary.py")
+    assert re.search(
+        r"^\+mul:fp32: makes \d+ % of the error of the loss, in LlamaForCausalLM: model.rotary_emb$", text, re.MULTILINE
+    )
+    errors = [float(number) for number in re.findall(r"(0\.\d+)$", text, re.MULTILINE)]
+    assert len(errors) == 3
+    assert errors[1] <= errors[2] < errors[0] / 10  # the edited policy, torch.autocast, hmp

@@ -1,0 +1,328 @@
+"""What reports with values foretell, against what happens; planted faults that are found; and what measuring costs a step."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from bench import Report, Row, run, table, table_of, take_turns
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from habana_mp import hmp
+
+WORDS, CLASSES, WIDTH = 200, 10, 64
+SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, WORDS, (8, 48))
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    layers = (nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+    return nn.Sequential(*layers), torch.randn(256, 64)
+
+
+def cnn() -> tuple[nn.Module, torch.Tensor]:
+    first = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*first, *second, nn.Linear(32, CLASSES)).eval(), torch.randn(32, 3, 32, 32)
+
+
+def gpt() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.GPT2Config(
+        vocab_size=WORDS,
+        n_embd=WIDTH,
+        n_layer=3,
+        n_head=4,
+        n_positions=64,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return transformers.GPT2LMHeadModel(config), tokens()
+
+
+def bert() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.BertConfig(vocab_size=WORDS, num_labels=CLASSES, **SMALL, **NO_DROPOUT)
+    return transformers.BertForSequenceClassification(config), tokens()
+
+
+def vit() -> tuple[nn.Module, torch.Tensor]:
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=CLASSES, **SMALL, **NO_DROPOUT)
+    return transformers.ViTForImageClassification(config), torch.randn(16, 3, 32, 32)
+
+
+def llama() -> tuple[nn.Module, torch.Tensor]:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=WORDS, **SMALL)), tokens()
+
+
+MODELS = {"MLP": mlp, "CNN": cnn, "GPT": gpt, "BERT": bert, "ViT": vit, "llama": llama}
+WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
+
+
+def logits_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    found: Any = model(x)
+    logits = found if isinstance(found, torch.Tensor) else found.logits
+    return logits.flatten(0, -2)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits_of(model, x).float(), target)
+
+
+def exact_loss(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> float:
+    """In float64 from the logits on: the changes are smaller than what a loss in float32 can show."""
+    with torch.no_grad():
+        return functional.cross_entropy(logits_of(model, x).double(), target).item()
+
+
+def trained(
+    make: Callable[[], tuple[nn.Module, torch.Tensor]], steps: int
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model, x = make()
+    with torch.no_grad():
+        logits = logits_of(model, x)
+    target = torch.randint(0, logits.shape[-1], (len(logits),))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, x, target).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return model, x, target
+
+
+def alone(model: nn.Module, path: str, op: str) -> dict[str, hmp.Policy]:
+    """The policies of the parts of a model where one op in one module runs low, and all else in float32."""
+    below = {f"{path}.{name}" if path else name: WIDE for name, _ in model.get_submodule(path).named_children()}
+    return {"": WIDE, **below, path: hmp.Policy.from_ops(lower=[op], rest="fp32", name="low")}
+
+
+def places(name: str, steps: int) -> list[tuple[str, float, float]]:
+    """Of each op in each module: its name, the change of the loss that is foretold, and the one that is measured."""
+    model, x, target = trained(MODELS[name], steps)
+    with hmp.report(values=True) as report:
+        loss_of(model, x, target).backward()
+    before = exact_loss(model, x, target)
+    modules = dict(model.named_modules())
+    found = []
+    for row in report.to_dict()["rows"]:
+        root, _, path = row["module"].partition(": ")
+        if "values" not in row or not row["values"]["changes"] or not root or path not in modules:
+            continue
+        with hmp.set_policies(model, alone(model, path, row["op"])), hmp.autocast("cpu", policy=WIDE):
+            measured = exact_loss(model, x, target) - before
+        found.append((f"{row['op']} in {path or root}", row["values"]["change_low"], measured))
+    return found
+
+
+def ranks(numbers: list[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64).argsort().argsort().double()
+
+
+def correlation(first: list[float], second: list[float]) -> float:
+    return torch.corrcoef(torch.stack([ranks(first), ranks(second)]))[0, 1].item()
+
+
+def shares(quick: bool) -> tuple[list[Row], str]:
+    rows, lines = [], []
+    for name in list(MODELS)[: 1 if quick else None]:
+        found = places(name, 2 if quick else 10)
+        foretold, measured = [one for _, one, _ in found], [one for *_, one in found]
+        # What moves the loss by less than float32 can show is not measured either.
+        sure = [(a, b) for a, b in zip(foretold, measured, strict=True) if abs(b) > 1e-7]
+        off = statistics.median(abs(a - b) / abs(b) for a, b in sure)
+        rank = correlation([abs(one) for one in foretold], [abs(one) for one in measured])
+        worst = max(range(len(found)), key=lambda i: abs(measured[i]))
+        is_found = worst == max(range(len(found)), key=lambda i: abs(foretold[i]))
+        rows += [
+            Row(f"{name}: foretold change of the loss, median off by", 100 * off, "%", 10),
+            Row(f"{name}: rank correlation over {len(found)} places", rank, "", 0.95, at_least=True),
+        ]
+        top = found[worst]
+        lines.append([name, f"{len(found)}", top[0], f"{top[1]:.2e}", f"{top[2]:.2e}", "yes" if is_found else "no"])
+    return rows, table(
+        ["model", "places", "the place that moves the loss most", "foretold", "measured", "named first"], lines
+    )
+
+
+PLANTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "log": lambda y: y + torch.log(y.detach() * 0 - 1),
+    "sqrt": lambda y: y + torch.sqrt(y.detach() * 0 - 1),
+    "div": lambda y: y / torch.zeros_like(y),
+    "exp": lambda y: y * torch.exp(y.detach() * 0 + 100),
+    "pow": lambda y: y * torch.pow(y.detach() * 0 + 1e30, 2),
+    "acos": lambda y: y + torch.acos(y.detach() * 0 + 2),
+    "mul": lambda y: (y * 0 + 1e30) * 1e30,
+    "sum": lambda y: y + (y * 0 + 3e38).sum(-1, keepdim=True),
+    "rsqrt": lambda y: y * torch.rsqrt(y.detach() * 0),
+    "matmul": lambda y: (y * 0 + 1e30) @ torch.full((8, 8), 1e30),
+    "sqrt, backward": lambda y: y + torch.sqrt((y * 0).square()),
+    "acos, backward": lambda y: y + torch.acos(y * 0 + 1),
+    "": lambda y: y,
+}
+
+
+class Block(nn.Module):
+    """Has infinities that are meant: a causal mask, and logs of zeros that are masked."""
+
+    def __init__(self, planted: str) -> None:
+        super().__init__()
+        self.q, self.v, self.planted = nn.Linear(8, 8), nn.Linear(8, 8), planted
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.q(x) @ x.t() + torch.full((len(x), len(x)), -torch.inf).triu(1)
+        y = torch.softmax(scores, -1) @ self.v(x)
+        logs = torch.log(torch.relu(y.detach()))
+        return PLANTED[self.planted](y + logs.masked_fill(logs.isinf(), 0.0))
+
+
+def plants() -> list[Row]:
+    right = wrong = total = false = 0
+    for planted in PLANTED:
+        for place in range(2):
+            for policy in ("fp32", "bfloat16"):
+                torch.manual_seed(total)
+                model = nn.Sequential(*(Block(planted if i == place else "") for i in range(2)), nn.Linear(8, 4))
+                region = hmp.autocast("cpu", policy="torch-cpu") if policy != "fp32" else contextlib.nullcontext()
+
+                def step(model: nn.Module = model, region: Any = region) -> None:
+                    with region:
+                        y = model(torch.randn(6, 8)).float().mean()
+                    y.backward()
+
+                found = hmp.find_nonfinite(step)
+                if not planted:
+                    false += found is not None
+                    continue
+                total += 1
+                op, _, phase = planted.partition(", ")
+                named = found is not None and (found.op, found.phase) == (op, phase or "forward")
+                right, wrong = right + named, wrong + (not named)
+    return [
+        Row(f"planted NaNs and infinities named where they are made, of {total}", right, "", total, at_least=True),
+        Row("false ones, in the same steps without a plant", false, "", 0),
+    ]
+
+
+def ranges(quick: bool) -> list[Row]:
+    """Overflow and underflow in float16, foretold from float32, against running it."""
+    ops: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "mul": lambda x: x * x,
+        "exp": torch.exp,
+        "sum": lambda x: x.sum(-1),
+        "mm": lambda x: x @ x.t(),
+        "add": lambda x: x + x,
+        "pow": lambda x: x.pow(3),
+        "softmax": lambda x: torch.softmax(x, -1),
+        "sigmoid": torch.sigmoid,
+    }
+    hits = false = missed = 0
+    for op, call in ops.items():
+        for power in range(-12, 13, 6 if quick else 1):
+            torch.manual_seed(power)
+            x = (torch.randn(32, 32) * 2.0**power).half().float()
+            with hmp.report(values=True) as report:
+                full = call(x)
+            seen = next(
+                row["values"]["range"]
+                for row in report.to_dict()["rows"]
+                if row["op"] in (op, "matmul") and "values" in row
+            )
+            low = call(x.half()).float()
+            over = bool((low.isinf() & full.isfinite()).any())
+            under = bool(((low == 0) & (full != 0)).any())
+            for foretold, real in ((seen["over_float16"] > 0, over), (seen["under_float16"] > 0, under)):
+                hits += foretold and real
+                false += foretold and not real
+                missed += real and not foretold
+    return [
+        Row("float16 overflow and underflow: recall", hits / max(1, hits + missed), "", 1, at_least=True),
+        Row("float16 overflow and underflow: precision", hits / max(1, hits + false), "", 0.95, at_least=True),
+    ]
+
+
+class DispatchMode(TorchDispatchMode):
+    """The errors of all ops in Python, as torch lets one write it: without casts, modules, gradients or rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, float] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        low = [one for one in args if isinstance(one, torch.Tensor) and one.dtype == torch.bfloat16]
+        if not low or not isinstance(result, torch.Tensor) or func.is_view or func._schema.is_mutable:
+            return result
+        wide = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype == torch.bfloat16 else t, (args, kwargs))
+        with contextlib.suppress(RuntimeError):
+            full = func(*wide[0], **wide[1]).float()
+            off = ((result.float() - full).norm() / full.norm()).item()
+            self.errors[str(func)] = max(self.errors.get(str(func), 0.0), off)
+        return result
+
+
+def costs(quick: bool) -> list[Row]:
+    rows = []
+    for name, make in {"GPT": gpt, "MLP": mlp}.items():
+        model, x, target = trained(make, 1)
+        x, target = x.repeat(4, *[1] * (x.dim() - 1)), target.repeat(4)
+
+        def step(model: nn.Module = model, x: torch.Tensor = x, target: torch.Tensor = target) -> None:
+            with hmp.autocast("cpu", policy="torch-cpu"):
+                loss = loss_of(model, x, target)
+            loss.backward()
+            model.zero_grad()
+
+        def timed(round_it: Callable[[], Any], step: Callable[[], None] = step) -> Callable[[], float]:
+            def visit() -> float:
+                start = time.perf_counter()
+                with round_it():
+                    step()
+                return time.perf_counter() - start
+
+            return visit
+
+        visits = {
+            "plain": timed(contextlib.nullcontext),
+            "errors": timed(lambda: hmp.report(values="errors")),
+            "values": timed(lambda: hmp.report(values=True)),
+            "dispatch": timed(DispatchMode),
+        }
+        best = take_turns(visits, 2 if quick else 12)
+        beside = f"TorchDispatchMode, errors alone: {best['dispatch'] / best['plain']:.2f}x"
+        rows += [
+            Row(f"{name}: a step with values=True", best["values"] / best["plain"], "x", 3, beside),
+            Row(f'{name}: a step with values="errors"', best["errors"] / best["plain"], "x", 2, beside),
+        ]
+    return rows
+
+
+def measure(quick: bool) -> Report:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    rows, first = shares(quick)
+    found = [*plants(), *ranges(quick), *costs(quick)]
+    text = (
+        "Each op in each module alone in bfloat16, all else in float32: the change of the loss that one float32 step foretells "
+        "(`hmp.report(values=True)`), and the measured one. The loss op itself is left out.\n\n"
+        f"{table_of(rows)}\n\n{first}\n\nFaults that are planted, ranges, and what a step costs:\n\n{table_of(found)}"
+    )
+    return Report("Values", [*rows, *found], text)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

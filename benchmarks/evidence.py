@@ -212,8 +212,14 @@ def plants() -> list[Row]:
                 named = found is not None and (found.op, found.phase) == (op, phase or "forward")
                 right, wrong = right + named, wrong + (not named)
     return [
-        Row(f"planted NaNs and infinities named where they are made, of {total}", right, "", total, at_least=True),
-        Row("false ones, in the same steps without a plant", false, "", 0),
+        Row(
+            f"planted NaNs and infinities named where they are made, of {total}",
+            float(right),
+            "",
+            float(total),
+            at_least=True,
+        ),
+        Row("false ones, in the same steps without a plant", float(false), "", 0),
     ]
 
 

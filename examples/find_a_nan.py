@@ -6,11 +6,10 @@ The model tells code from prose, a line of Python's manual at a time. Lines are 
 attention as many models do it: `(1 - mask) * finfo(float32).min` is added to the scores. Float32 holds that number. In bfloat16 it
 rounds to -inf, and a line that is all padding (the manual has empty ones) gets a softmax over nothing but -inf: NaN.
 
-Somebody who does not know that finds it in four steps, all below:
+Somebody who does not know that finds it in three steps, all below:
 1. the loss under the policy is NaN;
-2. each op of the lower list in turn goes to float32: with one of them the loss is a number again;
-3. `hmp.report` says where the model calls that op and which line of which list decides about it;
-4. `Policy.with_edits` moves this one op, and the training goes on.
+2. `hmp.find_nonfinite` runs that step and names the op that made the first number that is not finite, its line and what it was given;
+3. `Policy.with_edits` moves this one op to float32, and the training goes on.
 """
 
 from __future__ import annotations
@@ -61,26 +60,34 @@ def lines() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.tensor([int(line.startswith("     ")) for line in found])
 
 
-def train(policy: hmp.Policy | None, steps: int) -> list[float]:
-    """The losses in float32, or under convert by a policy; it stops at a NaN."""
-    torch.manual_seed(0)
-    model, (x, y) = Reader(), lines()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    losses: list[float] = []
-    if policy is not None:
-        hmp.convert(policy=policy)
-    try:
-        while len(losses) < steps and not (losses and math.isnan(losses[-1])):
-            batch = torch.randint(len(x), (BATCH,))
-            loss = F.cross_entropy(model(x[batch]), y[batch])
-            optimizer.zero_grad()
+class Training:
+    """The same model and the same batches, in float32 or under convert by a policy."""
+
+    def __init__(self, policy: hmp.Policy | None) -> None:
+        torch.manual_seed(0)
+        self.policy = policy
+        self.model, (self.x, self.y) = Reader(), lines()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        if self.policy is not None:
+            hmp.convert(policy=self.policy)
+        try:
+            batch = torch.randint(len(self.x), (BATCH,))
+            loss = F.cross_entropy(self.model(self.x[batch]), self.y[batch])
+            self.optimizer.zero_grad()
             loss.backward()
-            with hmp.disable_casts():
-                optimizer.step()
-            losses.append(loss.item())
-    finally:
-        hmp.revert()
-    return losses
+        finally:
+            hmp.revert()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def run(self, steps: int) -> float:
+        """The last loss; it stops at a NaN."""
+        while len(self.losses) < steps and not (self.losses and math.isnan(self.losses[-1])):
+            self.step()
+        return self.losses[-1]
 
 
 def main() -> None:
@@ -89,33 +96,21 @@ def main() -> None:
     steps = parser.parse_args().steps
     policy = hmp.Policy.load("hmp")
 
-    float32 = train(None, steps)
-    print(f"1. after {steps} steps the loss is {float32[-1]:.4f} in float32")
-    lower = train(policy, steps)
-    print(f"   under the policy {policy.name} it is {lower[-1]} at step {len(lower) - 1}\n")
+    print(f"1. after {steps} steps the loss is {Training(None).run(steps):.4f} in float32")
+    lower = Training(policy)
+    print(f"   under the policy {policy.name} it is {lower.run(steps)} at step {len(lower.losses) - 1}\n")
 
-    print(f"2. the same first steps, with one op of the {len(policy.lists['lower'])} in the lower list in float32:")
-    culprits = []
-    for op in policy.lists["lower"]:
-        loss = train(policy.with_edits(f"+{op}:fp32"), len(lower))[-1]
-        if not math.isnan(loss):
-            culprits.append(op)
-            print(f"   {op}: the loss is {loss:.4f}")
-    print("   with any other it stays NaN\n")
-
-    print("3. where, and why:")
-    with hmp.report() as report:
-        train(policy, 1)
-    for row in report.to_dict()["rows"]:
-        if row["op"] in culprits and row["casts"]:
-            print(f"   {row['op']} at {row['source']}, from {row['dtypes'][0]} to {row['runs_in'][0]}")
-            print(f"   {row['rule']}")
+    training = Training(policy)
+    for _ in lower.losses[1:]:  # up to the step before
+        training.step()
+    found = hmp.find_nonfinite(training.step)
+    print("2. the first op whose result is not finite:")
+    print("   " + str(found).replace("\n", "\n   "))
     low = torch.tensor(torch.finfo(torch.float32).min).to(policy.low_dtype)
     print(f"   finfo(float32).min is {low} in {policy.low_dtype}\n")
 
-    edits = [f"+{op}:fp32" for op in culprits]
-    mended = train(policy.with_edits(*edits), steps)
-    print(f"4. with_edits({', '.join(map(repr, edits))}): after {steps} steps the loss is {mended[-1]:.4f}")
+    mended = Training(policy.with_edits(found.edit)).run(steps)
+    print(f"3. with_edits({found.edit!r}): after {steps} steps the loss is {mended:.4f}")
 
 
 if __name__ == "__main__":

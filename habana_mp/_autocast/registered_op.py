@@ -49,6 +49,8 @@ def register_op(function: Callable[..., Any] | None = None, *, name: str | None 
         return functools.partial(register_op, name=name)
     if isinstance(function, RegisteredOp):
         function = function.original
+    if isinstance(function, (staticmethod, classmethod)):
+        raise TypeError(f"register_op goes below @{type(function).__name__}, next to the function")
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"register_op takes a function, not {function!r}")
     own = getattr(function, "__name__", None) if name is None else name
@@ -104,8 +106,19 @@ class RegisteredOp:
     def __repr__(self) -> str:
         return f"<hmp.register_op of {self.original!r}>"
 
-    def __reduce__(self) -> str:
-        return str(self.__dict__["__qualname__"])  # by name, as functions are
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        own = self.__dict__.get("__qualname__")  # by name, as functions are; a partial or an object has none
+        return own if isinstance(own, str) else (_registered, (self.original, self.listed_name))
+
+    def __copy__(self) -> RegisteredOp:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> RegisteredOp:
+        return self
+
+
+def _registered(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return register_op(original, name=name)
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from habana_mp._torch_private import DRAW
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """A floating tensor that the op was given: its dtype, its sizes, and the smallest and largest of its numbers."""
+    """A floating tensor that the op was given: its dtype ("number" of a Python number), its sizes, and the smallest and largest of its numbers."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -27,6 +27,8 @@ class GivenTensor:
     largest: float
 
     def __str__(self) -> str:
+        if self.dtype == "number":
+            return f"the number {self.smallest:.4g}"
         return f"{self.dtype} {list(self.sizes)}, {self.smallest:.4g} to {self.largest:.4g}"
 
 
@@ -87,7 +89,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
 
     Raises:
         TypeError: ``step`` is not callable.
-        RuntimeError: another search is running.
+        RuntimeError: another search is running, or a report measures values.
         BaseException: what the step raises.
 
     >>> found = hmp.find_nonfinite(lambda: model(x).float().mean().backward())
@@ -100,8 +102,8 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
     if not callable(step):
         raise TypeError(f"find_nonfinite runs a step, a function without arguments, not {step!r}")
     with CastReport():
-        _core.start_finding()
         returned: list[torch.Tensor] = []
+        _core.start_finding()
         try:
             DRAW.map_tensors(torch.Tensor, returned.append, step())
         except BaseException:

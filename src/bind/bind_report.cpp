@@ -42,7 +42,7 @@ py::tuple named_site(const report::Sites& sites, SiteId id) {
   return py::make_tuple(sites[id].op, sites[id].module);
 }
 
-// What find_nonfinite() looks for, by the names that habana_mp/_report/nonfinite.py reads; None
+// What find_nonfinite() looks for, by the names that habana_mp/_evidence/nonfinite.py reads; None
 // where all is finite.
 py::object found_nonfinite(const py::list& returned) {
   std::vector<at::Tensor> tensors;

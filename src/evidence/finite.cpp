@@ -1,5 +1,6 @@
 #include "evidence/finite.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isnan.h>
@@ -10,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cast/dtypes.h"
+#include "cast/numbers.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -59,14 +62,27 @@ NotFinite of_number(double number) {
           .below = std::isinf(number) && number < 0};
 }
 
+// Whether the numbers are there to be read: not those of a compiler, of a transform or of memory
+// that was given back (FSDP does so).
+bool has_numbers(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_floating_point() || tensor.numel() == 0 ||
+      tensor.layout() != at::kStrided || tensor.is_meta() || !is_ordinary(tensor) ||
+      !tensor.has_storage() || tensor.storage().data() == nullptr) {
+    return false;
+  }
+  const std::size_t needed =
+      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                       static_cast<std::size_t>(tensor.storage_offset()));
+  return needed <= tensor.storage().nbytes();
+}
+
 }  // namespace
 
-NotFinite not_finite(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_floating_point() || tensor.numel() == 0 || tensor.is_meta() ||
-      tensor.layout() != at::kStrided) {
-    return {};
-  }
+NotFinite not_finite(const at::Tensor& given) {
+  if (!has_numbers(given)) return {};
   const OutOfSight out_of_sight;
+  const bool plain = dtype_of(given) != DType::Other;  // not one of the float8 dtypes
+  const at::Tensor tensor = plain ? given : given.to(at::kFloat);
   if (all_finite(tensor)) return {};
   return {.nan = at::isnan(tensor).any().item<bool>(),
           .above = at::isposinf(tensor).any().item<bool>(),

@@ -49,7 +49,8 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    written += writes ? 1U : 0U;
+    const bool one = argument.type()->kind() == c10::TypeKind::TensorType;
+    written += writes ? (one ? 1U : 2U) : 0U;  // a list is more than one
     if (writes || std::ranges::find(kStatistics, argument.name()) != kStatistics.end())
       op->written.push_back(i);
   }
@@ -139,8 +140,19 @@ std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments
   if (op.written.empty()) return copies;
   const OutOfSight out_of_sight;
   for (const std::size_t i : op.written) {
-    if (i < copies.size() && copies[i].isTensor() && copies[i].toTensor().defined())
-      copies[i] = copies[i].toTensor().clone();
+    if (i >= arguments.size() || !arguments[i].isTensor() || !arguments[i].toTensor().defined())
+      continue;
+    const at::Tensor& written = arguments[i].toTensor();
+    const at::Tensor copy = written.clone();
+    // Other arguments may look at the same memory: x.mul_(x).
+    for (c10::IValue& other : copies) {
+      if (!other.isTensor() || !other.toTensor().defined()) continue;
+      if (other.toTensor().is_same(written)) {
+        other = copy;
+      } else if (other.toTensor().is_alias_of(written)) {
+        other = other.toTensor().clone();
+      }
+    }
   }
   return copies;
 }
@@ -154,7 +166,7 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
       c10::IValue value = changed(arguments[i], change);
       const bool written = std::ranges::find(op.written, i) != op.written.end();
       if (written && value.isTensor() && value.toTensor().defined() &&
-          value.toTensor().is_same(arguments[i].toTensor())) {
+          value.toTensor().is_alias_of(arguments[i].toTensor())) {
         value = value.toTensor().clone();  // another run must find it as it was
       }
       stack.push_back(std::move(value));

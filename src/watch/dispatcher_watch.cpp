@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -149,20 +150,25 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else {
     begin_shown(thread, call);
   }
-  if (finds() && is_op(call)) return checked_call(thread, call);
-  return measures() && is_op(call) ? measured_call(thread, call) : nullptr;
+  if ((!finds() && !measures()) || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
+  try {
+    return finds() ? checked_call(thread, call) : measured_call(thread, call);
+  } catch (const std::exception&) {  // a call that cannot be looked at runs all the same
+    return nullptr;
+  }
 }
 
 void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   if (at::in_parallel_region()) return;
   Thread& thread = this_thread();
-  if (kept != nullptr) {
-    if (auto* measured = dynamic_cast<MeasuredCall*>(kept)) {
-      end_measured(thread, call, *measured);
-    } else {
-      end_checked(thread, call, *kept);
+  if (kept != nullptr) try {
+      if (auto* measured = dynamic_cast<MeasuredCall*>(kept)) {
+        end_measured(thread, call, *measured);
+      } else {
+        end_checked(thread, call, *kept);
+      }
+    } catch (const std::exception&) {  // its frame is to go in any case
     }
-  }
   // A report may have been opened or closed in the middle of it.
   if (thread.frames.empty() || thread.frames.back().kind == Frame::Kind::Decided) return;
   const Frame frame = pop(thread);

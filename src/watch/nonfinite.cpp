@@ -13,12 +13,14 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
 #include "evidence/rerun.h"
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
+#include "watch/values.h"
 
 namespace habana_mp::watch {
 namespace {
@@ -132,8 +134,10 @@ bool is_skipped(std::string_view op) {
 
 GivenTensor given(const at::Tensor& tensor) {
   GivenTensor seen{c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
+  if (torch_private::is_wrapped_number(tensor)) seen.dtype = "number";
   if (tensor.numel() == 0) return seen;
-  const at::Tensor wide = tensor.detach().to(at::kDouble);
+  // In a row: a reduction of a tensor without dimensions is none.
+  const at::Tensor wide = tensor.detach().to(at::kDouble).reshape({-1});
   seen.smallest = at::amin(wide).item<double>();
   seen.largest = at::amax(wide).item<double>();
   return seen;
@@ -210,18 +214,31 @@ std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node)
 }  // namespace
 
 void start_finding() {
+  if (measures())
+    throw std::runtime_error("find_nonfinite does not run inside of hmp.report(values=True)");
   if (detail::finding.exchange(true)) {
     throw std::runtime_error("find_nonfinite runs already: one step is looked at at a time");
   }
   keep_nodes(true);
+  const std::lock_guard guard(all().mutex);
   finder().callback = at::addGlobalCallback(at::RecordFunctionCallback(node_begins)
                                                 .needsInputs(true)
                                                 .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  static_cast<void>(torch_private::op_listeners());  // see look_at_callbacks()
 }
 
 std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
-  for (const at::Tensor& tensor : returned) reach_by({tensor});
-  at::removeCallback(finder().callback);
+  for (const at::Tensor& tensor : returned) {
+    try {
+      reach_by({tensor});
+    } catch (const std::exception&) {  // numbers that torch cannot look at are no NaN that we know
+    }
+  }
+  {
+    const std::lock_guard guard(all().mutex);
+    at::removeCallback(finder().callback);
+    static_cast<void>(torch_private::op_listeners());
+  }
   keep_nodes(false);
   detail::finding.store(false);
   Search search;
@@ -273,7 +290,16 @@ void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverCon
                                inputs.front().numel() == 1 && inputs.front().requires_grad();
   if ((leaves || begins_backward) && !inputs.empty() && inputs.front().is_floating_point())
     return reach_by(inputs);
-  for (const at::Tensor& result : tensors_in(call.outputs())) {
+  auto results = tensors_in(call.outputs());
+  if (results.empty()) {  // a fused step of an optimizer returns nothing
+    for (const std::size_t i : checked.op->written) {
+      if (i >= checked.arguments.size()) continue;
+      for (const at::Tensor& one :
+           tensors_in(c10::ArrayRef<c10::IValue>(checked.arguments).slice(i, 1)))
+        results.push_back(one);
+    }
+  }
+  for (const at::Tensor& result : results) {
     const evidence::NotFinite found = evidence::not_finite(result);
     if (!found.any()) {
       // Of a view others may still hold what is not finite.

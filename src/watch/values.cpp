@@ -12,7 +12,9 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "cast/dtypes.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "evidence/numbers.h"
 #include "evidence/rerun.h"
@@ -31,11 +33,11 @@ using report::Values;
 // Differences wait for the backward pass, in bfloat16: as much memory as the activations of the
 // model take in it. Beyond this the shares of further calls are not measured.
 constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+constexpr std::int64_t kMostShadowNumbers = std::int64_t{1} << 26;
 constexpr std::string_view kNamespace = "aten::";
 
 struct Measuring {
   report::Measure measure;
-  std::atomic<std::int64_t> bytes{0};  // of differences that wait
   at::CallbackHandle callback = 0;
 };
 
@@ -66,43 +68,74 @@ at::Tensor in_float32(const at::Tensor& tensor) {
   return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
 }
 
-// Differences that a gradient is waited for with.
+// What waits for a gradient: freed when its graph is, or when nobody measures any more.
+struct Difference {
+  at::Tensor numbers;
+  SiteId site = report::kNone;
+  bool ran = false;
+};
+
+struct Differences {
+  ForkSafeMutex mutex;
+  std::unordered_map<std::uint64_t, Difference> by_number;
+  std::uint64_t made = 0;
+  std::int64_t bytes = 0;
+};
+
+Differences& differences() { return process_wide<Differences>(); }
+
+// A share of a difference, which the hook of a result has.
 class Waiting {
  public:
-  Waiting(at::Tensor difference, SiteId site, std::uint64_t of, bool ran)
-      : difference_(std::move(difference)),
-        bytes_(difference_.numel() * 2),
-        site_(site),
-        epoch_(of),
-        ran_(ran) {
-    here().bytes += bytes_;
+  explicit Waiting(std::uint64_t number) : number_(number) {}
+  ~Waiting() {
+    Difference gone;
+    const std::lock_guard guard(differences().mutex);
+    const auto found = differences().by_number.find(number_);
+    if (found == differences().by_number.end()) return;
+    differences().bytes -= found->second.numbers.numel() * 2;
+    gone = std::move(found->second);
+    differences().by_number.erase(found);
   }
-  ~Waiting() { here().bytes -= bytes_; }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
+  // In a backward pass: nothing that goes wrong here may end it.
   void gradient(const at::Tensor& gradient) const {
-    if (!gradient.defined() || epoch.load(std::memory_order_relaxed) != epoch_) return;
+    // With create_graph it is the gradient of something that the loss is made of.
+    if (!gradient.defined() || !measures() || c10::GradMode::is_enabled()) return;
+    try {
+      multiply(gradient);
+    } catch (const std::exception&) {
+    }
+  }
+
+ private:
+  void multiply(const at::Tensor& gradient) const {
+    Difference difference;
+    {
+      const std::lock_guard guard(differences().mutex);
+      const auto found = differences().by_number.find(number_);
+      if (found == differences().by_number.end()) return;
+      difference = found->second;
+    }
+    const bool fits = gradient.layout() == at::kStrided && is_ordinary(gradient) &&
+                      gradient.sizes() == difference.numbers.sizes();
+    if (!fits) return;
     double change = 0;
     {
       const evidence::OutOfSight out_of_sight;
-      change = evidence::product(gradient, difference_);
+      change = evidence::product(gradient, difference.numbers);
     }
     Values values;
     values.changes = 1;
     values.change_low = change;
-    if (ran_) values.change_ran = change;
+    if (difference.ran) values.change_ran = change;
     const std::lock_guard guard(all().mutex);
-    if (epoch.load(std::memory_order_relaxed) != epoch_) return;
-    for_listeners([&](report::Listener& listener) { listener.measured(site_, values); });
+    for_listeners([&](report::Listener& listener) { listener.measured(difference.site, values); });
   }
 
- private:
-  at::Tensor difference_;
-  std::int64_t bytes_;
-  SiteId site_;
-  std::uint64_t epoch_;
-  bool ran_;
+  std::uint64_t number_;
 };
 
 // One result of a call, beside that of another run of it.
@@ -125,12 +158,22 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
   return pairs;
 }
 
-void wait_for_gradient(SiteId site, std::uint64_t of, const at::Tensor& result,
-                       at::Tensor difference, bool ran) {
-  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return;
-  if (here().bytes.load() + difference.numel() * 2 > kMostBytes) return;
-  auto waiting = std::make_shared<const Waiting>(std::move(difference), site, of, ran);
+// Whether there was room for it.
+bool wait_for_gradient(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
+  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return true;
+  const std::int64_t bytes = difference.numel() * 2;
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard guard(differences().mutex);
+    Differences& kept = differences();
+    if (kept.bytes + bytes > kMostBytes) return false;
+    kept.bytes += bytes;
+    number = ++kept.made;
+    kept.by_number.emplace(number, Difference{std::move(difference), site, ran});
+  }
+  auto waiting = std::make_shared<const Waiting>(number);
   result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
+  return true;
 }
 
 // The arguments that the call was given, before its casts, in float32.
@@ -167,6 +210,7 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 struct Shadow {
   c10::weak_intrusive_ptr<c10::StorageImpl> memory;
   std::int64_t version = 0;
+  at::ScalarType dtype = at::kFloat;
   at::Tensor numbers;  // all of the memory, in a row, in float32
   SiteId origin = report::kNone;
 };
@@ -174,20 +218,34 @@ struct Shadow {
 struct Shadows {
   ForkSafeMutex mutex;
   std::unordered_map<const c10::StorageImpl*, Shadow> by_memory;
+  std::size_t sweep_at = 64;  // entries, from which on those of memory that is gone go
+  std::int64_t numbers = 0;
 };
 
 Shadows& shadows() { return process_wide<Shadows>(); }
 
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+}
+
 // The shadow of a tensor, with its sizes and strides; undefined where it has none.
 at::Tensor shadow_of(const at::Tensor& tensor, SiteId* origin = nullptr) {
   if (!tensor.defined() || !tensor.has_storage()) return {};
-  const std::lock_guard guard(shadows().mutex);
-  const auto found = shadows().by_memory.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == shadows().by_memory.end()) return {};
-  const Shadow& shadow = found->second;
-  if (shadow.memory.expired() || shadow.version != tensor._version()) return {};
-  if (origin != nullptr) *origin = shadow.origin;
-  return shadow.numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  at::Tensor numbers;
+  {
+    const std::lock_guard guard(shadows().mutex);
+    const auto found = shadows().by_memory.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == shadows().by_memory.end()) return {};
+    const Shadow& shadow = found->second;
+    if (shadow.memory.expired() || shadow.version != version_of(tensor) ||
+        shadow.dtype != tensor.scalar_type()) {
+      return {};
+    }
+    if (origin != nullptr) *origin = shadow.origin;
+    numbers = shadow.numbers;
+  }
+  const evidence::OutOfSight out_of_sight;
+  return numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, SiteId origin) {
@@ -196,15 +254,30 @@ void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, SiteId ori
       tensor.storage_offset() == 0 &&
       tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
   if (!whole) return;
-  Shadow made{tensor.storage().getWeakStorageImpl(), tensor._version(),
+  Shadow made{tensor.storage().getWeakStorageImpl(), version_of(tensor), tensor.scalar_type(),
               at::empty({tensor.numel()}, numbers.options().dtype(at::kFloat)), origin};
   made.numbers.as_strided(tensor.sizes(), tensor.strides()).copy_(numbers);
+  std::vector<Shadow> gone;  // freed behind the lock
   const std::lock_guard guard(shadows().mutex);
-  auto& kept = shadows().by_memory;
+  Shadows& kept = shadows();
+  if (kept.by_memory.size() >= kept.sweep_at) {
+    std::erase_if(kept.by_memory, [&](auto& entry) {
+      if (!entry.second.memory.expired()) return false;
+      kept.numbers -= entry.second.numbers.numel();
+      gone.push_back(std::move(entry.second));
+      return true;
+    });
+    kept.sweep_at = std::max<std::size_t>(64, 2 * kept.by_memory.size());
+  }
+  if (kept.numbers + tensor.numel() > kMostShadowNumbers) return;
+  kept.numbers += tensor.numel();
   const auto [place, fresh] =
-      kept.try_emplace(tensor.storage().unsafeGetStorageImpl(), std::move(made));
-  // What it replaces is freed behind the lock.
-  if (!fresh) std::swap(place->second, made);
+      kept.by_memory.try_emplace(tensor.storage().unsafeGetStorageImpl(), std::move(made));
+  if (!fresh) {
+    std::swap(place->second, made);
+    kept.numbers -= made.numbers.numel();
+    gone.push_back(std::move(made));
+  }
 }
 
 // Results of a call, each with what it inherited errors of, and from which site.
@@ -353,16 +426,28 @@ void start_measuring(const report::Measure& measure) {
     keep_nodes(true);
     here().callback = at::addGlobalCallback(
         at::RecordFunctionCallback(node_begins).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    static_cast<void>(torch_private::op_listeners());  // see look_at_callbacks()
   }
 }
 
 void stop_measuring() {
   if (detail::measuring.fetch_sub(1) > 1) return;
-  at::removeCallback(here().callback);
+  {
+    const std::lock_guard guard(all().mutex);
+    at::removeCallback(here().callback);
+    static_cast<void>(torch_private::op_listeners());
+  }
   keep_nodes(false);
   decltype(Shadows::by_memory) gone;
-  const std::lock_guard guard(shadows().mutex);
-  gone.swap(shadows().by_memory);
+  {
+    const std::lock_guard guard(shadows().mutex);
+    gone.swap(shadows().by_memory);
+    shadows().numbers = 0;
+  }
+  decltype(Differences::by_number) unused;
+  const std::lock_guard guard(differences().mutex);
+  unused.swap(differences().by_number);
+  differences().bytes = 0;
 }
 
 // Numbers as they are in another dtype.
@@ -454,12 +539,14 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
       measure_what_if(*context, call.outputs(), values, waiting);
     }
   }
+  bool room = true;
   for (auto& [result, difference] : waiting) {
-    wait_for_gradient(context->site, context->epoch, result, std::move(difference), low);
+    room = wait_for_gradient(context->site, result, std::move(difference), low) && room;
   }
   for (auto& [result, from] : inherited) {
-    wait_for_gradient(from.second, context->epoch, result, std::move(from.first), true);
+    room = wait_for_gradient(from.second, result, std::move(from.first), true) && room;
   }
+  if (!room) values.unmeasured = 1;
   for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
     if (!outer->shown) continue;
     outer->inside_ns += now_ns() - start;

@@ -178,6 +178,25 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
   }
 }
 
+std::vector<Compared> compared(const std::vector<c10::IValue>& results,
+                               const torch::jit::Stack& others) {
+  std::vector<Compared> pairs;
+  const auto a = tensors_in(results);
+  const auto b = tensors_in(others);
+  if (a.size() != b.size()) return pairs;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() && b[i].defined() && eligible(dtype_of(a[i])) && eligible(dtype_of(b[i])) &&
+        a[i].sizes() == b[i].sizes()) {
+      pairs.push_back({a[i], b[i]});
+    }
+  }
+  return pairs;
+}
+
+at::Tensor in_float32(const at::Tensor& tensor) {
+  return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
+}
+
 OutOfSight::OutOfSight() : no_listener_(false), no_autocast_(autocast::kAllKeys) {}
 
 }  // namespace habana_mp::evidence

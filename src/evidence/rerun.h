@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <optional>
+#include <vector>
 
 namespace habana_mp::evidence {
 
@@ -38,6 +39,18 @@ std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments
 using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                        const Change& change);
+
+// One result of a call, beside that of another run of it.
+struct Compared {
+  at::Tensor result, other;
+};
+
+// The floating results of two runs, where they are of one form; empty where they are not.
+std::vector<Compared> compared(const std::vector<c10::IValue>& results,
+                               const torch::jit::Stack& others);
+
+// As it is where it is no number that casts are made from.
+at::Tensor in_float32(const at::Tensor& tensor);
 
 // What runs inside is seen by nobody.
 class OutOfSight {

@@ -73,7 +73,7 @@ struct Recast {
 
 class Report final : public Listener {
  public:
-  Report(std::uint64_t start_ns, bool has_values)
+  explicit Report(std::uint64_t start_ns, bool has_values = false)
       : Listener(Hears::Calls), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -12,14 +13,24 @@
 
 #include "base/clock.h"
 #include "cast/tensors.h"
+#include "evidence/rerun.h"
 #include "policy/dtype.h"
 #include "report/event.h"
 #include "watch/module_stack.h"
 
 namespace habana_mp::watch {
 
-struct MeasuredCall;  // watch/values.h
 using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
+
+// What is kept of a call between its beginning and its end, while calls are measured.
+struct MeasuredCall final : at::ObserverContext {
+  const evidence::Op* op = nullptr;  // null: it is inside of one that is measured
+  std::vector<c10::IValue> arguments;
+  CastTensors casts;
+  report::SiteId site = report::kNone;
+  std::uint64_t epoch = 0;
+  bool backward = false;
+};
 
 // A call that a thread is in.
 struct Frame {

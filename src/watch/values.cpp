@@ -1,25 +1,23 @@
 #include "watch/values.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
 #include "cast/tensors.h"
+#include "evidence/differences.h"
 #include "evidence/numbers.h"
 #include "evidence/rerun.h"
+#include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "scope/regions.h"
+#include "watch/inherited_errors.h"
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
 
@@ -30,10 +28,6 @@ using report::Outcome;
 using report::SiteId;
 using report::Values;
 
-// Differences wait for the backward pass, in bfloat16: as much memory as the activations of the
-// model take in it. Beyond this the shares of further calls are not measured.
-constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
-constexpr std::int64_t kMostShadowNumbers = std::int64_t{1} << 26;
 constexpr std::string_view kNamespace = "aten::";
 
 struct Measuring {
@@ -64,124 +58,12 @@ bool is_transparent(const Frame& frame, const evidence::Op& op) {
          autocast::this_thread.state != nullptr;
 }
 
-at::Tensor in_float32(const at::Tensor& tensor) {
-  return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
-}
-
-// What waits for a gradient: freed when its graph is, or when nobody measures any more.
-struct Difference {
-  at::Tensor numbers;
-  SiteId site = report::kNone;
-  bool ran = false;
-};
-
-struct Differences {
-  ForkSafeMutex mutex;
-  std::unordered_map<std::uint64_t, Difference> by_number;
-  std::uint64_t made = 0;
-  std::int64_t bytes = 0;
-};
-
-Differences& differences() { return process_wide<Differences>(); }
-
-// A share of a difference, which the hook of a result has.
-class Waiting {
- public:
-  explicit Waiting(std::uint64_t number) : number_(number) {}
-  ~Waiting() {
-    Difference gone;
-    const std::lock_guard guard(differences().mutex);
-    const auto found = differences().by_number.find(number_);
-    if (found == differences().by_number.end()) return;
-    differences().bytes -= found->second.numbers.numel() * 2;
-    gone = std::move(found->second);
-    differences().by_number.erase(found);
-  }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-
-  // In a backward pass: nothing that goes wrong here may end it.
-  void gradient(const at::Tensor& gradient) const {
-    // With create_graph it is the gradient of something that the loss is made of.
-    if (!gradient.defined() || !measures() || c10::GradMode::is_enabled()) return;
-    try {
-      multiply(gradient);
-    } catch (const std::exception&) {
-    }
-  }
-
- private:
-  void multiply(const at::Tensor& gradient) const {
-    Difference difference;
-    {
-      const std::lock_guard guard(differences().mutex);
-      const auto found = differences().by_number.find(number_);
-      if (found == differences().by_number.end()) return;
-      difference = found->second;
-    }
-    const bool fits = gradient.layout() == at::kStrided && is_ordinary(gradient) &&
-                      gradient.sizes() == difference.numbers.sizes();
-    if (!fits) return;
-    double change = 0;
-    {
-      const evidence::OutOfSight out_of_sight;
-      change = evidence::product(gradient, difference.numbers);
-    }
-    Values values;
-    values.changes = 1;
-    values.change_low = change;
-    if (difference.ran) values.change_ran = change;
-    const std::lock_guard guard(all().mutex);
-    for_listeners([&](report::Listener& listener) { listener.measured(difference.site, values); });
-  }
-
-  std::uint64_t number_;
-};
-
-// One result of a call, beside that of another run of it.
-struct Compared {
-  at::Tensor result, other;
-};
-
-std::vector<Compared> compared(const std::vector<c10::IValue>& results,
-                               const torch::jit::Stack& others) {
-  std::vector<Compared> pairs;
-  const auto a = tensors_in(results);
-  const auto b = tensors_in(others);
-  if (a.size() != b.size()) return pairs;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() && b[i].defined() && eligible(dtype_of(a[i])) && eligible(dtype_of(b[i])) &&
-        a[i].sizes() == b[i].sizes()) {
-      pairs.push_back({a[i], b[i]});
-    }
-  }
-  return pairs;
-}
-
-// Whether there was room for it.
-bool wait_for_gradient(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
-  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return true;
-  const std::int64_t bytes = difference.numel() * 2;
-  std::uint64_t number = 0;
-  {
-    const std::lock_guard guard(differences().mutex);
-    Differences& kept = differences();
-    if (kept.bytes + bytes > kMostBytes) return false;
-    kept.bytes += bytes;
-    number = ++kept.made;
-    kept.by_number.emplace(number, Difference{std::move(difference), site, ran});
-  }
-  auto waiting = std::make_shared<const Waiting>(number);
-  result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
-  return true;
-}
-
 // The arguments that the call was given, before its casts, in float32.
 at::Tensor as_given(const MeasuredCall& context, const at::Tensor& argument) {
   for (const auto& [source, result] : context.casts) {
-    if (result.is_same(argument)) return in_float32(source);
+    if (result.is_same(argument)) return evidence::in_float32(source);
   }
-  return in_float32(argument);
+  return evidence::in_float32(argument);
 }
 
 // Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
@@ -203,140 +85,6 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
     return ran.defined() && may_be_low(dtype_of(ran));
   });
 }
-
-// Numbers that no gradient comes to, since nothing that they are made of requires one (the angles
-// of rotary positions): what they would be in float32 from the beginning on. Where they meet
-// numbers that require gradients, what they are off by counts for the op that has made most of it.
-struct Shadow {
-  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
-  std::int64_t version = 0;
-  at::ScalarType dtype = at::kFloat;
-  at::Tensor numbers;  // all of the memory, in a row, in float32
-  SiteId origin = report::kNone;
-};
-
-struct Shadows {
-  ForkSafeMutex mutex;
-  std::unordered_map<const c10::StorageImpl*, Shadow> by_memory;
-  std::size_t sweep_at = 64;  // entries, from which on those of memory that is gone go
-  std::int64_t numbers = 0;
-};
-
-Shadows& shadows() { return process_wide<Shadows>(); }
-
-std::int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
-}
-
-// The shadow of a tensor, with its sizes and strides; undefined where it has none.
-at::Tensor shadow_of(const at::Tensor& tensor, SiteId* origin = nullptr) {
-  if (!tensor.defined() || !tensor.has_storage()) return {};
-  at::Tensor numbers;
-  {
-    const std::lock_guard guard(shadows().mutex);
-    const auto found = shadows().by_memory.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == shadows().by_memory.end()) return {};
-    const Shadow& shadow = found->second;
-    if (shadow.memory.expired() || shadow.version != version_of(tensor) ||
-        shadow.dtype != tensor.scalar_type()) {
-      return {};
-    }
-    if (origin != nullptr) *origin = shadow.origin;
-    numbers = shadow.numbers;
-  }
-  const evidence::OutOfSight out_of_sight;
-  return numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-}
-
-void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, SiteId origin) {
-  const bool whole =
-      tensor.has_storage() && tensor.is_non_overlapping_and_dense() &&
-      tensor.storage_offset() == 0 &&
-      tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
-  if (!whole) return;
-  Shadow made{tensor.storage().getWeakStorageImpl(), version_of(tensor), tensor.scalar_type(),
-              at::empty({tensor.numel()}, numbers.options().dtype(at::kFloat)), origin};
-  made.numbers.as_strided(tensor.sizes(), tensor.strides()).copy_(numbers);
-  std::vector<Shadow> gone;  // freed behind the lock
-  const std::lock_guard guard(shadows().mutex);
-  Shadows& kept = shadows();
-  if (kept.by_memory.size() >= kept.sweep_at) {
-    std::erase_if(kept.by_memory, [&](auto& entry) {
-      if (!entry.second.memory.expired()) return false;
-      kept.numbers -= entry.second.numbers.numel();
-      gone.push_back(std::move(entry.second));
-      return true;
-    });
-    kept.sweep_at = std::max<std::size_t>(64, 2 * kept.by_memory.size());
-  }
-  if (kept.numbers + tensor.numel() > kMostShadowNumbers) return;
-  kept.numbers += tensor.numel();
-  const auto [place, fresh] =
-      kept.by_memory.try_emplace(tensor.storage().unsafeGetStorageImpl(), std::move(made));
-  if (!fresh) {
-    std::swap(place->second, made);
-    kept.numbers -= made.numbers.numel();
-    gone.push_back(std::move(made));
-  }
-}
-
-// Results of a call, each with what it inherited errors of, and from which site.
-using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, SiteId>>>;
-
-bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
-  const auto tensors = tensors_in(arguments);
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [](const at::Tensor& tensor) { return shadow_of(tensor).defined(); });
-}
-
-bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.requires_grad();
-  });
-}
-
-// What an argument was given as, or what that would be without the errors made before.
-at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
-  for (const auto& [source, result] : context.casts) {
-    if (!result.is_same(argument)) continue;
-    const at::Tensor shadow = shadow_of(source, &origin);
-    return shadow.defined() ? shadow : in_float32(source);
-  }
-  const at::Tensor shadow = shadow_of(argument, &origin);
-  return shadow.defined() ? shadow : in_float32(argument);
-}
-
-void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                    const std::vector<Compared>& given, Inherited& inherited) {
-  SiteId origin = report::kNone;
-  const auto right = evidence::rerun(
-      *context.op, context.arguments,
-      [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
-  const auto inputs = tensors_in(context.arguments);
-  const bool constant = !requires_gradient(inputs);
-  if (origin == report::kNone) {
-    // Here the first error is made.
-    if (!constant) return;
-    for (const auto& [result, full] : given) keep_shadow(result, in_float32(full), context.site);
-    return;
-  }
-  if (!right) return;
-  const auto pairs = compared(results, *right);
-  for (std::size_t i = 0; i < pairs.size(); ++i) {
-    const at::Tensor result = pairs[i].result.detach();
-    const at::Tensor full = in_float32(pairs[i].other);
-    const at::Tensor own = i < given.size() ? in_float32(given[i].other) : in_float32(result);
-    at::Tensor difference;
-    const double before = evidence::error_of(own, full, &difference).squares;
-    if (!constant) {
-      inherited.push_back({pairs[i].result, {difference, origin}});
-      continue;
-    }
-    const double here = evidence::error_of(result, own, nullptr).squares;
-    keep_shadow(pairs[i].result, full, here > before ? context.site : origin);
-  }
-}
-
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                      Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
                      Inherited& inherited) {
@@ -347,11 +95,11 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     values.unmeasured = 1;
     return;
   }
-  const auto pairs = compared(results, *reference);
+  const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) follow_shadows(context, results, pairs, inherited);
   for (const auto& [result, wanted] : pairs) {
     at::Tensor difference;
-    const at::Tensor full = in_float32(wanted);
+    const at::Tensor full = evidence::in_float32(wanted);
     const report::Error error = evidence::error_of(
         result.detach(), full, !context.backward && result.requires_grad() ? &difference : nullptr);
     (context.backward ? values.backward : values.ran).add(error);
@@ -382,7 +130,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
   // Where the device has no low kernel: the same by rounding what goes in and comes out.
   if (!other) {
     other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
-      return in_float32(round(argument));
+      return evidence::in_float32(round(argument));
     });
   }
   for (const c10::IValue& result : results) {
@@ -395,7 +143,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     values.unmeasured = 1;
     return;
   }
-  for (const auto& [result, lower] : compared(results, *other)) {
+  for (const auto& [result, lower] : evidence::compared(results, *other)) {
     if (dtype_of(result) != DType::Float32) continue;
     at::Tensor difference;
     const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
@@ -403,6 +151,18 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
                                       result.requires_grad() ? &difference : nullptr));
     waiting.emplace_back(result, difference);
   }
+}
+
+// Whether there was room for it.
+bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
+  return evidence::wait_for_gradient(result, std::move(difference), [site, ran](double change) {
+    Values values;
+    values.changes = 1;
+    values.change_low = change;
+    if (ran) values.change_ran = change;
+    const std::lock_guard guard(all().mutex);
+    for_listeners([&](report::Listener& listener) { listener.measured(site, values); });
+  });
 }
 
 // A node of a backward pass begins: what runs in it is counted with the call that made it.
@@ -438,41 +198,8 @@ void stop_measuring() {
     static_cast<void>(torch_private::op_listeners());
   }
   keep_nodes(false);
-  decltype(Shadows::by_memory) gone;
-  {
-    const std::lock_guard guard(shadows().mutex);
-    gone.swap(shadows().by_memory);
-    shadows().numbers = 0;
-  }
-  decltype(Differences::by_number) unused;
-  const std::lock_guard guard(differences().mutex);
-  unused.swap(differences().by_number);
-  differences().bytes = 0;
-}
-
-// Numbers as they are in another dtype.
-bool is_copy(const evidence::Op& op) {
-  const std::string_view name = op.handle.schema().name();
-  return name == "aten::_to_copy" || name == "aten::clone";
-}
-
-// An op that moves numbers about: the shadow of what it was given goes with them.
-void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  const evidence::OutOfSight out_of_sight;
-  SiteId origin = report::kNone;
-  const auto without = [&](const at::Tensor& argument) {
-    return without_errors(context, argument, origin);
-  };
-  auto moved = std::optional<torch::jit::Stack>();
-  if (is_copy(*context.op)) {
-    moved = torch::jit::Stack{without(context.arguments[0].toTensor())};
-  } else {
-    moved = evidence::rerun(*context.op, context.arguments, without);
-  }
-  if (!moved || origin == report::kNone) return;
-  for (const auto& [result, numbers] : compared(results, *moved)) {
-    if (!shadow_of(result).defined()) keep_shadow(result, in_float32(numbers), origin);
-  }
+  evidence::forget_shadows();
+  evidence::forget_differences();
 }
 
 std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::RecordFunction& call) {
@@ -525,7 +252,7 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
       !context->backward &&
       (is_shadowed(context->arguments) ||
        std::any_of(context->casts.begin(), context->casts.end(),
-                   [](const auto& cast) { return shadow_of(cast.first).defined(); }));
+                   [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); }));
   if (!low && !shadowed && !here().measure.what_if) return;
   Inherited inherited;
   {
@@ -541,10 +268,10 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
   }
   bool room = true;
   for (auto& [result, difference] : waiting) {
-    room = wait_for_gradient(context->site, result, std::move(difference), low) && room;
+    room = wait(context->site, result, std::move(difference), low) && room;
   }
   for (auto& [result, from] : inherited) {
-    room = wait_for_gradient(from.second, result, std::move(from.first), true) && room;
+    room = wait(from.second, result, std::move(from.first), true) && room;
   }
   if (!room) values.unmeasured = 1;
   for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {

@@ -8,9 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "evidence/rerun.h"
 #include "report/values.h"
 #include "watch/call_stack.h"
 
@@ -21,16 +19,6 @@ inline std::atomic<unsigned> measuring{0};  // reports that measure
 }
 
 inline bool measures() { return detail::measuring.load(std::memory_order_relaxed) != 0; }
-
-// What is kept of a call between its beginning and its end.
-struct MeasuredCall final : at::ObserverContext {
-  const evidence::Op* op = nullptr;  // null: it is inside of one that is measured
-  std::vector<c10::IValue> arguments;
-  CastTensors casts;
-  report::SiteId site = report::kNone;
-  std::uint64_t epoch = 0;
-  bool backward = false;
-};
 
 void start_measuring(const report::Measure& measure);
 void stop_measuring();

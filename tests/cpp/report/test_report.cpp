@@ -142,3 +142,37 @@ TEST_CASE("ten million events take no more memory than the first hundred thousan
   for (SiteId site = 1; site < report.row_count(); ++site) calls += report.row(site).calls;
   CHECK(calls == 10'000'000);
 }
+
+TEST_CASE(
+    "values add up: sums are added, ends are compared, and a report without values has none") {
+  Report with(0, true), without(0);
+  Values first, second;
+  first.calls = 1;
+  first.ran = {
+      .squares = 2, .reference_squares = 8, .largest = 1, .reference_largest = 2, .lost = 0};
+  first.range.smallest = 0.5;
+  first.change_ran = -1;
+  second.calls = 2;
+  second.ran = {
+      .squares = 1, .reference_squares = 4, .largest = 3, .reference_largest = 1, .lost = 2};
+  second.range.smallest = 0.25;
+  second.range.largest = 4;
+  second.change_ran = 3;
+  for (Report* report : {&with, &without}) {
+    report->measured(2, first);
+    report->measured(2, second);
+  }
+  const Values& values = with.values(2);
+  CHECK(values.calls == 3);
+  CHECK(values.ran.squares == 3);
+  CHECK(values.ran.reference_squares == 12);
+  CHECK(values.ran.largest == 3);
+  CHECK(values.ran.reference_largest == 2);
+  CHECK(values.ran.lost == 2);
+  CHECK(values.range.smallest == 0.25);
+  CHECK(values.range.largest == 4);
+  CHECK(values.change_ran == 2);
+  CHECK(with.values(1).calls == 0);
+  CHECK(with.values(99).calls == 0);
+  CHECK(without.values(2).calls == 0);
+}

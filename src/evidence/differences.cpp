@@ -1,0 +1,114 @@
+#include "evidence/differences.h"
+
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "base/fork_safe_mutex.h"
+#include "base/process_wide.h"
+#include "cast/numbers.h"
+#include "evidence/numbers.h"
+#include "evidence/rerun.h"
+
+namespace habana_mp::evidence {
+namespace {
+
+// They are in bfloat16: as much memory as the activations of the model take in it. Beyond this the
+// shares of further calls are not measured.
+constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+
+// What waits for a gradient: freed when its graph is, or when nobody measures any more.
+struct Difference {
+  at::Tensor numbers;
+  Use use;
+};
+
+struct Differences {
+  ForkSafeMutex mutex;
+  std::unordered_map<std::uint64_t, Difference> by_number;
+  std::uint64_t made = 0;
+  std::int64_t bytes = 0;
+};
+
+Differences& differences() { return process_wide<Differences>(); }
+
+// A share of a difference, which the hook of a result has.
+class Waiting {
+ public:
+  explicit Waiting(std::uint64_t number) : number_(number) {}
+  ~Waiting() {
+    Difference gone;
+    const std::lock_guard guard(differences().mutex);
+    const auto found = differences().by_number.find(number_);
+    if (found == differences().by_number.end()) return;
+    differences().bytes -= found->second.numbers.numel() * 2;
+    gone = std::move(found->second);
+    differences().by_number.erase(found);
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  // In a backward pass: nothing that goes wrong here may end it.
+  void gradient(const at::Tensor& gradient) const {
+    // With create_graph it is the gradient of something that the loss is made of.
+    if (!gradient.defined() || c10::GradMode::is_enabled()) return;
+    try {
+      multiply(gradient);
+    } catch (const std::exception&) {
+    }
+  }
+
+ private:
+  void multiply(const at::Tensor& gradient) const {
+    Difference difference;
+    {
+      const std::lock_guard guard(differences().mutex);
+      const auto found = differences().by_number.find(number_);
+      if (found == differences().by_number.end()) return;
+      difference = found->second;
+    }
+    const bool fits = gradient.layout() == at::kStrided && is_ordinary(gradient) &&
+                      gradient.sizes() == difference.numbers.sizes();
+    if (!fits) return;
+    double change = 0;
+    {
+      const OutOfSight out_of_sight;
+      change = product(gradient, difference.numbers);
+    }
+    difference.use(change);
+  }
+
+  std::uint64_t number_;
+};
+}  // namespace
+
+bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use) {
+  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return true;
+  const std::int64_t bytes = difference.numel() * 2;
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard guard(differences().mutex);
+    Differences& kept = differences();
+    if (kept.bytes + bytes > kMostBytes) return false;
+    kept.bytes += bytes;
+    number = ++kept.made;
+    kept.by_number.emplace(number, Difference{std::move(difference), std::move(use)});
+  }
+  auto waiting = std::make_shared<const Waiting>(number);
+  result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
+  return true;
+}
+
+void forget_differences() {
+  decltype(Differences::by_number) unused;
+  const std::lock_guard guard(differences().mutex);
+  unused.swap(differences().by_number);
+  differences().bytes = 0;
+}
+
+}  // namespace habana_mp::evidence

@@ -1,0 +1,21 @@
+// Differences that wait for the gradient of the tensor that they are of: the product of the two is
+// the change of the loss, to first order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace habana_mp::evidence {
+
+// What is done with a product. On any thread, without the GIL; what it throws is lost.
+using Use = std::function<void(double product)>;
+
+// Multiplies the gradient of `result`, in every backward pass that comes to it, with the
+// difference. False where there is no room for it: what waits takes 4 GiB at most.
+bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use);
+
+// None waits any more.
+void forget_differences();
+
+}  // namespace habana_mp::evidence

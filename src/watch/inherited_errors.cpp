@@ -1,0 +1,100 @@
+#include "watch/inherited_errors.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+
+#include "cast/tensors.h"
+#include "evidence/numbers.h"
+#include "evidence/shadows.h"
+
+namespace habana_mp::watch {
+namespace {
+
+using report::SiteId;
+
+bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.requires_grad();
+  });
+}
+
+// What an argument was given as, or what that would be without the errors made before.
+at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
+  for (const auto& [source, result] : context.casts) {
+    if (!result.is_same(argument)) continue;
+    const at::Tensor shadow = evidence::shadow_of(source, &origin);
+    return shadow.defined() ? shadow : evidence::in_float32(source);
+  }
+  const at::Tensor shadow = evidence::shadow_of(argument, &origin);
+  return shadow.defined() ? shadow : evidence::in_float32(argument);
+}
+
+// Numbers as they are in another dtype.
+bool is_copy(const evidence::Op& op) {
+  const std::string_view name = op.handle.schema().name();
+  return name == "aten::_to_copy" || name == "aten::clone";
+}
+
+}  // namespace
+
+bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
+  const auto tensors = tensors_in(arguments);
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return evidence::shadow_of(tensor).defined();
+  });
+}
+
+void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                    const std::vector<evidence::Compared>& given, Inherited& inherited) {
+  SiteId origin = report::kNone;
+  const auto right = evidence::rerun(
+      *context.op, context.arguments,
+      [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
+  const auto inputs = tensors_in(context.arguments);
+  const bool constant = !requires_gradient(inputs);
+  if (origin == report::kNone) {
+    // Here the first error is made.
+    if (!constant) return;
+    for (const auto& [result, full] : given)
+      evidence::keep_shadow(result, evidence::in_float32(full), context.site);
+    return;
+  }
+  if (!right) return;
+  const auto pairs = evidence::compared(results, *right);
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const at::Tensor result = pairs[i].result.detach();
+    const at::Tensor full = evidence::in_float32(pairs[i].other);
+    const at::Tensor own =
+        i < given.size() ? evidence::in_float32(given[i].other) : evidence::in_float32(result);
+    at::Tensor difference;
+    const double before = evidence::error_of(own, full, &difference).squares;
+    if (!constant) {
+      inherited.push_back({pairs[i].result, {difference, origin}});
+      continue;
+    }
+    const double here = evidence::error_of(result, own, nullptr).squares;
+    evidence::keep_shadow(pairs[i].result, full, here > before ? context.site : origin);
+  }
+}
+
+void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  const evidence::OutOfSight out_of_sight;
+  SiteId origin = report::kNone;
+  const auto without = [&](const at::Tensor& argument) {
+    return without_errors(context, argument, origin);
+  };
+  auto moved = std::optional<torch::jit::Stack>();
+  if (is_copy(*context.op)) {
+    moved = torch::jit::Stack{without(context.arguments[0].toTensor())};
+  } else {
+    moved = evidence::rerun(*context.op, context.arguments, without);
+  }
+  if (!moved || origin == report::kNone) return;
+  for (const auto& [result, numbers] : evidence::compared(results, *moved)) {
+    if (!evidence::shadow_of(result).defined())
+      evidence::keep_shadow(result, evidence::in_float32(numbers), origin);
+  }
+}
+
+}  // namespace habana_mp::watch

@@ -1,6 +1,5 @@
 #include "evidence/finite.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isnan.h>
@@ -70,10 +69,9 @@ bool has_numbers(const at::Tensor& tensor) {
       !tensor.has_storage() || tensor.storage().data() == nullptr) {
     return false;
   }
-  const std::size_t needed =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
-                                       static_cast<std::size_t>(tensor.storage_offset()));
-  return needed <= tensor.storage().nbytes();
+  std::int64_t needed = tensor.storage_offset() + 1;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) needed += (tensor.size(i) - 1) * tensor.stride(i);
+  return static_cast<std::size_t>(needed) * tensor.itemsize() <= tensor.storage().nbytes();
 }
 
 }  // namespace

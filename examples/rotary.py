@@ -1,4 +1,4 @@
-"""Which op loses the accuracy of a llama under Habana's lists? One report says it, with the edit that mends it.
+"""Which op loses the accuracy of a llama under Habana's lists? One report names it, and the edit of the policy.
 
 The weights are random, and large enough that attention looks at positions; nothing is fetched.
 """

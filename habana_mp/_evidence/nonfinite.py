@@ -82,7 +82,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
 
     What is not finite is followed from op to op. Only what reaches a gradient of a weight, a weight, a number that leaves torch
     (``loss.item()``) or what the step returns counts, so masks of -inf and logs of zeros that are masked afterwards do not. A step that
-    has none of these is judged by what is left in memory at its end. Every op is looked at, so a step takes about twice its time.
+    has none of these is judged by what is left in memory at its end. Every op is looked at, so a step takes about two and a half times as long.
 
     Args:
         step: what to run, under whatever policy is in force: it may call ``backward`` and an optimizer.

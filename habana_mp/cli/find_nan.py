@@ -14,8 +14,8 @@ from habana_mp.cli.script import Script, run_script
 def find_nan(script: Script) -> None:
     """Run a script and name the first op that makes a NaN or an infinity.
 
-    It runs as by `habana-mp run`, in about twice the time; a step or two of it are enough. What the op was given, the line of the
-    list that lowered it and the edit that mends it are printed on stderr. Masks of -inf, and what is masked afterwards, do not count.
+    It runs as by `habana-mp run`, in about two and a half times the time; a step or two are enough. What the op was given, the line
+    of the list that lowered it and the edit that avoids it are printed on stderr. Masks of -inf are not reported.
 
     \b
       habana-mp find-nan train.py --steps 1

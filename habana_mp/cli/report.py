@@ -56,7 +56,7 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
 @click.option(
     "--values",
     is_flag=True,
-    help="Measure the error that the casts make, too, and which op makes it; a step takes two to three times as long.",
+    help="Measure the error that the casts make, too, and which op makes it; a step takes three times as long or more.",
 )
 @script_command
 def report(script: Script, html: str | None, json_file: str | None, *, values: bool) -> None:

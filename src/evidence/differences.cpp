@@ -85,6 +85,7 @@ class Waiting {
 
   std::uint64_t number_;
 };
+
 }  // namespace
 
 bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use) {

@@ -1,11 +1,9 @@
 #include "evidence/numbers.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -304,11 +302,6 @@ Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* d
       return error_in(numbers, reference_numbers, off, begin, end);
     });
   });
-}
-
-Error no_error(const at::Tensor& reference) {
-  if (reference.numel() == 0) return {};
-  return error_of(reference, reference, nullptr);
 }
 
 Range range_of(const at::Tensor& numbers) {

@@ -12,9 +12,6 @@ namespace habana_mp::evidence {
 // ran - reference in bfloat16: a gradient is multiplied with it, which 8 bits are enough for.
 report::Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* difference);
 
-// Of the error of float32 numbers against themselves: none.
-report::Error no_error(const at::Tensor& reference);
-
 report::Range range_of(const at::Tensor& numbers);
 
 // The sum of a * b.

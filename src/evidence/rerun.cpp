@@ -4,7 +4,6 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -43,7 +42,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   constexpr std::string_view kNamespace = "aten::";
   const bool aten = own.starts_with(kNamespace);
   if (aten) own.remove_prefix(kNamespace.size());
-  auto op = std::make_unique<Op>(Op{*handle, false, false, false, {}, kNoArgument});
+  auto op = std::make_unique<Op>(Op{.handle = *handle});
   const auto& schema = handle->schema();
   unsigned written = 0;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -53,18 +52,15 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
     written += writes ? (one ? 1U : 2U) : 0U;  // a list is more than one
     if (writes || std::ranges::find(kStatistics, argument.name()) != kStatistics.end())
       op->written.push_back(i);
-  }
-  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-    if (schema.arguments()[i].name() == "dropout_p") op->dropout = i;
+    if (argument.name() == "dropout_p") op->dropout = i;
   }
   // Attention draws random numbers where it drops something alone.
-  const bool random =
-      handle->hasTag(at::Tag::nondeterministic_seeded) && op->dropout == kNoArgument;
+  const bool seeded = handle->hasTag(at::Tag::nondeterministic_seeded);
+  const bool random = seeded && op->dropout == kNoArgument;
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const bool computing = computes(own) || is_part(own);
   op->repeatable = aten && computing && !random && written <= 1;
-  op->moves = aten && !computing && !op->composite && written == 0 &&
-              !handle->hasTag(at::Tag::nondeterministic_seeded) && !is_view(schema);
+  op->moves = aten && !computing && !op->composite && written == 0 && !seeded && !is_view(schema);
   return op;
 }
 

@@ -18,11 +18,12 @@ inline constexpr std::size_t kNoArgument = static_cast<std::size_t>(-1);
 // What must be known of an op to run it again.
 struct Op {
   c10::OperatorHandle handle;
-  bool repeatable;  // it computes on tensors, draws no random numbers and writes to one at most
-  bool composite;   // it is made of other ops
-  bool moves;       // it only moves numbers about, into memory of its own
-  c10::SmallVector<std::size_t, 2> written;  // arguments that a run may change: to be copied
-  std::size_t dropout;                       // the argument that says how much is dropped
+  bool repeatable =
+      false;  // it computes on tensors, draws no random numbers and writes to one at most
+  bool composite = false;  // it is made of other ops
+  bool moves = false;      // it only moves numbers about, into memory of its own
+  c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
+  std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
 };
 
 // The op that is called, found once; null for what is no op of the dispatcher.

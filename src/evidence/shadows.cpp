@@ -92,6 +92,7 @@ void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, report::Si
     gone.push_back(std::move(made));
   }
 }
+
 void forget_shadows() {
   decltype(Shadows::by_memory) gone;
   const std::lock_guard guard(shadows().mutex);

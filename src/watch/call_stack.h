@@ -30,6 +30,14 @@ struct MeasuredCall final : at::ObserverContext {
   report::SiteId site = report::kNone;
   std::uint64_t epoch = 0;
   bool backward = false;
+
+  // What an argument of the op was before its cast, or itself.
+  const at::Tensor& given(const at::Tensor& argument) const {
+    for (const auto& [source, result] : casts) {
+      if (result.is_same(argument)) return source;
+    }
+    return argument;
+  }
 };
 
 // A call that a thread is in.

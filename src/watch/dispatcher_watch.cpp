@@ -152,7 +152,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   }
   if ((!finds() && !measures()) || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
   try {
-    return finds() ? checked_call(thread, call) : measured_call(thread, call);
+    return finds() ? checked_call(call) : measured_call(thread, call);
   } catch (const std::exception&) {  // a call that cannot be looked at runs all the same
     return nullptr;
   }

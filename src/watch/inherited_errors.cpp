@@ -19,15 +19,11 @@ bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
   });
 }
 
-// What an argument was given as, or what that would be without the errors made before.
+// An argument as it was given, without the errors made before.
 at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
-  for (const auto& [source, result] : context.casts) {
-    if (!result.is_same(argument)) continue;
-    const at::Tensor shadow = evidence::shadow_of(source, &origin);
-    return shadow.defined() ? shadow : evidence::in_float32(source);
-  }
-  const at::Tensor shadow = evidence::shadow_of(argument, &origin);
-  return shadow.defined() ? shadow : evidence::in_float32(argument);
+  const at::Tensor& given = context.given(argument);
+  const at::Tensor shadow = evidence::shadow_of(given, &origin);
+  return shadow.defined() ? shadow : evidence::in_float32(given);
 }
 
 // Numbers as they are in another dtype.

@@ -14,7 +14,6 @@
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
-#include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
 #include "evidence/rerun.h"
@@ -161,10 +160,7 @@ const Frame* row_of(const Thread& thread, bool& backward) {
 
 bool is_finite_in_float32(const CheckedCall& call) {
   if (!evidence::may_rerun(*call.op, call.arguments)) return false;
-  const auto wide = [](const at::Tensor& tensor) {
-    return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
-  };
-  const auto results = evidence::rerun(*call.op, call.arguments, wide);
+  const auto results = evidence::rerun(*call.op, call.arguments, evidence::in_float32);
   return results && std::none_of(results->begin(), results->end(), [](const c10::IValue& value) {
            return evidence::not_finite(value).any();
          });
@@ -203,9 +199,7 @@ std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const a
 
 // A node of a backward pass: a gradient that arrives at a weight is what the step is about.
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
-  Frame* frame = top();
-  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
-    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+  count_with_maker(node);
   if (std::string_view(node.name()).find("AccumulateGrad") != std::string_view::npos)
     reach_by(tensors_in(node.inputs()));
   return nullptr;
@@ -256,7 +250,7 @@ std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned)
   return std::make_unique<Nonfinite>(search.candidates[*search.reached.begin() - 1]);
 }
 
-std::unique_ptr<at::ObserverContext> checked_call(Thread&, const at::RecordFunction& call) {
+std::unique_ptr<at::ObserverContext> checked_call(const at::RecordFunction& call) {
   const evidence::Op* op = evidence::op_of(call);
   if (op == nullptr || op->composite || is_skipped(op->handle.schema().name())) return nullptr;
   auto checked = std::make_unique<CheckedCall>();

@@ -47,7 +47,7 @@ void start_finding();
 // that reached something, if there is one.
 std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned);
 
-std::unique_ptr<at::ObserverContext> checked_call(Thread& thread, const at::RecordFunction& call);
+std::unique_ptr<at::ObserverContext> checked_call(const at::RecordFunction& call);
 void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverContext& context);
 
 // A cast of ours, which no op of the dispatcher makes: what is not finite goes with it, and what

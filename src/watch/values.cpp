@@ -58,14 +58,6 @@ bool is_transparent(const Frame& frame, const evidence::Op& op) {
          autocast::this_thread.state != nullptr;
 }
 
-// The arguments that the call was given, before its casts, in float32.
-at::Tensor as_given(const MeasuredCall& context, const at::Tensor& argument) {
-  for (const auto& [source, result] : context.casts) {
-    if (result.is_same(argument)) return evidence::in_float32(source);
-  }
-  return evidence::in_float32(argument);
-}
-
 // Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
 // to round it again would count its error twice, as of two additions to one residual stream.
 bool made_by(const at::Tensor& tensor, SiteId site) {
@@ -75,6 +67,7 @@ bool made_by(const at::Tensor& tensor, SiteId site) {
   return history != nullptr && history->maker == site;
 }
 
+// Whether the op computed in a low dtype.
 bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}) {
   const auto tensors = tensors_in(arguments);
   return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
@@ -85,12 +78,13 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
     return ran.defined() && may_be_low(dtype_of(ran));
   });
 }
+
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                      Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
                      Inherited& inherited) {
-  const auto reference =
-      evidence::rerun(*context.op, context.arguments,
-                      [&](const at::Tensor& argument) { return as_given(context, argument); });
+  const auto reference = evidence::rerun(
+      *context.op, context.arguments,
+      [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); });
   if (!reference) {
     values.unmeasured = 1;
     return;
@@ -165,15 +159,18 @@ bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran
   });
 }
 
-// A node of a backward pass begins: what runs in it is counted with the call that made it.
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
-  Frame* frame = top();
-  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
-    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+  count_with_maker(node);
   return nullptr;
 }
 
 }  // namespace
+
+void count_with_maker(const at::RecordFunction& node) {
+  Frame* frame = top();
+  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
+    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+}
 
 void start_measuring(const report::Measure& measure) {
   const std::lock_guard guard(all().mutex);
@@ -238,37 +235,36 @@ std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::Rec
   return context;
 }
 
-void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& measured) {
-  const MeasuredCall* context = &measured;
+void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& context) {
   if (thread.measuring > 0) --thread.measuring;
-  if (context->op == nullptr || call.outputs().empty()) return;  // the op has raised
-  if (context->op->moves) return move_shadow(*context, call.outputs());
+  if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
+  if (context.op->moves) return move_shadow(context, call.outputs());
   const std::uint64_t start = now_ns();
   Values values;
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
-  (context->backward ? values.backward_calls : values.calls) = 1;
-  const bool low = has_low(context->arguments, context->casts);
+  (context.backward ? values.backward_calls : values.calls) = 1;
+  const bool low = has_low(context.arguments, context.casts);
   const bool shadowed =
-      !context->backward &&
-      (is_shadowed(context->arguments) ||
-       std::any_of(context->casts.begin(), context->casts.end(),
+      !context.backward &&
+      (is_shadowed(context.arguments) ||
+       std::any_of(context.casts.begin(), context.casts.end(),
                    [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); }));
   if (!low && !shadowed && !here().measure.what_if) return;
   Inherited inherited;
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
-      measure_low_run(*context, call.outputs(), values, waiting, inherited);
+      measure_low_run(context, call.outputs(), values, waiting, inherited);
     } else if (shadowed) {
-      follow_shadows(*context, call.outputs(), {}, inherited);
+      follow_shadows(context, call.outputs(), {}, inherited);
     }
     if (!low && here().measure.what_if) {
-      measure_what_if(*context, call.outputs(), values, waiting);
+      measure_what_if(context, call.outputs(), values, waiting);
     }
   }
   bool room = true;
   for (auto& [result, difference] : waiting) {
-    room = wait(context->site, result, std::move(difference), low) && room;
+    room = wait(context.site, result, std::move(difference), low) && room;
   }
   for (auto& [result, from] : inherited) {
     room = wait(from.second, result, std::move(from.first), true) && room;
@@ -280,8 +276,8 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
     break;
   }
   const std::lock_guard guard(all().mutex);
-  if (context->epoch != epoch.load(std::memory_order_relaxed)) return;
-  for_listeners([&](report::Listener& listener) { listener.measured(context->site, values); });
+  if (context.epoch != epoch.load(std::memory_order_relaxed)) return;
+  for_listeners([&](report::Listener& listener) { listener.measured(context.site, values); });
 }
 
 }  // namespace habana_mp::watch

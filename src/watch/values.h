@@ -23,9 +23,12 @@ inline bool measures() { return detail::measuring.load(std::memory_order_relaxed
 void start_measuring(const report::Measure& measure);
 void stop_measuring();
 
+// A node of a backward pass begins: what runs in it is counted with the call that made it.
+void count_with_maker(const at::RecordFunction& node);
+
 // An op of the dispatcher begins, and its frame is on the stack of the thread: what must be kept of
-// it for ends(), null where it is not measured.
+// it for end_measured(), null where it is not measured.
 std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::RecordFunction& call);
-void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& measured);
+void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& context);
 
 }  // namespace habana_mp::watch

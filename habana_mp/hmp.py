@@ -10,6 +10,8 @@ from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._draw.drawing import draw
+from habana_mp._evidence.compare import compare
+from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.nonfinite import find_nonfinite
 from habana_mp._explain.explanation import explain
 from habana_mp._policy.checkpoint import PolicyState
@@ -20,6 +22,7 @@ from habana_mp._scope.disable_casts import disable_casts
 
 __all__ = [
     "CastReport",
+    "Comparison",
     "GradScaler",
     "Policy",
     "PolicyState",
@@ -27,6 +30,7 @@ __all__ = [
     "cache",
     "cast",
     "check_ranks",
+    "compare",
     "convert",
     "custom_bwd",
     "custom_fwd",

@@ -1,6 +1,6 @@
 """``find_nonfinite``: the first op of a step that makes a NaN or an infinity which spoils the step.
 
-The search is in src/watch/nonfinite.cpp.
+The search is in src/probe/nonfinite.cpp.
 """
 
 from __future__ import annotations

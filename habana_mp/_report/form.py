@@ -159,6 +159,10 @@ _CAST = _dict(
     backward=_dict(count=_count, bytes=_count, seconds=_seconds),
 )
 _NUMBERS = _dict(
+    ("projections", "projected", "projected_low"),
+    projections=_count,
+    projected=_number,
+    projected_low=_number,
     calls=_count,
     unmeasured=_count,
     **dict.fromkeys(("ran", "low", "range", "backward"), _map(_number)),

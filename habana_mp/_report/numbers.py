@@ -6,12 +6,13 @@ Takes the dict of ``CastReport.to_dict``. The sums are described in src/report/v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 ERROR = ("squares", "reference_squares", "largest", "reference_largest", "lost")
 _RANGE = ("numbers", "largest", "smallest", "over_float16", "under_float16", "under_e4m3", "under_e5m2")
+_PROJECTED = ("projections", "projected", "projected_low")
 _LARGEST = frozenset(["largest", "reference_largest"])  # these do not add up
 
 
@@ -19,7 +20,7 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
     """Under names what src/bind/bind_report.cpp gives of a row; None where nothing was measured."""
     if values is None:
         return None
-    calls, unmeasured, ran, low, value_range, backward_calls, backward, changes, change, change_low = values
+    calls, unmeasured, ran, low, value_range, backward_calls, backward, changes, change, change_low, *projected = values
     return {
         "calls": calls,
         "unmeasured": unmeasured,
@@ -31,6 +32,7 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
         "changes": changes,
         "change": _finite(change),
         "change_low": _finite(change_low),
+        **_named(_PROJECTED, projected),
     }
 
 
@@ -81,11 +83,20 @@ def local_error(error: dict[str, Any]) -> LocalError:
     return LocalError(relative, error["largest"], error["lost"])
 
 
-def share(rows: Iterable[dict[str, Any]], chosen: Iterable[dict[str, Any]], key: str) -> float:
-    """What part of all changes of the loss the chosen rows make, without signs: errors of two places may cancel by chance."""
-    whole = sum(abs(row["values"][key]) for row in with_values(rows))
-    part = sum(abs(row["values"][key]) for row in with_values(chosen))
-    return part / whole if whole > 0 else 0.0
+def share(rows: Iterable[dict[str, Any]], chosen: Iterable[dict[str, Any]], *, what_if: bool = False) -> float:
+    """What part of all changes the chosen rows make, without signs: errors of two places may cancel by chance."""
+    rows = [*with_values(rows)]
+    size = change_of(rows, what_if=what_if)
+    whole = sum(map(size, rows))
+    return sum(map(size, with_values(chosen))) / whole if whole > 0 else 0.0
+
+
+def change_of(rows: Iterable[dict[str, Any]], *, what_if: bool = False) -> Callable[[dict[str, Any]], float]:
+    """The size of the change that a row makes: of the loss if the report has seen a backward pass of one, else of random sums of the outputs."""
+    ending = "_low" if what_if else ""
+    if any(row["values"]["changes"] for row in with_values(rows)):
+        return lambda row: abs(row["values"]["change" + ending])
+    return lambda row: math.sqrt(row["values"].get("projected" + ending, 0.0))
 
 
 def with_values(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

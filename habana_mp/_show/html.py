@@ -5,7 +5,11 @@ Pages of a notebook are light or dark: a template for them takes its colours fro
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +26,48 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(values)
 
 
+def whole_page(template: str, scripts: Sequence[str] = (), **values: Any) -> str:
+    """A page for the browser that needs no network, of a template that extends page.html.
+
+    Names come from the user's code and may hold anything: jinja2 escapes them, and the page's Content-Security-Policy runs no script but
+    those of the templates.
+    """
+    from markupsafe import Markup
+
+    style, script = _file("report.css"), _joined(tuple(scripts))
+    text = render(
+        template,
+        style=Markup(style),  # noqa: S704 - a file of this package
+        script=Markup(script),  # noqa: S704 - files of this package
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        **values,
+    )
+    # A path that is no UTF-8 has lone surrogates in it, which no file takes.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def framed(page: str) -> str:
+    """A page in a frame for the cell of a notebook: neither can reach the style and the scripts of the other."""
+    from markupsafe import escape
+
+    return f'<iframe sandbox="allow-scripts" style="width: 100%; height: 40rem; border: 0" srcdoc="{escape(page)}"></iframe>'
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _joined(scripts: tuple[str, ...]) -> str:
+    return "\n".join(['"use strict";', "(() => {", *(_file(f"{name}.js") for name in scripts), "})();"])
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     import jinja2
@@ -33,5 +79,6 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.globals["infinity"] = math.inf
     made.filters |= {"time": units.time, "size": units.size, "share": units.share, "short": units.short}
     return made

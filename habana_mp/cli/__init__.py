@@ -14,6 +14,7 @@ _COMMANDS = {
     "run": "run",
     "report": "report",
     "find-nan": "find_nan",
+    "compare": "compare",
     "explain": "explain",
     "lists": "lists",
     "doctor": "doctor",
@@ -22,7 +23,7 @@ _COMMANDS = {
 _EPILOG = """\b
 Exit codes:
   0    all is well
-  1    something was found (find-nan, lists check, lists diff, doctor)
+  1    something was found (find-nan, compare, lists check, lists diff, doctor)
   2    the command line or a file that it names is wrong
   130  interrupted
 run and report end with the exit code of the script.

@@ -15,7 +15,7 @@ from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
 
-def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
+def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
     """Refuse before the script runs, which may take hours, what cannot be written after it, or what several ranks would write."""
     if path is None:
         return None
@@ -42,14 +42,14 @@ def _new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> s
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--html",
-    callback=_new_file,
+    callback=new_file,
     metavar="FILE",
     help="Write it as a page for the browser, too; %r in the name is the rank.",
 )
 @click.option(
     "--json",
     "json_file",
-    callback=_new_file,
+    callback=new_file,
     metavar="FILE",
     help="Write it as JSON, too; %r is the rank, - a last line of stdout.",
 )

@@ -9,7 +9,7 @@ void bind_autocast(pybind11::module_& module);
 void bind_policy(pybind11::module_& module);
 void bind_log(pybind11::module_& module);
 void bind_report(pybind11::module_& module);
-void bind_patch_set(pybind11::module_& module);
+void bind_probe(pybind11::module_& module);
 void bind_convert(pybind11::module_& module);
 void bind_cast(pybind11::module_& module);
 void bind_scope(pybind11::module_& module);

@@ -16,9 +16,9 @@
 #include "base/python_error.h"
 #include "bind/bind.h"
 #include "convert/patched_op.h"
+#include "probe/values.h"
 #include "report/report.h"
 #include "watch/module_stack.h"
-#include "watch/nonfinite.h"
 #include "watch/observer.h"
 #include "watch/where.h"
 
@@ -42,26 +42,6 @@ py::tuple named_site(const report::Sites& sites, SiteId id) {
   return py::make_tuple(sites[id].op, sites[id].module);
 }
 
-// What find_nonfinite() looks for, by the names that habana_mp/_evidence/nonfinite.py reads; None
-// where all is finite.
-py::object found_nonfinite(const py::list& returned) {
-  std::vector<at::Tensor> tensors;
-  for (const py::handle& tensor : returned) tensors.push_back(tensor.cast<at::Tensor>());
-  const auto found = [&] {
-    const py::gil_scoped_release no_gil;
-    return watch::stop_finding(tensors);
-  }();
-  if (!found) return py::none();
-  py::list given;
-  for (const watch::GivenTensor& tensor : found->given) {
-    given.append(py::make_tuple(tensor.dtype, tensor.sizes, tensor.smallest, tensor.largest));
-  }
-  const report::Site& site = found->site;
-  return py::make_tuple(site.op, site.module, site.rule, site.source,
-                        site.policy == nullptr ? std::string() : site.policy->name(), found->inner,
-                        found->backward, found->nan, found->dtype, found->finite_in_float32, given);
-}
-
 py::tuple error_values(const report::Error& error) {
   return py::make_tuple(error.squares, error.reference_squares, error.largest,
                         error.reference_largest, error.lost);
@@ -70,14 +50,15 @@ py::tuple error_values(const report::Error& error) {
 // What was measured of the numbers of a row; None where nothing was.
 py::object values_of(const report::Report& report, SiteId site) {
   const report::Values& values = report.values(site);
-  if (values.calls + values.backward_calls + values.unmeasured == 0) return py::none();
+  if (values.calls + values.backward_calls + values.unmeasured + values.projections == 0)
+    return py::none();
   const report::Range& range = values.range;
   return py::make_tuple(
       values.calls, values.unmeasured, error_values(values.ran), error_values(values.low),
       py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
                      range.under_float16, range.under_e4m3, range.under_e5m2),
       values.backward_calls, error_values(values.backward), values.changes, values.change_ran,
-      values.change_low);
+      values.change_low, values.projections, values.projected_ran, values.projected_low);
 }
 
 py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
@@ -159,7 +140,7 @@ py::dict values(const report::Report& report) {
 py::dict close(const std::shared_ptr<report::Report>& report) {
   // Read first: the next listener begins its sites anew.
   py::dict last = values(*report);
-  watch::unlisten(*report);
+  probe::close_report(*report);
   if (!watch::watching()) watch::forget_modules();
   return last;
 }
@@ -236,11 +217,11 @@ void bind_report(py::module_& module) {
   module.def(
       "open_report",
       [](bool errors, bool what_if, const std::string& low) {
-        return watch::open_report({errors, what_if, low_dtype_named(low)});
+        return probe::open_report({errors, what_if, low_dtype_named(low)});
       },
       py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16");
-  module.def("start_finding", &watch::start_finding);
-  module.def("stop_finding", &found_nonfinite, py::arg("returned"));
+  module.def("begin_projection", &probe::begin_projection);
+  module.def("end_projection", &probe::end_projection);
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
   module.def("reporting", &watch::watching);

@@ -16,11 +16,11 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::bind_policy(module);
   habana_mp::bind_log(module);
   habana_mp::bind_report(module);
-  habana_mp::bind_patch_set(module);
   habana_mp::bind_convert(module);
   habana_mp::bind_autocast(module);
   habana_mp::bind_cast(module);
   habana_mp::bind_scope(module);
   habana_mp::bind_weights(module);
   habana_mp::bind_hpu(module);
+  habana_mp::bind_probe(module);
 }

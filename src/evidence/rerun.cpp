@@ -35,6 +35,20 @@ bool is_view(const c10::FunctionSchema& schema) {
       schema.returns(), [](const c10::Argument& result) { return result.alias_info() != nullptr; });
 }
 
+bool only_reads(const c10::FunctionSchema& schema) {
+  return std::ranges::none_of(schema.arguments(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  });
+}
+
+// What makes memory and fills it with nothing, or hands numbers on as they are.
+bool is_bare(std::string_view op) {
+  for (const std::string_view part : {"empty", "resize", "as_strided", "set_", "record_stream"}) {
+    if (op.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle) return nullptr;
@@ -60,6 +74,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const bool computing = computes(own) || is_part(own);
   op->repeatable = aten && computing && !random && written <= 1;
+  op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
   op->moves = aten && !computing && !op->composite && written == 0 && !seeded && !is_view(schema);
   return op;
 }
@@ -73,11 +88,11 @@ void for_tensors(const c10::IValue& value, const Use& use) {
   }
 }
 
-c10::IValue changed(const c10::IValue& value, const Change& change) {
+}  // namespace
+
+c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
   const auto one = [&](const at::Tensor& tensor) {
-    const bool changes =
-        tensor.defined() && tensor.is_floating_point() && !torch_private::is_wrapped_number(tensor);
-    return changes ? change(tensor) : tensor;
+    return tensor.defined() ? change(tensor) : tensor;
   };
   if (value.isTensor()) return one(value.toTensor());
   if (value.isTensorList()) {
@@ -94,8 +109,6 @@ c10::IValue changed(const c10::IValue& value, const Change& change) {
   }
   return value;
 }
-
-}  // namespace
 
 const Op* op_of(const at::RecordFunction& call) {
   // The two strings are those of the schema, which stays: their places stand for it.
@@ -131,6 +144,12 @@ bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return some && all;
 }
 
+bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs) {
+  return op.handle.schema().name() == "aten::ones_like" && !inputs.empty() &&
+         inputs.front().numel() == 1 && inputs.front().requires_grad() &&
+         inputs.front().is_floating_point();
+}
+
 std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   std::vector<c10::IValue> copies(arguments.begin(), arguments.end());
   if (op.written.empty()) return copies;
@@ -158,8 +177,12 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
   try {
     const OutOfSight out_of_sight;
     torch::jit::Stack stack;
+    const auto changed = [&](const at::Tensor& tensor) {
+      const bool changes = tensor.is_floating_point() && !torch_private::is_wrapped_number(tensor);
+      return changes ? change(tensor) : tensor;
+    };
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      c10::IValue value = changed(arguments[i], change);
+      c10::IValue value = with_tensors(arguments[i], changed);
       const bool written = std::ranges::find(op.written, i) != op.written.end();
       if (written && value.isTensor() && value.toTensor().defined() &&
           value.toTensor().is_alias_of(arguments[i].toTensor())) {

@@ -22,6 +22,7 @@ struct Op {
       false;  // it computes on tensors, draws no random numbers and writes to one at most
   bool composite = false;  // it is made of other ops
   bool moves = false;      // it only moves numbers about, into memory of its own
+  bool hands_on = false;   // its result is a view, or memory that nothing has been written to
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
 };
@@ -31,6 +32,9 @@ const Op* op_of(const at::RecordFunction& call);
 
 // Whether a call can be made again: plain tensors, at least one of them floating, none float64.
 bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Whether the op makes the one that a backward pass begins with: the loss is its argument.
+bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs);
 
 // The arguments as they are now; of those that the op may write to, copies.
 std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments);
@@ -49,6 +53,9 @@ struct Compared {
 // The floating results of two runs, where they are of one form; empty where they are not.
 std::vector<Compared> compared(const std::vector<c10::IValue>& results,
                                const torch::jit::Stack& others);
+
+// The argument with other tensors in it.
+c10::IValue with_tensors(const c10::IValue& value, const Change& change);
 
 // As it is where it is no number that casts are made from.
 at::Tensor in_float32(const at::Tensor& tensor);

@@ -23,6 +23,7 @@ Row& Report::row_of(SiteId site) {
 }
 
 void Report::ended(const Call& call, const Site&) {
+  if (projecting_) return;
   Row& row = row_of(call.site);
   ++row.calls;
   row.ns += call.ns;
@@ -40,6 +41,7 @@ void Report::ended(const Call& call, const Site&) {
 }
 
 void Report::cast_back(SiteId site, const Cast& cast) {
+  if (projecting_) return;
   // Of the site whose cast it is the backward of, so that from and to are those of the forward.
   CastCount& count = row_of(site).casts_of(cast.to, cast.from);
   ++count.backward;
@@ -50,8 +52,25 @@ void Report::cast_back(SiteId site, const Cast& cast) {
 
 void Report::measured(SiteId site, const Values& values) {
   if (!has_values_) return;
-  if (site >= values_.size()) values_.resize(site + 1);
-  values_[site].add(values);
+  std::vector<Values>& of_rows = projecting_ ? projection_ : values_;
+  if (site >= of_rows.size()) of_rows.resize(site + 1);
+  of_rows[site].add(values);
+}
+
+void Report::begin_projection() { projecting_ = true; }
+
+void Report::end_projection() {
+  projecting_ = false;
+  for (std::size_t site = 0; site < projection_.size(); ++site) {
+    const Values& one = projection_[site];
+    if (one.changes == 0) continue;
+    Values values;
+    values.projections = 1;
+    values.projected_ran = one.change_ran * one.change_ran;
+    values.projected_low = one.change_low * one.change_low;
+    measured(static_cast<SiteId>(site), values);
+  }
+  projection_.clear();
 }
 
 const Values& Report::values(SiteId site) const {

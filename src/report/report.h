@@ -79,7 +79,7 @@ class Report final : public Listener {
   void ended(const Call& call, const Site& site) override;
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
-  void backward_ended(std::uint64_t ns) override { backward_ns_ += ns; }
+  void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
                      unsigned times) override;
@@ -90,6 +90,10 @@ class Report final : public Listener {
   // Whether calls are measured for it.
   bool has_values() const { return has_values_; }
   const Values& values(SiteId site) const;
+  // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
+  // else counts.
+  void begin_projection();
+  void end_projection();
   const std::vector<Moment>& moments() const { return moments_; }
   std::uint64_t stride() const { return stride_; }  // one in so many casts is a moment
   struct PingPongKey {
@@ -116,7 +120,9 @@ class Report final : public Listener {
   bool has_values_;
   std::uint64_t start_ns_;
   std::vector<Row> rows_;
-  std::vector<Values> values_;  // of the rows; empty unless it has them
+  std::vector<Values> values_;      // of the rows; empty unless it has them
+  std::vector<Values> projection_;  // of the rows, in the one that runs
+  bool projecting_ = false;
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;

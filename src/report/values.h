@@ -10,7 +10,7 @@
 
 namespace habana_mp::report {
 
-// What a report has measured of the numbers of calls .
+// What a report has measured of the numbers of calls.
 struct Measure {
   bool errors = false;   // of what ran in a low dtype, against float32
   bool what_if = false;  // of what ran in float32, had it run in the low dtype; and ranges
@@ -69,6 +69,10 @@ struct Values {
   std::uint64_t changes = 0;
   double change_ran = 0;
   double change_low = 0;
+  // Of random sums of the outputs, in place of a loss: the squares of their changes.
+  std::uint64_t projections = 0;
+  double projected_ran = 0;
+  double projected_low = 0;
 
   void add(const Values& other) {
     calls += other.calls;
@@ -81,6 +85,9 @@ struct Values {
     changes += other.changes;
     change_ran += other.change_ran;
     change_low += other.change_low;
+    projections += other.projections;
+    projected_ran += other.projected_ran;
+    projected_low += other.projected_low;
   }
 };
 

@@ -19,6 +19,10 @@ using report::Outcome;
 using report::Site;
 using report::SiteId;
 
+at::Tensor MeasuredCall::reference(const at::Tensor&, const at::Tensor& numbers) const {
+  return evidence::in_float32(numbers);
+}
+
 Thread& this_thread() {
   thread_local Thread thread;
   if (const std::uint64_t now = epoch.load(std::memory_order_relaxed); thread.epoch != now) {

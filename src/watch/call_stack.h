@@ -1,10 +1,9 @@
 // The calls and modules that a thread is in while a report is open, and what becomes of a call when
-// it ends: what the listeners are called with, and what is known of its results. Private to this
-// folder: others ask watch/observer.h.
+// it ends: what the listeners are called with, and what is known of its results. For this folder
+// and the probes: others ask watch/observer.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
@@ -17,19 +16,24 @@
 #include "policy/dtype.h"
 #include "report/event.h"
 #include "watch/module_stack.h"
+#include "watch/probe.h"
 
 namespace habana_mp::watch {
 
 using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
 
-// What is kept of a call between its beginning and its end, while calls are measured.
-struct MeasuredCall final : at::ObserverContext {
+// What a probe keeps of a call between its beginning and its end.
+struct MeasuredCall : ProbedCall {
   const evidence::Op* op = nullptr;  // null: it is inside of one that is measured
   std::vector<c10::IValue> arguments;
   CastTensors casts;
   report::SiteId site = report::kNone;
   std::uint64_t epoch = 0;
   bool backward = false;
+
+  // Numbers that are given as this argument, as they are in the run that this one is compared with:
+  // in float32, unless a probe says otherwise.
+  virtual at::Tensor reference(const at::Tensor& argument, const at::Tensor& numbers) const;
 
   // What an argument of the op was before its cast, or itself.
   const at::Tensor& given(const at::Tensor& argument) const {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,9 +21,8 @@
 #include "scope/regions.h"
 #include "watch/call_stack.h"
 #include "watch/decider_id.h"
-#include "watch/nonfinite.h"
+#include "watch/made_nodes.h"
 #include "watch/observatory.h"
-#include "watch/values.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -150,9 +150,12 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else {
     begin_shown(thread, call);
   }
-  if ((!finds() && !measures()) || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
+  Probe* looking = probe();
+  if (looking == nullptr || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
   try {
-    return finds() ? checked_call(call) : measured_call(thread, call);
+    auto probed = looking->begins(thread, call);
+    if (probed != nullptr) probed->by = looking;
+    return probed;
   } catch (const std::exception&) {  // a call that cannot be looked at runs all the same
     return nullptr;
   }
@@ -161,12 +164,9 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
 void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   if (at::in_parallel_region()) return;
   Thread& thread = this_thread();
-  if (kept != nullptr) try {
-      if (auto* measured = dynamic_cast<MeasuredCall*>(kept)) {
-        end_measured(thread, call, *measured);
-      } else {
-        end_checked(thread, call, *kept);
-      }
+  auto* probed = static_cast<ProbedCall*>(kept);
+  if (probed != nullptr && probed->by == probe()) try {
+      probed->by->ends(thread, call, *probed);
     } catch (const std::exception&) {  // its frame is to go in any case
     }
   // A report may have been opened or closed in the middle of it.
@@ -178,6 +178,21 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
     for_listeners([&](report::Listener& listener) { listener.backward_ended(lasted); });
   }
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
+}
+
+struct BackwardNodes {
+  at::CallbackHandle callback = 0;  // with the lock of the observer
+};
+
+std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
+  Frame* frame = top();
+  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
+    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
+  if (Probe* here = probe()) try {
+      here->node_begins(node);
+    } catch (const std::exception&) {  // the backward pass goes on all the same
+    }
+  return nullptr;
 }
 
 // This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
@@ -198,6 +213,34 @@ void set_conversion(std::shared_ptr<const Policy> policy) {
   const std::lock_guard guard(all().mutex);
   undecideds().conversion = std::move(policy);
   current_conversion.store(id, std::memory_order_relaxed);
+}
+
+void set_probe(Probe& probe) {
+  Probe* other = nullptr;
+  if (!detail::probe.compare_exchange_strong(other, &probe)) {
+    throw std::runtime_error(
+        other == &probe
+            ? std::string(probe.name()) + " runs already: one step is looked at at a time"
+            : std::string(probe.name()) + " does not run inside of " + std::string(other->name()));
+  }
+  keep_nodes(true);
+  const std::lock_guard guard(all().mutex);
+  process_wide<BackwardNodes>().callback =
+      at::addGlobalCallback(at::RecordFunctionCallback(node_begins)
+                                .needsInputs(true)
+                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  look_at_callbacks();
+}
+
+void remove_probe(Probe& probe) {
+  {
+    const std::lock_guard guard(all().mutex);
+    at::removeCallback(process_wide<BackwardNodes>().callback);
+    look_at_callbacks();
+  }
+  keep_nodes(false);
+  Probe* own = &probe;
+  detail::probe.compare_exchange_strong(own, nullptr);
 }
 
 at::CallbackHandle watch_dispatcher() {

@@ -8,12 +8,18 @@
 #include <memory>
 
 #include "policy/policy.h"
+#include "watch/probe.h"
 
 namespace habana_mp::watch {
 
 // With the lock of the observer.
 at::CallbackHandle watch_dispatcher();
 void unwatch_dispatcher(at::CallbackHandle handle);
+
+// From now on the probe looks at the numbers of calls, until it is removed. std::runtime_error
+// while another one does.
+void set_probe(Probe& probe);
+void remove_probe(Probe& probe);
 
 // The policy of the conversion in force, null without one.
 void set_conversion(std::shared_ptr<const Policy> policy);

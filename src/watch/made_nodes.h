@@ -1,5 +1,5 @@
 // Which row of a report made which node of autograd, while somebody wants to know of a backward
-// pass whose ops it runs. Private to this folder.
+// pass whose ops it runs. For this folder and the probes.
 #pragma once
 
 #include <cstdint>

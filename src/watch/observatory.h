@@ -1,5 +1,5 @@
-// What the listeners of calls share: the sites of calls, and what is known of tensors. Private to
-// this folder: others ask watch/observer.h.
+// What the listeners of calls share: the sites of calls, and what is known of tensors. For this
+// folder and the probes: others ask watch/observer.h.
 #pragma once
 
 #include <atomic>

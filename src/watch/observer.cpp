@@ -10,9 +10,8 @@
 #include "cast/node.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
-#include "watch/nonfinite.h"
 #include "watch/observatory.h"
-#include "watch/values.h"
+#include "watch/probe.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -42,7 +41,7 @@ at::Tensor run_backward(std::uint64_t origin, const at::Tensor& gradient, DType 
   at::Tensor result = cast();
   if (from == to) return result;
   const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
-  if (finds()) pass_on(gradient, result);
+  if (Probe* looking = probe()) looking->casts(gradient, result);
   const std::lock_guard guard(all().mutex);
   if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
   const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
@@ -74,27 +73,14 @@ void unlisten(const report::Listener& listener) {
     report::unlisten(listener);
     return;
   }
-  const auto* report = dynamic_cast<const report::Report*>(&listener);
   Observatory& here = all();
   std::vector<History> expired;
-  {
-    const std::lock_guard guard(here.mutex);
-    if (!report::unlisten(listener)) return;
-    if (!watching()) {
-      backward_watch.store(nullptr, std::memory_order_relaxed);
-      epoch.store(0, std::memory_order_relaxed);
-      unwatch_dispatcher(callback);
-      expired = here.histories.take_all();
-    }
-  }
-  if (report != nullptr && report->has_values()) stop_measuring();
-}
-
-std::shared_ptr<report::Report> open_report(const report::Measure& measure) {
-  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if);
-  watch::listen(report);
-  if (report->has_values()) start_measuring(measure);
-  return report;
+  const std::lock_guard guard(here.mutex);
+  if (!report::unlisten(listener) || watching()) return;
+  backward_watch.store(nullptr, std::memory_order_relaxed);
+  epoch.store(0, std::memory_order_relaxed);
+  unwatch_dispatcher(callback);
+  expired = here.histories.take_all();
 }
 
 Snapshot snapshot_of(const report::Report& report) {
@@ -183,9 +169,9 @@ bool in_watched_call() {
 
 void notify_cast(const at::Tensor& source, const at::Tensor& result, const report::Cast& cast) {
   if (!in_watched_call()) return;
-  if (finds() && result.defined()) pass_on(source, result);
   Frame& frame = *top();
-  if (measures()) {
+  if (Probe* looking = probe()) {
+    if (result.defined()) looking->casts(source, result);
     auto& kept = frame.measured != nullptr ? frame.measured->casts : frame.cast_tensors;
     kept.emplace_back(source, result);
   }

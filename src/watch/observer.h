@@ -31,10 +31,6 @@ inline bool watching() { return report::anyone_hears(report::Hears::Calls); }
 void listen(std::shared_ptr<report::Listener> listener);
 void unlisten(const report::Listener& listener);
 
-// A report that listens from now on. Reports that measure need not agree: what one of them asks for
-// is measured for all, with the low dtype of the last.
-std::shared_ptr<report::Report> open_report(const report::Measure& measure = {});
-
 // A report as it is now, with what its numbers stand for.
 struct Snapshot {
   report::Report report;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from habana_mp._report.findings.groups import grouped, pattern
-from habana_mp._report.numbers import with_values
+from habana_mp._report.numbers import change_of, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
 from habana_mp._show.units import counted, share
 
@@ -34,9 +35,9 @@ class Edit:
         return f"{self.text}: {self.why}"
 
 
-def _where(rows: list[dict[str, Any]]) -> str:
+def _where(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], float]) -> str:
     """The module that makes most of the error of an op, or what the modules that make some of it have in common."""
-    sizes = {row["module"]: abs(row["values"]["change"]) for row in rows}
+    sizes = {row["module"]: change(row) for row in rows}
     largest = max(sizes, key=lambda module: sizes[module])
     most = sizes[largest] > sum(sizes.values()) / 2
     return largest if most else pattern(module for module, size in sizes.items() if size > 0)
@@ -48,7 +49,8 @@ def edits(report: dict[str, Any]) -> list[Edit]:
     One at a time: what an edit does to the neighbours of an op, and to the error of others, is not in the figures.
     """
     rows = list(with_values(report["rows"]))
-    whole = sum(abs(row["values"]["change"]) for row in rows)
+    change, change_low = change_of(rows), change_of(rows, what_if=True)
+    whole = sum(map(change, rows))
     if whole <= 0:
         return []
     time = report["op_seconds"] or 1.0
@@ -56,14 +58,14 @@ def edits(report: dict[str, Any]) -> list[Edit]:
     for group in grouped(rows, lambda row: row["op"]):
         op = group[0]["op"]
         casts = sum(cast["count"] for row in group for cast in row["casts"])
-        made = sum(abs(row["values"]["change"]) for row in group) / whole
+        made = sum(map(change, group)) / whole
         if made >= _LARGE:
-            where = _where(group)
+            where = _where(group, change)
             why = f"makes {share(made, 1.0)} of the error of the loss"
             keep.append(Edit(f"+{op}:fp32", op, made, casts, where, why + (f", in {where}" if where else "")))
             continue
-        wide = [row for row in group if row["runs_in"] == ["float32"] and row["values"]["changes"] and row["policy"]]
-        added = sum(abs(row["values"]["change_low"]) for row in wide) / whole
+        wide = [row for row in group if row["runs_in"] == ["float32"] and change_low(row) and row["policy"]]
+        added = sum(map(change_low, wide)) / whole
         seconds = sum(own_seconds(row) + cast_seconds(row) for row in wide)
         if wide and added <= _SMALL and seconds >= _WORTH * time:
             why = f"would add {share(added, 1.0)} to the error of the loss; {counted(casts, 'cast')}, {share(seconds, time)} of the time of all ops"

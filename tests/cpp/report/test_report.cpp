@@ -176,3 +176,29 @@ TEST_CASE(
   CHECK(with.values(99).calls == 0);
   CHECK(without.values(2).calls == 0);
 }
+
+TEST_CASE("of a random sum of outputs the squares of the changes count, and nothing else") {
+  Report report(0, true);
+  Values loss, of_sum;
+  loss.calls = loss.changes = 1;
+  loss.change_ran = 5;
+  report.measured(1, loss);
+  of_sum.changes = 1;
+  for (const double change : {3.0, -4.0}) {
+    report.begin_projection();
+    of_sum.change_ran = change;
+    of_sum.change_low = 2 * change;
+    report.measured(1, of_sum);
+    report.cast_back(1, cast);
+    report.backward_ended(7);
+    report.end_projection();
+  }
+  const Values& values = report.values(1);
+  CHECK(values.change_ran == 5);
+  CHECK(values.changes == 1);
+  CHECK(values.projections == 2);
+  CHECK(values.projected_ran == 25);
+  CHECK(values.projected_low == 100);
+  CHECK(report.backward_ns() == 0);
+  CHECK((report.row_count() < 2 || report.row(1).casts.empty()));
+}

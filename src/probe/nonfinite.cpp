@@ -1,4 +1,4 @@
-#include "watch/nonfinite.h"
+#include "probe/nonfinite.h"
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
@@ -17,12 +17,16 @@
 #include "cast/tensors.h"
 #include "evidence/finite.h"
 #include "evidence/rerun.h"
-#include "watch/made_nodes.h"
+#include "watch/call_stack.h"
+#include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
-#include "watch/values.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::probe {
 namespace {
+
+using watch::all;
+using watch::Frame;
+using watch::Thread;
 
 constexpr std::size_t kMostCandidates = 1 << 12;
 constexpr std::size_t kMostGiven = 4;
@@ -43,15 +47,21 @@ struct Search {
 
 // What is taken out of the search is freed without the lock: memory that Python has seen waits for
 // the GIL.
-struct Finder {
+struct Finder final : watch::Probe {
+  std::string_view name() const override { return "find_nonfinite"; }
+  std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
+                                            const at::RecordFunction& call) override;
+  void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
+  void casts(const at::Tensor& source, const at::Tensor& result) override;
+  void node_begins(const at::RecordFunction& node) override;
+
   ForkSafeMutex mutex;
   Search search;
-  at::CallbackHandle callback = 0;
 };
 
 Finder& finder() { return process_wide<Finder>(); }
 
-struct CheckedCall final : at::ObserverContext {
+struct CheckedCall final : watch::ProbedCall {
   CheckedCall();
   ~CheckedCall() override;
   CheckedCall(const CheckedCall&) = delete;
@@ -123,14 +133,6 @@ void reach_by(c10::ArrayRef<at::Tensor> tensors) {
   }
 }
 
-// What makes memory and fills it with nothing, and what hands numbers on as they are.
-bool is_skipped(std::string_view op) {
-  for (const std::string_view part : {"empty", "resize", "as_strided", "set_", "record_stream"}) {
-    if (op.find(part) != std::string_view::npos) return true;
-  }
-  return false;
-}
-
 GivenTensor given(const at::Tensor& tensor) {
   GivenTensor seen{c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
   if (torch_private::is_wrapped_number(tensor)) seen.dtype = "number";
@@ -197,62 +199,15 @@ std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const a
   return add_candidate(thread, std::move(made));
 }
 
-// A node of a backward pass: a gradient that arrives at a weight is what the step is about.
-std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
-  count_with_maker(node);
+// A gradient that arrives at a weight is what the step is about.
+void Finder::node_begins(const at::RecordFunction& node) {
   if (std::string_view(node.name()).find("AccumulateGrad") != std::string_view::npos)
     reach_by(tensors_in(node.inputs()));
-  return nullptr;
 }
 
-}  // namespace
-
-void start_finding() {
-  if (measures())
-    throw std::runtime_error("find_nonfinite does not run inside of hmp.report(values=True)");
-  if (detail::finding.exchange(true)) {
-    throw std::runtime_error("find_nonfinite runs already: one step is looked at at a time");
-  }
-  keep_nodes(true);
-  const std::lock_guard guard(all().mutex);
-  finder().callback = at::addGlobalCallback(at::RecordFunctionCallback(node_begins)
-                                                .needsInputs(true)
-                                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  static_cast<void>(torch_private::op_listeners());  // see look_at_callbacks()
-}
-
-std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
-  for (const at::Tensor& tensor : returned) {
-    try {
-      reach_by({tensor});
-    } catch (const std::exception&) {  // numbers that torch cannot look at are no NaN that we know
-    }
-  }
-  {
-    const std::lock_guard guard(all().mutex);
-    at::removeCallback(finder().callback);
-    static_cast<void>(torch_private::op_listeners());
-  }
-  keep_nodes(false);
-  detail::finding.store(false);
-  Search search;
-  {
-    const std::lock_guard guard(finder().mutex);
-    search = std::exchange(finder().search, {});
-  }
-  if (!search.looked) {  // nothing came out of the step: what is still there counts
-    for (const auto& [memory, taint] : search.tainted) {
-      if (taint.candidate != 0 && !taint.memory.expired()) search.reached.insert(taint.candidate);
-    }
-  }
-  if (search.reached.empty() && search.spoiled) search.reached.insert(1);
-  if (search.reached.empty() || *search.reached.begin() > search.candidates.size()) return nullptr;
-  return std::make_unique<Nonfinite>(search.candidates[*search.reached.begin() - 1]);
-}
-
-std::unique_ptr<at::ObserverContext> checked_call(const at::RecordFunction& call) {
+std::unique_ptr<watch::ProbedCall> Finder::begins(Thread&, const at::RecordFunction& call) {
   const evidence::Op* op = evidence::op_of(call);
-  if (op == nullptr || op->composite || is_skipped(op->handle.schema().name())) return nullptr;
+  if (op == nullptr || op->composite || op->hands_on) return nullptr;
   auto checked = std::make_unique<CheckedCall>();
   checked->op = op;
   const auto inputs = call.inputs();
@@ -274,16 +229,14 @@ std::unique_ptr<at::ObserverContext> checked_call(const at::RecordFunction& call
   return checked;
 }
 
-void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverContext& context) {
-  auto& checked = static_cast<CheckedCall&>(context);
+void Finder::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
+  auto& checked = static_cast<CheckedCall&>(kept);
   const std::string_view name = checked.op->handle.schema().name();
   const auto inputs = tensors_in(checked.arguments);
-  // A number that leaves torch, and the loss whose gradient, a one, a backward pass begins with.
-  const bool leaves = name == "aten::_local_scalar_dense";
-  const bool begins_backward = name == "aten::ones_like" && !inputs.empty() &&
-                               inputs.front().numel() == 1 && inputs.front().requires_grad();
-  if ((leaves || begins_backward) && !inputs.empty() && inputs.front().is_floating_point())
-    return reach_by(inputs);
+  // A number that leaves torch, and the loss.
+  const bool leaves =
+      name == "aten::_local_scalar_dense" && !inputs.empty() && inputs.front().is_floating_point();
+  if (leaves || evidence::begins_backward(*checked.op, inputs)) return reach_by(inputs);
   auto results = tensors_in(call.outputs());
   if (results.empty()) {  // a fused step of an optimizer returns nothing
     for (const std::size_t i : checked.op->written) {
@@ -318,7 +271,7 @@ void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverCon
   }
 }
 
-void pass_on(const at::Tensor& source, const at::Tensor& result) {
+void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
   std::size_t candidate = first_candidate({source});
   if (candidate == 0 && evidence::not_finite(result).beyond(evidence::not_finite(source))) {
     Nonfinite made;
@@ -329,11 +282,38 @@ void pass_on(const at::Tensor& source, const at::Tensor& result) {
       const evidence::OutOfSight out_of_sight;
       made.given.push_back(given(source));
     }
-    candidate = add_candidate(this_thread(), std::move(made));
+    candidate = add_candidate(watch::this_thread(), std::move(made));
   }
   if (candidate == 0) return;
   taint(result, candidate);
   if (innermost != nullptr && innermost->candidate == 0) innermost->candidate = candidate;
 }
 
-}  // namespace habana_mp::watch
+}  // namespace
+
+void start_finding() { watch::set_probe(finder()); }
+
+std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
+  for (const at::Tensor& tensor : returned) {
+    try {
+      reach_by({tensor});
+    } catch (const std::exception&) {  // numbers that torch cannot look at are no NaN that we know
+    }
+  }
+  watch::remove_probe(finder());
+  Search search;
+  {
+    const std::lock_guard guard(finder().mutex);
+    search = std::exchange(finder().search, {});
+  }
+  if (!search.looked) {  // nothing came out of the step: what is still there counts
+    for (const auto& [memory, taint] : search.tainted) {
+      if (taint.candidate != 0 && !taint.memory.expired()) search.reached.insert(taint.candidate);
+    }
+  }
+  if (search.reached.empty() && search.spoiled) search.reached.insert(1);
+  if (search.reached.empty() || *search.reached.begin() > search.candidates.size()) return nullptr;
+  return std::make_unique<Nonfinite>(search.candidates[*search.reached.begin() - 1]);
+}
+
+}  // namespace habana_mp::probe

@@ -4,18 +4,16 @@
 // step: that one reaches a gradient, a weight or what the step returns.
 #pragma once
 
-#include <ATen/record_function.h>
+#include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "report/site.h"
-#include "watch/call_stack.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::probe {
 
 // A float tensor that an op was given: finite all, or it would not be looked at.
 struct GivenTensor {
@@ -35,23 +33,10 @@ struct Nonfinite {
   std::vector<GivenTensor> given;
 };
 
-namespace detail {
-inline std::atomic<bool> finding{false};
-}
-
-inline bool finds() { return detail::finding.load(std::memory_order_relaxed); }
-
-// One at a time: std::runtime_error while another one is open.
+// std::runtime_error where another probe looks at the numbers.
 void start_finding();
 // What the step returned counts as reached, and ends the search: the one that came first of those
 // that reached something, if there is one.
 std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned);
 
-std::unique_ptr<at::ObserverContext> checked_call(const at::RecordFunction& call);
-void end_checked(Thread& thread, const at::RecordFunction& call, at::ObserverContext& context);
-
-// A cast of ours, which no op of the dispatcher makes: what is not finite goes with it, and what
-// the new dtype does not hold is made by it.
-void pass_on(const at::Tensor& source, const at::Tensor& result);
-
-}  // namespace habana_mp::watch
+}  // namespace habana_mp::probe

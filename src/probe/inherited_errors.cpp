@@ -1,4 +1,4 @@
-#include "watch/inherited_errors.h"
+#include "probe/inherited_errors.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,7 +8,7 @@
 #include "evidence/numbers.h"
 #include "evidence/shadows.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::probe {
 namespace {
 
 using report::SiteId;
@@ -20,10 +20,11 @@ bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
 }
 
 // An argument as it was given, without the errors made before.
-at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
+at::Tensor without_errors(const watch::MeasuredCall& context, const at::Tensor& argument,
+                          SiteId& origin) {
   const at::Tensor& given = context.given(argument);
   const at::Tensor shadow = evidence::shadow_of(given, &origin);
-  return shadow.defined() ? shadow : evidence::in_float32(given);
+  return context.reference(argument, shadow.defined() ? shadow : given);
 }
 
 // Numbers as they are in another dtype.
@@ -41,7 +42,7 @@ bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
   });
 }
 
-void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited) {
   SiteId origin = report::kNone;
   const auto right = evidence::rerun(
@@ -74,7 +75,7 @@ void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>&
   }
 }
 
-void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+void move_shadow(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results) {
   const evidence::OutOfSight out_of_sight;
   SiteId origin = report::kNone;
   const auto without = [&](const at::Tensor& argument) {
@@ -93,4 +94,4 @@ void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& re
   }
 }
 
-}  // namespace habana_mp::watch
+}  // namespace habana_mp::probe

@@ -1,4 +1,4 @@
-#include "watch/values.h"
+#include "probe/values.h"
 
 #include <algorithm>
 #include <mutex>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/process_wide.h"
-#include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/differences.h"
@@ -16,13 +15,23 @@
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
+#include "probe/inherited_errors.h"
+#include "probe/rows.h"
 #include "scope/regions.h"
-#include "watch/inherited_errors.h"
-#include "watch/made_nodes.h"
+#include "watch/call_stack.h"
+#include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
+#include "watch/observer.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::probe {
 namespace {
+
+using watch::all;
+using watch::CastTensors;
+using watch::for_listeners;
+using watch::Frame;
+using watch::MeasuredCall;
+using watch::Thread;
 
 using report::Outcome;
 using report::SiteId;
@@ -30,33 +39,17 @@ using report::Values;
 
 constexpr std::string_view kNamespace = "aten::";
 
-struct Measuring {
-  report::Measure measure;
-  at::CallbackHandle callback = 0;
+struct Measuring final : watch::Probe {
+  std::string_view name() const override { return "hmp.report(values=True)"; }
+  std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
+                                            const at::RecordFunction& call) override;
+  void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
+
+  report::Measure measure;  // with the lock
+  unsigned reports = 0;     // that measure; with the lock
 };
 
 Measuring& here() { return process_wide<Measuring>(); }
-
-// The frame that the numbers of a call are counted with, and whether it is one of a backward pass.
-Frame* counted_with(Thread& thread) {
-  for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
-    if (frame->shown || frame->kind == Frame::Kind::Backward) return &*frame;
-  }
-  return nullptr;
-}
-
-// Whether ops inside have rules of their own, and so rows: they are measured instead.
-bool is_transparent(const Frame& frame, const evidence::Op& op) {
-  if (!op.composite) return false;
-  const Insides insides = insides_of(op.handle.schema().name().substr(kNamespace.size()));
-  const Outcome outcome = frame.call.key.outcome;
-  if (frame.kind == Frame::Kind::Decided) {
-    return insides == Insides::Compound && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&
-           outcome != Outcome::Promote;
-  }
-  return insides != Insides::Own && outcome == Outcome::Unlisted &&
-         autocast::this_thread.state != nullptr;
-}
 
 // Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
 // to round it again would count its error twice, as of two additions to one residual stream.
@@ -159,47 +152,8 @@ bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran
   });
 }
 
-std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
-  count_with_maker(node);
-  return nullptr;
-}
-
-}  // namespace
-
-void count_with_maker(const at::RecordFunction& node) {
-  Frame* frame = top();
-  if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
-    frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
-}
-
-void start_measuring(const report::Measure& measure) {
-  const std::lock_guard guard(all().mutex);
-  const bool first = detail::measuring.fetch_add(1) == 0;
-  report::Measure& now = here().measure;
-  now = {.errors = measure.errors || (!first && now.errors),
-         .what_if = measure.what_if || (!first && now.what_if),
-         .low = measure.low};
-  if (first) {
-    keep_nodes(true);
-    here().callback = at::addGlobalCallback(
-        at::RecordFunctionCallback(node_begins).scopes({at::RecordScope::BACKWARD_FUNCTION}));
-    static_cast<void>(torch_private::op_listeners());  // see look_at_callbacks()
-  }
-}
-
-void stop_measuring() {
-  if (detail::measuring.fetch_sub(1) > 1) return;
-  {
-    const std::lock_guard guard(all().mutex);
-    at::removeCallback(here().callback);
-    static_cast<void>(torch_private::op_listeners());
-  }
-  keep_nodes(false);
-  evidence::forget_shadows();
-  evidence::forget_differences();
-}
-
-std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::RecordFunction& call) {
+std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
+                                                     const at::RecordFunction& call) {
   if (thread.measuring > 0) {
     ++thread.measuring;
     return std::make_unique<MeasuredCall>();
@@ -235,7 +189,8 @@ std::unique_ptr<at::ObserverContext> measured_call(Thread& thread, const at::Rec
   return context;
 }
 
-void end_measured(Thread& thread, const at::RecordFunction& call, const MeasuredCall& context) {
+void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
+  const auto& context = static_cast<const MeasuredCall&>(kept);
   if (thread.measuring > 0) --thread.measuring;
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (context.op->moves) return move_shadow(context, call.outputs());
@@ -276,8 +231,65 @@ void end_measured(Thread& thread, const at::RecordFunction& call, const Measured
     break;
   }
   const std::lock_guard guard(all().mutex);
-  if (context.epoch != epoch.load(std::memory_order_relaxed)) return;
+  if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
   for_listeners([&](report::Listener& listener) { listener.measured(context.site, values); });
 }
 
-}  // namespace habana_mp::watch
+void start(const report::Measure& measure) {
+  bool first = false;
+  {
+    const std::lock_guard guard(all().mutex);
+    first = here().reports == 0;
+    if (!first) ++here().reports;
+    report::Measure& now = here().measure;
+    now = {.errors = measure.errors || (!first && now.errors),
+           .what_if = measure.what_if || (!first && now.what_if),
+           .low = measure.low};
+  }
+  if (!first) return;
+  watch::set_probe(here());
+  const std::lock_guard guard(all().mutex);
+  ++here().reports;
+}
+
+void stop() {
+  {
+    const std::lock_guard guard(all().mutex);
+    if (--here().reports > 0) return;
+  }
+  watch::remove_probe(here());
+  evidence::forget_shadows();
+  evidence::forget_differences();
+}
+
+template <typename Use>
+void for_reports(const Use& use) {
+  const std::lock_guard guard(all().mutex);
+  for_listeners([&](report::Listener& listener) {
+    if (auto* report = dynamic_cast<report::Report*>(&listener)) use(*report);
+  });
+}
+
+}  // namespace
+
+void begin_projection() {
+  for_reports([](report::Report& report) { report.begin_projection(); });
+}
+
+void end_projection() {
+  for_reports([](report::Report& report) { report.end_projection(); });
+}
+
+std::shared_ptr<report::Report> open_report(const report::Measure& measure) {
+  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if);
+  if (report->has_values()) start(measure);
+  watch::listen(report);
+  return report;
+}
+
+void close_report(const report::Report& report) {
+  watch::unlisten(report);
+  if (report.has_values()) stop();
+}
+
+}  // namespace habana_mp::probe

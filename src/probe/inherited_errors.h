@@ -1,6 +1,6 @@
 // Errors that a call inherits: its arguments are off by what calls before it did to numbers that no
 // gradient comes to. Where they meet numbers that require gradients, what they are off by counts
-// for the op that has made most of it. Private to this folder.
+// for the op that has made most of it.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -11,7 +11,7 @@
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::probe {
 
 // Results of a call, each with what it inherited errors of, and from which site.
 using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, report::SiteId>>>;
@@ -19,10 +19,10 @@ using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, report
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
 
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
-void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited);
 
 // Of an op that moves numbers about: the shadow of what it was given goes with them.
-void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results);
+void move_shadow(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results);
 
-}  // namespace habana_mp::watch
+}  // namespace habana_mp::probe

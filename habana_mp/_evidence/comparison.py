@@ -1,0 +1,219 @@
+"""``Comparison``: where two runs differ, by op and module, as its users see it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from habana_mp._show.units import counted
+from habana_mp._show.units import share as percent
+
+_MOST_ROWS = 12
+_MOST_NAMES = 6
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The calls of an op in a module that differ between two runs, a and b.
+
+    ``kind`` says why: "precision" (another dtype), "given" (a weight, an input or a constant is another one), "result" (from the same, in
+    the same dtypes), "passed on" (by what the op was given: it makes none itself), "only in a" and "only in b", and of ``first`` also
+    "written" (no call has made the difference: something wrote to the memory between two calls). ``made`` is what the op
+    makes itself, from the same inputs, and ``total`` how far its results are from those of the other run, both as parts of the size of
+    the results, the largest of all calls; None where it is not known. ``loss_change`` is the change of the loss that it
+    makes, to first order, ``share`` its part of all such changes, 0 without a backward pass.
+    """
+
+    op: str
+    module: str
+    phase: str
+    kind: str
+    calls: int
+    made: float | None
+    total: float | None
+    loss_change: float
+    share: float
+    inner: str
+    runs_in: tuple[str, str]
+    rules: tuple[str, str]
+    source: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.op}{f' in {self.module}' if self.module else ''}, in the {self.phase} pass: {self.why}"]
+        lines += [f"  at {self.source}"] if self.source else []
+        return "\n".join(lines)
+
+    @property
+    def why(self) -> str:
+        """The kind, in words."""
+        if self.kind == "precision":
+            reasons = [
+                f"{run} {dtype}{f' ({rule})' if rule else ''}"
+                for run, dtype, rule in zip("ab", self.runs_in, self.rules, strict=True)
+            ]
+            return ", ".join(reasons)
+        return {
+            "given": "a weight, an input or a constant of it is another one",
+            "result": "other numbers from the same inputs in the same dtypes",
+            "written": "what it was given has been written to by something that is no op of torch",
+            "passed on": "passed on from calls before it",
+            "only in a": "run a alone calls it",
+            "only in b": "run b alone calls it",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs of a step, or of two, beside each other. ``str`` and ``to_html`` show it.
+
+    ``rows`` are the differences in the order in which they first appear, ``first`` is the first of them, and ``worst`` the one that makes
+    the most: by ``share`` where a backward pass ran, else by ``made``. Both are None where the runs are the ``same``: every
+    call has the same numbers, and the results and the gradients too. ``losses`` are those that a backward pass
+    began with, ``gradient_error`` is how far the gradients of b are from those of a, ``result_error`` the same of what the steps returned; None where there are
+    none, or they have other sizes. ``calls`` is how many of b were compared, ``lost`` how many were not.
+    """
+
+    names: tuple[str, str]
+    same: bool
+    first: Difference | None
+    worst: Difference | None
+    rows: tuple[Difference, ...]
+    losses: tuple[tuple[float, ...], tuple[float, ...]]
+    gradient_error: float | None
+    result_error: float | None
+    calls: int
+    lost: int
+    notes: tuple[str, ...] = ()
+
+    def assert_same(self) -> None:
+        """For tests.
+
+        Raises:
+            AssertionError: the runs differ; the message names the first op that does.
+        """
+        if not self.same:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        a, b = self.names
+        lines = [f"a: {a}", f"b: {b}", *self.notes]
+        if self.same:
+            lines.append(f"The same numbers in {counted(self.calls, 'call')}.")
+        if self.first is not None:
+            lines += ["", "first difference", f"  {_indented(self.first)}"]
+        if self.worst is not None and self.worst != self.first:
+            lines += ["largest difference made", f"  {_indented(self.worst)}"]
+        lines += ["", *self._table()] if self.rows else []
+        lines += ["", *self._ends()] if not self.same else []
+        if self.lost:
+            lines.append(f"{counted(self.lost, 'call')} more were not compared: 65,536 are.")
+        return "\n".join(lines)
+
+    def makers(self) -> tuple[Difference, ...]:
+        """The rows that make a difference, or have no counterpart: those that make most first."""
+        made = [row for row in self.rows if row.kind != "passed on"]
+        return tuple(sorted(made, key=lambda row: (-row.share, -_size(row.made))))
+
+    def _table(self) -> Iterator[str]:
+        alone = [row for row in self.rows if row.kind.startswith("only") and row != self.first]
+        makers = [row for row in self.makers() if row not in alone]
+        head = ("op", "module", "phase", "calls", "made here", "in all", "share", "a / b")
+        cells = [
+            (
+                row.op,
+                row.module,
+                row.phase,
+                str(row.calls),
+                _part(row.made),
+                _part(row.total),
+                percent(row.share, 1.0) if row.share else "",
+                " / ".join(row.runs_in) if row.kind == "precision" else row.kind,
+            )
+            for row in makers[:_MOST_ROWS]
+        ]
+        widths = [max(len(line[i]) for line in [head, *cells]) for i in range(len(head))]
+        for line in [head, *cells] if makers else []:
+            yield "  ".join(
+                cell.rjust(width) if 3 <= i <= 6 else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+        if len(makers) > _MOST_ROWS:
+            yield f"... and {len(makers) - _MOST_ROWS} more"
+        for run in "ab":
+            ops = [row for row in alone if row.kind == f"only in {run}"]
+            if ops:
+                names = list(dict.fromkeys(row.op for row in ops))
+                some = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+                yield f"only in {run}: {counted(sum(row.calls for row in ops), 'call')} ({some})"
+        passed = sum(row.kind == "passed on" for row in self.rows)
+        if passed:
+            yield f"{counted(passed, 'other')} pass on what they were given."
+
+    def _ends(self) -> Iterator[str]:
+        for a, b in list(zip(*self.losses, strict=False))[:1]:
+            yield f"loss: {a:.8g} and {b:.8g}"
+        if self.gradient_error is not None:
+            yield f"gradients differ by {_part(self.gradient_error)}"
+        if self.result_error is not None:
+            yield f"results differ by {_part(self.result_error)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values; numbers that are not finite are None."""
+        values: dict[str, Any] = _plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
+        return values
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """``to_dict`` as JSON text, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return _written(json.dumps(self.to_dict(), indent=1), path)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """One HTML page that needs no network, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from habana_mp._evidence.page import page
+
+        return _written(page(self), path)
+
+    def _repr_html_(self) -> str:
+        from habana_mp._show.html import framed
+
+        return framed(self.to_html())
+
+
+def _indented(row: Difference) -> str:
+    return str(row).replace("\n", "\n  ")
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _size(made: float | None) -> float:
+    return 0.0 if made is None else made
+
+
+def _part(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return "not finite" if math.isinf(value) else f"{value:.2g}" if value else "0"

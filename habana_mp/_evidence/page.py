@@ -1,0 +1,32 @@
+"""A ``Comparison`` as one HTML page that needs no network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from habana_mp._show.depth import Place, depth
+from habana_mp._show.html import whole_page
+
+if TYPE_CHECKING:
+    from habana_mp._evidence.comparison import Comparison
+
+_MOST_ROWS = 400
+
+
+def page(found: Comparison) -> str:
+    from markupsafe import Markup
+
+    forward = [row for row in found.rows if row.phase == "forward"]
+    picture = depth([Place(_name(row.op, row.module), row.made, row.total, row.share) for row in forward])
+    rows = [*found.makers(), *(row for row in found.rows if row.kind == "passed on")]
+    return whole_page(
+        "comparison.html",
+        found=found,
+        rows=rows[:_MOST_ROWS],
+        more=max(0, len(rows) - _MOST_ROWS),
+        picture=Markup(picture),  # noqa: S704 - of a template that escapes
+    )
+
+
+def _name(op: str, module: str) -> str:
+    return f"{op} in {module.partition(': ')[2] or module}" if module else op

@@ -1,0 +1,224 @@
+"""What the core has found of two runs (src/probe/comparison.cpp) put together to a ``Comparison``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from habana_mp._evidence.comparison import Comparison, Difference
+from habana_mp._report.findings.groups import OWN_FILES
+
+# enum class Difference in src/probe/comparison.h
+_SAME, _PASSED_ON, _PRECISION, _GIVEN, _RESULT, _UNMATCHED = range(6)
+_KINDS = ("same", "passed on", "precision", "given", "result", "only in b")
+
+
+class _Call(NamedTuple):
+    """In the order of src/bind/bind_probe.cpp, as the next."""
+
+    site: int
+    inner: str
+    backward: bool
+    outer: int
+    makers: list[int]
+    dtypes: list[str]
+
+
+class _Compared(NamedTuple):
+    difference: int
+    match: int
+    made: float
+    total: float
+    arguments: list[tuple[int, int]]
+
+
+class _Site(NamedTuple):
+    op: str
+    module: str
+    rule: str
+    source: str
+    policy: str
+
+
+class _Run:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.calls = [_Call(*call) for call in values["calls"]]
+        self.losses = tuple(values["losses"])
+        self.lost = values["lost"]
+        self._sites = [_Site(*site) for site in values["sites"]]
+
+    def site(self, number: int) -> _Site:
+        """The row of a report that a call belongs to."""
+        call = self.calls[number]
+        site = self._sites[call.site]
+        return site._replace(op=site.op or call.inner.removeprefix("aten::"), rule=site.rule.replace(OWN_FILES, ""))
+
+
+_Key = tuple[str, str, bool, str]  # op, module, backward, kind
+
+
+class TwoRuns:
+    """Run b beside run a. A call is meant by its number in its run."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.a, self.b = _Run(found["first"]), _Run(found["second"])
+        self._compared = [_Compared(*each) for each in found["compared"]]
+        self._changes: dict[int, float] = found["changes"]
+        self._known = self._known_in_a()
+        self._gradients = _part(found["gradients"]) if found["gradient_count"] else None
+        self._returned = _part(found["returned"]) if found["returned_count"] else None
+
+    def comparison(self, names: tuple[str, str], notes: Iterable[str] = ()) -> Comparison:
+        differs = [each for each in self._compared if each.difference not in (_SAME, _UNMATCHED)]
+        matched = sum(each.match >= 0 for each in self._compared)
+        ends = [error for error in (self._gradients, self._returned) if error is not None]
+        same = matched > 0 and not differs and not any(ends)
+        rows = self._rows()
+        return Comparison(
+            names=names,
+            same=same,
+            first=None if same else self._first(rows),
+            worst=None if same else _worst(rows.values()),
+            rows=tuple(rows.values()),
+            losses=(self.a.losses, self.b.losses),
+            gradient_error=self._gradients,
+            result_error=self._returned,
+            calls=matched,
+            lost=self.b.lost,
+            notes=(*notes, *([] if matched else ["No call of one run is a call of the other."])),
+        )
+
+    def _known_in_a(self) -> set[int]:
+        """Calls of a that are calls of b, and what is inside of them and round them: one run may see an op where the other sees its parts."""
+        known = {each.match for each in self._compared if each.match >= 0}
+        for number in [*known]:
+            outer = self.a.calls[number].outer
+            while outer >= 0 and outer not in known:
+                known.add(outer)
+                outer = self.a.calls[outer].outer
+        for number, call in enumerate(self.a.calls):  # what is inside comes behind
+            if call.outer in known:
+                known.add(number)
+        return known
+
+    def _rows(self) -> dict[_Key, Difference]:
+        groups: dict[_Key, list[int]] = {}
+        for number, each in enumerate(self._compared):
+            if each.difference != _SAME and self.b.calls[number].inner:
+                groups.setdefault(self._key(number), []).append(number)
+        changes = self._by_place()
+        whole = sum(abs(change) for change in changes.values())
+        rows = {}
+        for key, numbers in groups.items():
+            # What a place inherits to others counts for the row that makes it.
+            change = changes.pop(key[:2], 0.0) if key[3] in ("precision", "given") and not key[2] else 0.0
+            rows[key] = self._row(key, numbers, change, abs(change) / whole if whole > 0 else 0.0)
+        for number, call in enumerate(self.a.calls):
+            if call.inner and number not in self._known and call.outer < 0:
+                key = self._key_in_a(number)
+                calls = rows[key].calls + 1 if key in rows else 1
+                rows[key] = self._row_of_a(key, number, calls)
+        return rows
+
+    def _key(self, number: int) -> _Key:
+        site, each = self.b.site(number), self._compared[number]
+        return site.op, site.module, self.b.calls[number].backward, _KINDS[each.difference]
+
+    def _key_in_a(self, number: int) -> _Key:
+        site = self.a.site(number)
+        return site.op, site.module, self.a.calls[number].backward, "only in a"
+
+    def _by_place(self) -> dict[tuple[str, str], float]:
+        """Changes of the loss by op and module."""
+        of_site = {call.site: number for number, call in enumerate(self.b.calls)}
+        changes: dict[tuple[str, str], float] = {}
+        for site, change in self._changes.items():
+            if site in of_site and math.isfinite(change):
+                named = self.b.site(of_site[site])
+                changes[named.op, named.module] = changes.get((named.op, named.module), 0.0) + change
+        return changes
+
+    def _row(self, key: _Key, numbers: list[int], change: float, share: float) -> Difference:
+        op, module, backward, kind = key
+        each = [self._compared[number] for number in numbers]
+        own, other = numbers[0], each[0].match
+        site = self.b.site(own)
+        return Difference(
+            op=op,
+            module=module,
+            phase="backward" if backward else "forward",
+            kind=kind,
+            calls=len(numbers),
+            made=_largest(call.made for call in each),
+            total=_largest(call.total for call in each),
+            loss_change=change,
+            share=share,
+            inner=self.b.calls[own].inner,
+            runs_in=(_dtypes(self.a, other), _dtypes(self.b, own)),
+            rules=("" if other < 0 else self.a.site(other).rule, site.rule),
+            source=site.source,
+        )
+
+    def _row_of_a(self, key: _Key, number: int, calls: int) -> Difference:
+        op, module, backward, kind = key
+        site = self.a.site(number)
+        return Difference(
+            *(op, module, "backward" if backward else "forward", kind, calls, None, None, 0.0, 0.0),
+            inner=self.a.calls[number].inner,
+            runs_in=(_dtypes(self.a, number), ""),
+            rules=(site.rule, ""),
+            source=site.source,
+        )
+
+    def _first(self, rows: dict[_Key, Difference]) -> Difference | None:
+        """The first call whose numbers differ; or the one before it that has no counterpart and made what it was given.
+
+        Where calls that do not differ made what it was given, something else has written to that since.
+        """
+        for number, each in enumerate(self._compared):
+            if each.difference in (_SAME, _UNMATCHED):
+                continue
+            for maker, maker_in_a in each.arguments:
+                if maker >= 0 and self._compared[maker].difference == _UNMATCHED:
+                    return rows[self._key(_back(maker, self.b, self._is_unmatched))]
+                if maker_in_a >= 0 and maker_in_a not in self._known:
+                    return rows[self._key_in_a(_back(maker_in_a, self.a, lambda call: call not in self._known))]
+            row = rows[self._key(number)]
+            written = each.difference == _PASSED_ON and each.arguments
+            return replace(row, kind="written") if written else row
+        return next((row for row in rows.values() if row.kind.startswith("only")), None)
+
+    def _is_unmatched(self, number: int) -> bool:
+        return self._compared[number].difference == _UNMATCHED
+
+
+def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:
+    """From a call without a counterpart to the first of such calls that lead to it."""
+    while True:
+        before = [maker for maker in run.calls[number].makers if 0 <= maker < number and is_unmatched(maker)]
+        if not before:
+            return number
+        number = min(before)
+
+
+def _worst(rows: Iterable[Difference]) -> Difference | None:
+    makers = [row for row in rows if row.kind != "passed on"]
+    return max(makers, key=lambda row: (row.share, row.made or 0.0), default=None)
+
+
+def _dtypes(run: _Run, number: int) -> str:
+    return "" if number < 0 else ", ".join(run.calls[number].dtypes)
+
+
+def _part(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    return max(_known(values), default=None)
+
+
+def _known(values: Iterable[float]) -> Iterator[float]:
+    return (value for value in values if not math.isnan(value))

@@ -1,0 +1,51 @@
+"""Random sums of outputs, in place of a loss: their gradients say which op makes the error of the outputs.
+
+A sum of all numbers, each times a random one, changes by as much as the outputs do, on average over such sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from habana_mp._torch_private import DRAW
+
+
+def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end: Callable[[], None]) -> bool:
+    """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor.
+
+    Whether there was something to run: a floating tensor among the outputs that requires a gradient.
+    """
+    tensors: list[torch.Tensor] = []
+    DRAW.map_tensors(torch.Tensor, tensors.append, outputs)
+    tensors = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
+    leaves = [*_leaves(tensors)]
+    if not leaves:
+        return False
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        begin()
+        try:
+            sums = [torch.randn(tensor.shape, generator=random).to(tensor) for tensor in tensors]
+            torch.autograd.grad(tensors, leaves, sums, retain_graph=True, allow_unused=True)
+        finally:
+            end()
+    return True
+
+
+def _leaves(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What requires a gradient and is made of nothing, once each."""
+    yield from {id(tensor): tensor for tensor in tensors if tensor.grad_fn is None}.values()
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                waiting.append(source)

@@ -1,0 +1,86 @@
+"""A picture of errors through the depth of a model: what each op makes itself, how far it is off in all, and its share of the error of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from habana_mp._show.html import render
+from habana_mp._show.units import share as percent
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 230, 46, 14, 24
+_SMALLEST_DOT, _LARGEST_DOT = 2.5, 9.0
+_MOST_NAMED = 3
+_NAMED_FROM = 0.05  # of the error
+
+
+@dataclass(frozen=True)
+class Place:
+    """An op in a module, in the order of the calls. Errors are parts of the size of the result; None where they are not known."""
+
+    name: str
+    made: float | None
+    total: float | None
+    share: float
+
+
+def depth(places: Sequence[Place]) -> str:
+    """Inline SVG, whose colours are those of the page; "" where there is nothing to show."""
+    errors = [error for place in places for error in (place.made, place.total) if error and math.isfinite(error)]
+    if not errors:
+        return ""
+    low, high = math.floor(math.log10(min(errors))), math.ceil(math.log10(max(errors)))
+    high = max(high, low + 1)
+
+    def y(error: float) -> float:
+        part = (math.log10(error) - low) / (high - low) if math.isfinite(error) else 1.0
+        return round(_HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM), 1)
+
+    step = (_WIDTH - _LEFT - 12) / max(1, len(places) - 1)
+    dots: list[dict[str, Any]] = []
+    line = []
+    for number, place in enumerate(places):
+        x = round(_LEFT + number * step, 1)
+        if place.total:
+            line.append((x, y(place.total)))
+        if place.made:
+            radius = _SMALLEST_DOT + (_LARGEST_DOT - _SMALLEST_DOT) * math.sqrt(min(1.0, place.share))
+            dots.append(
+                {
+                    "x": x,
+                    "y": y(place.made),
+                    "r": round(radius, 1),
+                    "lost": not math.isfinite(place.made),
+                    "title": _title(place),
+                    "share": place.share,
+                    "name": place.name,
+                }
+            )
+    named = sorted((dot for dot in dots if dot["share"] >= _NAMED_FROM), key=lambda dot: -dot["share"])[:_MOST_NAMED]
+    marks = [{"y": y(10.0**power), "text": f"1e{power}"} for power in range(low, high + 1)]
+    return render(
+        "depth.html",
+        dots=dots,
+        named=named,
+        line=line,
+        marks=marks,
+        first=places[0].name,
+        last=places[-1].name,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        bottom=_HEIGHT - _BOTTOM,
+    )
+
+
+def _title(place: Place) -> str:
+    parts = [place.name]
+    if place.made is not None:
+        parts.append(f"makes {place.made:.2g}")
+    if place.total is not None:
+        parts.append(f"{place.total:.2g} in all")
+    if place.share:
+        parts.append(f"{percent(place.share, 1.0)} of the error")
+    return ", ".join(parts)

@@ -1,0 +1,126 @@
+"""``habana-mp compare``: a script run under two policies, and where its numbers differ."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from habana_mp._evidence.compare import compared_with, recorded
+from habana_mp._scope import in_force
+from habana_mp.cli.console import Problem, user_errors
+from habana_mp.cli.parameters import PolicyParameter
+from habana_mp.cli.report import new_file
+from habana_mp.cli.run import script_command
+from habana_mp.cli.script import Script, run_script
+from habana_mp.hmp import Policy, convert
+
+
+class _OtherPolicy(PolicyParameter):
+    """A policy, or "none": no casts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:
+        return Policy.from_ops(name="none") if value == "none" else super().convert(value, param, ctx)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--with",
+    "other",
+    type=_OtherPolicy(),
+    default="none",
+    metavar="P",
+    help="The policy to compare with, as --policy takes it; none, the default, is plain PyTorch without casts.",
+)
+@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option(
+    "--json", "json_file", callback=new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+)
+@script_command
+def compare(script: Script, other: Policy, html: str | None, json_file: str | None) -> None:
+    """Run a script twice, under two policies, and say where the numbers differ.
+
+    Run a has the policy of --with, run b that of --policy; each is a process of its own, from the same random numbers. A few
+    steps are enough. Printed on stderr: the first op that differs, the op that makes most of the difference, and a table.
+
+    \b
+      habana-mp compare train.py --steps 1
+      habana-mp compare --policy hmp --with torch-cpu train.py --steps 1
+
+    The exit code is 1 if the runs differ, 0 if they do not, and the script's where it fails.
+    """
+    if in_force.policy is None:
+        raise Problem("no policy is in force to compare with")
+    own = in_force.policy
+    with tempfile.TemporaryDirectory() as folder:
+        first = _recorded_by_child(script, other, Path(folder) / "a")
+        in_force.cli_policy, in_force.is_cli_default = own, False
+        ending: list[SystemExit] = []
+        runs = compared_with(first, lambda: _run(script, ending))
+    found = runs.comparison((other.name, own.name))
+    sys.stdout.flush()
+    click.echo(f"\n{found}", err=True)
+    with user_errors():
+        if html:
+            found.to_html(html)
+        if json_file == "-":
+            import json
+
+            click.echo(json.dumps(found.to_dict()))
+        elif json_file:
+            found.to_json(json_file)
+    if ending and ending[0].code:
+        raise ending[0]
+    if not found.same:
+        raise SystemExit(1)
+
+
+def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:
+    """Run a: in a child, which leaves what it recorded in a file. Nothing of the script has run in this process by then."""
+    if not hasattr(os, "fork"):
+        raise Problem("this system cannot fork a process for the second run")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what made some by now has ended them
+        child = os.fork()
+    if child == 0:
+        _end_child(script, policy, path)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        click.echo(f"Run a, under {policy.name}, ended with {code}: nothing is compared.", err=True)
+        raise SystemExit(code if code > 0 else 128 - code)
+    with path.open("rb") as file:
+        return pickle.load(file)  # noqa: S301 - of our child
+
+
+def _end_child(script: Script, policy: Policy, path: Path) -> None:
+    code: Any = 1
+    try:
+        in_force.cli_policy, in_force.is_cli_default = policy, False
+        convert(policy=policy)
+        ending: list[SystemExit] = []
+        first = recorded(lambda: _run(script, ending))
+        code = ending[0].code if ending else 0
+        with path.open("wb") as file:
+            pickle.dump(first, file)
+    except BaseException as error:  # noqa: BLE001 - the process ends here
+        click.echo(f"run a: {error!r}", err=True)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run(script: Script, ending: list[SystemExit]) -> None:
+    try:
+        run_script(script)
+    except SystemExit as error:
+        ending.append(error)

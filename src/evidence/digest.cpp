@@ -1,0 +1,143 @@
+#include "evidence/digest.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "cast/dtypes.h"
+#include "cast/numbers.h"
+#include "evidence/rerun.h"
+
+namespace habana_mp::evidence {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 15;
+// Odd numbers with bits all over (splitmix64).
+constexpr std::uint64_t kPlace = 0x9E3779B97F4A7C15U;
+constexpr std::uint64_t kFirst = 0xBF58476D1CE4E5B9U;
+constexpr std::uint64_t kSecond = 0x94D049BB133111EBU;
+constexpr std::uint64_t kLowHalf = 0xFFFFFFFFU;
+
+std::uint64_t mixed(std::uint64_t word, std::uint64_t place) {
+  std::uint64_t x = (word ^ (place * kPlace)) * kFirst;
+  x ^= x >> 32;
+  return x * kSecond;
+}
+
+template <typename Word>
+std::uint64_t sum_of(const void* numbers, std::int64_t begin, std::int64_t end) {
+  const auto* words = static_cast<const Word*>(numbers);
+  std::uint64_t sum = 0;
+  for (std::int64_t i = begin; i < end; ++i) sum += mixed(words[i], static_cast<std::uint64_t>(i));
+  return sum;
+}
+
+std::uint64_t hash_on_cpu(const at::Tensor& words) {
+  const auto sum = words.itemsize() == 4 ? sum_of<std::uint32_t> : sum_of<std::uint64_t>;
+  const void* numbers = words.const_data_ptr();
+  return at::parallel_reduce(
+      0, words.numel(), kGrain, std::uint64_t{0},
+      [&](std::int64_t begin, std::int64_t end, std::uint64_t known) {
+        return known + sum(numbers, begin, end);
+      },
+      std::plus<>());
+}
+
+std::uint64_t hash_elsewhere(const at::Tensor& words) {
+  const auto signed_of = [](std::uint64_t x) { return static_cast<std::int64_t>(x); };
+  at::Tensor x = words.view(words.itemsize() == 4 ? at::kInt : at::kLong).to(at::kLong);
+  if (words.itemsize() == 4) x = x.bitwise_and(signed_of(kLowHalf));
+  const at::Tensor places = at::arange(words.numel(), x.options()).mul(signed_of(kPlace));
+  x = x.bitwise_xor(places).mul(signed_of(kFirst));
+  x = x.bitwise_xor(x.bitwise_right_shift(32).bitwise_and(signed_of(kLowHalf)));
+  return static_cast<std::uint64_t>(x.mul(signed_of(kSecond)).sum().item<std::int64_t>());
+}
+
+// In a row, in float32, float64 or int64: what is computed in less than these is exact in them.
+at::Tensor in_words(const at::Tensor& tensor) {
+  at::Tensor plain = tensor.detach();
+  if (plain.is_complex()) plain = at::view_as_real(plain.resolve_conj());
+  if (!plain.is_floating_point()) {
+    plain = plain.to(at::kLong);
+  } else if (plain.scalar_type() != at::kDouble) {
+    plain = plain.to(at::kFloat);
+  }
+  return plain.contiguous().view({-1});
+}
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && is_ordinary(tensor) &&
+         !tensor.is_meta() && !tensor.is_quantized();
+}
+
+std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {
+  std::uint64_t hash = words.device().is_cpu() ? hash_on_cpu(words) : hash_elsewhere(words);
+  std::uint64_t place = static_cast<std::uint64_t>(words.numel());
+  for (const std::int64_t size : sizes) hash += mixed(static_cast<std::uint64_t>(size), ++place);
+  return std::max<std::uint64_t>(hash, 1);
+}
+
+}  // namespace
+
+std::uint64_t hash_of(const at::Tensor& tensor) {
+  if (!is_dense(tensor)) return 0;
+  const OutOfSight out_of_sight;
+  return hash_of_words(in_words(tensor), tensor.sizes());
+}
+
+Digest digest_of(const at::Tensor& tensor) {
+  Digest digest;
+  if (!tensor.defined()) return digest;
+  digest.dtype = tensor.scalar_type();
+  if (!is_dense(tensor)) return digest;
+  digest.sizes = tensor.sizes().vec();
+  const OutOfSight out_of_sight;
+  const at::Tensor words = in_words(tensor);
+  digest.hash = hash_of_words(words, tensor.sizes());
+  const std::int64_t step = std::max<std::int64_t>(1, (words.numel() - 1) / kMostSampled + 1);
+  const at::Tensor sample =
+      words.slice(0, 0, words.numel(), step).to(at::kCPU, at::kFloat).contiguous();
+  digest.sample.resize(static_cast<std::size_t>(sample.numel()));
+  if (sample.numel() > 0)
+    std::memcpy(digest.sample.data(), sample.const_data_ptr(),
+                digest.sample.size() * sizeof(float));
+  return digest;
+}
+
+double distance(const Digest& from, const Digest& to) {
+  return distance(std::vector<Digest>{from}, std::vector<Digest>{to});
+}
+
+double distance(const std::vector<Digest>& from, const std::vector<Digest>& to) {
+  if (from.size() != to.size()) return std::numeric_limits<double>::quiet_NaN();
+  double squares = 0, whole = 0;
+  for (std::size_t n = 0; n < from.size(); ++n) {
+    const std::vector<float>&first = from[n].sample, &second = to[n].sample;
+    if (from[n].sizes != to[n].sizes || first.size() != second.size())
+      return std::numeric_limits<double>::quiet_NaN();
+    double of_this = 0, whole_of_this = 0;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      const double a = first[i], b = second[i];
+      if (std::isfinite(a) && !std::isfinite(b)) return std::numeric_limits<double>::infinity();
+      // What is larger is a mask (finfo.min), beside which no other number would count.
+      if (!std::isfinite(a) || std::abs(a) > 1e18) continue;
+      of_this += (b - a) * (b - a);
+      whole_of_this += a * a;
+    }
+    double numbers = 1;
+    for (const std::int64_t size : from[n].sizes) numbers *= static_cast<double>(size);
+    const double stands_for = first.empty() ? 0.0 : numbers / static_cast<double>(first.size());
+    squares += of_this * stands_for;
+    whole += whole_of_this * stands_for;
+  }
+  if (whole > 0) return std::sqrt(squares / whole);
+  return squares > 0 ? std::numeric_limits<double>::infinity() : 0.0;
+}
+
+}  // namespace habana_mp::evidence

@@ -1,0 +1,299 @@
+#include "probe/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/process_wide.h"
+#include "base/torch_private.h"
+#include "cast/dtypes.h"
+#include "cast/tensors.h"
+#include "evidence/differences.h"
+#include "evidence/numbers.h"
+#include "evidence/rerun.h"
+#include "evidence/shadows.h"
+#include "probe/inherited_errors.h"
+#include "watch/observatory.h"
+
+namespace habana_mp::probe {
+namespace {
+
+using watch::all;
+using watch::Thread;
+
+constexpr std::size_t kMostCandidates = 16;  // that a call is compared with
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+bool same_dtypes(const RecordedCall& a, const RecordedCall& b) {
+  const auto same = [](const RecordedArgument& x, const RecordedArgument& y) {
+    return x.ran == y.ran;
+  };
+  return std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(),
+                    same);
+}
+
+bool same_results(const RecordedCall& a, const RecordedCall& b) {
+  return std::equal(a.results.begin(), a.results.end(), b.results.begin(), b.results.end(),
+                    [](const auto& x, const auto& y) { return x.hash == y.hash; });
+}
+
+// Without the way in which it writes its result.
+std::string_view plain_name(std::string_view inner) {
+  if (inner.ends_with('_') && !inner.ends_with("__")) inner.remove_suffix(1);
+  return inner;
+}
+
+// The arguments of the call as they are in the first run, those left alone that calls have made.
+std::vector<c10::IValue> as_first(const RunningCall& running) {
+  std::vector<c10::IValue> arguments = running.arguments;
+  const RecordedCall& first = *running.match;
+  std::size_t place = 0;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (i < first.others.size() && !first.others[i].isNone()) arguments[i] = first.others[i];
+    arguments[i] = evidence::with_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      const std::size_t own = place++;
+      const bool number = !tensor.is_floating_point() || torch_private::is_wrapped_number(tensor);
+      if (!number || own >= first.leaves.size() || !first.leaves[own].defined()) return tensor;
+      return first.leaves[own];
+    });
+  }
+  return arguments;
+}
+
+}  // namespace
+
+std::string key_of(const report::Site& site, const RecordedCall& call) {
+  return site.module + '\n' + std::string(plain_name(call.inner)) + (call.backward ? "\nb" : "\nf");
+}
+
+void Comparer::start(std::shared_ptr<const Recording> first) {
+  std::map<std::string, Candidates> candidates;
+  for (std::size_t i = 0; i < first->calls.size(); ++i) {
+    const RecordedCall& call = first->calls[i];
+    if (call.inner.empty()) continue;  // it has raised
+    candidates[key_of(first->sites[call.site], call)].calls.push_back(static_cast<std::int64_t>(i));
+  }
+  Recorder::start();
+  const std::lock_guard guard(mutex_);
+  first_ = std::move(first);
+  candidates_ = std::move(candidates);
+  taken_.assign(first_->calls.size(), false);
+  compared_.clear();
+  changes_.clear();
+  projected_.clear();
+}
+
+bool Comparer::has_losses() {
+  const std::lock_guard guard(mutex_);
+  return recording_ != nullptr && !recording_->losses.empty();
+}
+
+void Comparer::begin_projection() {
+  paused_.store(true);
+  const std::lock_guard guard(mutex_);
+  changes_.clear();
+}
+
+void Comparer::end_projection() {
+  {
+    const std::lock_guard guard(mutex_);
+    for (const auto& [site, change] : std::exchange(changes_, {}))
+      projected_[site] += change * change;
+  }
+  paused_.store(false);
+}
+
+int Comparer::likeness(const RecordedCall& call, const RecordedCall& candidate) const {
+  int likeness = call.constants == candidate.constants ? 1 : 0;
+  likeness += candidate.outer == kNoCall ? 2 : 0;
+  if (call.arguments.size() != candidate.arguments.size()) return likeness - 8;
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const RecordedArgument& a = candidate.arguments[i];
+    const RecordedArgument& b = call.arguments[i];
+    if (a.hash == b.hash) {
+      likeness += 4;
+    } else if (a.sizes != b.sizes) {
+      likeness -= 4;
+    } else if (a.maker == kNoCall && b.maker == kNoCall) {
+      likeness += 1;
+    } else if (const auto maker = compared_.find(b.maker); maker != compared_.end()) {
+      likeness += maker->second.match == a.maker ? 3 : 0;
+    }
+  }
+  return likeness;
+}
+
+bool Comparer::is_taken(std::int64_t candidate) const {
+  // With a call goes what is inside of it.
+  for (std::int64_t i = candidate; i != kNoCall;
+       i = first_->calls[static_cast<std::size_t>(i)].outer) {
+    if (taken_[static_cast<std::size_t>(i)]) return true;
+  }
+  return false;
+}
+
+std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key) {
+  const auto found = candidates_.find(key);
+  if (found == candidates_.end()) return kNoCall;
+  Candidates& candidates = found->second;
+  std::int64_t best = kNoCall;
+  int most = std::numeric_limits<int>::min();
+  std::size_t seen = 0;
+  for (std::size_t i = candidates.next; i < candidates.calls.size() && seen < kMostCandidates;
+       ++i) {
+    const std::int64_t candidate = candidates.calls[i];
+    if (is_taken(candidate)) {
+      candidates.next += i == candidates.next ? 1 : 0;
+      continue;
+    }
+    ++seen;
+    const RecordedCall& there = first_->calls[static_cast<std::size_t>(candidate)];
+    const int like = likeness(call, there);
+    if (like <= most || (like < 0 && there.outer != kNoCall)) continue;
+    most = like;
+    best = candidate;
+  }
+  if (best != kNoCall) taken_[static_cast<std::size_t>(best)] = true;
+  return best;
+}
+
+void Comparer::wait(const at::Tensor& result, const at::Tensor& difference, report::SiteId site) {
+  evidence::wait_for_gradient(result, difference, [this, site](double change) {
+    const std::lock_guard guard(mutex_);
+    changes_[site] += change;
+  });
+}
+
+// What the call makes of what it was given here, run as the first run ran it.
+void Comparer::measure(RunningCall& running, const std::vector<c10::IValue>& results,
+                       ComparedCall& compared, bool exact) {
+  const bool kept = !running.match->others.empty() || running.match->arguments.empty();
+  if (compared.difference == Difference::Given && !kept) {  // it ran in another process
+    const bool all_given = std::all_of(
+        compared.arguments.begin(), compared.arguments.end(),
+        [](const auto& each) { return each.maker == kNoCall && each.first_maker == kNoCall; });
+    compared.made = all_given ? compared.total : kUnknown;
+    return;
+  }
+  const evidence::OutOfSight out_of_sight;
+  std::vector<c10::IValue> arguments = as_first(running);
+  std::vector<evidence::Compared> pairs;
+  if (evidence::may_rerun(*running.op, arguments)) {
+    const auto other = evidence::rerun(*running.op, arguments, [&](const at::Tensor& argument) {
+      return running.reference(argument, running.given(argument));
+    });
+    if (other) pairs = evidence::compared(results, *other);
+  }
+  if (pairs.empty()) {
+    compared.made = exact ? compared.total : kUnknown;
+    return;
+  }
+  Inherited inherited;
+  if (!running.backward) follow_shadows(running, results, pairs, inherited);
+  report::Error error;
+  for (const auto& [result, reference] : pairs) {
+    at::Tensor difference;
+    const bool waits = !running.backward && result.requires_grad();
+    error.add(evidence::error_of(result.detach(), evidence::in_float32(reference),
+                                 waits ? &difference : nullptr));
+    wait(result, difference, running.noted.site);
+  }
+  for (auto& [result, from] : inherited) wait(result, from.first, from.second);
+  compared.made = error.reference_squares > 0
+                      ? std::sqrt(error.squares / error.reference_squares)
+                      : (error.squares > 0 ? std::numeric_limits<double>::infinity() : 0.0);
+  if (error.lost > 0) compared.made = std::numeric_limits<double>::infinity();
+}
+
+void Comparer::ended(Thread&, RunningCall& running, const std::vector<c10::IValue>& results) {
+  const RecordedCall& call = running.noted;
+  ComparedCall compared;
+  std::shared_ptr<const Recording> first;
+  std::string key;
+  {
+    const std::lock_guard guard(all().mutex);
+    key = key_of(all().sites[call.site], call);
+  }
+  {
+    const std::lock_guard guard(mutex_);
+    if (first_ == nullptr) return;
+    first = first_;
+    compared.match = match_of(call, key);
+  }
+  const bool shadowed = !call.backward && is_shadowed(running.arguments);
+  if (shadowed && running.op->moves) move_shadow(running, results);
+  if (compared.match != kNoCall) {
+    const RecordedCall& there = first->calls[static_cast<std::size_t>(compared.match)];
+    running.match = &there;
+    bool leaves_differ = call.constants != there.constants;
+    for (std::size_t i = 0; i < std::min(call.arguments.size(), there.arguments.size()); ++i) {
+      const RecordedArgument& a = there.arguments[i];
+      const RecordedArgument& b = call.arguments[i];
+      if (a.hash == b.hash) continue;
+      compared.arguments.push_back({b.maker, a.maker});
+      leaves_differ = leaves_differ || (a.maker == kNoCall && b.maker == kNoCall);
+    }
+    const bool lower = !same_dtypes(there, call);
+    const bool same_inputs =
+        compared.arguments.empty() && call.arguments.size() == there.arguments.size();
+    compared.total = evidence::distance(there.results, call.results);
+    if (same_results(there, call)) {
+      compared.difference = Difference::None;
+    } else if (running.op->moves && !same_inputs) {
+      compared.difference = Difference::PassedOn;
+    } else if (leaves_differ) {
+      compared.difference = Difference::Given;
+    } else if (lower) {
+      compared.difference = Difference::Precision;
+    } else if (same_inputs) {
+      compared.difference = Difference::Result;
+      compared.made = compared.total;
+    } else {
+      compared.difference = Difference::PassedOn;
+    }
+    const bool made =
+        compared.difference == Difference::Given || compared.difference == Difference::Precision;
+    const bool inherits = compared.difference == Difference::PassedOn && shadowed;
+    if (made || inherits) {
+      ComparedCall measured = compared;
+      measure(running, results, measured, same_inputs && made);
+      if (made) compared.made = measured.made;
+    }
+  } else {
+    compared.made = compared.total = kUnknown;
+  }
+  const std::lock_guard guard(mutex_);
+  compared_[running.number] = std::move(compared);
+}
+
+Comparison Comparer::stop_comparing(const std::vector<at::Tensor>& returned) {
+  Comparison comparison;
+  comparison.second = stop(returned);
+  {
+    const std::lock_guard guard(mutex_);
+    comparison.first = std::exchange(first_, nullptr);
+    comparison.changes = std::exchange(changes_, {});
+    for (const auto& [site, squares] : std::exchange(projected_, {}))
+      comparison.changes[site] = std::sqrt(squares);
+    for (std::size_t i = 0; i < comparison.second->calls.size(); ++i) {
+      const auto found = compared_.find(static_cast<std::int64_t>(i));
+      comparison.calls.push_back(found == compared_.end()
+                                     ? ComparedCall{.difference = Difference::None}
+                                     : std::move(found->second));
+    }
+    compared_.clear();
+    candidates_.clear();
+    taken_.clear();
+  }
+  evidence::forget_shadows();
+  evidence::forget_differences();
+  return comparison;
+}
+
+Comparer& comparer() { return process_wide<Comparer>(); }
+
+}  // namespace habana_mp::probe

@@ -1,0 +1,115 @@
+// What the calls of a run computed, in few bytes each: what another run is compared with.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/fork_safe_mutex.h"
+#include "evidence/digest.h"
+#include "report/site.h"
+#include "watch/call_stack.h"
+
+namespace habana_mp::probe {
+
+inline constexpr std::size_t kMostRecorded = 1 << 16;
+inline constexpr std::int64_t kNoCall = -1;
+inline constexpr std::int64_t kCast = -2;  // of what no call has made: the copy of a weight
+
+// A tensor that a call was given.
+struct RecordedArgument {
+  std::uint64_t hash = 0;        // before its cast
+  at::ScalarType ran{};          // as the op got it
+  std::int64_t maker = kNoCall;  // the call that made it; none of a weight or of the step's input
+  std::vector<std::int64_t> sizes{};
+};
+
+struct RecordedCall {
+  report::SiteId site = report::kNone;
+  std::string inner{};  // the op of the dispatcher: "aten::exp"
+  bool backward = false;
+  std::int64_t outer = kNoCall;  // the call that it is inside of
+  std::vector<RecordedArgument> arguments{};
+  std::string constants{};  // the other arguments
+  std::vector<evidence::Digest> results{};
+  // In the process that it ran in: the arguments that no call has made, tensors in the order of
+  // `arguments`, and the others by their place in the schema.
+  std::vector<at::Tensor> leaves{};
+  std::vector<c10::IValue> others{};
+};
+
+struct Recording {
+  std::vector<report::Site> sites{};  // by the numbers in the calls, when the run has ended
+  std::vector<RecordedCall> calls{};
+  std::uint64_t lost = 0;                     // calls beyond kMostRecorded
+  std::vector<double> losses{};               // that a backward pass began with
+  std::vector<evidence::Digest> gradients{};  // that arrived at weights, in their order
+  std::vector<evidence::Digest> returned{};   // by the step
+};
+
+// A call while it runs.
+struct RunningCall final : watch::MeasuredCall {
+  RunningCall();
+  ~RunningCall() override;
+  RunningCall(const RunningCall&) = delete;
+  RunningCall& operator=(const RunningCall&) = delete;
+
+  // As the call that it is compared with was given it, and in the dtype that it ran in there.
+  at::Tensor reference(const at::Tensor& argument, const at::Tensor& numbers) const override;
+
+  std::int64_t number = kNoCall;  // in the recording
+  RecordedCall noted{};
+  bool called_itself = false;  // under torch.autocast: the dtypes of the arguments are known
+  RunningCall* outer;
+  const RecordedCall* match = nullptr;  // in the recording of the first run
+};
+
+// Records all that a step calls, until it is stopped.
+class Recorder : public watch::Probe {
+ public:
+  std::string_view name() const override { return "compare"; }
+  std::unique_ptr<watch::ProbedCall> begins(watch::Thread& thread,
+                                            const at::RecordFunction& call) override;
+  void ends(watch::Thread& thread, const at::RecordFunction& call,
+            watch::ProbedCall& kept) override;
+  void casts(const at::Tensor& source, const at::Tensor& result) override;
+  void node_begins(const at::RecordFunction& node) override;
+
+  // std::runtime_error where another probe looks at the numbers.
+  void start();
+  // With what the step returned.
+  std::shared_ptr<Recording> stop(const std::vector<at::Tensor>& returned);
+
+ protected:
+  virtual void ended(watch::Thread&, RunningCall&, const std::vector<c10::IValue>&) {}
+  // Whether calls inside of a recorded one are recorded too.
+  virtual bool records_insides() const { return true; }
+
+  ForkSafeMutex mutex_;
+  std::shared_ptr<Recording> recording_{};
+  std::atomic<bool> paused_{false};
+
+ private:
+  struct Made {
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    std::int64_t call;
+  };
+  using Makers = std::unordered_map<const c10::StorageImpl*, Made>;
+
+  void note_arguments(RunningCall& running, const at::RecordFunction& call);
+  std::int64_t maker_of(const at::Tensor& tensor);
+  void note_maker(const at::Tensor& tensor, std::int64_t call);
+
+  Makers made_;  // with the lock
+};
+
+Recorder& recorder();
+
+}  // namespace habana_mp::probe

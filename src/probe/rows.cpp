@@ -1,0 +1,38 @@
+#include "probe/rows.h"
+
+#include <string_view>
+
+#include "policy/op_traits.h"
+#include "scope/regions.h"
+
+namespace habana_mp::probe {
+
+using report::Outcome;
+using watch::Frame;
+
+namespace {
+
+constexpr std::string_view kNamespace = "aten::";
+
+}  // namespace
+
+Frame* counted_with(watch::Thread& thread) {
+  for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
+    if (frame->shown || frame->kind == Frame::Kind::Backward) return &*frame;
+  }
+  return nullptr;
+}
+
+bool is_transparent(const Frame& frame, const evidence::Op& op) {
+  if (!op.composite) return false;
+  const Insides insides = insides_of(op.handle.schema().name().substr(kNamespace.size()));
+  const Outcome outcome = frame.call.key.outcome;
+  if (frame.kind == Frame::Kind::Decided) {
+    return insides == Insides::Compound && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&
+           outcome != Outcome::Promote;
+  }
+  return insides != Insides::Own && outcome == Outcome::Unlisted &&
+         autocast::this_thread.state != nullptr;
+}
+
+}  // namespace habana_mp::probe

@@ -1,0 +1,16 @@
+// Which row of a report the numbers of a call belong to, and which calls are looked at as a whole.
+#pragma once
+
+#include "evidence/rerun.h"
+#include "watch/call_stack.h"
+
+namespace habana_mp::probe {
+
+// The frame that a call is counted with: of a row, or of a backward pass; null outside of any.
+watch::Frame* counted_with(watch::Thread& thread);
+
+// Whether the ops inside of the op have rules of their own, and so rows: they are looked at
+// instead.
+bool is_transparent(const watch::Frame& frame, const evidence::Op& op);
+
+}  // namespace habana_mp::probe

@@ -1,0 +1,22 @@
+// The numbers of calls, measured while a report wants them: each op is run once more, in float32 or
+// in the low dtype, and the gradient of its result is multiplied with the difference.
+#pragma once
+
+#include <memory>
+
+#include "report/report.h"
+#include "report/values.h"
+
+namespace habana_mp::probe {
+
+// A report that listens from now on. Reports that measure need not agree: what one of them asks for
+// is measured for all, with the low dtype of the last. std::runtime_error where another probe looks
+// at the numbers.
+std::shared_ptr<report::Report> open_report(const report::Measure& measure = {});
+void close_report(const report::Report& report);
+
+// A backward pass of a random sum of outputs, in place of a loss: for all reports that measure.
+void begin_projection();
+void end_projection();
+
+}  // namespace habana_mp::probe

@@ -1,0 +1,46 @@
+// Whoever looks at the numbers of calls while they run: one at a time, since each looks at every
+// op. The probes are in src/probe/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <memory>
+#include <string_view>
+
+namespace habana_mp::watch {
+
+struct Thread;
+
+class Probe;
+
+// What a probe keeps of a call.
+struct ProbedCall : at::ObserverContext {
+  Probe* by = nullptr;
+};
+
+class Probe {
+ public:
+  virtual ~Probe() = default;
+
+  // As its users call it: "find_nonfinite".
+  virtual std::string_view name() const = 0;
+  // An op of the dispatcher begins, and its frame is on the stack of the thread: what must be kept
+  // of it until it ends, null where it is not looked at.
+  virtual std::unique_ptr<ProbedCall> begins(Thread& thread, const at::RecordFunction& call) = 0;
+  virtual void ends(Thread& thread, const at::RecordFunction& call, ProbedCall& kept) = 0;
+  // A cast of ours, which no op of the dispatcher makes.
+  virtual void casts(const at::Tensor&, const at::Tensor&) {}
+  // A node of a backward pass begins.
+  virtual void node_begins(const at::RecordFunction&) {}
+};
+
+namespace detail {
+inline std::atomic<Probe*> probe{nullptr};
+}
+
+// Null where the numbers are nobody's business.
+inline Probe* probe() { return detail::probe.load(std::memory_order_relaxed); }
+
+}  // namespace habana_mp::watch

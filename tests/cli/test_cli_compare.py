@@ -1,0 +1,71 @@
+"""habana-mp compare: a script under two policies, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import sys
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+loss = model(torch.randn(4, 8)).float().square().mean()
+loss.backward()
+print("trained")
+if "--exit" in sys.argv:
+    sys.exit(3)
+if "--raise" in sys.argv:
+    raise ValueError("no")
+"""
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    Path("train.py").write_text(TRAIN)
+    return subprocess.run(
+        [sys.executable, "-m", "habana_mp", "compare", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_hmp_beside_no_casts(here):
+    done = call("--html", "c.html", "--json", "c.json", "train.py", "--steps", "1")
+    assert (done.stdout, done.returncode) == ("trained\ntrained\n", 1), done.stderr
+    assert "a: none\nb: hmp\n\nfirst difference\n  linear in Sequential: 0, in the forward pass" in done.stderr
+    assert "gradients differ by 0.00" in done.stderr
+    found = json.loads(Path("c.json").read_text())
+    assert (found["first"]["op"], found["names"]) == ("linear", ["none", "hmp"])
+    assert "Sequential: 0" in Path("c.html").read_text()
+
+
+def test_one_policy_beside_itself_is_the_same(here):
+    done = call("--policy", "hmp", "--with", "hmp", "train.py")
+    assert (done.stdout, done.returncode) == ("trained\ntrained\n", 0), done.stderr
+    assert "The same numbers in " in done.stderr
+
+
+def test_an_edit_is_named(here):
+    done = call("--policy", "hmp", "--edit", "+gelu:fp32", "--with", "hmp", "train.py")
+    assert (
+        "first difference\n  gelu in Sequential: 1, in the forward pass: a bfloat16, b float32 (fp32: gelu"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train.py", "--exit"], 3, "Run a, under none, ended with 3: nothing is compared."),
+        (["train.py", "--raise"], 1, "ValueError: no"),
+        (["--with", "nosuch", "train.py"], 2, "'nosuch' is no policy"),
+        (["--html", "no/such/c.html", "train.py"], 2, "--html no/such/c.html: No such file or directory"),
+        (["none.py"], 2, "none.py: No such file or directory"),
+    ],
+    ids=["exits", "raises", "no policy", "no folder", "no script"],
+)
+def test_what_goes_wrong(arguments, code, said, here):
+    done = call(*arguments)
+    assert done.returncode == code
+    assert said in done.stderr

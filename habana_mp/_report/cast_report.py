@@ -30,6 +30,7 @@ from habana_mp._report.form import MOST_BYTES, report_values
 from habana_mp._report.merge import merged
 from habana_mp._report.numbers import ERROR, LocalError, added, local_error, share, with_values
 from habana_mp._report.projections import project
+from habana_mp._report.schedule import Schedule
 from habana_mp._report.values import named
 from habana_mp._scope import in_force
 from habana_mp._watch.modules import unwatch_modules, watch_modules
@@ -50,46 +51,86 @@ class CastReport:
     3
     """
 
-    def __init__(self, values: bool | str = False) -> None:
+    def __init__(
+        self, values: bool | str = False, *, wait: int = 0, warmup: int = 0, active: int | None = None
+    ) -> None:
         if values not in (False, True, "errors"):
             raise ValueError(f'values is True, False or "errors", not {values!r}')
         self._measures = values
+        self._schedule = Schedule(wait, warmup, active)
         self._open: _core.Report | None = None
         self._low = ""
         self._began = 0.0
         self._values: dict[str, Any] | None = None
+        self._entered = False
         self.title = ""
 
     def __enter__(self) -> Self:
-        if self._open is not None or self._values is not None:
+        if self._entered or self._values is not None:
             raise RuntimeError("a report is for one with block: call hmp.report() again for another")
+        self._entered = True
+        if self._schedule.phase != "wait":
+            self._start()
+        self._schedule.begin()
+        return self
+
+    def _start(self) -> None:
         watch_modules()
         self._began = time.perf_counter()
         policy = region_policy()[0] or in_force.policy
         self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
         self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
-        return self
+
+    def _stop(self) -> dict[str, Any]:
+        seconds = time.perf_counter() - self._began
+        opened, self._open = self._open, None
+        assert opened is not None  # noqa: S101 - who calls has asked
+        try:
+            return self._named(_core.close_report(opened), seconds)
+        finally:
+            unwatch_modules()
+
+    def step(self) -> None:
+        """A step of the training has ended: what ``wait``, ``warmup`` and ``active`` count, and ``to_dict()["steps"]`` has the times of.
+
+        Raises:
+            RuntimeError: outside of the with block.
+        """
+        if not self._entered:
+            raise RuntimeError("step is for the inside of the with block of a report")
+        before = self._schedule.phase
+        self._schedule.step()
+        now = self._schedule.phase
+        if now != before:
+            if self._open is not None:
+                counted = self._stop()
+                self._values = counted if now == "done" else None
+            if now != "done":
+                self._start()
+        self._schedule.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._began
-        opened, self._open = self._open, None
-        if opened is None:
+        if not self._entered:
             raise RuntimeError("a report that was not entered cannot be left")
-        try:
-            counted = _core.close_report(opened)
-        finally:
-            unwatch_modules()
-        self._values = self._named(counted, seconds)
+        self._entered = False
+        if self._open is not None:
+            counted = self._stop()
+            self._values = counted if self._schedule.phase == "active" else None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, by ``copy`` or ``pickle``, of a report that is open is what it has counted by then."""
-        return {**self.__dict__, "_open": None, "_values": self._values if self._open is None else self.to_dict()}
+        return {
+            **self.__dict__,
+            "_open": None,
+            "_entered": False,
+            "_values": self._values if self._open is None else self.to_dict(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also of a report that habana_mp 0.1.0 pickled, which called its values so."""
-        self.__dict__.update(state)
+        self.__dict__.update({"_schedule": Schedule(0, 0, None), "_entered": False} | state)
         self._values = self.__dict__.pop("_told", self.__dict__.get("_values"))
 
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
@@ -240,6 +281,8 @@ class CastReport:
         """
         if self._values is not None:
             return self._values
+        if self._open is None and (self._entered or self._schedule.is_set):
+            raise RuntimeError(self._schedule.missing)
         if self._open is None:
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
         return self._named(_core.report_values(self._open), time.perf_counter() - self._began)
@@ -367,10 +410,11 @@ class CastReport:
         return framed(self.to_html())
 
     def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
-        return named(counted, seconds, self.title, self._low if self._measures else "")
+        values = named(counted, seconds, self.title, self._low if self._measures else "")
+        return {**values, "steps": list(self._schedule.seconds)} if self._schedule.seconds else values
 
 
-def report(*, values: bool | str = False) -> CastReport:
+def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active: int | None = None) -> CastReport:
     """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, with the reason of each.
 
     Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
@@ -381,9 +425,12 @@ def report(*, values: bool | str = False) -> CastReport:
             that ran in float32 in the low dtype of the policy, as if it were in the lower list. Where the block runs a backward pass, the
             gradients say which op makes which part of the error of the loss. "errors" leaves the second kind out, and takes less time.
             Weights, gradients, random numbers and running statistics stay as they would be without.
+        wait: steps that are passed over at the beginning, each ended by ``r.step()``.
+        warmup: steps after these that run with the report open and are not counted.
+        active: steps after these that are counted, by default all.
 
     Raises:
-        ValueError: ``values`` is none of these.
+        ValueError: ``values`` is none of these, or a number of steps is none.
 
     >>> with hmp.report() as r:
     ...     loss = model(x).sum()
@@ -393,7 +440,7 @@ def report(*, values: bool | str = False) -> CastReport:
     See Also:
         explain, draw
     """
-    return CastReport(values)
+    return CastReport(values, wait=wait, warmup=warmup, active=active)
 
 
 def dtype_name(dtype: object) -> str:

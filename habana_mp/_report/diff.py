@@ -1,16 +1,29 @@
-"""``ReportDiff``: the casts that differ between two reports."""
+"""``ReportDiff``: what differs between two reports."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from habana_mp._report.findings.groups import grouped
+from habana_mp._report.numbers import added, local_error, with_values
+from habana_mp._show.units import time
 
 
 @dataclass(frozen=True)
 class ReportDiff:
-    """Casts by op and dtype that differ between two reports: (op, from, to, before, after) each. False where none do."""
+    """Casts by op and dtype that differ between two reports: (op, from, to, before, after) each. False where none do.
+
+    ``errors`` are the local errors of ops as they ran, where both reports have values and they differ by a tenth: (op, before, after).
+    ``seconds`` are the times of the two blocks.
+    """
 
     changes: tuple[tuple[str, str, str, int, int], ...]
+    errors: tuple[tuple[str, float, float], ...] = ()
+    seconds: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def between(cls, before: dict[str, Any], after: dict[str, Any]) -> ReportDiff:
@@ -19,25 +32,56 @@ class ReportDiff:
         return cls(
             tuple(
                 (*key, first.get(key, 0), second.get(key, 0)) for key in keys if first.get(key, 0) != second.get(key, 0)
-            )
+            ),
+            tuple(_changed_errors(_errors(before), _errors(after))),
+            (before["seconds"], after["seconds"]),
         )
 
     def __bool__(self) -> bool:
         return bool(self.changes)
 
     def __str__(self) -> str:
-        if not self.changes:
-            return "no difference: the same casts"
+        lines = ["no difference: the same casts"] if not self.changes else [*_aligned(*self._casts())]
+        if self.errors:
+            lines += ["", *_aligned(*self._errors())]
+        return "\n".join(lines)
+
+    def _casts(self) -> tuple[Sequence[str], list[Sequence[str]], int]:
         rows = [(op, f"{source} -> {to}", str(a), str(b), f"{b - a:+}") for op, source, to, a, b in self.changes]
-        head = ("op", "cast", "before", "after", "")
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(5)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in [head, *rows]
-        )
+        return ("op", "cast", "before", "after", ""), [*rows], 2
+
+    def _errors(self) -> tuple[Sequence[str], list[Sequence[str]], int]:
+        rows = [(op, f"{a:.2g}", f"{b:.2g}", f"{b / a:.2g}x" if a else "") for op, a, b in self.errors]
+        return ("op", "error before", "after", ""), [*rows], 1
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """One HTML page that needs no network, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from habana_mp._show.html import whole_page
+
+        tables = [("Casts", self._casts()), ("Errors of ops, as they ran", self._errors())]
+        text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], times=[*map(time, self.seconds)])
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        from habana_mp._show.html import framed
+
+        return framed(self.to_html())
+
+
+def _aligned(head: Sequence[str], rows: list[Sequence[str]], texts: int) -> Iterator[str]:
+    """The first ``texts`` columns to the left, the figures behind them to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    for row in [head, *rows]:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(
+            cell.ljust(width) if i < texts else cell.rjust(width) for i, (cell, width) in enumerate(cells)
+        ).rstrip()
 
 
 def _counts(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
@@ -47,3 +91,15 @@ def _counts(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
             key = (row["op"], cast["from"], cast["to"])
             counts[key] = counts.get(key, 0) + cast["count"]
     return counts
+
+
+def _errors(report: dict[str, Any]) -> dict[str, float]:
+    groups = grouped(with_values(report["rows"]), lambda row: row["op"])
+    return {group[0]["op"]: float(local_error(added(row["values"]["ran"] for row in group))) for group in groups}
+
+
+def _changed_errors(before: dict[str, float], after: dict[str, float]) -> Iterator[tuple[str, float, float]]:
+    for op in sorted({*before} & {*after}):
+        a, b = before[op], after[op]
+        if abs(a - b) > 0.1 * max(a, b):
+            yield op, a, b

@@ -68,6 +68,12 @@ def _count(value: Any) -> None:
         raise _NotOfForm("a count: a whole number from 0 to 2^64 - 1", value)
 
 
+def _row_number(value: Any) -> None:
+    """-1 is none."""
+    if value != -1 or type(value) is not int:
+        _count(value)
+
+
 def _seconds(value: Any) -> None:
     if type(value) is int:
         return _count(value)
@@ -136,13 +142,19 @@ def _inside(place: str, check: _Check, value: Any) -> None:
 
 
 def _check_places(values: dict[str, Any]) -> None:
-    """The timeline refers to rows by their numbers."""
+    """The timeline and the edges refer to rows by their numbers."""
     rows = len(values["rows"])
     for place, event in enumerate(values["timeline"]["events"]):
         if event[2] >= rows:
             wrong = _NotOfForm(f"the number of one of {rows} rows", event[2])
             wrong.where = ["[2]", f"[{place}]", ".timeline.events"]
             raise wrong
+    for place, edge in enumerate(values.get("edges", [])):
+        for end in (0, 1):
+            if edge[end] >= rows:
+                wrong = _NotOfForm(f"the number of one of {rows} rows", edge[end])
+                wrong.where = [f"[{end}]", f"[{place}]", ".edges"]
+                raise wrong
 
 
 _SUMS = {
@@ -159,7 +171,9 @@ _CAST = _dict(
     backward=_dict(count=_count, bytes=_count, seconds=_seconds),
 )
 _NUMBERS = _dict(
-    ("projections", "projected", "projected_low"),
+    ("projections", "projected", "projected_low", "ran_seconds", "other_seconds"),
+    ran_seconds=_seconds,
+    other_seconds=_seconds,
     projections=_count,
     projected=_number,
     projected_low=_number,
@@ -172,7 +186,8 @@ _NUMBERS = _dict(
     change_low=_number,
 )
 _ROW = _dict(
-    ("values",),
+    ("values", "made_bytes"),
+    made_bytes=_map(_count),
     **dict.fromkeys(("op", "module", "front_end", "policy", "decision", "rule", "source"), _text),
     calls=_count,
     seconds=_seconds,
@@ -183,7 +198,10 @@ _ROW = _dict(
     values=_NUMBERS,
 )
 _REPORT = _dict(
-    ("rank", "backward_seconds", "ranks", "uneven", "low_dtype"),
+    ("rank", "backward_seconds", "optimizer_seconds", "ranks", "uneven", "low_dtype", "edges", "steps"),
+    optimizer_seconds=_seconds,
+    steps=_list(_seconds),
+    edges=_list(_tuple(_row_number, _count, _text, _count, _count)),
     low_dtype=_text,
     title=_text,
     torch=_text,

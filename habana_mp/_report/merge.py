@@ -16,6 +16,7 @@ _SUMS = (
     "seconds",
     "op_seconds",
     "backward_seconds",
+    "optimizer_seconds",
     "cast_seconds",
     "casts",
     "cache_hits",
@@ -55,9 +56,22 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 for start, lasted, row, *rest in first["timeline"]["events"]
             ],
         },
+        **_edges(reports, places),
         "ranks": ranks,
         "uneven": _uneven(ranks),
     }
+
+
+def _edges(reports: Sequence[dict[str, Any]], places: dict[tuple[str, ...], int]) -> dict[str, Any]:
+    """Of reports with values, by the numbers of the rows here."""
+    found: dict[tuple[int, int, str], list[int]] = {}
+    for report in reports:
+        here = [places[_key(row)] for row in report["rows"]]
+        for maker, row, dtype, count, numbers in report.get("edges", []):
+            into = found.setdefault((here[maker] if maker >= 0 else -1, here[row], dtype), [0, 0])
+            into[0] += count
+            into[1] += numbers
+    return {"edges": [[*key, *sums] for key, sums in found.items()]} if found else {}
 
 
 def _ranks(report: dict[str, Any], number: int) -> list[dict[str, Any]]:

@@ -20,13 +20,29 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
     """Under names what src/bind/bind_report.cpp gives of a row; None where nothing was measured."""
     if values is None:
         return None
-    calls, unmeasured, ran, low, value_range, backward_calls, backward, changes, change, change_low, *projected = values
+    (
+        calls,
+        unmeasured,
+        ran,
+        low,
+        value_range,
+        backward_calls,
+        backward,
+        changes,
+        change,
+        change_low,
+        ran_ns,
+        other_ns,
+        *projected,
+    ) = values
     return {
         "calls": calls,
         "unmeasured": unmeasured,
         "ran": _named(ERROR, ran),
         "low": _named(ERROR, low),
         "range": _named(_RANGE, value_range),
+        "ran_seconds": ran_ns / 1e9,
+        "other_seconds": other_ns / 1e9,
         "backward_calls": backward_calls,
         "backward": _named(ERROR, backward),
         "changes": changes,

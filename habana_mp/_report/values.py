@@ -54,6 +54,7 @@ def named(counted: dict[str, Any], seconds: float, title: str, low_dtype: str) -
         "seconds": seconds,
         "op_seconds": sum(row["seconds"] for row in rows),
         "backward_seconds": counted["backward_ns"] / 1e9,
+        "optimizer_seconds": counted["optimizer_ns"] / 1e9,
         "cast_seconds": sum(cast["seconds"] + cast["backward"]["seconds"] for cast in casts),
         "casts": sum(cast["count"] for cast in casts),
         "cache_hits": sum(cast["cached"] for cast in casts),
@@ -74,6 +75,7 @@ def named(counted: dict[str, Any], seconds: float, title: str, low_dtype: str) -
     }
     if low_dtype:
         values["low_dtype"] = low_dtype
+        values["edges"] = [list(edge) for edge in counted["edges"]]
     values["advice"] = [line.__dict__ for line in advice(values)]
     return values
 
@@ -98,6 +100,7 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
     dtypes: list[str],
     runs_in: list[str],
     casts: list[tuple[Any, ...]],
+    made: dict[str, int],
     values: tuple[Any, ...] | None,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
@@ -113,6 +116,7 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
         "cast_seconds": cast_ns / 1e9,
         "dtypes": dtypes,
         "runs_in": runs_in,
+        "made_bytes": made,
         "casts": [
             {
                 "from": source_dtype,

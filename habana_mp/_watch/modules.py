@@ -1,4 +1,4 @@
-"""Hooks of all modules that pass to the core which forward runs, while a report is open."""
+"""Hooks of all modules and optimizers that pass to the core which forward or step runs, while a report is open."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as _nn_module
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import habana_mp._core as _core
 from habana_mp._scope.fork_lock import fork_lock
@@ -38,6 +39,8 @@ def watch_modules() -> None:
             return
         _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
         _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
+        _hooks.append(register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)))
+        _hooks.append(register_optimizer_step_post_hook(lambda *_: _core.set_in_optimizer(False)))
         warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
 
 

@@ -15,6 +15,7 @@ _COMMANDS = {
     "report": "report",
     "find-nan": "find_nan",
     "compare": "compare",
+    "diff": "diff",
     "explain": "explain",
     "lists": "lists",
     "doctor": "doctor",
@@ -23,7 +24,8 @@ _COMMANDS = {
 _EPILOG = """\b
 Exit codes:
   0    all is well
-  1    something was found (find-nan, compare, lists check, lists diff, doctor)
+  1    something was found (find-nan, compare, diff, lists check, lists diff,
+       doctor), or is more than a limit of report allows
   2    the command line or a file that it names is wrong
   130  interrupted
 run and report end with the exit code of the script.

@@ -5,7 +5,8 @@ by which every command takes a policy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,8 +107,8 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             "edits",
             multiple=True,
             type=EditParameter(),
-            metavar="+OP:LIST|-OP",
-            help="Put an op into a list (lower, fp32, promote, error), or take it out of all. May be given several times.",
+            metavar="+OP:LIST|-OP|FILE",
+            help="Put an op into a list (lower, fp32, promote, error), or take it out of all; or a FILE of such edits. May be given several times.",
         )
         @click.option("--dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)
@@ -122,12 +123,34 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
         ) -> None:
             if lower or fp32 or edits or dtype is not None:
                 with user_errors():
+                    edits = tuple(_edits_in(edits))
                     policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, edits, dtype)
             function(policy=policy, **others)
 
         return command
 
     return decorate
+
+
+def _edits_in(values: Sequence[str]) -> Iterator[str]:
+    """Those of files too: one a line, and what stands behind a # is a comment."""
+    for value in values:
+        if _is_edit(value):
+            yield value
+            continue
+        try:
+            lines = Path(value).read_text("utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise Problem(f"--edit {value}: it is no text") from None
+        except OSError as error:
+            accepted = "'+op:list' and '-op' are accepted, and a file of them"
+            raise Problem(f"{value!r} is no edit of a policy: {accepted} ({error.strerror})") from None
+        for number, line in enumerate(lines, start=1):
+            edit = line.partition("#")[0].strip()
+            if edit and not _is_edit(edit):
+                raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {edit!r:.60}")
+            if edit:
+                yield edit
 
 
 def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], dtype: str | None) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -58,8 +59,38 @@ def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> st
     is_flag=True,
     help="Measure the error that the casts make, too, and which op makes it; a step takes three times as long or more.",
 )
+@click.option(
+    "--write-edits",
+    "edits_file",
+    callback=new_file,
+    metavar="FILE",
+    help="Write the edits that the errors speak for, one a line, which --edit FILE takes; with --values.",
+)
+@click.option("--max-casts", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if there are more casts.")
+@click.option(
+    "--max-error",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="Exit with 1 if the error of some op, as a part of its results, is larger; with --values.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Exit with 1 if the casts are not those of this report (of --json), and print how they differ.",
+)
 @script_command
-def report(script: Script, html: str | None, json_file: str | None, *, values: bool) -> None:
+def report(
+    script: Script,
+    *,
+    html: str | None,
+    json_file: str | None,
+    edits_file: str | None,
+    max_casts: int | None,
+    max_error: float | None,
+    baseline: str | None,
+    values: bool,
+) -> None:
     """Run a script and report its casts.
 
     It runs as by `habana-mp run`; then which op ran in which precision, why, and what that cost is printed on stderr, also if the
@@ -75,8 +106,12 @@ def report(script: Script, html: str | None, json_file: str | None, *, values: b
     \b
       torchrun --nproc-per-node 2 -m habana_mp report --json r%r.json train.py
 
-    The exit code is the script's.
+    The exit code is the script's, and where that is 0, 1 for what is more than --max-casts, --max-error or --baseline allow.
     """
+    if not values and (edits_file or max_error is not None):
+        raise Problem(f"--{'write-edits' if edits_file else 'max-error'} needs --values")
+    with user_errors():
+        before = None if baseline is None else hmp.CastReport.load(baseline)
     process, ending = os.getpid(), None
     with hmp.report(values=values) as seen:
         seen.title = script.name
@@ -87,8 +122,32 @@ def report(script: Script, html: str | None, json_file: str | None, *, values: b
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending
     _show(seen, html, json_file)
-    if ending is not None:
+    if edits_file:
+        with user_errors():
+            Path(edits_file).write_text("".join(f"{edit.text}  # {edit.why}\n" for edit in seen.edits()), "utf-8")
+    if ending is not None and ending.code:
         raise ending
+    beyond = [*_beyond(seen, max_casts, max_error, before)]
+    for line in beyond:
+        click.echo(line, err=True)
+    if beyond:
+        raise SystemExit(1)
+
+
+def _beyond(
+    seen: hmp.CastReport, max_casts: int | None, max_error: float | None, before: hmp.CastReport | None
+) -> Iterator[str]:
+    """A line for each limit that is not kept."""
+    if max_casts is not None and seen.casts() > max_casts:
+        yield f"--max-casts {max_casts}: there are {seen.casts():,}"
+    if max_error is not None:
+        errors = {op: seen.local_error(op) for op in dict.fromkeys(row["op"] for row in seen.to_dict()["rows"])}
+        for op, error in errors.items():
+            if float(error) > max_error or error.lost:
+                lost = f", {error.lost:,} numbers that are not finite" if error.lost else ""
+                yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"
+    if before is not None and (found := before.diff(seen)):
+        yield f"--baseline: the casts are others\n{found}"
 
 
 def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:

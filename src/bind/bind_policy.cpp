@@ -224,6 +224,7 @@ void bind_policy(py::module_& m) {
       "is_compound", [](const std::string& op) { return insides_of(op) == Insides::Compound; },
       py::arg("op"));
   m.def("refuses_mixed", &refuses_mixed, py::arg("op"));
+  m.def("is_norm", &is_norm, py::arg("op"));
   m.def("may_lack_low_kernel", &may_lack_low_kernel, py::arg("op"));
   m.def(
       "decide",

@@ -58,7 +58,18 @@ py::object values_of(const report::Report& report, SiteId site) {
       py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
                      range.under_float16, range.under_e4m3, range.under_e5m2),
       values.backward_calls, error_values(values.backward), values.changes, values.change_ran,
-      values.change_low, values.projections, values.projected_ran, values.projected_low);
+      values.change_low, values.ran_ns, values.other_ns, values.projections, values.projected_ran,
+      values.projected_low);
+}
+
+// Bytes of results, by dtype.
+py::dict made_by(const report::Row& row) {
+  py::dict made;
+  for (const DTypeRow& dtype : kDTypes) {
+    const std::uint64_t bytes = row.made[static_cast<std::size_t>(dtype.dtype)];
+    if (bytes != 0 && dtype.dtype != DType::Other) made[dtype.name] = bytes;
+  }
+  return made;
 }
 
 py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
@@ -79,7 +90,7 @@ py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
                                site.policy == nullptr ? std::string() : site.policy->name(),
                                report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
                                site.rule, site.source, row.calls, row.ns, row.cast_ns,
-                               dtypes_in(row.input_dtypes), dtypes_in(row.ran), casts,
+                               dtypes_in(row.input_dtypes), dtypes_in(row.ran), casts, made_by(row),
                                values_of(now.report, id)));
   }
   return rows;
@@ -131,6 +142,15 @@ py::dict values(const report::Report& report) {
                                   static_cast<int>(moment.kind)));
   }
   result["moments"] = moments;
+  py::list edges;
+  for (const auto& [key, edge] : now.report.edges()) {
+    if (row_of_site[key.site] < 0) continue;
+    const int maker = key.maker == report::kNone ? -1 : row_of_site[key.maker];
+    edges.append(py::make_tuple(maker, row_of_site[key.site], dtype_name(key.dtype), edge.count,
+                                edge.numbers));
+  }
+  result["edges"] = edges;
+  result["optimizer_ns"] = now.report.optimizer_ns();
   result["stride"] = now.report.stride();
   result["backward_ns"] = now.report.backward_ns();
   result["bytes"] = now.report.bytes();
@@ -224,6 +244,7 @@ void bind_report(py::module_& module) {
   module.def("end_projection", &probe::end_projection);
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
+  module.def("set_in_optimizer", &watch::set_in_optimizer, py::arg("inside"));
   module.def("reporting", &watch::watching);
   py::class_<report::CallQueue, std::shared_ptr<report::CallQueue>>(module, "CallQueue")
       .def(py::init<>())

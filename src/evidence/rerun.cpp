@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
@@ -173,7 +174,7 @@ std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments
 }
 
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
-                                       const Change& change) {
+                                       const Change& change, std::uint64_t* ns) {
   try {
     const OutOfSight out_of_sight;
     torch::jit::Stack stack;
@@ -190,7 +191,9 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
       }
       stack.push_back(std::move(value));
     }
+    const std::uint64_t start = ns == nullptr ? 0 : now_ns();
     op.handle.callBoxed(stack);
+    if (ns != nullptr) *ns += now_ns() - start;
     return stack;
   } catch (const std::exception&) {
     return std::nullopt;

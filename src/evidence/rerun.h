@@ -40,10 +40,10 @@ bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs);
 std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 // The results, or nothing where the op raises. `change` gives the tensor to take for a floating
-// one.
+// one. `ns`: how long the op takes alone.
 using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
-                                       const Change& change);
+                                       const Change& change, std::uint64_t* ns = nullptr);
 
 // One result of a call, beside that of another run of it.
 struct Compared {

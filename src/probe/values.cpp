@@ -77,7 +77,8 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
                      Inherited& inherited) {
   const auto reference = evidence::rerun(
       *context.op, context.arguments,
-      [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); });
+      [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
+      context.backward ? nullptr : &values.other_ns);
   if (!reference) {
     values.unmeasured = 1;
     return;
@@ -113,7 +114,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
   const bool chained = std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& tensor) {
     return tensor.defined() && made_by(tensor, context.site);
   });
-  if (!chained) other = evidence::rerun(*context.op, context.arguments, round);
+  if (!chained) other = evidence::rerun(*context.op, context.arguments, round, &values.other_ns);
   // Where the device has no low kernel: the same by rounding what goes in and comes out.
   if (!other) {
     other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
@@ -186,6 +187,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   context->epoch = thread.epoch;
   context->backward = backward;
   ++thread.measuring;
+  context->start = now_ns();
   return context;
 }
 
@@ -196,6 +198,7 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   if (context.op->moves) return move_shadow(context, call.outputs());
   const std::uint64_t start = now_ns();
   Values values;
+  if (!context.backward) values.ran_ns = start - context.start;
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = has_low(context.arguments, context.casts);

@@ -53,6 +53,8 @@ struct Call {
   unsigned input_dtypes = 0;  // dtypes of its tensors, a dtype_bit() each
   unsigned ran = 0;           // and those that it ran in
   std::span<const Cast> casts{};
+  std::array<std::uint64_t, kDTypeCount> made{};  // bytes of its results, by dtype; views not
+  bool in_optimizer = false;                      // in the step of one
   // The numbers of the autograd nodes that the op made on this thread: [first, last). Its casts
   // are made before them.
   std::uint64_t first_node = 0;

@@ -29,6 +29,8 @@ void Report::ended(const Call& call, const Site&) {
   row.ns += call.ns;
   row.input_dtypes |= call.input_dtypes;
   row.ran |= call.ran;
+  for (std::size_t i = 0; i < row.made.size(); ++i) row.made[i] += call.made[i];
+  if (call.in_optimizer) optimizer_ns_ += call.ns;
   for (const Cast& cast : call.casts) {
     CastCount& count = row.casts_of(cast.from, cast.to);
     ++count.count;
@@ -38,6 +40,15 @@ void Report::ended(const Call& call, const Site&) {
     row.cast_ns += cast.ns;
     add_moment(call.site, cast, cast.cached ? Kind::Cached : Kind::Cast);
   }
+}
+
+void Report::given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) {
+  if (!has_values_ || projecting_) return;
+  const EdgeKey key{maker, site, dtype};
+  if (edges_.size() >= kMostSites && !edges_.contains(key)) return;
+  Edge& edge = edges_[key];
+  ++edge.count;
+  edge.numbers += numbers;
 }
 
 void Report::cast_back(SiteId site, const Cast& cast) {
@@ -119,6 +130,7 @@ std::size_t Report::bytes() const {
   std::size_t all = rows_.capacity() * sizeof(Row) + moments_.capacity() * sizeof(Moment);
   for (const Row& row : rows_) all += row.casts.capacity() * sizeof(CastCount);
   constexpr std::size_t kNode = 48;  // of a map
+  all += edges_.size() * (sizeof(EdgeKey) + sizeof(Edge) + kNode);
   all += ping_pong_.size() * (sizeof(PingPongKey) + sizeof(PingPong) + kNode);
   for (const auto& [key, seen] : recast_) {
     all += sizeof(key) + sizeof(seen) + kNode + seen.sites.capacity() * sizeof(SiteId);

@@ -10,6 +10,7 @@
 // Whoever calls holds the observer's lock.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -40,6 +41,7 @@ struct Row {
   std::uint64_t cast_ns = 0;  // of that
   unsigned input_dtypes = 0;  // dtypes, a bit each
   unsigned ran = 0;
+  std::array<std::uint64_t, kDTypeCount> made{};  // bytes, by dtype
   std::vector<CastCount> casts;
 
   CastCount& casts_of(DType from, DType to);
@@ -54,6 +56,12 @@ struct Moment {
   DType from;
   DType to;
   Kind kind;
+};
+
+// Tensors in one dtype, which the calls of one site made and those of another were given.
+struct Edge {
+  std::uint64_t count = 0;
+  std::uint64_t numbers = 0;
 };
 
 // There and back: a cast that undoes the one that the path began with.
@@ -77,6 +85,7 @@ class Report final : public Listener {
       : Listener(Hears::Calls), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;
+  void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) override;
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
   void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
@@ -108,8 +117,16 @@ class Report final : public Listener {
     DType to;
     auto operator<=>(const RecastKey&) const = default;
   };
+  struct EdgeKey {
+    SiteId maker;
+    SiteId site;
+    DType dtype;
+    auto operator<=>(const EdgeKey&) const = default;
+  };
+  const std::map<EdgeKey, Edge>& edges() const { return edges_; }  // where values are measured
   const std::map<PingPongKey, PingPong>& ping_pong() const { return ping_pong_; }
   const std::map<RecastKey, Recast>& recast() const { return recast_; }
+  std::uint64_t optimizer_ns() const { return optimizer_ns_; }  // of ops in steps of optimizers
   std::uint64_t backward_ns() const { return backward_ns_; }
   std::size_t bytes() const;  // that all of it takes, about
 
@@ -127,6 +144,8 @@ class Report final : public Listener {
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;
   std::uint64_t backward_ns_ = 0;  // of backward passes, casts included
+  std::uint64_t optimizer_ns_ = 0;
+  std::map<EdgeKey, Edge> edges_;
   std::map<PingPongKey, PingPong> ping_pong_;
   std::map<RecastKey, Recast> recast_;
 };

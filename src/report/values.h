@@ -63,6 +63,8 @@ struct Values {
   Error ran;                     // as the call ran
   Error low;                     // as it runs, or would run, in the low dtype
   Range range;                   // of its results in float32
+  std::uint64_t ran_ns = 0;      // of the calls, with casts that are made inside of them
+  std::uint64_t other_ns = 0;    // of the runs in the other dtype: in float32, or in the low one
   std::uint64_t backward_calls = 0;
   Error backward;  // of the ops of its backward
   // The change of the loss that the error makes, to first order: the sum of gradient * difference.
@@ -80,6 +82,8 @@ struct Values {
     ran.add(other.ran);
     low.add(other.low);
     range.add(other.range);
+    ran_ns += other.ran_ns;
+    other_ns += other.other_ns;
     backward_calls += other.backward_calls;
     backward.add(other.backward);
     changes += other.changes;

@@ -29,6 +29,7 @@ Thread& this_thread() {
     thread.epoch = now;
     thread.hidden = 0;
     thread.measuring = 0;
+    thread.in_optimizer = false;
     thread.frames.clear();
     thread.modules.clear();
   }
@@ -76,6 +77,13 @@ void show(Frame& frame, Tensors inputs) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
     const History* history = all().histories.find(tensor);
+    if (eligible(dtype_of(tensor))) {
+      const bool weight = history == nullptr || (tensor.is_leaf() && tensor.requires_grad());
+      for_listeners([&](report::Listener& listener) {
+        listener.given(weight ? kNone : history->maker, frame.call.site, dtype_of(tensor),
+                       static_cast<std::uint64_t>(tensor.numel()));
+      });
+    }
     if (frame.path != kNone || history == nullptr || history->path == kNone) continue;
     // What is cast begins another path.
     if (frame.runs_in != DType::Other && dtype_of(tensor) != frame.runs_in) continue;
@@ -97,6 +105,15 @@ void finish(Thread& thread, const Frame& frame, Tensors results) {
   call.ran = frame.runs_in == DType::Other ? call.input_dtypes : dtype_bit(frame.runs_in);
   call.casts = {frame.casts.data(), frame.casts.size()};
   call.last_node = at::sequence_number::peek();
+  call.in_optimizer = thread.in_optimizer;
+  for (const at::Tensor& result : results) {
+    if (!result.defined() || !result.has_storage()) continue;
+    const auto* memory = result.storage().unsafeGetStorageImpl();
+    const bool is_input =
+        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
+    const DType dtype = dtype_of(result);
+    if (!is_input) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
+  }
   std::vector<History> expired;
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;

@@ -29,6 +29,7 @@ struct MeasuredCall : ProbedCall {
   CastTensors casts;
   report::SiteId site = report::kNone;
   std::uint64_t epoch = 0;
+  std::uint64_t start = 0;
   bool backward = false;
 
   // Numbers that are given as this argument, as they are in the run that this one is compared with:
@@ -69,6 +70,7 @@ struct Thread {
   std::uint64_t epoch = 0;
   unsigned hidden = 0;     // frames that hide
   unsigned measuring = 0;  // calls that are being measured, one inside another
+  bool in_optimizer = false;
   std::vector<Frame> frames;
   ModuleStack modules;
 

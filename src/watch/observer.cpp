@@ -180,8 +180,11 @@ void notify_cast(const at::Tensor& source, const at::Tensor& result, const repor
 
 void enter_module(PyObject* module) {
   Thread& thread = this_thread();
+  thread.in_optimizer = false;  // a step that raised has not said that it ended
   if (thread.epoch != 0) thread.modules.enter(module);
 }
+
+void set_in_optimizer(bool inside) { this_thread().in_optimizer = inside; }
 
 void leave_module(PyObject* module) { this_thread().modules.leave(module); }
 

@@ -84,5 +84,7 @@ void notify_cast(const at::Tensor& source, const at::Tensor& result, const repor
 // A module's forward begins and ends on this thread. With the GIL.
 void enter_module(PyObject* module);
 void leave_module(PyObject* module);
+// The step of an optimizer begins or ends on this thread.
+void set_in_optimizer(bool inside);
 
 }  // namespace habana_mp::watch

@@ -33,7 +33,8 @@ def call(*arguments: str) -> Result:
 def test_report_values(here):
     done = call("report", "--values", "--json", "out.json", "train.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
-    assert "of the error of the loss: +" in done.stderr
+    assert ":fp32: " in done.stderr
+    assert "of the error of the loss, in Sequential: " in done.stderr
     report = hmp.CastReport.load("out.json")
     assert float(report.local_error("linear")) > 0
     assert report.edits()
@@ -61,3 +62,72 @@ def test_find_nan(arguments, code, printed, here):
 
 def test_find_nan_of_a_script_that_is_not_there(here):
     assert CliRunner().invoke(main, ["find-nan", "none.py"]).exit_code == 2
+
+
+def test_edits_are_written_and_taken(here):
+    done = call("report", "--values", "--write-edits", "delta.txt", "train.py")
+    assert done.exit_code == 0, done.stderr
+    lines = Path("delta.txt").read_text().splitlines()
+    assert lines
+    assert all(line.startswith("+") and ":fp32  # makes " in line for line in lines)
+    done = call("run", "--edit", "delta.txt", "train.py")
+    assert (done.stdout, done.exit_code) == ("trained\n", 0)
+    op = lines[0][1:].partition(":")[0]
+    explained = call("explain", op, "--edit", "delta.txt")
+    assert "fp32" in explained.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (["--max-casts", "100"], 0, ""),
+        (["--max-casts", "2"], 1, "--max-casts 2: there are 6"),
+        (["--values", "--max-error", "0.1"], 0, ""),
+        (["--values", "--max-error", "1e-6"], 1, "--max-error 1e-06: linear has 0.00"),
+        (["--max-error", "1"], 2, "--max-error needs --values"),
+        (["--write-edits", "d.txt"], 2, "--write-edits needs --values"),
+        (["--baseline", "none.json"], 2, "File 'none.json' does not exist"),
+        (["--baseline", "train.py"], 2, "train.py: no report"),
+        (["--baseline", "before.json"], 0, ""),
+        (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts are others"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_limits_for_ci(arguments, code, printed, here):
+    call("report", "--json", "before.json", "train.py")
+    done = call("report", *arguments, "train.py")
+    assert done.exit_code == code, done.stderr
+    assert printed in done.stderr
+
+
+def test_a_script_that_fails_ends_as_it_does(here):
+    assert call("report", "--max-casts", "0", "train.py", "--exit").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("linear", "--edit edits.txt, line 1: an edit is +op:list or -op, not 'linear'"),
+        ("# why\n+linear", "linear"),
+        (None, "'edits.txt' is no edit of a policy: '+op:list' and '-op' are accepted, and a file of them"),
+    ],
+    ids=["no edit", "no list", "no file"],
+)
+def test_files_of_edits_that_are_wrong(text, said, here):
+    if text is not None:
+        Path("edits.txt").write_text(text)
+    done = call("run", "--edit", "edits.txt", "train.py")
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_the_difference_of_two_reports(here):
+    call("report", "--values", "--json", "a.json", "train.py")
+    call("report", "--values", "--json", "b.json", "--edit", "-linear", "train.py")
+    done = call("diff", "a.json", "b.json", "--html", "d.html")
+    assert done.exit_code == 1
+    assert "linear  float32 -> bfloat16" in done.stdout
+    assert "error before" in done.stdout
+    assert "linear" in Path("d.html").read_text()
+    same = call("diff", "a.json", "a.json")
+    assert (same.stdout, same.exit_code) == ("no difference: the same casts\n", 0)

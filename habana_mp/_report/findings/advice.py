@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.edits import WHY_NO_EDIT, edits
 from habana_mp._report.findings.groups import grouped, pattern
+from habana_mp._report.numbers import with_values
 from habana_mp._report.sums import cast_seconds
 from habana_mp._show.units import counted, share
 
@@ -75,11 +76,13 @@ def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
 
 
 def _of_errors(report: dict[str, Any]) -> Iterator[Advice]:
-    for each in edits(report):
-        yield Advice(
-            f"{each.op} {each.why.partition(', in ')[0]}: {each.text}",
-            f"{counted(each.casts, 'cast')} now" + _at([each.modules]),
-        )
+    if not report.get("low_dtype"):
+        return
+    found = edits(report)
+    for each in found:
+        yield Advice(f"{each.text}: {each.op} {each.why}", f"{counted(each.casts, 'cast')} now" + _at([each.modules]))
+    if not found and any(row["values"]["calls"] for row in with_values(report["rows"])):
+        yield Advice("no edit of the lists is worth it", WHY_NO_EDIT)
 
 
 def _by_rank(uneven: dict[str, Any]) -> str:

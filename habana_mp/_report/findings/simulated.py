@@ -1,0 +1,125 @@
+"""What an edit of a policy would change in the casts and in the time of what a report has recorded.
+
+A report with values knows which rows made the tensors that each row was given (``edges``: maker, row, dtype, how many, how many numbers).
+An op that moves to another dtype takes its own casts away, and gives its neighbours some; ops that follow their inputs move with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import habana_mp._core as _core
+from habana_mp._report.numbers import with_values
+
+_WIDE = "float32"
+_FIXED = {"lower": "low", "fp32": _WIDE, "rest fp32": _WIDE, "no kernel": _WIDE}
+_FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone"])
+_CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about."""
+
+    casts: int
+    seconds: float
+
+
+class Simulation:
+    """The rows of a report, and what they would be with an op in another dtype."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self._rows = report["rows"]
+        self._low = report["low_dtype"]
+        self._edges: dict[int, list[tuple[int, str, int, int]]] = {}
+        self._users: dict[int, list[int]] = {}
+        for maker, row, dtype, count, numbers in report.get("edges", []):
+            self._edges.setdefault(row, []).append((maker, dtype, count, numbers))
+            self._users.setdefault(maker, []).append(row)
+        forward = sum(cast["bytes"] for row in self._rows for cast in row["casts"])
+        # Those of backward passes are the same ones back.
+        self._seconds_of_byte = report["cast_seconds"] / forward if forward else 0.0
+        self._overheads = {name: self._smallest(name) for name in ("ran_seconds", "other_seconds")}
+        ops = report["op_seconds"]
+        self._with_backward = 1 + report.get("backward_seconds", 0.0) / ops if ops else 1.0
+
+    def effect(self, op: str, dtype: str) -> Effect:
+        """Of the op in ``dtype`` wherever it runs."""
+        moved = self._moved(op, dtype)
+        casts, size = 0, 0.0
+        own = [number for number, row in enumerate(self._rows) if row["op"] == op]
+        for row in {*own, *moved, *(user for number in moved for user in self._users.get(number, []))}:
+            before, after = self._casts(row, {}), self._casts(row, moved, op, dtype)
+            casts += after[0] - before[0]
+            size += after[1] - before[1]
+        ops = sum(self._other_time(self._rows[row]) for row in moved)
+        return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward)
+
+    def _timed(self) -> Iterator[dict[str, Any]]:
+        return (row for row in with_values(self._rows) if row["values"].get("other_seconds") and row["values"]["calls"])
+
+    def _smallest(self, name: str) -> float:
+        """Per call: what a call takes that computes next to nothing."""
+        return min((row["values"][name] / row["values"]["calls"] for row in self._timed()), default=0.0)
+
+    def _other_time(self, row: dict[str, Any]) -> float:
+        """By how much the calls of a row take longer in the other dtype, what every call takes left out."""
+        values = row.get("values")
+        if not values or not values.get("other_seconds"):
+            return 0.0
+        inside = sum(cast["seconds"] for cast in row["casts"]) if row["front_end"] == "autocast" else 0.0
+        ran, other = (max(0.0, values[name] - values["calls"] * overhead) for name, overhead in self._overheads.items())
+        return float(other - max(0.0, ran - inside))
+
+    def _moved(self, op: str, dtype: str) -> dict[int, str]:
+        """The rows that would run in another dtype, with it: those of the op, and those that follow them."""
+        moved = {
+            number: dtype
+            for number, row in enumerate(self._rows)
+            if row["op"] == op and row["policy"] and row["runs_in"] and row["runs_in"] != [dtype]
+        }
+        waiting = [user for number in moved for user in self._users.get(number, [])]
+        while waiting:
+            number = waiting.pop()
+            row = self._rows[number]
+            if (
+                number in moved
+                or row["decision"] not in _FOLLOWS
+                or row["op"] in _CASTS
+                or row["runs_in"] in ([], [dtype])
+            ):
+                continue
+            given = [self._given(edge, moved) for edge in self._edges.get(number, [])]
+            if dtype == _WIDE or all(each == dtype for each in given):
+                moved[number] = dtype
+                waiting += self._users.get(number, [])
+        return moved
+
+    def _given(self, edge: tuple[int, str, int, int], moved: dict[int, str]) -> str:
+        maker, dtype, _, _ = edge
+        return moved.get(maker, dtype)
+
+    def _casts(self, number: int, moved: dict[int, str], op: str = "", dtype: str = "") -> tuple[int, float]:
+        """How many casts the row needs, and their bytes, with ``op`` listed for ``dtype``."""
+        row, edges = self._rows[number], self._edges.get(number, [])
+        given = [self._given(edge, moved) for edge in edges]
+        wanted = _FIXED.get(row["decision"], "")
+        wanted = self._low if wanted == "low" else wanted
+        if row["op"] == op and row["policy"]:
+            wanted = dtype
+        elif row["decision"] == "promote":
+            wanted = _WIDE if _WIDE in given else ""
+        if not wanted:
+            return 0, 0.0
+        if wanted == self._low and _core.is_norm(row["op"]):
+            # Its scale and shift are not cast (D14): no call has made them, but mostly one made its input.
+            edges = [edge for edge in edges if edge[0] >= 0] or edges
+            given = [self._given(edge, moved) for edge in edges]
+        casts = [edge for edge, dtype in zip(edges, given, strict=True) if dtype != wanted and dtype in _CAST_FROM]
+        return sum(edge[2] for edge in casts), float(sum(edge[3] for edge in casts) * _BYTES[wanted])
+
+
+_CAST_FROM = frozenset(_core.ELIGIBLE_DTYPES)

@@ -1,0 +1,33 @@
+"""``habana-mp diff``: what is different between two reports."""
+
+from __future__ import annotations
+
+import click
+
+from habana_mp.cli.console import user_errors
+from habana_mp.cli.report import new_file
+from habana_mp.hmp import CastReport
+
+
+@click.command()
+@click.argument("before", type=click.Path(exists=True, dir_okay=False))
+@click.argument("after", type=click.Path(exists=True, dir_okay=False))
+@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+def diff(before: str, after: str, html: str | None) -> None:
+    """Print which casts and errors differ between two reports.
+
+    BEFORE and AFTER are files of habana-mp report --json, or of CastReport.to_json:
+
+    \b
+      habana-mp diff before.json after.json
+      habana-mp diff --html diff.html before.json after.json
+
+    The exit code is 1 if the casts differ.
+    """
+    with user_errors():
+        found = CastReport.load(before).diff(CastReport.load(after))
+        if html:
+            found.to_html(html)
+    click.echo(str(found))
+    if found:
+        raise SystemExit(1)

@@ -1,0 +1,91 @@
+"""What an edit would change: casts and time, simulated on what a report with values has recorded, against doing it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._report.findings.simulated import Simulation
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b, self.c = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(self.norm(self.a(x)))
+        y = y + torch.exp(self.b(y)) * y
+        return torch.softmax(self.c(F.relu(y)), -1)
+
+
+def recorded(policy):
+    torch.manual_seed(0)
+    net = Net()
+    with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
+        out = net(torch.randn(8, 16))
+        out.sum().backward()
+    return report
+
+
+@pytest.mark.parametrize("policy", ["hmp", "torch-cpu", "torch-cuda"])
+@pytest.mark.parametrize(
+    ("op", "listed"),
+    [
+        (op, listed)
+        for listed in ("fp32", "lower")
+        for op in ("linear", "layer_norm", "gelu", "exp", "mul", "add", "relu", "softmax")
+    ],
+)
+def test_casts_of_an_edit_are_foretold(policy, op, listed):
+    before = recorded(policy)
+    dtype = "float32" if listed == "fp32" else before.to_dict()["low_dtype"]
+    after = recorded(hmp.Policy.load(policy).with_edits(f"+{op}:{listed}"))
+    assert Simulation(before.to_dict()).effect(op, dtype).casts == after.casts() - before.casts()
+
+
+def test_the_casts_of_a_report_are_those_of_its_edges():
+    report = recorded("hmp").to_dict()
+    simulation = Simulation(report)
+    for number, row in enumerate(report["rows"]):
+        assert simulation._casts(number, {})[0] == sum(cast["count"] for cast in row["casts"]), row["op"]
+
+
+def test_an_edit_says_what_it_costs():
+    edit = recorded("hmp").edits()[0]
+    assert edit.text.endswith(":fp32")
+    assert f"{abs(edit.more_casts):,} cast" in edit.why or "no cast more" in edit.why
+    assert "of the error of the loss" in edit.why
+    assert "of the time" in edit.why
+
+
+def test_edges_are_kept_in_files_and_merged(tmp_path):
+    report = recorded("hmp")
+    report.to_json(tmp_path / "r.json")
+    assert hmp.CastReport.load(tmp_path / "r.json").edits() == report.edits()
+    both = hmp.CastReport.merged([report, report])
+    assert sum(edge[3] for edge in both.to_dict()["edges"]) == 2 * sum(edge[3] for edge in report.to_dict()["edges"])
+    assert (
+        Simulation(both.to_dict()).effect("gelu", "float32").casts
+        == 2 * Simulation(report.to_dict()).effect("gelu", "float32").casts
+    )
+
+
+def test_an_edge_to_no_row_is_refused(tmp_path):
+    values = recorded("hmp").to_dict()
+    values["edges"][3][1] = 9999
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"edges\[3\]\[1\] is to be the number of one of"):
+        hmp.CastReport.load(tmp_path / "r.json")
+
+
+def test_nothing_worth_an_edit_is_said():
+    with hmp.autocast("cpu", policy="torch-cpu"), hmp.report(values=True) as report, torch.no_grad():
+        Net()(torch.randn(8, 16))
+    assert report.edits() == ()
+    assert "no edit of the lists is worth it" in str(report)

@@ -71,11 +71,45 @@ def recorded(run: Callable[[], Any]) -> Any:
 
 def compared_with(first: Any, run: Callable[[], Any]) -> TwoRuns:
     """A run beside a recorded one."""
-    return TwoRuns(_run(run, lambda: _core.start_comparing(first), _stop_comparing))
+    notes: list[str] = []
+
+    def stop(returned: list[torch.Tensor]) -> Any:
+        if returned and not _core.compares_backward():
+            notes.extend(_projected(returned))
+        return _core.stop_comparing(returned)
+
+    return TwoRuns(_run(run, lambda: _core.start_comparing(first), stop), notes)
+
+
+def _projected(returned: list[torch.Tensor]) -> Iterator[str]:
+    """Outputs without a loss get random sums in place of one. Where their graph cannot be run backward, that is said."""
+    try:
+        project(returned, _PROJECTIONS, 0, _begin, _end)
+    except Exception as error:  # noqa: BLE001 - of whatever the user's backward does
+        _end()
+        yield f"No shares: the backward pass of the outputs raised {type(error).__name__}: {error}".splitlines()[0]
+
+
+def _begin() -> None:
+    _core.begin_compared_projection()
+    _core.begin_projection()
+
+
+def _end() -> None:
+    _core.end_projection()
+    _core.end_compared_projection()
 
 
 def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[Any, Any]) -> Comparison:
-    kept = KeptState()
+    # Before anything is noted: what is noted is put back.
+    if running := _core.probe_name():
+        inside = (
+            "runs already: one step is looked at at a time"
+            if running == "compare"
+            else f"does not run inside of {running}"
+        )
+        raise RuntimeError(f"compare {inside}")
+    kept = KeptState(*steps)
     with kept.watching():
         try:
             with contexts[0]:
@@ -88,27 +122,25 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
     return runs.comparison(names)
 
 
-def _stop_comparing(returned: list[torch.Tensor]) -> Any:
-    """Outputs without a loss get random sums in place of one."""
-    try:
-        if not _core.compares_losses():
-            project(returned, _PROJECTIONS, 0, _core.begin_compared_projection, _core.end_compared_projection)
-    except BaseException:
-        _core.stop_comparing([])
-        raise
-    return _core.stop_comparing(returned)
-
-
-def _run(step: Callable[[], Any], start: Callable[[], None], stop: Callable[[list[torch.Tensor]], Any]) -> Any:
+def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list[torch.Tensor]], Any]) -> Any:
     with CastReport():
-        returned: list[torch.Tensor] = []
-        start()
+        session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
         try:
-            DRAW.map_tensors(torch.Tensor, returned.append, step())
-        except BaseException:
-            stop([])
-            raise
-        return stop(returned)
+            return stop(_numbers_of(step()))
+        finally:
+            session.end()
+
+
+def _numbers_of(returned: Any) -> list[torch.Tensor]:
+    """The tensors and numbers in what a step returns, in the order of their paths."""
+    leaves, _ = DRAW.leaves(returned)
+    found = []
+    for _, leaf in sorted(leaves, key=lambda each: DRAW.path_text(each[0])):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, (int, float)):
+            found.append(torch.tensor(leaf, dtype=torch.float64, device="cpu"))
+    return found
 
 
 def _policy(named: object) -> Policy | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from habana_mp._show.depth import Place, depth
+from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def page(found: Comparison) -> str:
     from markupsafe import Markup
 
     forward = [row for row in found.rows if row.phase == "forward"]
-    picture = depth([Place(_name(row.op, row.module), row.made, row.total, row.share) for row in forward])
+    picture = depth([Place(place_name(row.op, row.module), row.made, row.total, row.share) for row in forward])
     rows = [*found.makers(), *(row for row in found.rows if row.kind == "passed on")]
     return whole_page(
         "comparison.html",
@@ -26,7 +26,3 @@ def page(found: Comparison) -> str:
         more=max(0, len(rows) - _MOST_ROWS),
         picture=Markup(picture),  # noqa: S704 - of a template that escapes
     )
-
-
-def _name(op: str, module: str) -> str:
-    return f"{op} in {module.partition(': ')[2] or module}" if module else op

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from habana_mp._evidence.comparison import Comparison, Difference
 from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._show.units import counted
 
 # enum class Difference in src/probe/comparison.h
 _SAME, _PASSED_ON, _PRECISION, _GIVEN, _RESULT, _UNMATCHED = range(6)
@@ -32,6 +33,7 @@ class _Compared(NamedTuple):
     made: float
     total: float
     arguments: list[tuple[int, int]]
+    seen: bool
 
 
 class _Site(NamedTuple):
@@ -62,19 +64,23 @@ _Key = tuple[str, str, bool, str]  # op, module, backward, kind
 class TwoRuns:
     """Run b beside run a. A call is meant by its number in its run."""
 
-    def __init__(self, found: dict[str, Any]) -> None:
+    def __init__(self, found: dict[str, Any], notes: Iterable[str] = ()) -> None:
         self.a, self.b = _Run(found["first"]), _Run(found["second"])
         self._compared = [_Compared(*each) for each in found["compared"]]
         self._changes: dict[int, float] = found["changes"]
         self._known = self._known_in_a()
-        self._gradients = _part(found["gradients"]) if found["gradient_count"] else None
-        self._returned = _part(found["returned"]) if found["returned_count"] else None
+        self._notes = [*notes]
+        count, error, self._same_gradients = found["gradients"]
+        self._gradient_error = _part(error) if count else None
+        self._returned = found["returned"]
 
-    def comparison(self, names: tuple[str, str], notes: Iterable[str] = ()) -> Comparison:
-        differs = [each for each in self._compared if each.difference not in (_SAME, _UNMATCHED)]
+    def comparison(self, names: tuple[str, str]) -> Comparison:
+        differs = any(each.difference not in (_SAME, _UNMATCHED) for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
-        ends = [error for error in (self._gradients, self._returned) if error is not None]
-        same = matched > 0 and not differs and not any(ends)
+        losses = not self.a.losses or not self.b.losses or [*map(repr, self.a.losses)] == [*map(repr, self.b.losses)]
+        notes, result_error = self._ends(matched)
+        in_a, in_b, _, same_results = self._returned
+        same = not (differs or notes) and losses and self._same_gradients and (same_results or not (in_a and in_b))
         rows = self._rows()
         return Comparison(
             names=names,
@@ -83,12 +89,28 @@ class TwoRuns:
             worst=None if same else _worst(rows.values()),
             rows=tuple(rows.values()),
             losses=(self.a.losses, self.b.losses),
-            gradient_error=self._gradients,
-            result_error=self._returned,
+            gradient_error=self._gradient_error,
+            result_error=result_error,
             calls=matched,
-            lost=self.b.lost,
-            notes=(*notes, *([] if matched else ["No call of one run is a call of the other."])),
+            lost=self.a.lost + self.b.lost,
+            notes=(*self._notes, *notes),
         )
+
+    def _ends(self, matched: int) -> tuple[list[str], float | None]:
+        """What keeps the runs from being proved the same beside their calls, and how far their results are apart."""
+        notes = [] if matched else ["No call of one run is a call of the other."]
+        in_a, in_b, error, _ = self._returned
+        if in_a and in_b and math.isnan(error):
+            notes.append("What the steps return has other sizes, and is not compared.")
+        if lost := self.a.lost + self.b.lost:
+            notes.append(
+                f"{counted(lost, 'call')} could not be compared: the first 65,536 of a run are, where their numbers can be read."
+            )
+        if unseen := sum(not each.seen for each in self._compared):
+            notes.append(
+                f"{counted(unseen, 'call')} have tensors whose numbers cannot be read (subclasses, quantized ones)."
+            )
+        return notes, _part(error) if in_a and in_b else None
 
     def _known_in_a(self) -> set[int]:
         """Calls of a that are calls of b, and what is inside of them and round them: one run may see an op where the other sees its parts."""
@@ -186,8 +208,10 @@ class TwoRuns:
                 if maker_in_a >= 0 and maker_in_a not in self._known:
                     return rows[self._key_in_a(_back(maker_in_a, self.a, lambda call: call not in self._known))]
             row = rows[self._key(number)]
-            written = each.difference == _PASSED_ON and each.arguments
-            return replace(row, kind="written") if written else row
+            if each.difference != _PASSED_ON:
+                return row
+            same_makers = all(maker >= 0 and self._compared[maker].match == in_a for maker, in_a in each.arguments)
+            return replace(row, kind="written" if same_makers else "given")
         return next((row for row in rows.values() if row.kind.startswith("only")), None)
 
     def _is_unmatched(self, number: int) -> bool:

@@ -6,11 +6,14 @@ The script writes names, which may hold anything, as text only.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from markupsafe import Markup
 
 from habana_mp._report import sums
+from habana_mp._report.numbers import change_of, local_error
+from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 
 _SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
@@ -18,12 +21,26 @@ _SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
 
 def page(report: dict[str, Any]) -> str:
     """The page of a report, from the dict that ``CastReport.to_dict`` gives."""
-    rows = [{**row, "precision": sums.precision(row)} for row in report["rows"]]
+    shares = _error_shares(report)
+    rows = [
+        {**row, "precision": sums.precision(row), "error_share": share}
+        for row, share in zip(report["rows"], shares, strict=True)
+    ]
     return whole_page(
         "report.html",
         _SCRIPTS,
         report=report,
-        data=_json({**report, "rows": rows, "precisions": sums.PRECISIONS}),
+        data=_json(
+            {
+                **{key: each for key, each in report.items() if key != "edges"},
+                "rows": rows,
+                "precisions": sums.PRECISIONS,
+            }
+        ),
+        picture=Markup(_picture(report, shares)),  # noqa: S704 - of a template that escapes
+        split=sums.split(report),
+        made_bytes=sums.made_bytes(report),
+        other_seconds=sums.other_seconds(report),
         by_precision=_bars(sums.seconds_by_precision(report)),
         unlisted=sums.unlisted(report),
         missed=sums.missed(report),
@@ -31,6 +48,28 @@ def page(report: dict[str, Any]) -> str:
         ops=len({row["op"] for row in report["rows"]}),
         lists=_by_list(report["never_seen"]),
     )
+
+
+def _error_shares(report: dict[str, Any]) -> list[float]:
+    """Of each row, 0 where nothing was measured."""
+    size = change_of(report["rows"])
+    changes = [size(row) if row.get("values") else 0.0 for row in report["rows"]]
+    whole = sum(changes)
+    return [change / whole if whole > 0 else 0.0 for change in changes]
+
+
+def _picture(report: dict[str, Any], shares: list[float]) -> str:
+    places = [
+        Place(place_name(row["op"], row["module"]), _error(row["values"]["ran"]), None, share)
+        for row, share in zip(report["rows"], shares, strict=True)
+        if row.get("values") and row["values"]["calls"]
+    ]
+    return depth(places)
+
+
+def _error(sums: dict[str, Any]) -> float:
+    error = local_error(sums)
+    return math.inf if error.lost else float(error)
 
 
 def _json(report: dict[str, Any]) -> Markup:

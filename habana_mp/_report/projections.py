@@ -28,7 +28,7 @@ def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end:
     for _ in range(count):
         begin()
         try:
-            sums = [torch.randn(tensor.shape, generator=random).to(tensor) for tensor in tensors]
+            sums = [torch.randn(tensor.shape, generator=random, device="cpu").to(tensor) for tensor in tensors]
             torch.autograd.grad(tensors, leaves, sums, retain_graph=True, allow_unused=True)
         finally:
             end()
@@ -43,7 +43,7 @@ def _leaves(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     while waiting:
         node = waiting.pop()
         leaf = getattr(node, "variable", None)
-        if leaf is not None:
+        if isinstance(leaf, torch.Tensor) and not node.next_functions:
             yield leaf
         for source, _ in node.next_functions:
             if source is not None and source not in seen:

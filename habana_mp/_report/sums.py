@@ -80,6 +80,35 @@ def missed(report: dict[str, Any]) -> list[MissedOp]:
     return sorted(found.values(), key=lambda each: -each.calls)
 
 
+def split(report: dict[str, Any]) -> dict[str, float]:
+    """Where the time of the block went: forward passes of modules, what ran outside of them (a loss), backward passes, steps of optimizers, and
+    what was no op (Python, data).
+    """
+    optimizer = report.get("optimizer_seconds", 0.0)
+    outside = sum(row["seconds"] for row in report["rows"] if not row["module"])
+    parts = {
+        "model": sum(row["seconds"] for row in report["rows"] if row["module"]),
+        "loss": max(0.0, outside - optimizer),
+        "backward": report.get("backward_seconds", 0.0),
+        "optimizer": optimizer,
+    }
+    return {**parts, "rest": max(0.0, report["seconds"] - sum(parts.values()))}
+
+
+def made_bytes(report: dict[str, Any]) -> dict[str, int]:
+    """Memory of the results of ops by dtype, the largest first."""
+    found: Counter[str] = Counter()
+    for row in report["rows"]:
+        found.update(row.get("made_bytes", {}))
+    return dict(found.most_common())
+
+
+def other_seconds(report: dict[str, Any]) -> tuple[float, float]:
+    """Time of the ops that ran in a low dtype, and of the same in float32, where that was measured."""
+    rows = [row["values"] for row in report["rows"] if row.get("values") and precision(row) in _core.LOW_DTYPES]
+    return sum(each.get("ran_seconds", 0.0) for each in rows), sum(each.get("other_seconds", 0.0) for each in rows)
+
+
 def own_seconds(row: dict[str, Any]) -> float:
     """Time of a row without its casts."""
     own: float = row["seconds"] - sum(cast["seconds"] for cast in row["casts"])

@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from habana_mp._report import sums
+from habana_mp._report.findings.groups import grouped
+from habana_mp._report.numbers import added, local_error, share, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -69,7 +71,7 @@ def _headline(report: dict[str, Any]) -> Text:
     if not report["rows"]:
         return title.append(": no op was seen", style="not bold")
     took = [units.time(report[name]) for name in ("cast_seconds", "seconds")]
-    share = units.share(report["cast_seconds"], report["seconds"])
+    part = units.share(report["cast_seconds"], report["seconds"])
     counts = [
         counted(report["casts"], "cast"),
         f"{report['cache_hits']:,} of them from the cache",
@@ -80,7 +82,7 @@ def _headline(report: dict[str, Any]) -> Text:
     ranks = [counted(len(report["ranks"]), "rank")] if "ranks" in report else []
     facts = [*policies, *ranks, f"torch {report['torch']}"]
     return (
-        title.append(f": {took[0]} of {took[1]} in casts, {share}\n", style="not bold")
+        title.append(f": {took[0]} of {took[1]} in casts, {part}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
         .append(printable(", ".join(facts)), style="not bold dim")
     )
@@ -121,6 +123,7 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
             lambda each: _number(units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
         ),
         (_WIDE, "op time", number, lambda each: units.time(each.seconds)),
+        *_error_columns(report, number),
         # Op and decision are in the line already: the place in the list is left of a rule.
         (
             _WIDE,
@@ -136,6 +139,29 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
     for each in found[:_OPS]:
         made.add_row(*(cell(each) for *_, cell in shown))
     return Group(made, *_more(len(found) - _OPS, "op"))
+
+
+def _error_columns(
+    report: dict[str, Any], number: dict[str, Any]
+) -> list[tuple[int, str, dict[str, Any], Callable[[sums.OpSum], Text | str]]]:
+    """Of a report with values: the error of an op, red where numbers are lost, and its share of the error of the loss."""
+    if not report.get("low_dtype"):
+        return []
+    rows = {group[0]["op"]: group for group in grouped(with_values(report["rows"]), lambda row: row["op"])}
+
+    def error(each: sums.OpSum) -> Text | str:
+        if each.op not in rows:
+            return ""
+        found = local_error(added(row["values"]["ran"] for row in rows[each.op]))
+        if found.lost:
+            return Text(f"{found.lost:,} not finite", style="bold red")
+        return _number(f"{float(found):.2g}", float(found))
+
+    def of_all(each: sums.OpSum) -> Text | str:
+        part = share(report["rows"], rows.get(each.op, []))
+        return _number(units.share(part, 1.0), part)
+
+    return [(_MIDDLE, "error", number, error), (_MIDDLE, "of all error", number, of_all)]
 
 
 def _pairs(each: sums.OpSum, wide: bool) -> Text:
@@ -161,8 +187,8 @@ def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list
     text = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
     if wide:
         text.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
-    share = units.share(each["seconds"], report["seconds"])
-    return [counted(each["count"], "time"), units.time(each["seconds"]), share, text]
+    part = units.share(each["seconds"], report["seconds"])
+    return [counted(each["count"], "time"), units.time(each["seconds"]), part, text]
 
 
 def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
@@ -178,8 +204,8 @@ def _missed(each: sums.MissedOp) -> list[Any]:
 
 
 def _unlisted(each: sums.OpSum, report: dict[str, Any]) -> list[Any]:
-    share = units.share(each.seconds, report["seconds"])
-    return [counted(each.calls, "call"), units.time(each.seconds), share, Text(printable(each.op))]
+    part = units.share(each.seconds, report["seconds"])
+    return [counted(each.calls, "call"), units.time(each.seconds), part, Text(printable(each.op))]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:

@@ -26,6 +26,10 @@ class Place:
     share: float
 
 
+def place_name(op: str, module: str) -> str:
+    return f"{op} in {module.partition(': ')[2] or module}" if module else op
+
+
 def depth(places: Sequence[Place]) -> str:
     """Inline SVG, whose colours are those of the page; "" where there is nothing to show."""
     errors = [error for place in places for error in (place.made, place.total) if error and math.isfinite(error)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -64,7 +65,8 @@ def compare(script: Script, other: Policy, html: str | None, json_file: str | No
         ending: list[SystemExit] = []
         runs = compared_with(first, lambda: _run(script, ending))
     found = runs.comparison((other.name, own.name))
-    sys.stdout.flush()
+    with contextlib.suppress(ValueError):  # the script may have closed it
+        sys.stdout.flush()
     click.echo(f"\n{found}", err=True)
     with user_errors():
         if html:
@@ -109,13 +111,16 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
         ending: list[SystemExit] = []
         first = recorded(lambda: _run(script, ending))
         code = ending[0].code if ending else 0
+        if isinstance(code, str):
+            click.echo(code, err=True)
         with path.open("wb") as file:
             pickle.dump(first, file)
     except BaseException as error:  # noqa: BLE001 - the process ends here
         click.echo(f"run a: {error!r}", err=True)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # the script may have closed it
+                stream.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 

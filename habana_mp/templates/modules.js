@@ -7,13 +7,14 @@ const moduleTree = () => {
   const whole = sum(report.rows, (row) => row.own + row.castSeconds);
   const toggled = new Map(); // what the reader opened and closed outside of a search, by path
 
-  const node = (name, path) => ({ name, path, children: new Map(), rows: [], parts: new Map(), seconds: 0, castSeconds: 0, casts: 0 });
+  const node = (name, path) => ({ name, path, children: new Map(), rows: [], parts: new Map(), seconds: 0, castSeconds: 0, casts: 0, share: 0 });
 
   const add = (into, row) => {
     into.parts.set(row.precision, (into.parts.get(row.precision) || 0) + row.own);
     into.parts.set("cast", (into.parts.get("cast") || 0) + row.castSeconds);
     into.seconds += row.own + row.castSeconds;
     into.castSeconds += row.castSeconds;
+    into.share += row.error_share;
     into.casts += sum(row.casts, (cast) => cast.count);
     return into;
   };
@@ -55,6 +56,7 @@ const moduleTree = () => {
     stack(line),
     make("span.number", {}, time(line.seconds)),
     make("span.number.share", {}, bar(line.seconds, whole), figure(share(line.seconds, whole), line.seconds)),
+    ...(MEASURED ? [make(`span.number${heat(line.share)}`, {}, ...zero(share(line.share, 1), line.share))] : []),
     make("span.number", {}, ...zero(time(line.castSeconds), line.castSeconds)),
     make("span.number", {}, ...zero(count(line.casts), line.casts)),
   ];
@@ -113,8 +115,9 @@ const moduleTree = () => {
       for (const each of level) opened.add(each);
       level = next;
     }
-    const heading = make("div.line.heading", {}, ...["module", "precision", "time", "share of all ops", "cast time", "casts"]
+    const heading = make("div.line.heading", {}, ...["module", "precision", "time", "share of all ops", ...(MEASURED ? ["of all error"] : []), "cast time", "casts"]
       .map((title, i) => make(i > 1 ? "span.number" : "span", {}, title)));
+    place.classList.toggle("measured", MEASURED);
     place.replaceChildren(...(rows.length ? [heading] : []));
     paged([...root.children.values()], 50, (each) => drawNode(each, 0, opened), (made) => place.append(...made));
     return grouped(rows, (row) => row.module).size;

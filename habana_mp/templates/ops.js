@@ -15,26 +15,45 @@ const bar = (part, whole) => {
 const figure = (text, value) => make(value ? "span.figure" : "span.figure.zero", {}, text);
 const zero = (text, value) => (value ? [text] : [make("span.zero", {}, text)]);
 
+const errorOf = (line) =>
+  line.lost ? [make("b.lost", {}, `${count(line.lost)} not finite`)] : zero(line.error ? line.error.toPrecision(2) : "0", line.error);
+const heat = (part) => (part > 0 ? `.heat${Math.ceil(part * 5)}` : "");
+
+const TERMS = {
+  decision: "what the policy said, and the line of a list that said it",
+  "runs in": "the dtypes that the op computed in",
+  "op time": "without its casts and without ops inside that have lines of their own",
+  error: "against the op in float32 on the same inputs, as a part of the size of its results",
+  "of all error": "its part of the error of the loss, or of the outputs, to first order",
+  "cast time": "in the casts before the op and, in backward, of its gradients",
+  share: "of the time of the block",
+  casts: "tensors that the op got in another dtype than its caller gave",
+  cached: "casts that the weight cache had already",
+  backward: "casts of gradients",
+};
+
 // title, what it sorts by, what its cells hold
 const COLUMNS = [
-  ["decision", (line) => line.decisions.join(", "), (line) => [line.decisions.join(", ")]],
+  ["decision", (line) => line.decisions.join(", "), (line) => [line.decisions.join(", "), ...(line.note ? [make("small.rule", {}, line.note)] : [])]],
   ["runs in", (line) => line.runs.join(), (line) => line.runs.map(chip)],
   ["calls", (line) => line.calls, (line) => [count(line.calls)]],
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
+  ...(MEASURED ? [
+    ["error", (line) => line.error, (line) => line.measured ? errorOf(line) : []],
+    ["of all error", (line) => line.share, (line) => zero(line.measured ? share(line.share, 1) : "", line.share)],
+  ] : []),
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],
-  ["share", (line) => line.castSeconds, (line) => [
-    bar(line.castSeconds, report.seconds), figure(share(line.castSeconds, report.seconds), line.castSeconds)]],
+  ["share", (line) => line.castSeconds, (line) => [figure(share(line.castSeconds, report.seconds), line.castSeconds)]],
   ["casts", (line) => line.casts, (line) => zero(count(line.casts), line.casts)],
   ["from → to", (line) => [...line.pairs.keys()].join(), pairs],
   ["cached", (line) => line.cached, (line) => zero(count(line.cached), line.cached)],
   ["backward", (line) => line.backward, (line) => zero(count(line.backward), line.backward)],
   ["bytes", (line) => line.bytes, (line) => zero(size(line.bytes), line.bytes)],
-  ["rule", (line) => line.rules.join(", "), (line) => [line.note]],
 ].map(([title, key, cells]) => ({ title, key, cells }));
 COLUMNS.unshift({ title: "op", key: (line) => line.name });
 const collator = new Intl.Collator("en", { numeric: true }); // blocks.2 before blocks.10
 const ordered = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
-const NUMBERS = new Set(["calls", "op time", "cast time", "share", "casts", "cached", "backward", "bytes"]);
+const NUMBERS = new Set(["calls", "op time", "error", "of all error", "cast time", "share", "casts", "cached", "backward", "bytes"]);
 
 const opsTable = () => {
   const table = document.getElementById("ops-table");
@@ -52,7 +71,8 @@ const opsTable = () => {
 
   const cells = (line) =>
     COLUMNS.slice(1).map(({ title, cells: fill }) =>
-      make(NUMBERS.has(title) ? "td.number" : `td.${title.split(" ")[0]}`, title === "rule" ? { title: line.note } : {}, ...fill(line)));
+      make(`${NUMBERS.has(title) ? "td.number" : `td.${title.split(" ")[0]}`}${title === "of all error" ? heat(line.share) : ""}`,
+        { "data-title": title }, ...fill(line)));
 
   const moduleLine = (row) => {
     const line = Object.assign(summed([row]), { name: row.module || "outside of any module" });
@@ -93,19 +113,24 @@ const opsTable = () => {
     rows = shown;
     const lines = [...grouped(rows, (row) => row.op)].map(([name, of]) => Object.assign(summed(of), { name }));
     body.replaceChildren();
-    paged(sorted(lines), 50, drawOp,
+    // Those that cast nothing are folded, unless the reader looks for something.
+    const casting = sum(lines, (line) => line.casts > 0 || line.share > 0);
+    const folds = !words.length && by.title === "cast time" && down && casting >= 5 && casting < 50;
+    const first = folds ? casting : 50;
+    paged(sorted(lines), first, drawOp,
       (made) => {
         body.append(...made);
         for (const line of made) if (line.expand && line.querySelector("[aria-expanded=true]")) line.expand();
       },
-      (more) => make("tr", {}, make("td", { colspan: COLUMNS.length }, more)));
+      (more) => make("tr", {}, make("td", { colspan: COLUMNS.length }, more)),
+      folds ? "without casts" : "more");
     return lines.length;
   };
 
   const head = make("tr");
   for (const column of COLUMNS) {
     const button = make("button", { type: "button" }, column.title);
-    const heading = make(NUMBERS.has(column.title) ? "th.number" : "th", { scope: "col" }, button);
+    const heading = make(NUMBERS.has(column.title) ? "th.number" : "th", { scope: "col", title: TERMS[column.title] || "" }, button);
     const say = () => {
       for (const each of head.cells) each.removeAttribute("aria-sort");
       heading.setAttribute("aria-sort", down ? "descending" : "ascending");

@@ -33,7 +33,7 @@ const listed = (section, entries, limit) => {
 // A section that has nothing to show is not on the page. Each view draws what the search shows, and tells how much that is.
 const DRAWN = { ops: opsTable, modules: moduleTree, timeline: timelineView };
 const everything = search("");
-const views = [...document.querySelectorAll("main section:not(#help)")].map((section) => {
+const views = [...document.querySelectorAll("main section:not(#help):not(#errors)")].map((section) => {
   const entries = [...section.querySelectorAll("tbody > tr, .listed")];
   const draw = DRAWN[section.id]?.() || listed(section, entries, section.id === "never-seen" ? Infinity : LISTED);
   return { draw, shown: section.querySelector(".count"), all: draw(everything) };

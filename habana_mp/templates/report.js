@@ -1,6 +1,7 @@
 // The report, and which of its rows the search shows.
 const report = JSON.parse(document.getElementById("report").textContent);
 const PRECISIONS = report.precisions;
+const MEASURED = Boolean(report.low_dtype);
 
 const sum = (values, of) => values.reduce((total, value) => total + of(value), 0);
 
@@ -25,12 +26,20 @@ const search = (text) => {
 
 // What a group of rows has in sum: the figures of a line, for an op, a module or a single row.
 const summed = (rows) => {
-  const made = { rows, calls: 0, seconds: 0, castSeconds: 0, casts: 0, cached: 0, backward: 0, bytes: 0, pairs: new Map() };
+  const made = { rows, calls: 0, seconds: 0, castSeconds: 0, casts: 0, cached: 0, backward: 0, bytes: 0, pairs: new Map(), measured: 0, share: 0, lost: 0 };
+  let squares = 0, whole = 0;
   const decisions = new Set(), rules = new Set(), runs = new Set();
   for (const row of rows) {
     made.calls += row.calls;
     made.seconds += row.own;
     made.castSeconds += row.castSeconds;
+    if (row.values) {
+      made.measured += row.values.calls;
+      made.share += row.error_share;
+      made.lost += row.values.ran.lost;
+      squares += row.values.ran.squares;
+      whole += row.values.ran.reference_squares;
+    }
     for (const cast of row.casts) {
       made.casts += cast.count;
       made.cached += cast.cached;
@@ -43,6 +52,7 @@ const summed = (rows) => {
     if (row.rule) rules.add(row.rule);
     for (const dtype of row.runs_in) runs.add(dtype);
   }
+  made.error = whole > 0 ? Math.sqrt(squares / whole) : 0;
   return Object.assign(made, { decisions: [...decisions], rules: [...rules], runs: [...runs] });
 };
 

@@ -37,14 +37,14 @@ const path = (from, to) => make("span.pair", {}, chip(from), " → ", chip(to));
 const chip = (dtype) => make("span.chip", { title: dtype }, make(`i.${colour(dtype)}`), short(dtype));
 
 // The first of many, and a button for the rest: a page of 20,000 lines is of use to nobody.
-const paged = (entries, first, draw, place, wrap = (button) => button) => {
+const paged = (entries, first, draw, place, wrap = (button) => button, rest = "more") => {
   let shown = 0;
   const more = () => {
     const next = entries.slice(shown, shown ? shown + 200 : first);
     shown += next.length;
     const made = next.map(draw);
     if (shown < entries.length) {
-      const button = make("button.more", { type: "button" }, `… and ${count(entries.length - shown)} more`);
+      const button = make("button.more", { type: "button" }, `… and ${count(entries.length - shown)} ${rest}`);
       const holder = wrap(button);
       button.addEventListener("click", () => {
         more(); // after the button, which marks the place

@@ -21,6 +21,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -153,6 +154,13 @@ Pointer as_pointer(Node* node) {
 inline void register_node_type(const std::type_info& node, PyTypeObject& type, const char* name) {
   torch::autograd::_initFunctionPyTypeObject(type, name, nullptr, nullptr);
   torch::autograd::registerCppFunction(node, &type);
+}
+
+// The leaf whose gradient the node that runs on this thread adds up; undefined elsewhere.
+inline at::Tensor accumulating_leaf() {
+  const auto node = torch::autograd::get_current_node();
+  const auto* adds = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return adds == nullptr ? at::Tensor() : adds->variable;
 }
 
 // The number of the backward pass that runs on this thread; -1 outside.

@@ -3,12 +3,16 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bind/bind.h"
@@ -17,6 +21,7 @@
 #include "policy/policy.h"
 #include "probe/comparison.h"
 #include "probe/nonfinite.h"
+#include "watch/probe.h"
 
 namespace py = pybind11;
 
@@ -28,6 +33,23 @@ std::vector<at::Tensor> tensors_of(const py::list& list) {
   for (const py::handle& tensor : list) tensors.push_back(tensor.cast<at::Tensor>());
   return tensors;
 }
+
+// What runs until it is stopped, or until Python lets this go: an interrupt may come anywhere.
+class Session {
+ public:
+  explicit Session(std::function<void()> end) : end_(std::move(end)) {}
+  ~Session() { end(); }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  void end() {
+    const auto end = std::exchange(end_, nullptr);
+    if (end) end();
+  }
+
+ private:
+  std::function<void()> end_;
+};
 
 // What find_nonfinite() looks for, by the names that habana_mp/_evidence/nonfinite.py reads; None
 // where all is finite.
@@ -91,14 +113,18 @@ py::tuple plain(const probe::Recording& recording) {
   for (const probe::RecordedCall& call : recording.calls) {
     py::list arguments;
     for (const probe::RecordedArgument& each : call.arguments) {
-      arguments.append(
-          py::make_tuple(each.hash, static_cast<int>(each.ran), each.maker, each.sizes));
+      arguments.append(py::make_tuple(each.hash, static_cast<int>(each.ran), each.maker,
+                                      each.weight, each.seen, each.sizes));
     }
     calls.append(py::make_tuple(call.site, call.inner, call.backward, call.outer, arguments,
                                 call.constants, plain(call.results)));
   }
-  return py::make_tuple(plain_sites(recording), calls, recording.lost, recording.losses,
-                        plain(recording.gradients), plain(recording.returned));
+  py::list gradients;
+  for (const probe::RecordedGradient& each : recording.gradients) {
+    gradients.append(py::make_tuple(each.weight, plain(each.digest)));
+  }
+  return py::make_tuple(plain_sites(recording), calls, recording.lost, recording.losses, gradients,
+                        plain(recording.returned));
 }
 
 std::shared_ptr<probe::Recording> recording_from(const py::tuple& values) {
@@ -117,16 +143,21 @@ std::shared_ptr<probe::Recording> recording_from(const py::tuple& values) {
     call.backward = fields[2].cast<bool>();
     call.outer = fields[3].cast<std::int64_t>();
     for (const py::handle& argument : fields[4]) {
-      const auto [hash, ran, maker, sizes] =
-          argument.cast<std::tuple<std::uint64_t, int, std::int64_t, std::vector<std::int64_t>>>();
-      call.arguments.push_back({hash, static_cast<at::ScalarType>(ran), maker, sizes});
+      const auto [hash, ran, maker, weight, seen, sizes] =
+          argument.cast<std::tuple<std::uint64_t, int, std::int64_t, std::int64_t, bool,
+                                   std::vector<std::int64_t>>>();
+      call.arguments.push_back(
+          {hash, static_cast<at::ScalarType>(ran), maker, weight, seen, sizes});
     }
     call.constants = fields[5].cast<std::string>();
     call.results = digests_from(fields[6]);
   }
   recording->lost = values[2].cast<std::uint64_t>();
   recording->losses = values[3].cast<std::vector<double>>();
-  recording->gradients = digests_from(values[4]);
+  for (const py::handle& value : values[4]) {
+    const auto fields = value.cast<py::tuple>();
+    recording->gradients.push_back({fields[0].cast<std::int64_t>(), digest_from(fields[1])});
+  }
   recording->returned = digests_from(values[5]);
   return recording;
 }
@@ -159,12 +190,19 @@ py::dict run_of(const probe::Recording& recording) {
   return run;
 }
 
-py::dict stop_comparing(const py::list& returned) {
+bool same_bits(const std::vector<evidence::Digest>& a, const std::vector<evidence::Digest>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.hash == y.hash && x.hash != 0; });
+}
+
+py::object stop_comparing(const py::list& returned) {
   const std::vector<at::Tensor> tensors = tensors_of(returned);
-  const probe::Comparison found = [&] {
+  const std::optional<probe::Comparison> ended = [&] {
     const py::gil_scoped_release no_gil;
     return probe::comparer().stop_comparing(tensors);
   }();
+  if (!ended) return py::none();
+  const probe::Comparison& found = *ended;
   py::list compared;
   for (const probe::ComparedCall& call : found.calls) {
     py::list arguments;
@@ -172,17 +210,18 @@ py::dict stop_comparing(const py::list& returned) {
       arguments.append(py::make_tuple(each.maker, each.first_maker));
     }
     compared.append(py::make_tuple(static_cast<int>(call.difference), call.match, call.made,
-                                   call.total, arguments));
+                                   call.total, arguments, call.seen));
   }
   py::dict result;
   result["first"] = run_of(*found.first);
   result["second"] = run_of(*found.second);
   result["compared"] = compared;
   result["changes"] = found.changes;
-  result["gradients"] = evidence::distance(found.first->gradients, found.second->gradients);
-  result["gradient_count"] = found.first->gradients.size();
-  result["returned"] = evidence::distance(found.first->returned, found.second->returned);
-  result["returned_count"] = found.first->returned.size();
+  result["gradients"] = py::make_tuple(found.gradients, found.gradient_error, found.same_gradients);
+  result["returned"] =
+      py::make_tuple(found.first->returned.size(), found.second->returned.size(),
+                     evidence::distance(found.first->returned, found.second->returned),
+                     same_bits(found.first->returned, found.second->returned));
   return result;
 }
 
@@ -193,13 +232,27 @@ void bind_probe(py::module_& module) {
       .def(py::pickle([](const probe::Recording& recording) { return plain(recording); },
                       [](const py::tuple& values) { return recording_from(values); }));
   module.def(
+      "hash_of_numbers", [](const at::Tensor& tensor) { return evidence::hash_of(tensor); },
+      py::arg("tensor"), "The same for the same bits; 0 where they cannot be read");
+  module.def(
+      "probe_name",
+      [] {
+        const watch::Probe* looking = watch::probe();
+        return looking == nullptr ? std::string() : std::string(looking->name());
+      },
+      "Of what looks at the numbers of calls; empty where nothing does");
+  module.def(
       "copied_unseen",
       [](const at::Tensor& tensor) {
         const evidence::OutOfSight out_of_sight;
         return tensor.detach().clone();
       },
       py::arg("tensor"), "A copy that no listener and no probe hears of");
-  module.def("start_recording", [] { probe::recorder().start(); });
+  py::class_<Session>(module, "ProbeSession").def("end", &Session::end);
+  module.def("start_recording", [] {
+    probe::recorder().start();
+    return std::make_unique<Session>([] { probe::recorder().stop({}); });
+  });
   module.def(
       "stop_recording",
       [](const py::list& returned) {
@@ -210,9 +263,12 @@ void bind_probe(py::module_& module) {
       py::arg("returned"));
   module.def(
       "start_comparing",
-      [](const std::shared_ptr<probe::Recording>& first) { probe::comparer().start(first); },
+      [](const std::shared_ptr<probe::Recording>& first) {
+        probe::comparer().start(first);
+        return std::make_unique<Session>([] { probe::comparer().stop_comparing({}); });
+      },
       py::arg("first"));
-  module.def("compares_losses", [] { return probe::comparer().has_losses(); });
+  module.def("compares_backward", [] { return probe::comparer().ran_backward(); });
   module.def("begin_compared_projection", [] { probe::comparer().begin_projection(); });
   module.def("end_compared_projection", [] { probe::comparer().end_projection(); });
   module.def("stop_comparing", &stop_comparing, py::arg("returned"));

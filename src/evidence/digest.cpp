@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
@@ -62,7 +63,7 @@ std::uint64_t hash_elsewhere(const at::Tensor& words) {
 // In a row, in float32, float64 or int64: what is computed in less than these is exact in them.
 at::Tensor in_words(const at::Tensor& tensor) {
   at::Tensor plain = tensor.detach();
-  if (plain.is_complex()) plain = at::view_as_real(plain.resolve_conj());
+  if (plain.is_complex()) plain = at::view_as_real(plain);
   if (!plain.is_floating_point()) {
     plain = plain.to(at::kLong);
   } else if (plain.scalar_type() != at::kDouble) {
@@ -71,9 +72,29 @@ at::Tensor in_words(const at::Tensor& tensor) {
   return plain.contiguous().view({-1});
 }
 
-bool is_dense(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && is_ordinary(tensor) &&
-         !tensor.is_meta() && !tensor.is_quantized();
+bool has_memory(const at::Tensor& tensor) {
+  const auto last =
+      static_cast<std::size_t>(tensor.numel() == 0 ? 0 : tensor.storage_offset() + 1 + [&] {
+        std::int64_t reach = 0;
+        for (std::int64_t i = 0; i < tensor.dim(); ++i)
+          reach += (tensor.size(i) - 1) * tensor.stride(i);
+        return reach;
+      }());
+  return tensor.has_storage() && tensor.storage().nbytes() >= last * tensor.itemsize();
+}
+
+// The tensor as one whose memory can be read, undefined where there is none.
+at::Tensor readable(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.is_meta() || tensor.is_quantized()) return {};
+  at::Tensor plain = tensor.detach();
+  if (plain.layout() == at::kSparse) {
+    const at::Tensor whole = plain.coalesce();
+    return at::cat({whole._indices().reshape({-1}).to(at::kDouble),
+                    whole._values().reshape({-1}).to(at::kDouble)});
+  }
+  if (plain.layout() != at::kStrided) return {};
+  if (plain.is_conj() || plain.is_neg()) plain = plain.resolve_conj().resolve_neg();
+  return is_ordinary(plain) && has_memory(plain) ? plain : at::Tensor();
 }
 
 std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {
@@ -86,21 +107,23 @@ std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {
 }  // namespace
 
 std::uint64_t hash_of(const at::Tensor& tensor) {
-  if (!is_dense(tensor)) return 0;
   const OutOfSight out_of_sight;
-  return hash_of_words(in_words(tensor), tensor.sizes());
+  const at::Tensor plain = readable(tensor);
+  return plain.defined() ? hash_of_words(in_words(plain), tensor.sizes()) : 0;
 }
 
-Digest digest_of(const at::Tensor& tensor) {
+Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled) {
   Digest digest;
   if (!tensor.defined()) return digest;
   digest.dtype = tensor.scalar_type();
-  if (!is_dense(tensor)) return digest;
-  digest.sizes = tensor.sizes().vec();
   const OutOfSight out_of_sight;
-  const at::Tensor words = in_words(tensor);
+  const at::Tensor plain = readable(tensor);
+  if (!plain.defined()) return digest;
+  digest.sizes = tensor.sizes().vec();
+  const at::Tensor words = in_words(plain);
   digest.hash = hash_of_words(words, tensor.sizes());
-  const std::int64_t step = std::max<std::int64_t>(1, (words.numel() - 1) / kMostSampled + 1);
+  if (most_sampled == 0) return digest;
+  const std::int64_t step = (std::max<std::int64_t>(1, words.numel()) - 1) / most_sampled + 1;
   const at::Tensor sample =
       words.slice(0, 0, words.numel(), step).to(at::kCPU, at::kFloat).contiguous();
   digest.sample.resize(static_cast<std::size_t>(sample.numel()));
@@ -124,9 +147,10 @@ double distance(const std::vector<Digest>& from, const std::vector<Digest>& to) 
     double of_this = 0, whole_of_this = 0;
     for (std::size_t i = 0; i < first.size(); ++i) {
       const double a = first[i], b = second[i];
-      if (std::isfinite(a) && !std::isfinite(b)) return std::numeric_limits<double>::infinity();
+      if (std::isfinite(a) != std::isfinite(b) || (std::isinf(a) && std::isinf(b) && a != b))
+        return std::numeric_limits<double>::infinity();
       // What is larger is a mask (finfo.min), beside which no other number would count.
-      if (!std::isfinite(a) || std::abs(a) > 1e18) continue;
+      if (!std::isfinite(a) || (std::abs(a) > 1e18 && std::abs(b) > 1e18)) continue;
       of_this += (b - a) * (b - a);
       whole_of_this += a * a;
     }

@@ -18,13 +18,14 @@ struct Digest {
   std::vector<float> sample;  // spread evenly over all numbers
 };
 
-// Of a dense tensor of any dtype; of another one the hash is 0, and there is no sample.
-Digest digest_of(const at::Tensor& tensor);
+// Of a dense or sparse tensor of any dtype, which has memory; of another one the hash is 0, and
+// there is no sample.
+Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled = kMostSampled);
 std::uint64_t hash_of(const at::Tensor& tensor);
 
 // How far numbers are from others of their sizes, in parts of the size of the first ones: by the
 // samples, each of which stands for its tensor. NaN where the sizes differ, infinite where some
-// number is finite in the first ones alone.
+// number is finite in one of them alone.
 double distance(const Digest& from, const Digest& to);
 double distance(const std::vector<Digest>& from, const std::vector<Digest>& to);
 

@@ -92,9 +92,7 @@ void for_tensors(const c10::IValue& value, const Use& use) {
 }  // namespace
 
 c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
-  const auto one = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? change(tensor) : tensor;
-  };
+  const auto& one = change;
   if (value.isTensor()) return one(value.toTensor());
   if (value.isTensorList()) {
     std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -104,7 +102,8 @@ c10::IValue with_tensors(const c10::IValue& value, const Change& change) {
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> tensors;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      tensors.push_back(tensor ? std::optional(one(*tensor)) : std::nullopt);
+      const at::Tensor changed = one(tensor.value_or(at::Tensor()));
+      tensors.push_back(tensor ? std::optional(changed) : std::nullopt);
     }
     return tensors;
   }
@@ -179,7 +178,8 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
     const OutOfSight out_of_sight;
     torch::jit::Stack stack;
     const auto changed = [&](const at::Tensor& tensor) {
-      const bool changes = tensor.is_floating_point() && !torch_private::is_wrapped_number(tensor);
+      const bool changes = tensor.defined() && tensor.is_floating_point() &&
+                           !torch_private::is_wrapped_number(tensor);
       return changes ? change(tensor) : tensor;
     };
     for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -219,6 +219,11 @@ at::Tensor in_float32(const at::Tensor& tensor) {
   return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
 }
 
-OutOfSight::OutOfSight() : no_listener_(false), no_autocast_(autocast::kAllKeys) {}
+// Nor do the modes of the user see it.
+OutOfSight::OutOfSight()
+    : no_listener_(false),
+      no_autocast_(
+          autocast::kAllKeys |
+          c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})) {}
 
 }  // namespace habana_mp::evidence

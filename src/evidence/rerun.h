@@ -54,7 +54,8 @@ struct Compared {
 std::vector<Compared> compared(const std::vector<c10::IValue>& results,
                                const torch::jit::Stack& others);
 
-// The argument with other tensors in it.
+// The argument with other tensors in it: `change` is called with each of them in turn, also with
+// those that are undefined.
 c10::IValue with_tensors(const c10::IValue& value, const Change& change);
 
 // As it is where it is no number that casts are made from.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -25,7 +26,7 @@ namespace {
 using watch::all;
 using watch::Thread;
 
-constexpr std::size_t kMostCandidates = 16;  // that a call is compared with
+constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 bool same_dtypes(const RecordedCall& a, const RecordedCall& b) {
@@ -56,12 +57,44 @@ std::vector<c10::IValue> as_first(const RunningCall& running) {
     if (i < first.others.size() && !first.others[i].isNone()) arguments[i] = first.others[i];
     arguments[i] = evidence::with_tensors(arguments[i], [&](const at::Tensor& tensor) {
       const std::size_t own = place++;
-      const bool number = !tensor.is_floating_point() || torch_private::is_wrapped_number(tensor);
+      if (!tensor.defined()) return tensor;
+      // Class numbers and indices may be of another table: they stay, with the weights.
+      const bool number = torch_private::is_wrapped_number(tensor);
       if (!number || own >= first.leaves.size() || !first.leaves[own].defined()) return tensor;
       return first.leaves[own];
     });
   }
   return arguments;
+}
+
+// Gradients of the same weights, which are known by the calls that were given them first.
+void pair_gradients(Comparison& found) {
+  std::map<std::int64_t, std::int64_t> first_weights;  // by those of the second
+  for (std::size_t i = 0; i < found.calls.size(); ++i) {
+    if (found.calls[i].match == kNoCall) continue;
+    const RecordedCall& b = found.second->calls[i];
+    const RecordedCall& a = found.first->calls[static_cast<std::size_t>(found.calls[i].match)];
+    for (std::size_t k = 0; k < std::min(a.arguments.size(), b.arguments.size()); ++k) {
+      if (a.arguments[k].weight != kNoCall && b.arguments[k].weight != kNoCall)
+        first_weights.try_emplace(b.arguments[k].weight, a.arguments[k].weight);
+    }
+  }
+  std::multimap<std::int64_t, const evidence::Digest*> first;
+  for (const RecordedGradient& gradient : found.first->gradients)
+    first.emplace(gradient.weight, &gradient.digest);
+  std::vector<evidence::Digest> a, b;
+  for (const RecordedGradient& gradient : found.second->gradients) {
+    const auto weight = first_weights.find(gradient.weight);
+    const auto other = weight == first_weights.end() ? first.end() : first.find(weight->second);
+    if (other == first.end()) continue;
+    a.push_back(*other->second);
+    b.push_back(gradient.digest);
+    first.erase(other);
+  }
+  found.gradients = a.size();
+  found.gradient_error = evidence::distance(a, b);
+  found.same_gradients = std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                                    [](const auto& x, const auto& y) { return x.hash == y.hash; });
 }
 
 }  // namespace
@@ -71,6 +104,7 @@ std::string key_of(const report::Site& site, const RecordedCall& call) {
 }
 
 void Comparer::start(std::shared_ptr<const Recording> first) {
+  if (first == nullptr) throw std::invalid_argument("there is no first run to compare with");
   std::map<std::string, Candidates> candidates;
   for (std::size_t i = 0; i < first->calls.size(); ++i) {
     const RecordedCall& call = first->calls[i];
@@ -87,9 +121,9 @@ void Comparer::start(std::shared_ptr<const Recording> first) {
   projected_.clear();
 }
 
-bool Comparer::has_losses() {
+bool Comparer::ran_backward() {
   const std::lock_guard guard(mutex_);
-  return recording_ != nullptr && !recording_->losses.empty();
+  return recording_ != nullptr && recording_->ran_backward;
 }
 
 void Comparer::begin_projection() {
@@ -107,24 +141,27 @@ void Comparer::end_projection() {
   paused_.store(false);
 }
 
+// Below zero where the two have nothing in common but their op and place.
 int Comparer::likeness(const RecordedCall& call, const RecordedCall& candidate) const {
+  if (call.arguments.size() != candidate.arguments.size()) return -8;
   int likeness = call.constants == candidate.constants ? 1 : 0;
   likeness += candidate.outer == kNoCall ? 2 : 0;
-  if (call.arguments.size() != candidate.arguments.size()) return likeness - 8;
+  bool agrees = call.arguments.size() < 2;
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
     const RecordedArgument& a = candidate.arguments[i];
     const RecordedArgument& b = call.arguments[i];
+    const auto maker = compared_.find(b.maker);
     if (a.hash == b.hash) {
       likeness += 4;
-    } else if (a.sizes != b.sizes) {
-      likeness -= 4;
-    } else if (a.maker == kNoCall && b.maker == kNoCall) {
-      likeness += 1;
-    } else if (const auto maker = compared_.find(b.maker); maker != compared_.end()) {
-      likeness += maker->second.match == a.maker ? 3 : 0;
+      agrees = true;
+    } else if (maker != compared_.end() && a.maker != kNoCall && maker->second.match == a.maker) {
+      likeness += 3;
+      agrees = true;
+    } else {
+      likeness += a.sizes != b.sizes ? -2 : a.maker == b.maker ? 1 : 0;
     }
   }
-  return likeness;
+  return agrees ? likeness : -1;
 }
 
 bool Comparer::is_taken(std::int64_t candidate) const {
@@ -153,7 +190,7 @@ std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key
     ++seen;
     const RecordedCall& there = first_->calls[static_cast<std::size_t>(candidate)];
     const int like = likeness(call, there);
-    if (like <= most || (like < 0 && there.outer != kNoCall)) continue;
+    if (like <= most || like < 0) continue;
     most = like;
     best = candidate;
   }
@@ -182,7 +219,9 @@ void Comparer::measure(RunningCall& running, const std::vector<c10::IValue>& res
   const evidence::OutOfSight out_of_sight;
   std::vector<c10::IValue> arguments = as_first(running);
   std::vector<evidence::Compared> pairs;
-  if (evidence::may_rerun(*running.op, arguments)) {
+  // What the backward of a recurrent layer is given is a workspace in the dtype of its forward.
+  const bool recurrent = running.backward && running.noted.inner.find("rnn") != std::string::npos;
+  if (!recurrent && evidence::may_rerun(*running.op, arguments)) {
     const auto other = evidence::rerun(*running.op, arguments, [&](const at::Tensor& argument) {
       return running.reference(argument, running.given(argument));
     });
@@ -229,23 +268,29 @@ void Comparer::ended(Thread&, RunningCall& running, const std::vector<c10::IValu
   if (compared.match != kNoCall) {
     const RecordedCall& there = first->calls[static_cast<std::size_t>(compared.match)];
     running.match = &there;
-    bool leaves_differ = call.constants != there.constants;
+    bool leaf_differs = false;
     for (std::size_t i = 0; i < std::min(call.arguments.size(), there.arguments.size()); ++i) {
       const RecordedArgument& a = there.arguments[i];
       const RecordedArgument& b = call.arguments[i];
+      compared.seen = compared.seen && a.seen && b.seen;
       if (a.hash == b.hash) continue;
       compared.arguments.push_back({b.maker, a.maker});
-      leaves_differ = leaves_differ || (a.maker == kNoCall && b.maker == kNoCall);
+      leaf_differs = leaf_differs || (a.maker == kNoCall && b.maker == kNoCall);
     }
+    for (const evidence::Digest& result : call.results)
+      compared.seen =
+          compared.seen && (result.hash != 0 || result.dtype == at::ScalarType::Undefined);
     const bool lower = !same_dtypes(there, call);
     const bool same_inputs =
         compared.arguments.empty() && call.arguments.size() == there.arguments.size();
     compared.total = evidence::distance(there.results, call.results);
     if (same_results(there, call)) {
       compared.difference = Difference::None;
+    } else if (leaf_differs) {
+      compared.difference = Difference::Given;
     } else if (running.op->moves && !same_inputs) {
       compared.difference = Difference::PassedOn;
-    } else if (leaves_differ) {
+    } else if (call.constants != there.constants) {
       compared.difference = Difference::Given;
     } else if (lower) {
       compared.difference = Difference::Precision;
@@ -270,9 +315,10 @@ void Comparer::ended(Thread&, RunningCall& running, const std::vector<c10::IValu
   compared_[running.number] = std::move(compared);
 }
 
-Comparison Comparer::stop_comparing(const std::vector<at::Tensor>& returned) {
+std::optional<Comparison> Comparer::stop_comparing(const std::vector<at::Tensor>& returned) {
   Comparison comparison;
   comparison.second = stop(returned);
+  if (comparison.second == nullptr) return std::nullopt;
   {
     const std::lock_guard guard(mutex_);
     comparison.first = std::exchange(first_, nullptr);
@@ -291,6 +337,7 @@ Comparison Comparer::stop_comparing(const std::vector<at::Tensor>& returned) {
   }
   evidence::forget_shadows();
   evidence::forget_differences();
+  pair_gradients(comparison);
   return comparison;
 }
 

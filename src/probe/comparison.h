@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct ComparedCall {
   std::int64_t match = kNoCall;
   double made = 0;   // here, in parts of the size of the result; NaN where that is not known
   double total = 0;  // with what was passed on
+  bool seen = true;  // all its numbers could be read
   // Arguments that differ: the calls that made them, in this run and in the first.
   struct Argument {
     std::int64_t maker, first_maker;
@@ -37,6 +39,9 @@ struct ComparedCall {
 struct Comparison {
   std::shared_ptr<const Recording> first{}, second{};
   std::vector<ComparedCall> calls{};  // beside those of the second
+  std::size_t gradients = 0;          // of weights that both runs have
+  double gradient_error = 0;          // see evidence::distance()
+  bool same_gradients = true;
   // The change of the loss, to first order, by the sites of the second; where there is no loss, the
   // size of the changes of random sums of the outputs.
   std::map<report::SiteId, double> changes{};
@@ -45,9 +50,10 @@ struct Comparison {
 class Comparer final : public Recorder {
  public:
   void start(std::shared_ptr<const Recording> first);
-  Comparison stop_comparing(const std::vector<at::Tensor>& returned);
-  // Whether a backward pass of a loss has begun by now.
-  bool has_losses();
+  // Nothing where it does not run.
+  std::optional<Comparison> stop_comparing(const std::vector<at::Tensor>& returned);
+  // Whether a backward pass has begun by now.
+  bool ran_backward();
   // A backward pass of a random sum of what the step returned, in place of a loss.
   void begin_projection();
   void end_projection();

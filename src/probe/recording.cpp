@@ -1,6 +1,7 @@
 #include "probe/recording.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -31,6 +32,9 @@ std::string text_of(const c10::IValue& value) {
   return text.str();
 }
 
+// Beyond it a recording keeps no more leaves, and no more samples.
+constexpr std::uint64_t kMostKeptBytes = std::uint64_t{256} << 20;
+
 bool holds_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
@@ -48,11 +52,22 @@ std::vector<c10::IValue> results_of(const evidence::Op& op, const at::RecordFunc
 
 }  // namespace
 
+std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> found;
+  for (const c10::IValue& value : values) {
+    evidence::with_tensors(value, [&](const at::Tensor& tensor) {
+      found.push_back(tensor);
+      return tensor;
+    });
+  }
+  return found;
+}
+
 RunningCall::RunningCall() : outer(std::exchange(innermost, this)) {}
 RunningCall::~RunningCall() { innermost = outer; }
 
 at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& numbers) const {
-  const auto tensors = tensors_in(arguments);
+  const auto tensors = tensors_of(arguments);
   const auto place = static_cast<std::size_t>(
       std::find_if(tensors.begin(), tensors.end(),
                    [&](const at::Tensor& tensor) { return tensor.is_same(argument); }) -
@@ -85,20 +100,47 @@ void Recorder::note_maker(const at::Tensor& tensor, std::int64_t call) {
   if (!fresh) std::swap(place->second, made);
 }
 
+std::int64_t Recorder::weight_of(const at::Tensor& tensor) {
+  if (!tensor.is_leaf() || !tensor.requires_grad()) return kNoCall;
+  const std::lock_guard guard(mutex_);
+  if (recording_ == nullptr) return kNoCall;
+  const auto [place, fresh] =
+      weights_.try_emplace(tensor.unsafeGetTensorImpl(), recording_->weights);
+  recording_->weights += fresh ? 1 : 0;
+  return place->second;
+}
+
+void Recorder::lose() {
+  const std::lock_guard guard(mutex_);
+  if (recording_ != nullptr) ++recording_->lost;
+}
+
 void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& call) {
   RecordedCall& noted = running.noted;
   for (const c10::IValue& value : call.inputs()) {
     noted.others.push_back(holds_tensors(value) ? c10::IValue() : value);
     if (!holds_tensors(value)) noted.constants += text_of(value) + ", ";
   }
-  for (const at::Tensor& argument : tensors_in(call.inputs())) {
+  std::uint64_t bytes = 0;
+  for (const at::Tensor& argument : tensors_of(call.inputs())) {
     const at::Tensor& given = running.given(argument);
     RecordedArgument& one = noted.arguments.emplace_back();
     at::Tensor& leaf = noted.leaves.emplace_back();
     if (!given.defined()) continue;
-    one = {evidence::hash_of(given), argument.scalar_type(), maker_of(given), given.sizes().vec()};
-    if (one.maker == kNoCall) leaf = given.detach();
+    one.hash = evidence::hash_of(given);
+    one.seen = one.hash != 0;
+    one.ran = argument.scalar_type();
+    one.maker = maker_of(given);
+    one.weight = weight_of(given);
+    one.sizes = given.sizes().vec();
+    if (one.maker != kNoCall || !one.seen) continue;
+    // A weight lives on anyway; of what the step takes from elsewhere some is kept.
+    const std::uint64_t size = one.weight != kNoCall ? 0 : given.nbytes();
+    if (kept_bytes_.load() + bytes + size > kMostKeptBytes) continue;
+    bytes += size;
+    leaf = torch_private::is_wrapped_number(given) ? given : torch_private::alias_of(given);
   }
+  kept_bytes_ += bytes;
 }
 
 std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
@@ -107,7 +149,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
   if (op == nullptr || op->hands_on || paused_.load()) return nullptr;
   if (innermost != nullptr && innermost->op == op) {
     // Casts of torch.autocast: the kernel calls the op again, with what it has cast.
-    const auto tensors = tensors_in(call.inputs());
+    const auto tensors = tensors_of(call.inputs());
     auto& arguments = innermost->noted.arguments;
     for (std::size_t i = 0; i < std::min(tensors.size(), arguments.size()); ++i) {
       if (tensors[i].defined()) arguments[i].ran = tensors[i].scalar_type();
@@ -119,65 +161,98 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
   Frame* frame = counted_with(thread);
   if (frame == nullptr) return nullptr;
   const bool backward = frame->kind == Frame::Kind::Backward;
-  if (op->composite &&
-      (!op->repeatable || (!backward && !records_insides() && is_transparent(*frame, *op))))
-    return nullptr;
+  const bool whole =
+      op->repeatable && (backward || records_insides() || !is_transparent(*frame, *op));
+  if (op->composite && !whole) return nullptr;
   auto running = std::make_unique<RunningCall>();
   running->op = op;
   running->backward = backward;
   running->epoch = thread.epoch;
   running->site = frame->call.site;
   if (frame->kind == Frame::Kind::Decided) running->casts = frame->cast_tensors;
-  if (frame == &thread.frames.back()) frame->measured = running.get();
-  note_arguments(*running, call);
-  if (!records_insides() && op->repeatable) {
-    running->arguments = evidence::kept(*op, call.inputs());
-  } else {
-    running->arguments.assign(call.inputs().begin(), call.inputs().end());
-  }
-  const std::lock_guard guard(mutex_);
-  if (recording_ == nullptr) return nullptr;
-  if (recording_->calls.size() >= kMostRecorded) {
-    ++recording_->lost;
+  try {
+    note_arguments(*running, call);
+    if (!records_insides() && op->repeatable) {
+      running->arguments = evidence::kept(*op, call.inputs());
+    } else {
+      running->arguments.assign(call.inputs().begin(), call.inputs().end());
+    }
+  } catch (const std::exception&) {
+    lose();
     return nullptr;
   }
-  if (running->outer != nullptr) running->noted.outer = running->outer->number;
-  running->number = static_cast<std::int64_t>(recording_->calls.size());
-  recording_->calls.emplace_back();  // its place: calls inside of it come behind it
+  {
+    const std::lock_guard guard(mutex_);
+    if (recording_ == nullptr) return nullptr;
+    if (recording_->calls.size() >= kMostRecorded) {
+      ++recording_->lost;
+      return nullptr;
+    }
+    if (running->outer != nullptr) running->noted.outer = running->outer->number;
+    running->into = recording_;
+    running->number = static_cast<std::int64_t>(recording_->calls.size());
+    recording_->calls.emplace_back();  // its place: calls inside of it come behind it
+  }
+  // From here on the frame refers to it, which lives until the op has ended.
+  if (frame == &thread.frames.back()) frame->measured = running.get();
   return running;
 }
 
 void Recorder::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
   auto& running = static_cast<RunningCall&>(kept);
+  {
+    // A call may outlive the run that it began in.
+    const std::lock_guard guard(mutex_);
+    if (recording_ == nullptr || running.into != recording_) return;
+  }
+  if (running.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
+  try {
+    record(thread, call, running);
+  } catch (const std::exception&) {
+    lose();
+  }
+}
+
+void Recorder::record(Thread& thread, const at::RecordFunction& call, RunningCall& running) {
   const std::vector<c10::IValue> results = results_of(*running.op, call, running.arguments);
   if (results.empty()) return;  // the op has raised
   RecordedCall& noted = running.noted;
   noted.site = running.site;
   noted.inner = running.op->handle.schema().name();
   noted.backward = running.backward;
+  const auto given = tensors_of(running.arguments);
   if (!running.called_itself) {
-    const auto tensors = tensors_in(running.arguments);
-    for (std::size_t i = 0; i < std::min(tensors.size(), noted.arguments.size()); ++i) {
+    for (std::size_t i = 0; i < std::min(given.size(), noted.arguments.size()); ++i) {
       // A kernel of autocast casts behind the beginning of the call.
       for (const auto& [source, result] : running.casts) {
-        if (source.is_same(tensors[i])) noted.arguments[i].ran = result.scalar_type();
+        if (source.is_same(given[i])) noted.arguments[i].ran = result.scalar_type();
       }
     }
   }
   const auto made = tensors_in(results);
+  const bool recurrent = noted.inner.find("rnn") != std::string::npos;
+  const auto most =
+      evidence::kMostSampled / static_cast<std::int64_t>(std::max<std::size_t>(1, made.size()));
+  std::uint64_t bytes = 0;
   for (const at::Tensor& result : made) {
-    noted.results.push_back(evidence::digest_of(result));
     note_maker(result, running.number);
+    // A workspace, which nothing needs to fill.
+    if (recurrent && result.defined() && result.scalar_type() == at::kByte) continue;
+    const bool room = kept_bytes_.load() + bytes < kMostKeptBytes;
+    noted.results.push_back(
+        evidence::digest_of(result, room ? std::max<std::int64_t>(most, 16) : 0));
+    bytes += noted.results.back().sample.size() * sizeof(float);
   }
-  if (evidence::begins_backward(*running.op, tensors_in(running.arguments))) {
+  kept_bytes_ += bytes;
+  if (evidence::begins_backward(*running.op, given)) {
     const evidence::OutOfSight out_of_sight;
-    const double loss = tensors_in(running.arguments).front().to(at::kDouble).item<double>();
+    const double loss = given.front().to(at::kDouble).item<double>();
     const std::lock_guard guard(mutex_);
     if (recording_ != nullptr) recording_->losses.push_back(loss);
   }
   ended(thread, running, results);
   const std::lock_guard guard(mutex_);
-  if (recording_ == nullptr) return;
+  if (running.into != recording_) return;
   recording_->calls[static_cast<std::size_t>(running.number)] = std::move(noted);
 }
 
@@ -188,30 +263,45 @@ void Recorder::casts(const at::Tensor& source, const at::Tensor& result) {
 
 void Recorder::node_begins(const at::RecordFunction& node) {
   if (paused_.load()) return;
-  if (std::string_view(node.name()).find("AccumulateGrad") == std::string_view::npos) return;
-  for (const at::Tensor& gradient : tensors_in(node.inputs())) {
-    evidence::Digest digest = evidence::digest_of(gradient);
+  {
     const std::lock_guard guard(mutex_);
-    if (recording_ != nullptr && recording_->gradients.size() < kMostRecorded)
-      recording_->gradients.push_back(std::move(digest));
+    if (recording_ != nullptr) recording_->ran_backward = true;
+  }
+  const at::Tensor leaf = torch_private::accumulating_leaf();
+  if (!leaf.defined()) return;
+  const std::int64_t weight = weight_of(leaf);
+  for (const at::Tensor& gradient : tensors_in(node.inputs())) {
+    RecordedGradient arrived{weight, evidence::digest_of(gradient)};
+    const std::lock_guard guard(mutex_);
+    if (recording_ == nullptr) return;
+    if (recording_->gradients.size() < kMostRecorded) {
+      recording_->gradients.push_back(std::move(arrived));
+    } else {
+      ++recording_->lost;
+    }
   }
 }
 
 void Recorder::start() {
   watch::set_probe(*this);
+  paused_.store(false);
+  kept_bytes_.store(0);
   const std::lock_guard guard(mutex_);
   recording_ = std::make_shared<Recording>();
 }
 
 std::shared_ptr<Recording> Recorder::stop(const std::vector<at::Tensor>& returned) {
-  watch::remove_probe(*this);
   Makers made;
+  decltype(weights_) weights;
   std::shared_ptr<Recording> recording;
   {
     const std::lock_guard guard(mutex_);
     recording = std::exchange(recording_, nullptr);
     made.swap(made_);
+    weights.swap(weights_);
   }
+  if (recording == nullptr) return nullptr;
+  watch::remove_probe(*this);
   for (const at::Tensor& tensor : returned) {
     recording->returned.push_back(evidence::digest_of(tensor));
   }

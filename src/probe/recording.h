@@ -25,9 +25,11 @@ inline constexpr std::int64_t kCast = -2;  // of what no call has made: the copy
 
 // A tensor that a call was given.
 struct RecordedArgument {
-  std::uint64_t hash = 0;        // before its cast
-  at::ScalarType ran{};          // as the op got it
-  std::int64_t maker = kNoCall;  // the call that made it; none of a weight or of the step's input
+  std::uint64_t hash = 0;         // before its cast
+  at::ScalarType ran{};           // as the op got it
+  std::int64_t maker = kNoCall;   // the call that made it; none of a weight or of the step's input
+  std::int64_t weight = kNoCall;  // which of the tensors that gradients are added to, else none
+  bool seen = true;               // its numbers could be read
   std::vector<std::int64_t> sizes{};
 };
 
@@ -45,14 +47,26 @@ struct RecordedCall {
   std::vector<c10::IValue> others{};
 };
 
+// A gradient that has arrived at a weight.
+struct RecordedGradient {
+  std::int64_t weight = kNoCall;
+  evidence::Digest digest{};
+};
+
 struct Recording {
   std::vector<report::Site> sites{};  // by the numbers in the calls, when the run has ended
   std::vector<RecordedCall> calls{};
-  std::uint64_t lost = 0;                     // calls beyond kMostRecorded
-  std::vector<double> losses{};               // that a backward pass began with
-  std::vector<evidence::Digest> gradients{};  // that arrived at weights, in their order
-  std::vector<evidence::Digest> returned{};   // by the step
+  // Calls that are not in it: beyond kMostRecorded, or their numbers could not be read.
+  std::uint64_t lost = 0;
+  std::int64_t weights = 0;      // tensors that require gradients and that no call has made
+  std::vector<double> losses{};  // that a backward pass began with
+  bool ran_backward = false;
+  std::vector<RecordedGradient> gradients{};
+  std::vector<evidence::Digest> returned{};  // by the step
 };
+
+// All tensors of arguments, in their order: also indices, which are optional, and undefined ones.
+std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values);
 
 // A call while it runs.
 struct RunningCall final : watch::MeasuredCall {
@@ -68,7 +82,8 @@ struct RunningCall final : watch::MeasuredCall {
   RecordedCall noted{};
   bool called_itself = false;  // under torch.autocast: the dtypes of the arguments are known
   RunningCall* outer;
-  const RecordedCall* match = nullptr;  // in the recording of the first run
+  const RecordedCall* match = nullptr;      // in the recording of the first run
+  std::shared_ptr<const Recording> into{};  // what it is recorded into
 };
 
 // Records all that a step calls, until it is stopped.
@@ -84,7 +99,7 @@ class Recorder : public watch::Probe {
 
   // std::runtime_error where another probe looks at the numbers.
   void start();
-  // With what the step returned.
+  // With what the step returned. Nothing where it does not run.
   std::shared_ptr<Recording> stop(const std::vector<at::Tensor>& returned);
 
  protected:
@@ -103,11 +118,16 @@ class Recorder : public watch::Probe {
   };
   using Makers = std::unordered_map<const c10::StorageImpl*, Made>;
 
+  void record(watch::Thread& thread, const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
+  std::int64_t weight_of(const at::Tensor& tensor);
   void note_maker(const at::Tensor& tensor, std::int64_t call);
+  void lose();
 
-  Makers made_;  // with the lock
+  std::unordered_map<const c10::TensorImpl*, std::int64_t> weights_;  // with the lock
+  std::atomic<std::uint64_t> kept_bytes_{0};                          // of leaves and samples
+  Makers made_;                                                       // with the lock
 };
 
 Recorder& recorder();

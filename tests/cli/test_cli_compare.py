@@ -18,6 +18,11 @@ loss.backward()
 print("trained")
 if "--exit" in sys.argv:
     sys.exit(3)
+if "--say" in sys.argv:
+    sys.exit("said")
+if "--close" in sys.argv:
+    sys.stdout.flush()
+    sys.stdout.close()
 if "--raise" in sys.argv:
     raise ValueError("no")
 """
@@ -59,11 +64,13 @@ def test_an_edit_is_named(here):
     [
         (["train.py", "--exit"], 3, "Run a, under none, ended with 3: nothing is compared."),
         (["train.py", "--raise"], 1, "ValueError: no"),
+        (["train.py", "--say"], 1, "said\nRun a, under none, ended with 1"),
+        (["train.py", "--close"], 1, "first difference"),
         (["--with", "nosuch", "train.py"], 2, "'nosuch' is no policy"),
         (["--html", "no/such/c.html", "train.py"], 2, "--html no/such/c.html: No such file or directory"),
         (["none.py"], 2, "none.py: No such file or directory"),
     ],
-    ids=["exits", "raises", "no policy", "no folder", "no script"],
+    ids=["exits", "raises", "says", "closes stdout", "no policy", "no folder", "no script"],
 )
 def test_what_goes_wrong(arguments, code, said, here):
     done = call(*arguments)

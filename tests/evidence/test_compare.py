@@ -72,12 +72,12 @@ def test_two_steps_run_under_what_is_in_force(front_end, net):
         hmp.convert(policy="torch-cpu")
     region = hmp.autocast("cpu", policy="torch-cpu") if front_end == "autocast" else contextlib.nullcontext()
     with region:
-        found = hmp.compare(training(net), outputs(net))
-        net.last.weight.data[0, 0] += 1
-        other = hmp.compare(training(copy.deepcopy(net)), training(net))
+        found = hmp.compare(lambda: training(net)() and None, outputs(net))
+        other = hmp.compare(training(net), outputs(net))
     assert found.same
     assert found.calls >= 4
-    assert other.same  # it is the copy of what it is compared with
+    assert (other.same, other.first.kind, other.result_error) == (False, "only in a", None)
+    assert other.notes == ("What the steps return has other sizes, and is not compared.",)
 
 
 def test_a_step_runs_once_under_each_policy(net):
@@ -96,7 +96,7 @@ def test_what_an_op_passes_on_is_not_what_it_makes(net):
         row for row in found.rows if row.op == "linear" and row.module.endswith("last") and row.phase == "forward"
     ]
     assert found.first == norm
-    assert norm.made == pytest.approx(norm.total, rel=1e-3)
+    assert norm.made == pytest.approx(norm.total, rel=0.05)  # of a sample
     assert [(row.kind, row.made) for row in passed] == [("passed on", 0)]
     assert passed[0].total > 0
 

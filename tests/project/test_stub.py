@@ -7,7 +7,16 @@ from pathlib import Path
 # The metaclass of a pybind11 class is no name that a stub could give.
 ALLOWED = "".join(
     f"habana_mp._core.{name}\n"
-    for name in ("AutocastRegion", "AutocastRules", "CallQueue", "PatchSet", "Policy", "Recording", "Report")
+    for name in (
+        "AutocastRegion",
+        "AutocastRules",
+        "CallQueue",
+        "PatchSet",
+        "Policy",
+        "ProbeSession",
+        "Recording",
+        "Report",
+    )
 )
 
 

@@ -338,6 +338,8 @@ OF_CPP = {
     "_initFunctionPyTypeObject": "cast/test_cast_node.py",
     "registerCppFunction": "cast/test_cast_node.py",
     "get_current_graph_task_id": "autocast/test_autocast_training.py",
+    "get_current_node": "evidence/test_compare.py",
+    "AccumulateGrad*": "evidence/test_compare.py",
     "getStepCallbacksUnlessEmpty": "cast/test_casts.py",
     "TorchDispatchModeTLS": "report/test_report.py",
     "torch_function_mode_enabled": "convert/programs/test_modes.py",

@@ -17,9 +17,9 @@ from habana_mp._explain.explanation import Explanation, explain
 from habana_mp._policy import checkpoint
 from habana_mp._policy.policy import OpRule, Policy, _unpickle, presets
 from habana_mp._ranks import check
-from habana_mp._report import diff as report_diff
 from habana_mp._report.cast_report import CastReport, report
 from habana_mp._report.findings import advice
+from habana_mp._report.findings import diff as report_diff
 from habana_mp._scope import disable_casts
 
 
@@ -39,6 +39,7 @@ _MODULES = {
     "_picture": _drawings,
     "_policy_state": checkpoint,
     "_rank_policies": check,
+    "_report.diff": report_diff,
     "_report_diff": report_diff,
 }
 # What were modules are folders now.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from habana_mp._report.cast_report import CastReport
 from habana_mp._torch_private import DRAW
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 _MOST = 1000  # what Graphviz lays out in seconds
 
 
-def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> Drawing:
+def draw(
+    what: Any, /, *args: Any, depth: int | None = None, report: CastReport | None = None, **kwargs: Any
+) -> Drawing:
     """Draw the autograd graph of outputs, or of a call of a model: its ops and casts, coloured by the precision of their results.
+
+    An op has the list and the line that decided it.
 
     Args:
         what: a tensor that has a graph, or tuples, lists and dicts of such; or a ``torch.nn.Module``, which is called in the mode that
@@ -29,12 +34,13 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
         **kwargs: the same.
         depth: how many levels of modules are open. One that is deeper is folded into a node, which shows how many ops and casts it
             has. 0 folds the model itself. By default all that a picture of 80 nodes has room for.
+        report: a report with ``values`` of a step of the same model: ops and folded modules are coloured by their share of the error.
 
     Returns:
         A ``Drawing``: Jupyter shows it, its ``save`` writes SVG or PNG, ``nodes`` are what is in it.
 
     Raises:
-        TypeError: neither a module nor tensors; arguments or ``depth`` without a module.
+        TypeError: neither a module nor tensors; arguments, ``depth`` or ``report`` without a module; no report.
         ValueError: no output has a graph, as under ``torch.no_grad``; more than 1,000 nodes.
 
     >>> hmp.draw(model, x).save("model.svg")
@@ -48,16 +54,18 @@ def draw(what: Any, /, *args: Any, depth: int | None = None, **kwargs: Any) -> D
 
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
         raise ValueError(f"depth is how many levels of modules are open, 0 or more, not {depth!r}")
+    if report is not None and not isinstance(report, CastReport):
+        raise TypeError(f"report is an hmp.CastReport with values, not {report!r}")
     DRAW.need()
     if isinstance(what, torch.nn.Module):
         calls = run(what, args, kwargs)
         outputs = _outputs(calls.output, f"what {type(what).__name__} returned")
-    elif args or kwargs or depth is not None:
-        raise TypeError(f"arguments and depth go with a torch.nn.Module, not with a {type(what).__name__}")
+    elif args or kwargs or depth is not None or report is not None:
+        raise TypeError(f"arguments, depth and report go with a torch.nn.Module, not with a {type(what).__name__}")
     else:
         calls = ModuleCalls()
         outputs = _outputs(what, "what draw was given")
-    graph = Graph(outputs, calls)
+    graph = Graph(outputs, calls, {} if report is None else report.error_shares())
     nodes, edges = graph.readable() if depth is None else graph.folded(depth)
     if len(nodes) > _MOST:
         way = "take a smaller depth" if calls.calls else "hmp.draw(model, x) folds the modules of a model"

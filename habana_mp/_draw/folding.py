@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -13,6 +14,8 @@ from habana_mp._draw.picture import Frame, Node
 _READABLE = 80  # nodes: modules are folded, the innermost first, until there are no more
 
 
+# By op and path of the module: its part of the error of the loss.
+Shares = dict[tuple[str, str], float]
 Nodes = list[tuple[Node, Frame | None]]
 Edges = dict[tuple[int, int], str]  # by the numbers of two nodes, the ops on the way that only change the form
 
@@ -20,7 +23,8 @@ Edges = dict[tuple[int, int], str]  # by the numbers of two nodes, the ops on th
 class Graph:
     """The graph of some outputs and the calls of modules that made it, of which pictures of any depth can be made."""
 
-    def __init__(self, outputs: dict[str, torch.Tensor], calls: ModuleCalls) -> None:
+    def __init__(self, outputs: dict[str, torch.Tensor], calls: ModuleCalls, shares: Shares | None = None) -> None:
+        self._shares = shares or {}
         self._outputs = outputs
         self._calls = calls
         origins, self._made = read_graph(outputs.values())
@@ -99,13 +103,20 @@ class Graph:
         if self._is_cast[origin]:
             return Node("cast", f"{origin.cast_from} → {origin.dtypes[0]}", *result, origin.name, casts=1)
         linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
-        return Node("op", "linear" if linear else origin.op, *result, origin.name)
+        text = "linear" if linear else origin.op
+        made = self._op_of.get(origin)
+        return Node("op", text, *result, origin.name, **self._of_row(text if made is None else made.op, path, made))
 
     def _op_node(self, op: OpCall, inside: list[Origin]) -> Node:
         last = max(inside, key=lambda origin: origin.born)
         call = self._call_of[last]
         names = ", ".join(origin.name for origin in sorted(inside, key=lambda origin: origin.born))
-        return Node("op", op.op, last.dtypes[0], last.shapes[0], call.path if call else "", names)
+        path = call.path if call else ""
+        return Node("op", op.op, last.dtypes[0], last.shapes[0], path, names, **self._of_row(op.op, path, op))
+
+    def _of_row(self, op: str, path: str, made: OpCall | None) -> dict[str, Any]:
+        """What the row of a report says of an op."""
+        return {"rule": made.rule if made is not None else "", "share": self._shares.get((op, path), 0.0)}
 
     def _module_node(self, call: Call, inside: list[Origin]) -> Node:
         casts = [origin for origin in inside if self._is_cast[origin] and origin not in self._op_of]
@@ -124,7 +135,12 @@ class Graph:
             call.path,
             casts=len(casts),
             ops=tuple(precisions),
+            share=sum(share for (_, path), share in self._shares.items() if _is_inside(path, call.path)),
         )
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith(f"{outer}.")
 
 
 def _frame(call: Call | None, frames: dict[Call, Frame]) -> Frame | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._torch_private import DRAW, DYNAMO
 from habana_mp._watch.listener import CallListener
 
@@ -45,6 +46,7 @@ class OpCall:
     op: str
     nodes: range
     innermost: bool = True
+    rule: str = ""
 
 
 @dataclass
@@ -144,7 +146,11 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         with CallListener() as listener:
             calls.output = model(*args, **kwargs)
         # Outside of ours torch.autocast may decide, whose casts lie inside its ops.
-        calls.take_ops(OpCall(call.op, range(*call.nodes)) for call in listener.take() if call.decision != "outside")
+        calls.take_ops(
+            OpCall(call.op, range(*call.nodes), rule=call.rule.replace(OWN_FILES, ""))
+            for call in listener.take()
+            if call.decision != "outside"
+        )
     return calls
 
 

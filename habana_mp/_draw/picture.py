@@ -5,6 +5,7 @@ The ground is white for light pages and dark ones: every precision has one colou
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from habana_mp._show.units import printable
+from habana_mp._show.units import share as percent
 
 if TYPE_CHECKING:
     import graphviz
 
-# (fill, border) of a precision.
+# (fill, border) of a precision: the colours of the page of a report (templates/report.css), and the same on white, lighter.
 _COLOURS = {
-    "bfloat16": ("#cfe4fc", "#2a6db0"),
-    "float16": ("#d9f0d0", "#3d8b2f"),
-    "float32": ("#ffe2b5", "#bf7506"),
+    "bfloat16": ("#cce3f0", "#0072b2"),
+    "float16": ("#ddf0fb", "#56b4e9"),
+    "float32": ("#fae7c2", "#e69f00"),
     "float64": ("#f8cccc", "#b53a3a"),
     "other": ("#e4e4e7", "#71717a"),
 }
+# Of errors, as the page has them: for up to a fifth of all error, two fifths ...
+_HEAT = ("#fbf0f5", "#f2d9e4", "#e9c1d3", "#e0a9c3", "#d68bae")
+_HEAT_BORDER = "#b4366e"
 _FONT = "Helvetica,Arial,sans-serif"
 _FRAME = {
     "color": "#a1a1aa",
@@ -51,7 +56,8 @@ class Node:
 
     ``kind`` is "op", "cast", "parameter", "input", "output" or "module", a folded one. ``dtype`` and ``shape`` are those of its
     result, ``module`` is the path of the module that it belongs to, ``detail`` torch's name of the node, or "frozen". ``casts`` and,
-    of a folded module, ``ops`` are how many casts and ops of which precision are in it.
+    of a folded module, ``ops`` are how many casts and ops of which precision are in it. ``rule`` is the line of a list that decided an op, and
+    ``share`` its part of the error of the loss, where a report was given.
     """
 
     kind: str
@@ -62,6 +68,8 @@ class Node:
     detail: str = ""
     casts: int = 0
     ops: tuple[tuple[str, int], ...] = ()
+    rule: str = ""
+    share: float = 0.0
 
 
 @dataclass(eq=False)
@@ -211,9 +219,24 @@ def _add(graph: graphviz.Digraph, number: int, node: Node, title: str = "") -> N
             ops = ", ".join(f"{many} {dtype}" for dtype, many in node.ops) or "none"
             more = [f"ops: {ops}; casts: {node.casts}"]
             fill = _shares(node.ops) or fill
+        elif node.kind == "op":
+            more.append(_short_rule(node.rule))
         elif node.kind == "parameter":
             more.append(node.detail)
+        if node.share > 0:
+            more.append(f"{percent(node.share, 1.0)} of the error")
+            fill, border = _HEAT[min(4, math.ceil(node.share * 5) - 1)], _HEAT_BORDER
         lines = [_text(node.text), *map(_small, filter(None, more)), _small(result)]
         label = f"<{'<BR/>'.join(lines)}>"
-    tooltip = "\n".join(text for text in (node.module, node.detail, result) if text)
-    graph.node(str(number), label, fillcolor=fill, color=border, tooltip=_text(tooltip), **_STYLES[node.kind])
+    tooltip = "\n".join(text for text in (node.module, node.detail, node.rule, result) if text)
+    style = _STYLES[node.kind]
+    if node.kind == "module" and node.share > 0:
+        style = {**style, "style": "filled"}  # the stripes are of precisions
+    graph.node(str(number), label, fillcolor=fill, color=border, tooltip=_text(tooltip), **style)
+
+
+def _short_rule(rule: str) -> str:
+    """``lower, lower.txt:22`` of ``lower: linear, lists/hmp/lower.txt:22``: the op has its name already."""
+    action, _, where = rule.partition(": ")
+    place = where.partition(", ")[2].rpartition("/")[2]
+    return f"{action}, {place}" if place else action

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 
-if TYPE_CHECKING:
-    from habana_mp._evidence.comparison import Comparison
-
 _MOST_ROWS = 400
 
 
-def page(found: Comparison) -> str:
+def page(found: Any) -> str:
+    """Of a ``Comparison``."""
     from markupsafe import Markup
 
     forward = [row for row in found.rows if row.phase == "forward"]

@@ -61,7 +61,7 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _joined(scripts: tuple[str, ...]) -> str:
-    return "\n".join(['"use strict";', "(() => {", *(_file(f"{name}.js") for name in scripts), "})();"])
+    return "\n".join(['"use strict";', "(() => {", *(_file(f"scripts/{name}.js") for name in scripts), "})();"])
 
 
 def _hash(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Times, sizes, shares, counts and names as people read them: two figures or more, the unit that fits. templates/units.js says the same."""
+"""Times, sizes, shares, counts and names as people read them: two figures or more, the unit that fits. templates/scripts/units.js says the same."""
 
 from __future__ import annotations
 

@@ -313,3 +313,49 @@ def test_by_default_a_picture_can_be_read(layers, kinds) -> None:
     drawing = hmp.draw(nn.Sequential(*(Block() for _ in range(layers))), torch.randn(2, 5, 8))
     assert len(drawing.nodes) <= 80
     assert sum(node.kind == "module" for node in drawing.nodes) == kinds
+
+
+class TestErrors:
+    """A report with values colours the picture."""
+
+    @staticmethod
+    def drawn():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+        x = torch.randn(4, 8)
+        with hmp.autocast("cpu", policy="hmp"), hmp.report(values="errors") as report:
+            model(x).sum().backward()
+        with hmp.autocast("cpu", policy="hmp"):
+            return (
+                hmp.draw(model, x, report=report, depth=9),
+                hmp.draw(model, x, report=report, depth=0),
+                report,
+                model,
+                x,
+            )
+
+    def test_ops_and_folded_modules_have_their_share(self):
+        open_, folded, report, _, _ = self.drawn()
+        shares = {(node.text, node.module): node.share for node in open_.nodes if node.kind == "op"}
+        assert shares["linear", "2"] == pytest.approx(report.error_share("linear", "2"))
+        in_model = 1 - report.error_share(module="")
+        assert sum(shares.values()) == pytest.approx(in_model)
+        assert (
+            f"{round(100 * shares['linear', '2'])} % of the error" in open_.source or "% of the error" in open_.source
+        )
+        assert sum(node.share for node in folded.nodes) == pytest.approx(in_model)
+
+    def test_an_op_has_its_list_and_line(self):
+        open_, *_ = self.drawn()
+        rules = {node.text: node.rule for node in open_.nodes if node.kind == "op"}
+        assert rules["linear"].startswith("lower: linear, lists/hmp/lower.txt:")
+        assert "lower, lower.txt:" in open_.source
+
+    def test_what_is_no_report_is_refused(self):
+        *_, model, x = self.drawn()
+        with pytest.raises(TypeError, match=r"report is an hmp\.CastReport with values, not 3"):
+            hmp.draw(model, x, report=3)
+        with hmp.report() as plain:
+            pass
+        with pytest.raises(RuntimeError, match="nothing was measured"):
+            hmp.draw(model, x, report=plain)

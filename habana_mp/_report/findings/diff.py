@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class ReportDiff:
 
     changes: tuple[tuple[str, str, str, int, int], ...]
     errors: tuple[tuple[str, float, float], ...] = ()
-    seconds: tuple[float, float] = (0.0, 0.0)
+    seconds: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
     @classmethod
     def between(cls, before: dict[str, Any], after: dict[str, Any]) -> ReportDiff:

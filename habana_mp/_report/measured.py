@@ -1,0 +1,125 @@
+"""What a report says of the numbers of calls, where it was made with ``values``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import habana_mp._core as _core
+from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
+from habana_mp._report.projections import project
+
+
+class MeasuredReport(ABC):
+    """The part of ``CastReport`` that needs ``values``."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _is_measuring(self) -> bool:
+        """Whether the block runs, with values."""
+
+    def local_error(
+        self, op: str | None = None, module: str | None = None, *, what_if: bool = False, backward: bool = False
+    ) -> LocalError:
+        """The error of an op as it ran, against the same op in float32 on the same inputs; of a report with ``values``.
+
+        Args:
+            op: an op by any of its names, by default all.
+            module: a path, as ``casts`` takes it, by default all.
+            what_if: the error that it would have in the low dtype of the policy (bfloat16 without one), also where it ran in float32.
+            backward: of the ops of its backward, in place of its own.
+
+        Raises:
+            TypeError, ValueError: as ``casts`` does.
+            RuntimeError: the report was made without ``values``, or never entered.
+
+        >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
+        ...     loss = model(x).float().mean()
+        >>> float(r.local_error("linear")) < 0.01
+        True
+        """
+        rows = [row["values"] for row in self._with_values(op, module)]
+        which = "backward" if backward else "low" if what_if else "ran"
+        return local_error(added([each[which] for each in rows]) or dict.fromkeys(ERROR, 0))
+
+    def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
+        """Which part of the error of the loss an op makes, from 0 to 1, to first order: by the gradients of a backward pass in the block.
+
+        The error of a place is multiplied with the gradient that came to it; sizes count, without signs. Without a loss, call ``project``
+        with the outputs. ``what_if`` asks for the error of all ops in the low dtype, so in a float32 step too. Arguments and errors are those of ``local_error``.
+        """
+        return share(self._with_values(), self._with_values(op, module), what_if=what_if)
+
+    def error_shares(self) -> dict[tuple[str, str], float]:
+        """``error_share`` of every op in every module, by the name of the op and the path of the module, without the class of the root.
+
+        Raises:
+            RuntimeError: the report was made without ``values``, or never entered.
+        """
+        rows = self._with_values()
+        size = change_of(rows)
+        whole = sum(map(size, rows))
+        found: dict[tuple[str, str], float] = {}
+        for row in rows if whole > 0 else []:
+            if not row["module"]:  # outside of any
+                continue
+            key = row["op"], row["module"].partition(": ")[2]
+            found[key] = found.get(key, 0.0) + size(row) / whole
+        return found
+
+    def loss_change(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
+        """By how much the loss is different since an op did not run in float32, to first order: the sum of gradient times error.
+
+        A loss that is scaled (``GradScaler``) has its changes scaled. Arguments and errors are those of ``error_share``.
+        """
+        key = "change_low" if what_if else "change"
+        return sum((row["values"][key] for row in self._with_values(op, module)), 0.0)
+
+    def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
+        """Find the shares of the error of outputs, where there is no loss: by ``k`` backward passes, each of a random sum of them.
+
+        Inside of the block, on outputs that were made with gradients on. No gradient is added to any tensor, and no generator of random numbers moves.
+        Of eight sums a share is off by a quarter or so; more of them come closer.
+
+        Args:
+            outputs: a tensor, or tensors in tuples, dicts and so on.
+            k: how many sums, from 1 on.
+            seed: of the random numbers.
+
+        Raises:
+            RuntimeError: the report is not open, or was made without ``values``.
+            ValueError: nothing in the outputs requires a gradient, or ``k`` is less than 1.
+
+        >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
+        ...     r.project(model(x))
+        """
+        if not self._is_measuring():
+            raise RuntimeError("project is for the inside of a with block of hmp.report(values=True)")
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"k is how many random sums are taken, 1 or more, not {k!r}")
+        if not project(outputs, k, seed, _core.begin_projection, _core.end_projection):
+            raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
+
+    def edits(self) -> tuple[Edit, ...]:
+        """Edits of the policy that the measured errors speak for, the largest first: ``policy.with_edits(*(e.text for e in r.edits()))``.
+
+        Empty where no backward pass ran in the block, or nothing is worth one.
+
+        Raises:
+            RuntimeError: the report was made without ``values``, or never entered.
+        """
+        self._with_values()
+        return tuple(edits(self.to_dict()))
+
+    def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:
+        report = self.to_dict()
+        if not report.get("low_dtype"):
+            raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
+        return list(with_values(self._rows(op, module)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from habana_mp import hmp
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from zoo import differences as two_steps
 
 WORDS, CLASSES, WIDTH = 200, 10, 64
 SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
@@ -167,6 +172,7 @@ PLANTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "acos": lambda y: y + torch.acos(y.detach() * 0 + 2),
     "mul": lambda y: (y * 0 + 1e30) * 1e30,
     "sum": lambda y: y + (y * 0 + 3e38).sum(-1, keepdim=True),
+    "reciprocal": lambda y: y * torch.reciprocal(y.detach() * 0),
     "rsqrt": lambda y: y * torch.rsqrt(y.detach() * 0),
     "matmul": lambda y: (y * 0 + 1e30) @ torch.full((8, 8), 1e30),
     "sqrt, backward": lambda y: y + torch.sqrt((y * 0).square()),
@@ -260,6 +266,22 @@ def ranges(quick: bool) -> list[Row]:
     ]
 
 
+def differences(quick: bool) -> list[Row]:
+    """Two steps that differ in one planted place: whether the first difference that compare names is there."""
+    steps, lowered = list(two_steps.STEPS.values()), list(two_steps.LOWERED.items())
+    if quick:
+        steps, lowered = steps[:4], lowered[:2]
+    named = sum(two_steps.is_named(two_steps.compared(each), each.ops, each.module, each.phase) for each in steps)
+    named += sum(two_steps.is_named(two_steps.compared_lower(op), (name,), module) for op, (name, module) in lowered)
+    total = len(steps) + len(lowered)
+    nothing = two_steps.compared(two_steps.Planted(lambda _: None, (), ""))
+    what = f"planted differences that compare names at their op and module, of {total}"
+    return [
+        Row(what, float(named), "", float(total), at_least=True),
+        Row("differences named in two steps that are the same", float(not nothing.same), "", 0),
+    ]
+
+
 class DispatchMode(TorchDispatchMode):
     """The errors of all ops in Python, as torch lets one write it: without casts, modules, gradients or rows."""
 
@@ -307,6 +329,7 @@ def costs(quick: bool) -> list[Row]:
             "errors": timed(lambda: hmp.report(values="errors")),
             "values": timed(lambda: hmp.report(values=True)),
             "dispatch": timed(DispatchMode),
+            "compare": lambda step=step: timed_compare(step),
         }
         best = take_turns(visits, 2 if quick else 12)
         beside = f"TorchDispatchMode, errors alone: {best['dispatch'] / best['plain']:.2f}x"
@@ -314,14 +337,21 @@ def costs(quick: bool) -> list[Row]:
             Row(f"{name}: a step with values=True", best["values"] / best["plain"], "x", 3, beside),
             Row(f'{name}: a step with values="errors"', best["errors"] / best["plain"], "x", 2, beside),
         ]
+        rows.append(Row(f"{name}: hmp.compare of the step with itself", best["compare"] / best["plain"], "x", None))
     return rows
+
+
+def timed_compare(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    hmp.compare(step, step)
+    return time.perf_counter() - start
 
 
 def measure(quick: bool) -> Report:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     rows, first = shares(quick)
-    found = [*plants(), *ranges(quick), *costs(quick)]
+    found = [*plants(), *ranges(quick), *differences(quick), *costs(quick)]
     text = (
         "Each op in each module alone in bfloat16, all else in float32: the change of the loss that one float32 step foretells "
         "(`hmp.report(values=True)`), and the measured one. The loss op itself is left out.\n\n"

@@ -29,6 +29,7 @@ from habana_mp._report.form import MOST_BYTES, report_values
 from habana_mp._report.measured import MeasuredReport
 from habana_mp._report.merge import merged
 from habana_mp._report.schedule import Schedule
+from habana_mp._report.shown.exports import chrome_trace, scalars
 from habana_mp._report.values import named
 from habana_mp._scope import in_force
 from habana_mp._watch.modules import unwatch_modules, watch_modules
@@ -225,12 +226,36 @@ class CastReport(MeasuredReport):
             OSError: the file cannot be written.
             RuntimeError: the report was never entered.
         """
-        from habana_mp._report.page import page
+        from habana_mp._report.shown.page import page
 
         text = page(self.to_dict())
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
+
+    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The casts in time as JSON for chrome://tracing and Perfetto, which is also written to ``path`` if that is given.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: the report was never entered.
+        """
+        text = json.dumps(chrome_trace(self.to_dict()))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_tensorboard(self, writer: Any, step: int | None = None) -> None:
+        """Counts, times and errors as scalars of a ``torch.utils.tensorboard.SummaryWriter``, below "habana_mp/".
+
+        Raises:
+            TypeError: the writer has no ``add_scalar``.
+            RuntimeError: the report was never entered.
+        """
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(f"a writer has add_scalar, as torch.utils.tensorboard.SummaryWriter, not {writer!r}")
+        for name, value in scalars(self.to_dict()).items():
+            writer.add_scalar(f"habana_mp/{name}", value, step)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CastReport:
@@ -308,12 +333,12 @@ class CastReport(MeasuredReport):
         return ReportDiff.between(self.to_dict(), other.to_dict())
 
     def __rich__(self) -> Any:
-        from habana_mp._report.table import table
+        from habana_mp._report.shown.table import table
 
         return table(self.to_dict())
 
     def __str__(self) -> str:
-        from habana_mp._report.table import text
+        from habana_mp._report.shown.table import text
 
         return text(self.to_dict())
 

@@ -10,7 +10,7 @@ import fake_reports
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from habana_mp._report.page import page
+from habana_mp._report.shown.page import page
 from habana_mp._show import units
 from habana_mp._show.html import framed
 

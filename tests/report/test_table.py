@@ -10,7 +10,7 @@ import fake_reports
 import pytest
 from rich.console import Console
 
-from habana_mp._report import table
+from habana_mp._report.shown import table
 from habana_mp._show import units
 
 AT_80 = """\

@@ -189,7 +189,7 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
     of_sum.change_ran = change;
     of_sum.change_low = 2 * change;
     report.measured(1, of_sum);
-    report.cast_back(1, cast);
+    report.cast_back(1, {DType::Float32, DType::BFloat16, false, 8, 1, 1});
     report.backward_ended(7);
     report.end_projection();
   }

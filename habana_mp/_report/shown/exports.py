@@ -1,0 +1,49 @@
+"""A report for other tools: Chrome's trace viewer (also Perfetto), and TensorBoard. Takes the dict of ``CastReport.to_dict``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from habana_mp._report.findings.groups import grouped
+from habana_mp._report.numbers import added, local_error, share, with_values
+
+
+def chrome_trace(report: dict[str, Any]) -> dict[str, Any]:
+    """The casts of the timeline as complete events, in microseconds, one track for each kind: cast, from the cache, backward."""
+    tracks = {"cast": 1, "cached": 2, "backward": 3}
+    named = [
+        {"ph": "M", "pid": report["rank"], "tid": number, "name": "thread_name", "args": {"name": f"casts: {kind}"}}
+        for kind, number in tracks.items()
+    ]
+    events = []
+    for start, lasted, number, source, target, kind in report["timeline"]["events"]:
+        row = report["rows"][number]
+        events.append(
+            {
+                "ph": "X",
+                "pid": report["rank"],
+                "tid": tracks[kind],
+                "cat": "cast",
+                "name": f"{row['op']}: {source} -> {target}",
+                "ts": start * 1e6,
+                "dur": lasted * 1e6,
+                "args": {key: row[key] for key in ("module", "rule", "source")},
+            }
+        )
+    return {"traceEvents": [*named, *events], "displayTimeUnit": "ms"}
+
+
+def scalars(report: dict[str, Any]) -> dict[str, float]:
+    """What is worth a curve, by its name in TensorBoard: casts and their time, and the errors of ops where they were measured."""
+    found = {
+        "casts/count": float(report["casts"]),
+        "casts/cache_hits": float(report["cache_hits"]),
+        "casts/backward": float(report["backward_casts"]),
+        "casts/share_of_time": report["cast_seconds"] / report["seconds"] if report["seconds"] else 0.0,
+    }
+    rows = list(with_values(report["rows"]))
+    for group in grouped(rows, lambda row: row["op"]):
+        op = group[0]["op"]
+        found[f"error/{op}"] = float(local_error(added(row["values"]["ran"] for row in group)))
+        found[f"error_share/{op}"] = share(rows, group)
+    return found

@@ -22,12 +22,14 @@ from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 from habana_mp.hmp import Policy, convert
 
+_NONE = Policy.from_ops(name="none")
+
 
 class _OtherPolicy(PolicyParameter):
     """A policy, or "none": no casts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:
-        return Policy.from_ops(name="none") if value == "none" else super().convert(value, param, ctx)
+        return _NONE if value == "none" else super().convert(value, param, ctx)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -35,7 +37,6 @@ class _OtherPolicy(PolicyParameter):
     "--with",
     "other",
     type=_OtherPolicy(),
-    default="none",
     metavar="P",
     help="The policy to compare with, as --policy takes it; none, the default, is plain PyTorch without casts.",
 )
@@ -44,7 +45,7 @@ class _OtherPolicy(PolicyParameter):
     "--json", "json_file", callback=new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
 )
 @script_command
-def compare(script: Script, other: Policy, html: str | None, json_file: str | None) -> None:
+def compare(script: Script, other: Policy | None, html: str | None, json_file: str | None) -> None:
     """Run a script twice, under two policies, and say where the numbers differ.
 
     Run a has the policy of --with, run b that of --policy; each is a process of its own, from the same random numbers. A few
@@ -53,9 +54,18 @@ def compare(script: Script, other: Policy, html: str | None, json_file: str | No
     \b
       habana-mp compare train.py --steps 1
       habana-mp compare --policy hmp --with torch-cpu train.py --steps 1
+      habana-mp compare train.py --steps 1 --policy hmp --with torch-cpu
+
+    Behind SCRIPT, --policy and --with are read only if --with is there and not before it.
 
     The exit code is 1 if the runs differ, 0 if they do not, and the script's where it fails.
     """
+    if other is None and "--with" in sys.argv:
+        other, own = _taken_from_behind("--with"), _taken_from_behind("--policy")
+        if own is not None:
+            in_force.cli_policy, in_force.is_cli_default = own, False
+            convert(policy=own)
+    other = other or _NONE
     if in_force.policy is None:
         raise Problem("no policy is in force to compare with")
     own = in_force.policy
@@ -81,6 +91,18 @@ def compare(script: Script, other: Policy, html: str | None, json_file: str | No
         raise ending[0]
     if not found.same:
         raise SystemExit(1)
+
+
+def _taken_from_behind(option: str) -> Policy | None:
+    """The policy of an option among the arguments of the script, which then does not see it."""
+    if option not in sys.argv:
+        return None
+    place = sys.argv.index(option)
+    if place + 1 == len(sys.argv):
+        raise Problem(f"{option} takes a policy")
+    _, named = sys.argv[place : place + 2]
+    del sys.argv[place : place + 2]
+    return _OtherPolicy().convert(named, None, None)
 
 
 def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:

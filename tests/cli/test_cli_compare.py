@@ -59,6 +59,12 @@ def test_an_edit_is_named(here):
     )
 
 
+def test_the_policies_may_stand_behind_the_script(here):
+    done = call("train.py", "--steps", "1", "--policy", "torch-cpu", "--with", "hmp")
+    assert "a: hmp\nb: torch-cpu\n" in done.stderr
+    assert (done.stdout, done.returncode) == ("trained\ntrained\n", 0), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -68,9 +74,10 @@ def test_an_edit_is_named(here):
         (["train.py", "--close"], 1, "first difference"),
         (["--with", "nosuch", "train.py"], 2, "'nosuch' is no policy"),
         (["--html", "no/such/c.html", "train.py"], 2, "--html no/such/c.html: No such file or directory"),
+        (["train.py", "--with"], 2, "--with takes a policy"),
         (["none.py"], 2, "none.py: No such file or directory"),
     ],
-    ids=["exits", "raises", "says", "closes stdout", "no policy", "no folder", "no script"],
+    ids=["exits", "raises", "says", "closes stdout", "no policy", "no folder", "nothing behind", "no script"],
 )
 def test_what_goes_wrong(arguments, code, said, here):
     done = call(*arguments)

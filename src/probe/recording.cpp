@@ -157,7 +157,13 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
     innermost->called_itself = true;
     return nullptr;
   }
-  if (innermost != nullptr && !records_insides()) return nullptr;
+  if (innermost != nullptr && !records_insides()) {
+    // What it makes, such as the statistics that a backward pass wants, the call round it makes.
+    auto inside = std::make_unique<RunningCall>();
+    inside->number = inside->outer->number;
+    inside->into = inside->outer->into;
+    return inside;
+  }
   Frame* frame = counted_with(thread);
   if (frame == nullptr) return nullptr;
   const bool backward = frame->kind == Frame::Kind::Backward;
@@ -193,6 +199,11 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
     running->number = static_cast<std::int64_t>(recording_->calls.size());
     recording_->calls.emplace_back();  // its place: calls inside of it come behind it
   }
+  for (const std::size_t i : op->written) {  // running statistics too, which are no results
+    if (i >= call.inputs().size()) continue;
+    for (const at::Tensor& written : tensors_of(call.inputs().slice(i, 1)))
+      note_maker(written, running->number);
+  }
   // From here on the frame refers to it, which lives until the op has ended.
   if (frame == &thread.frames.back()) frame->measured = running.get();
   return running;
@@ -204,6 +215,10 @@ void Recorder::ends(Thread& thread, const at::RecordFunction& call, watch::Probe
     // A call may outlive the run that it began in.
     const std::lock_guard guard(mutex_);
     if (recording_ == nullptr || running.into != recording_) return;
+  }
+  if (running.op == nullptr) {
+    for (const at::Tensor& made : tensors_in(call.outputs())) note_maker(made, running.number);
+    return;
   }
   if (running.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
   try {

@@ -313,3 +313,22 @@ def test_a_training_loop_is_compared_to_its_end(net):
 
 def test_the_nets_of_the_table_run_alike_twice():
     assert hmp.compare(step_of(net()), step_of(net())).same
+
+
+@pytest.mark.parametrize(
+    "module",
+    [lambda: nn.BatchNorm1d(16), lambda: nn.LayerNorm(16), lambda: nn.MultiheadAttention(16, 4)],
+    ids=["batch norm", "layer norm", "attention"],
+)
+def test_what_a_forward_keeps_for_its_backward_is_nothing_given(module):
+    """Statistics and masks are made by the forward, running ones too: their differences are passed on."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(16, 16), module(), nn.Linear(16, 4)])
+
+    def step():
+        y = layers[0](X)
+        y = layers[1](y, y, y)[0] if isinstance(layers[1], nn.MultiheadAttention) else layers[1](y)
+        layers[2](y[0] if isinstance(y, tuple) else y).square().sum().backward()
+
+    found = hmp.compare(step, None, "hmp")
+    assert {row.kind for row in found.rows} <= {"precision", "passed on"}, str(found)

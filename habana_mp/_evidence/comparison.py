@@ -58,7 +58,7 @@ class Difference:
             ]
             return ", ".join(reasons)
         return {
-            "given": "a weight, an input or a constant of it is another one, or it is given the result of another op",
+            "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
             "result": "other numbers from the same inputs in the same dtypes",
             "written": "what it was given has been written to by something that is no op of torch",
             "passed on": "passed on from calls before it",

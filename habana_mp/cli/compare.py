@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
+import random
 import sys
 import tempfile
 import warnings
@@ -111,10 +113,14 @@ def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:
         raise Problem("this system cannot fork a process for the second run")
     sys.stdout.flush()
     sys.stderr.flush()
+    random_numbers = random.getstate()  # a child begins with others
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy.random")  # which draws its seed when it is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads: what made some by now has ended them
         child = os.fork()
     if child == 0:
+        random.setstate(random_numbers)
         _end_child(script, policy, path)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

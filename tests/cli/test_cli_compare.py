@@ -51,6 +51,20 @@ def test_one_policy_beside_itself_is_the_same(here):
     assert "The same numbers in " in done.stderr
 
 
+def test_both_runs_draw_the_same_random_numbers(here):
+    Path("draw.py").write_text(
+        "import random, numpy, torch\nx = torch.rand(2) * random.random() * numpy.random.rand()\nprint(x.exp().sum().item())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "habana_mp", "compare", "--with", "hmp", "draw.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    first, second = done.stdout.split()
+    assert (first, done.returncode) == (second, 0), done.stderr
+
+
 def test_an_edit_is_named(here):
     done = call("--policy", "hmp", "--edit", "+gelu:fp32", "--with", "hmp", "train.py")
     assert (

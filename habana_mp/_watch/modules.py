@@ -30,6 +30,11 @@ _core.enable_vectorcall(_ModuleHook)
 _entered, _left = _ModuleHook(False), _ModuleHook(True)
 
 
+def _in_optimizer(inside: bool) -> None:
+    if not torch.compiler.is_compiling():  # traced code has no ops to be counted
+        _core.set_in_optimizer(inside)
+
+
 def watch_modules() -> None:
     """Each call needs an ``unwatch_modules``; the hooks are there from the first to the last."""
     global _watchers  # noqa: PLW0603 - torch has one list of global hooks
@@ -39,8 +44,8 @@ def watch_modules() -> None:
             return
         _hooks.append(_nn_module.register_module_forward_pre_hook(_entered))
         _hooks.append(_nn_module.register_module_forward_hook(_left, always_call=True))
-        _hooks.append(register_optimizer_step_pre_hook(lambda *_: _core.set_in_optimizer(True)))
-        _hooks.append(register_optimizer_step_post_hook(lambda *_: _core.set_in_optimizer(False)))
+        _hooks.append(register_optimizer_step_pre_hook(lambda *_: _in_optimizer(True)))
+        _hooks.append(register_optimizer_step_post_hook(lambda *_: _in_optimizer(False)))
         warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
 
 

@@ -113,7 +113,9 @@ def test_find_a_nan():
 def test_rotary():
     text = run("examples/rotary.py")
     assert re.search(
-        r"^\+mul:fp32: makes \d+ % of the error of the loss, in LlamaForCausalLM: model.rotary_emb$", text, re.MULTILINE
+        r"^\+mul:fp32: makes \d+ % of the error of the loss, in LlamaForCausalLM: model.rotary_emb; ",
+        text,
+        re.MULTILINE,
     )
     errors = [float(number) for number in re.findall(r"(0\.\d+)$", text, re.MULTILINE)]
     assert len(errors) == 3

@@ -75,10 +75,14 @@ class CastReport(MeasuredReport):
 
     def _start(self) -> None:
         watch_modules()
-        self._began = time.perf_counter()
-        policy = region_policy()[0] or in_force.policy
-        self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
-        self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
+        try:
+            self._began = time.perf_counter()
+            policy = region_policy()[0] or in_force.policy
+            self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
+            self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
+        except BaseException:  # where another probe looks, or an interrupt comes
+            unwatch_modules()
+            raise
 
     def _stop(self) -> dict[str, Any]:
         seconds = time.perf_counter() - self._began

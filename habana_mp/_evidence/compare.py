@@ -30,8 +30,8 @@ def compare(
 ) -> Comparison:
     """Run a step under two policies and say where the numbers differ; or run two steps and prove that they give the same bits.
 
-    Calls of the two runs are paired by module, op and order. Of each pair the results are compared, and where they differ the op is run once more,
-    from what run b gave it and as run a ran it: so what an op makes itself is told from what it passes on. A backward pass
+    Calls of the two runs are paired by module, op and order. Of each pair the results are compared. Where they differ the op is run once more,
+    on the inputs of run b and in the dtypes of run a: that shows what the op makes itself, and what it passes on. A backward pass
     in the step says which op changes the loss. Each step runs once. Weights, buffers, gradients, optimizers and random
     numbers are put back after each run.
 
@@ -86,7 +86,6 @@ def _projected(returned: list[torch.Tensor]) -> Iterator[str]:
     try:
         project(returned, _PROJECTIONS, 0, _begin, _end)
     except Exception as error:  # noqa: BLE001 - of whatever the user's backward does
-        _end()
         yield f"No shares: the backward pass of the outputs raised {type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -41,7 +41,6 @@ class _Site(NamedTuple):
     module: str
     rule: str
     source: str
-    policy: str
 
 
 class _Run:

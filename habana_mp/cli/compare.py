@@ -17,9 +17,8 @@ import click
 
 from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp._scope import in_force
-from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import PolicyParameter
-from habana_mp.cli.report import new_file
+from habana_mp.cli.console import Problem, write_files
+from habana_mp.cli.parameters import PolicyParameter, new_file
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 from habana_mp.hmp import Policy, convert
@@ -80,15 +79,7 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
     with contextlib.suppress(ValueError):  # the script may have closed it
         sys.stdout.flush()
     click.echo(f"\n{found}", err=True)
-    with user_errors():
-        if html:
-            found.to_html(html)
-        if json_file == "-":
-            import json
-
-            click.echo(json.dumps(found.to_dict()))
-        elif json_file:
-            found.to_json(json_file)
+    write_files(found, html, json_file)
     if ending and ending[0].code:
         raise ending[0]
     if not found.same:

@@ -83,3 +83,14 @@ def progress(text: str, total: int) -> Iterator[Any]:
     with Progress(console=console(stderr=True), transient=True, disable=not console(stderr=True).is_terminal) as bar:
         task = bar.add_task(text, total=total)
         yield lambda: bar.advance(task)
+
+
+def write_files(shown: Any, html: str | None, json_file: str | None) -> None:
+    """The page and the JSON of what a command has shown, where they were asked for; "-" is a last line of stdout."""
+    with user_errors():
+        if html:
+            shown.to_html(html)
+        if json_file == "-":
+            click.echo(json.dumps(shown.to_dict()))
+        elif json_file:
+            shown.to_json(json_file)

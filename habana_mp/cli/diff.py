@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from habana_mp.cli.console import user_errors
-from habana_mp.cli.report import new_file
+from habana_mp.cli.parameters import new_file
 from habana_mp.hmp import CastReport
 
 

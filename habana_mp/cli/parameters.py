@@ -16,6 +16,7 @@ from habana_mp._policy.folder import LISTS
 from habana_mp._policy.list_file import parse_list
 from habana_mp._policy.names import known_names
 from habana_mp._policy.policy import low_name, with_files
+from habana_mp._ranks.rank import rank, world_size
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
 
@@ -80,6 +81,30 @@ class ListParameter(_ParamType):
 
 def _is_edit(text: str) -> bool:
     return text[:1] in ("+", "-")
+
+
+def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
+    """Refuse before the script runs, which may take hours, what cannot be written after it, or what several ranks would write."""
+    if path is None:
+        return None
+    if world_size() > 1 and "%r" not in path:
+        raise Problem(
+            f"{param.opts[0]} {path}: {world_size()} ranks would write it; put %r, which is the rank, into the name"
+        )
+    path = path.replace("%r", str(rank()))
+    if path == "-" and param.name == "json_file":
+        return path
+    if path == "-":
+        raise Problem(f"{param.opts[0]} -: a page is not written to stdout; give a file")
+    file = Path(path).absolute()  # the script may change the folder
+    was_there = file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise Problem(f"{param.opts[0]} {path}: {error.strerror}") from None
+    if not was_there:
+        file.unlink()
+    return str(file)
 
 
 def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -11,33 +11,10 @@ import click
 
 from habana_mp import hmp
 from habana_mp._ranks.rank import rank, world_size
-from habana_mp.cli.console import Problem, print_rich, user_errors
+from habana_mp.cli.console import Problem, print_rich, user_errors, write_files
+from habana_mp.cli.parameters import new_file
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
-
-
-def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:  # noqa: ARG001 - click's signature
-    """Refuse before the script runs, which may take hours, what cannot be written after it, or what several ranks would write."""
-    if path is None:
-        return None
-    if world_size() > 1 and "%r" not in path:
-        raise Problem(
-            f"{param.opts[0]} {path}: {world_size()} ranks would write it; put %r, which is the rank, into the name"
-        )
-    path = path.replace("%r", str(rank()))
-    if path == "-" and param.name == "json_file":
-        return path
-    if path == "-":
-        raise Problem(f"{param.opts[0]} -: a page is not written to stdout; give a file")
-    file = Path(path).absolute()  # the script may change the folder
-    was_there = file.exists()
-    try:
-        file.open("a").close()
-    except OSError as error:
-        raise Problem(f"{param.opts[0]} {path}: {error.strerror}") from None
-    if not was_there:
-        file.unlink()
-    return str(file)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -157,12 +134,4 @@ def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None
     if rank() == 0:
         click.echo(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
         print_rich(seen, stderr=True)
-    with user_errors():
-        if html:
-            seen.to_html(html)
-        if json_file == "-":
-            import json
-
-            click.echo(json.dumps(seen.to_dict()))
-        elif json_file:
-            seen.to_json(json_file)
+    write_files(seen, html, json_file)

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -102,8 +101,7 @@ std::vector<evidence::Digest> digests_from(const py::handle& values) {
 py::list plain_sites(const probe::Recording& recording) {
   py::list sites;
   for (const report::Site& site : recording.sites) {
-    sites.append(py::make_tuple(site.op, site.module, site.rule, site.source,
-                                site.policy == nullptr ? std::string() : site.policy->name()));
+    sites.append(py::make_tuple(site.op, site.module, site.rule, site.source));
   }
   return sites;
 }
@@ -130,7 +128,7 @@ py::tuple plain(const probe::Recording& recording) {
 std::shared_ptr<probe::Recording> recording_from(const py::tuple& values) {
   auto recording = std::make_shared<probe::Recording>();
   for (const py::handle& value : values[0]) {
-    const auto site = value.cast<std::array<std::string, 5>>();
+    const auto site = value.cast<std::array<std::string, 4>>();
     recording->sites.push_back(
         {.op = site[0], .module = site[1], .rule = site[2], .source = site[3]});
   }
@@ -190,11 +188,6 @@ py::dict run_of(const probe::Recording& recording) {
   return run;
 }
 
-bool same_bits(const std::vector<evidence::Digest>& a, const std::vector<evidence::Digest>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const auto& x, const auto& y) { return x.hash == y.hash && x.hash != 0; });
-}
-
 py::object stop_comparing(const py::list& returned) {
   const std::vector<at::Tensor> tensors = tensors_of(returned);
   const std::optional<probe::Comparison> ended = [&] {
@@ -221,7 +214,7 @@ py::object stop_comparing(const py::list& returned) {
   result["returned"] =
       py::make_tuple(found.first->returned.size(), found.second->returned.size(),
                      evidence::distance(found.first->returned, found.second->returned),
-                     same_bits(found.first->returned, found.second->returned));
+                     evidence::same_bits(found.first->returned, found.second->returned));
   return result;
 }
 

@@ -133,6 +133,11 @@ Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled) {
   return digest;
 }
 
+bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.hash == y.hash && x.hash != 0; });
+}
+
 double distance(const Digest& from, const Digest& to) {
   return distance(std::vector<Digest>{from}, std::vector<Digest>{to});
 }

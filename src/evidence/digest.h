@@ -23,6 +23,9 @@ struct Digest {
 Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled = kMostSampled);
 std::uint64_t hash_of(const at::Tensor& tensor);
 
+// Whether two lists have the same numbers, bit for bit, and all of them could be read.
+bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b);
+
 // How far numbers are from others of their sizes, in parts of the size of the first ones: by the
 // samples, each of which stands for its tensor. NaN where the sizes differ, infinite where some
 // number is finite in one of them alone.

@@ -24,7 +24,6 @@ namespace habana_mp::probe {
 namespace {
 
 using watch::all;
-using watch::Thread;
 
 constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -46,6 +45,11 @@ bool same_results(const RecordedCall& a, const RecordedCall& b) {
 std::string_view plain_name(std::string_view inner) {
   if (inner.ends_with('_') && !inner.ends_with("__")) inner.remove_suffix(1);
   return inner;
+}
+
+// By module and op: how calls of two runs are paired.
+std::string key_of(const report::Site& site, const RecordedCall& call) {
+  return site.module + '\n' + std::string(plain_name(call.inner)) + (call.backward ? "\nb" : "\nf");
 }
 
 // The arguments of the call as they are in the first run, those left alone that calls have made.
@@ -93,15 +97,10 @@ void pair_gradients(Comparison& found) {
   }
   found.gradients = a.size();
   found.gradient_error = evidence::distance(a, b);
-  found.same_gradients = std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                                    [](const auto& x, const auto& y) { return x.hash == y.hash; });
+  found.same_gradients = evidence::same_bits(a, b);
 }
 
 }  // namespace
-
-std::string key_of(const report::Site& site, const RecordedCall& call) {
-  return site.module + '\n' + std::string(plain_name(call.inner)) + (call.backward ? "\nb" : "\nf");
-}
 
 void Comparer::start(std::shared_ptr<const Recording> first) {
   if (first == nullptr) throw std::invalid_argument("there is no first run to compare with");
@@ -205,16 +204,16 @@ void Comparer::wait(const at::Tensor& result, const at::Tensor& difference, repo
   });
 }
 
-// What the call makes of what it was given here, run as the first run ran it.
-void Comparer::measure(RunningCall& running, const std::vector<c10::IValue>& results,
-                       ComparedCall& compared, bool exact) {
+// How far the call is from itself as the first run ran it, on what it was given here. Where it
+// cannot run again, what it differs by is made here if it was given the same.
+double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& results,
+                         const ComparedCall& compared, bool same_inputs) {
   const bool kept = !running.match->others.empty() || running.match->arguments.empty();
   if (compared.difference == Difference::Given && !kept) {  // it ran in another process
     const bool all_given = std::all_of(
         compared.arguments.begin(), compared.arguments.end(),
         [](const auto& each) { return each.maker == kNoCall && each.first_maker == kNoCall; });
-    compared.made = all_given ? compared.total : kUnknown;
-    return;
+    return all_given ? compared.total : kUnknown;
   }
   const evidence::OutOfSight out_of_sight;
   std::vector<c10::IValue> arguments = as_first(running);
@@ -227,10 +226,7 @@ void Comparer::measure(RunningCall& running, const std::vector<c10::IValue>& res
     });
     if (other) pairs = evidence::compared(results, *other);
   }
-  if (pairs.empty()) {
-    compared.made = exact ? compared.total : kUnknown;
-    return;
-  }
+  if (pairs.empty()) return same_inputs ? compared.total : kUnknown;
   Inherited inherited;
   if (!running.backward) follow_shadows(running, results, pairs, inherited);
   report::Error error;
@@ -242,13 +238,13 @@ void Comparer::measure(RunningCall& running, const std::vector<c10::IValue>& res
     wait(result, difference, running.noted.site);
   }
   for (auto& [result, from] : inherited) wait(result, from.first, from.second);
-  compared.made = error.reference_squares > 0
-                      ? std::sqrt(error.squares / error.reference_squares)
-                      : (error.squares > 0 ? std::numeric_limits<double>::infinity() : 0.0);
-  if (error.lost > 0) compared.made = std::numeric_limits<double>::infinity();
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  if (error.lost > 0) return kInfinite;
+  if (error.reference_squares > 0) return std::sqrt(error.squares / error.reference_squares);
+  return error.squares > 0 ? kInfinite : 0.0;
 }
 
-void Comparer::ended(Thread&, RunningCall& running, const std::vector<c10::IValue>& results) {
+void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& results) {
   const RecordedCall& call = running.noted;
   ComparedCall compared;
   std::shared_ptr<const Recording> first;
@@ -303,10 +299,10 @@ void Comparer::ended(Thread&, RunningCall& running, const std::vector<c10::IValu
     const bool made =
         compared.difference == Difference::Given || compared.difference == Difference::Precision;
     const bool inherits = compared.difference == Difference::PassedOn && shadowed;
-    if (made || inherits) {
-      ComparedCall measured = compared;
-      measure(running, results, measured, same_inputs && made);
-      if (made) compared.made = measured.made;
+    if (made) {
+      compared.made = made_by(running, results, compared, same_inputs);
+    } else if (inherits) {
+      made_by(running, results, compared, same_inputs);  // for what it inherits
     }
   } else {
     compared.made = compared.total = kUnknown;

@@ -65,14 +65,13 @@ class Comparer final : public Recorder {
     std::size_t next = 0;  // those before it are taken
   };
 
-  void ended(watch::Thread& thread, RunningCall& running,
-             const std::vector<c10::IValue>& results) override;
+  void ended(RunningCall& running, const std::vector<c10::IValue>& results) override;
   bool records_insides() const override { return false; }
   std::int64_t match_of(const RecordedCall& call, const std::string& key);
   bool is_taken(std::int64_t candidate) const;
   int likeness(const RecordedCall& call, const RecordedCall& candidate) const;
-  void measure(RunningCall& running, const std::vector<c10::IValue>& results,
-               ComparedCall& compared, bool exact);
+  double made_by(RunningCall& running, const std::vector<c10::IValue>& results,
+                 const ComparedCall& compared, bool same_inputs);
   void wait(const at::Tensor& result, const at::Tensor& difference, report::SiteId site);
 
   std::shared_ptr<const Recording> first_;
@@ -84,8 +83,5 @@ class Comparer final : public Recorder {
 };
 
 Comparer& comparer();
-
-// By module and op: how calls of two runs are paired.
-std::string key_of(const report::Site& site, const RecordedCall& call);
 
 }  // namespace habana_mp::probe

@@ -209,7 +209,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
   return running;
 }
 
-void Recorder::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
+void Recorder::ends(Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
   auto& running = static_cast<RunningCall&>(kept);
   {
     // A call may outlive the run that it began in.
@@ -222,13 +222,13 @@ void Recorder::ends(Thread& thread, const at::RecordFunction& call, watch::Probe
   }
   if (running.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
   try {
-    record(thread, call, running);
+    record(call, running);
   } catch (const std::exception&) {
     lose();
   }
 }
 
-void Recorder::record(Thread& thread, const at::RecordFunction& call, RunningCall& running) {
+void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   const std::vector<c10::IValue> results = results_of(*running.op, call, running.arguments);
   if (results.empty()) return;  // the op has raised
   RecordedCall& noted = running.noted;
@@ -265,7 +265,7 @@ void Recorder::record(Thread& thread, const at::RecordFunction& call, RunningCal
     const std::lock_guard guard(mutex_);
     if (recording_ != nullptr) recording_->losses.push_back(loss);
   }
-  ended(thread, running, results);
+  ended(running, results);
   const std::lock_guard guard(mutex_);
   if (running.into != recording_) return;
   recording_->calls[static_cast<std::size_t>(running.number)] = std::move(noted);
@@ -286,6 +286,7 @@ void Recorder::node_begins(const at::RecordFunction& node) {
   if (!leaf.defined()) return;
   const std::int64_t weight = weight_of(leaf);
   for (const at::Tensor& gradient : tensors_in(node.inputs())) {
+    if (!gradient.defined()) continue;
     RecordedGradient arrived{weight, evidence::digest_of(gradient)};
     const std::lock_guard guard(mutex_);
     if (recording_ == nullptr) return;

@@ -103,7 +103,7 @@ class Recorder : public watch::Probe {
   std::shared_ptr<Recording> stop(const std::vector<at::Tensor>& returned);
 
  protected:
-  virtual void ended(watch::Thread&, RunningCall&, const std::vector<c10::IValue>&) {}
+  virtual void ended(RunningCall&, const std::vector<c10::IValue>&) {}
   // Whether calls inside of a recorded one are recorded too.
   virtual bool records_insides() const { return true; }
 
@@ -118,7 +118,7 @@ class Recorder : public watch::Probe {
   };
   using Makers = std::unordered_map<const c10::StorageImpl*, Made>;
 
-  void record(watch::Thread& thread, const at::RecordFunction& call, RunningCall& running);
+  void record(const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
   std::int64_t weight_of(const at::Tensor& tensor);

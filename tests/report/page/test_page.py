@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 import fake_reports
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from page_reader import Reader, cells, ops
+from playwright.sync_api import Page, expect
 
 from habana_mp._report.shown.page import page
 from habana_mp._show import units
@@ -17,69 +16,6 @@ from habana_mp._show.html import framed
 pytestmark = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
 
 NAMES = ["linear", "softmax", "layer_norm", "gelu", "flatten"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Reader:
-    """Opens reports and notes what a page does that it must not."""
-
-    def __init__(self, browser: Browser, folder: Path) -> None:
-        self._browser = browser
-        self._file = folder / "report.html"
-        self._page = self._opened()
-        self.complaints: list[str] = []
-
-    def open(self, report: dict, **context) -> Page:
-        return self.open_text(page(report), **context)
-
-    def open_text(self, text: str, **context) -> Page:
-        self._file.write_text(text, encoding="utf-8")
-        opened = self._opened(**context) if context else self._page
-        opened.goto(self._file.as_uri())
-        return opened
-
-    def _opened(self, **context) -> Page:
-        opened = self._browser.new_context(offline=True, viewport={"width": 1280, "height": 900}, **context).new_page()
-        opened.set_default_timeout(30_000)
-        opened.on("console", self._console)
-        opened.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        opened.on("request", lambda request: self._requested(request.url))
-        return opened
-
-    def _console(self, message: ConsoleMessage) -> None:
-        self.complaints.append(f"console: {message.text}")
-
-    def _requested(self, url: str) -> None:
-        # The icon stands in the page itself, and the page in the text of the frame.
-        if url != self._file.as_uri() and not url.startswith(("data:", "about:srcdoc")):
-            self.complaints.append(f"request: {url}")
-
-
-@pytest.fixture(scope="module")
-def one_reader(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    return Reader(browser, tmp_path_factory.mktemp("page"))
-
-
-@pytest.fixture
-def reader(one_reader: Reader):
-    yield one_reader
-    complaints, one_reader.complaints = one_reader.complaints, []
-    assert complaints == []
-
-
-def ops(opened: Page) -> list[str]:
-    return opened.locator("#ops tr.op .open").all_inner_texts()
-
-
-def cells(opened: Page, row: int) -> list[str]:
-    return [text.strip() for text in opened.locator("#ops tbody tr").nth(row).locator("th, td").all_inner_texts()]
 
 
 def test_without_javascript_all_but_the_tables_is_there(reader: Reader) -> None:
@@ -432,75 +368,3 @@ def test_the_page_writes_figures_as_the_terminal_does(reader: Reader) -> None:
     assert [line[4] for line in shown[: len(SECONDS)]] == [units.time(each) for each in SECONDS]
     assert [line[11] for line in shown[len(SECONDS) :]] == [units.size(each) for each in SIZES]
     assert [line[6] for line in shown[len(SECONDS) :]] == [units.share(each / 1e13, 3.0) for each in SIZES]
-
-
-def measured() -> dict:
-    """A report with values, in which an op loses numbers and another makes most of the error."""
-    error = {"squares": 1e-4, "reference_squares": 1.0, "largest": 0.1, "reference_largest": 1.0, "lost": 0}
-    report = fake_reports.small() | {"low_dtype": "bfloat16", "steps": [0.02, 0.03], "optimizer_seconds": 0.001}
-    for number, row in enumerate(report["rows"]):
-        lost = {**error, "lost": 3} if row["op"] == "softmax" else error
-        row["values"] = {
-            "calls": row["calls"],
-            "unmeasured": 0,
-            "backward_calls": 0,
-            "changes": 1,
-            **dict.fromkeys(("low", "backward"), error),
-            "ran": lost,
-            "range": {},
-            "change": 9.0 if number == 0 else 0.1,
-            "change_low": 1.0,
-            "ran_seconds": 0.002,
-            "other_seconds": 0.003,
-        }
-        row["made_bytes"] = {"bfloat16": 1000}
-    return report
-
-
-def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
-    opened = reader.open(measured())
-    headings = opened.locator("#ops-table thead button").all_inner_texts()
-    assert headings[5:7] == ["error", "of all error"]
-    heat = opened.locator("#ops tr.op .heat5")
-    assert heat.count() == 1
-    assert opened.locator("#ops .lost").all_inner_texts() == ["3 not finite"]
-    assert opened.locator("#errors svg circle").count() > 2
-    assert opened.locator("#errors svg circle.lost").count() == 1
-    expect(opened.locator("#tree .heading")).to_contain_text("of all error")
-    text = opened.locator("header").inner_text()
-    assert "2 steps: 25 ms each, 20 ms to 30 ms" in text
-    assert "in float32 they would take" in text
-    assert "bfloat16 5.0 kB" in text or "bfloat16" in text
-
-
-@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_no_wider_than_the_window(reader: Reader, width: int, scheme: str) -> None:
-    opened = reader.open(measured(), color_scheme=scheme)
-    opened.set_viewport_size({"width": width, "height": 900})
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    if width == 1280:
-        rule = opened.locator("#ops .rule").first
-        assert rule.inner_text() == "lower: linear, lists/hmp/lower.txt:22"
-        assert rule.evaluate("each => each.scrollWidth <= each.clientWidth")
-        box = rule.bounding_box()
-        assert box is not None
-        assert box["x"] + box["width"] <= width
-
-
-def test_on_a_phone_an_op_is_a_card(reader: Reader) -> None:
-    opened = reader.open(measured(), color_scheme="light")
-    opened.set_viewport_size({"width": 390, "height": 800})
-    cell = opened.locator("#ops tr.op td").first
-    assert cell.evaluate("each => getComputedStyle(each).display") == "grid"
-    assert cell.evaluate("each => getComputedStyle(each, '::before').content") == '"decision"'
-    expect(opened.locator("#ops-table thead")).to_be_hidden()
-
-
-def test_ops_without_casts_are_folded(reader: Reader) -> None:
-    opened = reader.open(fake_reports.gpt())
-    folded = len({row["op"] for row in fake_reports.gpt()["rows"]}) - len(ops(opened))
-    button = opened.get_by_role("button", name="without casts")
-    assert button.inner_text() == f"… and {folded} without casts"
-    button.click()
-    assert len(ops(opened)) == len({row["op"] for row in fake_reports.gpt()["rows"]})

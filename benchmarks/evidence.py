@@ -17,7 +17,7 @@ from bench import Report, Row, run, table, table_of, take_turns
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from habana_mp import hmp
 
@@ -293,13 +293,15 @@ class DispatchMode(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         low = [one for one in args if isinstance(one, torch.Tensor) and one.dtype == torch.bfloat16]
-        if not low or not isinstance(result, torch.Tensor) or func.is_view or func._schema.is_mutable:
+        if not low or func.is_view or func._schema.is_mutable:
             return result
         wide = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype == torch.bfloat16 else t, (args, kwargs))
         with contextlib.suppress(RuntimeError):
-            full = func(*wide[0], **wide[1]).float()
-            off = ((result.float() - full).norm() / full.norm()).item()
-            self.errors[str(func)] = max(self.errors.get(str(func), 0.0), off)
+            full = func(*wide[0], **wide[1])
+            for ran, other in zip(tree_leaves(result), tree_leaves(full), strict=True):
+                if isinstance(ran, torch.Tensor) and ran.dtype == torch.bfloat16:
+                    off = ((ran.float() - other.float()).norm() / other.float().norm()).item()
+                    self.errors[str(func)] = max(self.errors.get(str(func), 0.0), off)
         return result
 
 

@@ -71,16 +71,18 @@ Result added(int64_t count, const Part& part) {
   return all;
 }
 
+template <typename Number>
 struct Sums {
-  double squares[kLanes] = {}, reference_squares[kLanes] = {};
+  Number squares[kLanes] = {}, reference_squares[kLanes] = {};
   std::uint32_t largest[kLanes] = {}, reference_largest[kLanes] = {}, lost[kLanes] = {};
 };
 
-template <typename Ran>
-HABANA_MP_EVERY_VECTOR void add_errors(Sums& sums, const Ran* ran, const float* reference,
-                                       std::uint16_t* difference, int64_t groups, int64_t lanes) {
+template <typename Number, typename Ran>
+HABANA_MP_EVERY_VECTOR Sums<Number> add_errors(const Ran* ran, const float* reference,
+                                               std::uint16_t* difference, int64_t groups) {
+  Sums<Number> sums;
   for (int64_t group = 0; group < groups; ++group) {
-    for (int64_t lane = 0; lane < lanes; ++lane) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = group * kLanes + lane;
       const std::uint32_t wanted = bits_of(reference[i]);
       const std::uint32_t got = bits_of(ran[i]);
@@ -88,7 +90,7 @@ HABANA_MP_EVERY_VECTOR void add_errors(Sums& sums, const Ran* ran, const float* 
       std::uint32_t off = bits_of(number_of(got) - number_of(wanted));
       off &= if_finite(off) & counts;
       const std::uint32_t full = wanted & counts;
-      const double d = number_of(off), r = number_of(full);
+      const Number d = number_of(off), r = number_of(full);
       sums.squares[lane] += d * d;
       sums.reference_squares[lane] += r * r;
       sums.largest[lane] = std::max(sums.largest[lane], off & kSize);
@@ -98,30 +100,55 @@ HABANA_MP_EVERY_VECTOR void add_errors(Sums& sums, const Ran* ran, const float* 
       difference[i] = static_cast<std::uint16_t>((off + 0x7FFFU + ((off >> 16) & 1U)) >> 16);
     }
   }
+  return sums;
+}
+
+template <typename Number>
+Error error_of(const Sums<Number>& sums) {
+  Error error;
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    error.add({.squares = sums.squares[lane],
+               .reference_squares = sums.reference_squares[lane],
+               .largest = number_of(sums.largest[lane]),
+               .reference_largest = number_of(sums.reference_largest[lane]),
+               .lost = sums.lost[lane]});
+  }
+  return error;
+}
+
+constexpr int64_t kGroups = 64;  // of a block
+
+// Whether float32 holds the sum of a block of squares, of which this is the largest root.
+bool squares_fit(double largest) { return largest == 0 || (largest > 0x1p-40 && largest < 0x1p58); }
+
+// A block of at most kLanes * kGroups numbers, a whole number of groups.
+template <typename Ran>
+Error error_in_block(const Ran* ran, const float* reference, std::uint16_t* difference,
+                     int64_t groups) {
+  const Error error = error_of(add_errors<float>(ran, reference, difference, groups));
+  if (squares_fit(error.largest) && squares_fit(error.reference_largest)) return error;
+  return error_of(add_errors<double>(ran, reference, difference, groups));
 }
 
 template <typename Ran>
 Error error_in(const Ran* ran, const float* reference, std::uint16_t* difference, int64_t begin,
                int64_t end) {
-  constexpr int64_t kGroups = 64;
   std::uint16_t nowhere[kLanes * kGroups];
   Error error;
-  for (int64_t block = begin; block < end; block += kLanes * kGroups) {
-    const int64_t count = std::min(end - block, kLanes * kGroups);
+  const int64_t whole = begin + (end - begin) / kLanes * kLanes;
+  for (int64_t block = begin; block < whole; block += kLanes * kGroups) {
+    const int64_t count = std::min(whole - block, kLanes * kGroups);
     std::uint16_t* off = difference == nullptr ? nowhere : difference + block;
-    Sums sums;
-    const int64_t whole = count / kLanes;
-    add_errors(sums, ran + block, reference + block, off, whole, kLanes);
-    const int64_t done = whole * kLanes;
-    add_errors(sums, ran + block + done, reference + block + done, off + done, 1, count - done);
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      error.add({.squares = sums.squares[lane],
-                 .reference_squares = sums.reference_squares[lane],
-                 .largest = number_of(sums.largest[lane]),
-                 .reference_largest = number_of(sums.reference_largest[lane]),
-                 .lost = sums.lost[lane]});
-    }
+    error.add(error_in_block(ran + block, reference + block, off, count / kLanes));
   }
+  if (whole == end) return error;
+  // Zeros behind the last numbers, which add nothing.
+  Ran last[kLanes] = {};
+  float last_reference[kLanes] = {};
+  std::copy(ran + whole, ran + end, last);
+  std::copy(reference + whole, reference + end, last_reference);
+  error.add(error_in_block(last, last_reference, nowhere, 1));
+  if (difference != nullptr) std::copy_n(nowhere, end - whole, difference + whole);
   return error;
 }
 

@@ -259,7 +259,7 @@ void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& resul
     first = first_;
     compared.match = match_of(call, key);
   }
-  const bool shadowed = !call.backward && is_shadowed(running.arguments);
+  const bool shadowed = !call.backward && is_shadowed(running);
   if (shadowed && running.op->moves) move_shadow(running, results);
   if (compared.match != kNoCall) {
     const RecordedCall& there = first->calls[static_cast<std::size_t>(compared.match)];

@@ -42,21 +42,27 @@ bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
   });
 }
 
+bool is_shadowed(const watch::MeasuredCall& context) {
+  return is_shadowed(context.arguments) ||
+         std::any_of(context.casts.begin(), context.casts.end(), [](const auto& cast) {
+           return evidence::shadow_of(cast.first).defined();
+         });
+}
+
 void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited) {
-  SiteId origin = report::kNone;
-  const auto right = evidence::rerun(
-      *context.op, context.arguments,
-      [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
-  const auto inputs = tensors_in(context.arguments);
-  const bool constant = !requires_gradient(inputs);
-  if (origin == report::kNone) {
+  const bool constant = !requires_gradient(tensors_in(context.arguments));
+  if (!is_shadowed(context)) {
     // Here the first error is made.
     if (!constant) return;
     for (const auto& [result, full] : given)
       evidence::keep_shadow(result, evidence::in_float32(full), context.site);
     return;
   }
+  SiteId origin = report::kNone;
+  const auto right = evidence::rerun(
+      *context.op, context.arguments,
+      [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
   if (!right) return;
   const auto pairs = evidence::compared(results, *right);
   for (std::size_t i = 0; i < pairs.size(); ++i) {

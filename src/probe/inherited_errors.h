@@ -17,6 +17,7 @@ namespace habana_mp::probe {
 using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, report::SiteId>>>;
 
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
+bool is_shadowed(const watch::MeasuredCall& context);  // its arguments, or what they are casts of
 
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
 void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,

@@ -202,11 +202,7 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = has_low(context.arguments, context.casts);
-  const bool shadowed =
-      !context.backward &&
-      (is_shadowed(context.arguments) ||
-       std::any_of(context.casts.begin(), context.casts.end(),
-                   [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); }));
+  const bool shadowed = !context.backward && is_shadowed(context);
   if (!low && !shadowed && !here().measure.what_if) return;
   Inherited inherited;
   {

@@ -79,6 +79,7 @@ class CastReport(MeasuredReport):
             self._began = time.perf_counter()
             policy = region_policy()[0] or in_force.policy
             self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
+            self._projected_squares = 0.0
             self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
         except BaseException:  # where another probe looks, or an interrupt comes
             unwatch_modules()
@@ -358,7 +359,7 @@ class CastReport(MeasuredReport):
         return framed(self.to_html())
 
     def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
-        values = named(counted, seconds, self.title, self._low if self._measures else "")
+        values = named(counted, seconds, self.title, self._low if self._measures else "", self._projected_squares)
         return {**values, "steps": list(self._schedule.seconds)} if self._schedule.seconds else values
 
 

@@ -171,9 +171,10 @@ _CAST = _dict(
     backward=_dict(count=_count, bytes=_count, seconds=_seconds),
 )
 _NUMBERS = _dict(
-    ("projections", "projected", "projected_low", "ran_seconds", "other_seconds"),
+    ("absorbed", "projections", "projected", "projected_low", "ran_seconds", "other_seconds"),
     ran_seconds=_seconds,
     other_seconds=_seconds,
+    absorbed=_map(_count),
     projections=_count,
     projected=_number,
     projected_low=_number,
@@ -198,7 +199,18 @@ _ROW = _dict(
     values=_NUMBERS,
 )
 _REPORT = _dict(
-    ("rank", "backward_seconds", "optimizer_seconds", "ranks", "uneven", "low_dtype", "edges", "steps"),
+    (
+        "rank",
+        "backward_seconds",
+        "optimizer_seconds",
+        "ranks",
+        "uneven",
+        "low_dtype",
+        "projected_squares",
+        "edges",
+        "steps",
+    ),
+    projected_squares=_number,
     optimizer_seconds=_seconds,
     steps=_list(_seconds),
     edges=_list(_tuple(_row_number, _count, _text, _count, _count)),

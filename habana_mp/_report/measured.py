@@ -15,6 +15,8 @@ from habana_mp._report.projections import project
 class MeasuredReport(ABC):
     """The part of ``CastReport`` that needs ``values``."""
 
+    _projected_squares: float = 0.0  # of the random sums of outputs, as they are on average
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -88,6 +90,8 @@ class MeasuredReport(ABC):
         Inside of the block, on outputs that were made with gradients on. No gradient is added to any tensor, and no generator of random numbers moves.
         Of eight sums a share is off by a quarter or so; more of them come closer.
 
+        Gradients made with ``create_graph=True`` are outputs too: their shares are those of the error of the gradients, in forward and backward ops.
+
         Args:
             outputs: a tensor, or tensors in tuples, dicts and so on.
             k: how many sums, from 1 on.
@@ -104,8 +108,10 @@ class MeasuredReport(ABC):
             raise RuntimeError("project is for the inside of a with block of hmp.report(values=True)")
         if not isinstance(k, int) or k < 1:
             raise ValueError(f"k is how many random sums are taken, 1 or more, not {k!r}")
-        if not project(outputs, k, seed, _core.begin_projection, _core.end_projection):
+        squares = project(outputs, k, seed, _core.begin_projection, _core.end_projection)
+        if squares is None:
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
+        self._projected_squares += squares
 
     def edits(self) -> tuple[Edit, ...]:
         """Edits of the policy that the measured errors speak for, the largest first: ``policy.with_edits(*(e.text for e in r.edits()))``.

@@ -57,6 +57,7 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
             ],
         },
         **_edges(reports, places),
+        **(_summed(reports, ("projected_squares",)) if "projected_squares" in first else {}),
         "ranks": ranks,
         "uneven": _uneven(ranks),
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 ERROR = ("squares", "reference_squares", "largest", "reference_largest", "lost")
 _RANGE = ("numbers", "largest", "smallest", "over_float16", "under_float16", "under_e4m3", "under_e5m2")
+_ABSORBED = ("sums", "bfloat16", "float16", "e4m3", "e5m2")
 _PROJECTED = ("projections", "projected", "projected_low")
 _LARGEST = frozenset(["largest", "reference_largest"])  # these do not add up
 
@@ -26,6 +27,7 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
         ran,
         low,
         value_range,
+        absorbed,
         backward_calls,
         backward,
         changes,
@@ -41,6 +43,7 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
         "ran": _named(ERROR, ran),
         "low": _named(ERROR, low),
         "range": _named(_RANGE, value_range),
+        "absorbed": _named(_ABSORBED, absorbed),
         "ran_seconds": ran_ns / 1e9,
         "other_seconds": other_ns / 1e9,
         "backward_calls": backward_calls,
@@ -113,6 +116,38 @@ def change_of(rows: Iterable[dict[str, Any]], *, what_if: bool = False) -> Calla
     if any(row["values"]["changes"] for row in with_values(rows)):
         return lambda row: abs(row["values"]["change" + ending])
     return lambda row: math.sqrt(row["values"].get("projected" + ending, 0.0))
+
+
+class WholeError:
+    """How far a loss is off, to first order, or outputs in relation to their size; as it is, and with other errors of some rows.
+
+    Errors of a loss have signs, and may cancel; those of outputs add up as errors do that do not depend on each other.
+    """
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        rows = list(with_values(report["rows"]))
+        self._of_loss = any(row["values"]["changes"] for row in rows)
+        self._squares = report.get("projected_squares", 0.0)
+        self._key = "change" if self._of_loss else "projected"
+        self._sum = sum(row["values"].get(self._key, 0.0) for row in rows)
+
+    @property
+    def known(self) -> bool:
+        return self._of_loss or self._squares > 0
+
+    def now(self) -> float:
+        return self._size(self._sum)
+
+    def with_changed(self, rows: Iterable[dict[str, Any]], *, low: bool) -> float:
+        """With the rows in float32, or in the low dtype."""
+        total = self._sum
+        for row in with_values(rows):
+            total -= row["values"].get(self._key, 0.0)
+            total += row["values"].get(self._key + "_low", 0.0) if low else 0.0
+        return self._size(total)
+
+    def _size(self, total: float) -> float:
+        return abs(total) if self._of_loss else math.sqrt(max(total, 0.0) / self._squares)
 
 
 def with_values(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

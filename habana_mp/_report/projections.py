@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 
+import habana_mp._core as _core
 from habana_mp._torch_private import DRAW
 
 
-def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end: Callable[[], None]) -> bool:
+def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end: Callable[[], None]) -> float | None:
     """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor.
 
-    Whether there was something to run: a floating tensor among the outputs that requires a gradient.
+    Returns what the squares of the sums come to on average, all together; None where no floating tensor among the outputs requires a gradient.
     """
     tensors: list[torch.Tensor] = []
     DRAW.map_tensors(torch.Tensor, tensors.append, outputs)
     tensors = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
     leaves = [*_leaves(tensors)]
     if not leaves:
-        return False
+        return None
     random = torch.Generator().manual_seed(seed)
     for _ in range(count):
         begin()
@@ -32,7 +33,7 @@ def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end:
             torch.autograd.grad(tensors, leaves, sums, retain_graph=True, allow_unused=True)
         finally:
             end()
-    return True
+    return count * sum(_core.sum_of_squares(tensor) for tensor in tensors)
 
 
 def _leaves(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -36,7 +36,9 @@ KEYS = (  # those that are asked for
 _KINDS = ("cast", "cached", "backward")  # enum class Kind in src/report/report.h
 
 
-def named(counted: dict[str, Any], seconds: float, title: str, low_dtype: str) -> dict[str, Any]:
+def named(
+    counted: dict[str, Any], seconds: float, title: str, low_dtype: str, projected_squares: float
+) -> dict[str, Any]:
     """What the core has counted, under the names of ``CastReport.to_dict``; ``low_dtype`` is "" where no numbers were measured."""
     policies = [(Policy(core), FRONT_ENDS[front_end]) for core, front_end in counted["policies"]]
     rows = [_row(*row) for row in counted["rows"]]
@@ -75,6 +77,7 @@ def named(counted: dict[str, Any], seconds: float, title: str, low_dtype: str) -
     }
     if low_dtype:
         values["low_dtype"] = low_dtype
+        values["projected_squares"] = projected_squares
         values["edges"] = [list(edge) for edge in counted["edges"]]
     values["advice"] = [line.__dict__ for line in advice(values)]
     return values

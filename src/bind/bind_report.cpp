@@ -16,6 +16,7 @@
 #include "base/python_error.h"
 #include "bind/bind.h"
 #include "convert/patched_op.h"
+#include "evidence/numbers.h"
 #include "probe/values.h"
 #include "report/report.h"
 #include "watch/module_stack.h"
@@ -53,10 +54,13 @@ py::object values_of(const report::Report& report, SiteId site) {
   if (values.calls + values.backward_calls + values.unmeasured + values.projections == 0)
     return py::none();
   const report::Range& range = values.range;
+  const report::Absorbed& absorbed = values.absorbed;
   return py::make_tuple(
       values.calls, values.unmeasured, error_values(values.ran), error_values(values.low),
       py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
                      range.under_float16, range.under_e4m3, range.under_e5m2),
+      py::make_tuple(absorbed.sums, absorbed.bfloat16, absorbed.float16, absorbed.e4m3,
+                     absorbed.e5m2),
       values.backward_calls, error_values(values.backward), values.changes, values.change_ran,
       values.change_low, values.ran_ns, values.other_ns, values.projections, values.projected_ran,
       values.projected_low);
@@ -242,6 +246,7 @@ void bind_report(py::module_& module) {
       py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16");
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
+  module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
   module.def("set_in_optimizer", &watch::set_in_optimizer, py::arg("inside"));

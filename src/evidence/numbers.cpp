@@ -3,16 +3,24 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/ldexp.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
+
+#include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
 namespace {
@@ -216,6 +224,32 @@ HABANA_MP_EVERY_VECTOR Count below(const float* numbers, int64_t begin, int64_t 
   return count;
 }
 
+// By how many powers of two half of a ulp of a dtype is below the power of two of the number
+// itself.
+constexpr std::uint32_t kHalfUlpBFloat16 = 8, kHalfUlpFloat16 = 11, kHalfUlpE4M3 = 4,
+                        kHalfUlpE5M2 = 3;
+
+HABANA_MP_EVERY_VECTOR report::Absorbed absorbed_in(const float* a, const float* b, int64_t begin,
+                                                    int64_t end) {
+  // The bits of a power of two, some powers below it; zero where there is none that small.
+  const auto below = [](std::uint32_t power, std::uint32_t steps) {
+    return power > steps << 23U ? power - (steps << 23U) : 0U;
+  };
+  std::uint32_t sums = 0, bfloat16 = 0, float16 = 0, e4m3 = 0, e5m2 = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const std::uint32_t x = bits_of(a[i]) & kSize, y = bits_of(b[i]) & kSize;
+    const std::uint32_t larger = std::max(x, y), smaller = std::min(x, y);
+    const std::uint32_t counts = smaller != 0 ? if_finite(larger) & 1U : 0U;
+    const std::uint32_t power = larger & kExponent;
+    sums += counts;
+    bfloat16 += smaller < below(power, kHalfUlpBFloat16) ? counts : 0U;
+    float16 += smaller < below(power, kHalfUlpFloat16) ? counts : 0U;
+    e4m3 += smaller < below(power, kHalfUlpE4M3) ? counts : 0U;
+    e5m2 += smaller < below(power, kHalfUlpE5M2) ? counts : 0U;
+  }
+  return {.sums = sums, .bfloat16 = bfloat16, .float16 = float16, .e4m3 = e4m3, .e5m2 = e5m2};
+}
+
 struct Sum {
   double sum = 0;
   void add(const Sum& other) { sum += other.sum; }
@@ -310,7 +344,39 @@ Range range_by_aten(const at::Tensor& numbers) {
           .under_e5m2 = counted(5)};
 }
 
+report::Absorbed absorbed_by_aten(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.abs(), y = b.abs();
+  const at::Tensor larger = at::maximum(x, y), smaller = at::minimum(x, y);
+  const at::Tensor counts = at::isfinite(larger).logical_and(smaller.gt(0));
+  // ldexp(0.5, e) is the power of two of a number whose mantissa is 0.5 or more.
+  const at::Tensor power = at::ldexp(at::full_like(larger, 0.5), std::get<1>(at::frexp(larger)));
+  const auto lost = [&](std::uint32_t steps) {
+    const double part = std::ldexp(1.0, -static_cast<int>(steps));
+    return counts.logical_and(smaller.lt(power.mul(part))).sum().to(at::kDouble);
+  };
+  const at::Tensor all = at::stack({counts.sum().to(at::kDouble), lost(kHalfUlpBFloat16),
+                                    lost(kHalfUlpFloat16), lost(kHalfUlpE4M3), lost(kHalfUlpE5M2)})
+                             .cpu();
+  const auto counted = [&](int64_t i) { return static_cast<std::uint64_t>(number(all, i)); };
+  return {.sums = counted(0),
+          .bfloat16 = counted(1),
+          .float16 = counted(2),
+          .e4m3 = counted(3),
+          .e5m2 = counted(4)};
+}
+
 }  // namespace
+
+report::Absorbed absorbed_of(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0) return {};
+  if (!is_plain(a) || !is_plain(b)) return absorbed_by_aten(a, b);
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  const auto* first = x.const_data_ptr<float>();
+  const auto* second = y.const_data_ptr<float>();
+  return added<report::Absorbed>(x.numel(), [&](int64_t begin, int64_t end) {
+    return absorbed_in(first, second, begin, end);
+  });
+}
 
 Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* difference) {
   if (reference.numel() == 0) return {};
@@ -329,6 +395,12 @@ Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* d
       return error_in(numbers, reference_numbers, off, begin, end);
     });
   });
+}
+
+double sum_of_squares(const at::Tensor& numbers) {
+  const OutOfSight out_of_sight;
+  const at::Tensor full = numbers.detach().to(at::kFloat);
+  return error_of(full, full, nullptr).reference_squares;
 }
 
 Range range_of(const at::Tensor& numbers) {

@@ -1,5 +1,7 @@
 #include "evidence/rerun.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -34,6 +36,12 @@ bool is_part(std::string_view op) {
 bool is_view(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(
       schema.returns(), [](const c10::Argument& result) { return result.alias_info() != nullptr; });
+}
+
+// What is added to the first argument of the op is its result if that argument is zero.
+bool is_addition(std::string_view op) {
+  if (op.ends_with('_')) op.remove_suffix(1);
+  return op == "add" || op == "sub" || op == "addcmul" || op == "addcdiv";
 }
 
 bool only_reads(const c10::FunctionSchema& schema) {
@@ -75,6 +83,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const bool computing = computes(own) || is_part(own);
   op->repeatable = aten && computing && !random && written <= 1;
+  op->adds = op->repeatable && is_addition(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
   op->moves = aten && !computing && !op->composite && written == 0 && !seeded && !is_view(schema);
   return op;
@@ -198,6 +207,18 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
   } catch (const std::exception&) {
     return std::nullopt;
   }
+}
+
+at::Tensor addend_of(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Change& change) {
+  if (arguments.empty() || !arguments.front().isTensor()) return {};
+  std::vector<c10::IValue> from_zero(arguments.begin(), arguments.end());
+  {
+    const OutOfSight out_of_sight;
+    from_zero.front() = at::zeros_like(arguments.front().toTensor(), at::kFloat);
+  }
+  const auto results = rerun(op, from_zero, change);
+  if (!results || results->empty() || !results->front().isTensor()) return {};
+  return results->front().toTensor();
 }
 
 std::vector<Compared> compared(const std::vector<c10::IValue>& results,

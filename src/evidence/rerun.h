@@ -22,6 +22,7 @@ struct Op {
       false;  // it computes on tensors, draws no random numbers and writes to one at most
   bool composite = false;  // it is made of other ops
   bool moves = false;      // it only moves numbers about, into memory of its own
+  bool adds = false;       // it adds something to its first argument
   bool hands_on = false;   // its result is a view, or memory that nothing has been written to
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
@@ -44,6 +45,9 @@ std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments
 using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                        const Change& change, std::uint64_t* ns = nullptr);
+
+// What an op that adds has added to its first argument, in float32; undefined where the op raises.
+at::Tensor addend_of(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Change& change);
 
 // One result of a call, beside that of another run of it.
 struct Compared {

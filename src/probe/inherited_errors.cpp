@@ -44,9 +44,8 @@ bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
 
 bool is_shadowed(const watch::MeasuredCall& context) {
   return is_shadowed(context.arguments) ||
-         std::any_of(context.casts.begin(), context.casts.end(), [](const auto& cast) {
-           return evidence::shadow_of(cast.first).defined();
-         });
+         std::any_of(context.casts.begin(), context.casts.end(),
+                     [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); });
 }
 
 void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,

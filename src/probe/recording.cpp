@@ -194,7 +194,9 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
       ++recording_->lost;
       return nullptr;
     }
-    if (running->outer != nullptr) running->noted.outer = running->outer->number;
+    // A call that outlives its run may have others inside of it.
+    if (running->outer != nullptr && running->outer->into == recording_)
+      running->noted.outer = running->outer->number;
     running->into = recording_;
     running->number = static_cast<std::int64_t>(recording_->calls.size());
     recording_->calls.emplace_back();  // its place: calls inside of it come behind it

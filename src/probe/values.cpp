@@ -72,6 +72,19 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
   });
 }
 
+// Of an op that adds: what of it is lost in the dtypes.
+void measure_absorbed(const MeasuredCall& context, Values& values) {
+  if (!context.op->adds || context.backward) return;
+  const auto full = [&](const at::Tensor& argument) {
+    return evidence::in_float32(context.given(argument));
+  };
+  const at::Tensor added = evidence::addend_of(*context.op, context.arguments, full);
+  if (!added.defined() || added.scalar_type() != at::kFloat) return;
+  const at::Tensor to = full(context.arguments.front().toTensor());
+  if (to.scalar_type() != at::kFloat) return;
+  values.absorbed = evidence::absorbed_of(to.expand_as(added), added);
+}
+
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                      Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
                      Inherited& inherited) {
@@ -88,8 +101,9 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
   for (const auto& [result, wanted] : pairs) {
     at::Tensor difference;
     const at::Tensor full = evidence::in_float32(wanted);
-    const report::Error error = evidence::error_of(
-        result.detach(), full, !context.backward && result.requires_grad() ? &difference : nullptr);
+    // One of a backward pass requires a gradient with create_graph.
+    const report::Error error =
+        evidence::error_of(result.detach(), full, result.requires_grad() ? &difference : nullptr);
     (context.backward ? values.backward : values.ran).add(error);
     if (!context.backward && here().measure.what_if) values.range.add(evidence::range_of(full));
     waiting.emplace_back(result, difference);
@@ -212,8 +226,9 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
     } else if (shadowed) {
       follow_shadows(context, call.outputs(), {}, inherited);
     }
-    if (!low && here().measure.what_if) {
-      measure_what_if(context, call.outputs(), values, waiting);
+    if (here().measure.what_if) {
+      if (!low) measure_what_if(context, call.outputs(), values, waiting);
+      measure_absorbed(context, values);
     }
   }
   bool room = true;

@@ -57,12 +57,32 @@ struct Range {
   }
 };
 
+// Of sums of two numbers: how many there are of two that are not zero, and of how many the smaller
+// one is below half of a ulp of the larger one in a dtype, so that it is lost there. A scale for
+// the whole tensor would change nothing.
+struct Absorbed {
+  std::uint64_t sums = 0;
+  std::uint64_t bfloat16 = 0;
+  std::uint64_t float16 = 0;
+  std::uint64_t e4m3 = 0;
+  std::uint64_t e5m2 = 0;
+
+  void add(const Absorbed& other) {
+    sums += other.sums;
+    bfloat16 += other.bfloat16;
+    float16 += other.float16;
+    e4m3 += other.e4m3;
+    e5m2 += other.e5m2;
+  }
+};
+
 struct Values {
   std::uint64_t calls = 0;       // that were measured
   std::uint64_t unmeasured = 0;  // random ones, or such as write where a second run would show
   Error ran;                     // as the call ran
   Error low;                     // as it runs, or would run, in the low dtype
   Range range;                   // of its results in float32
+  Absorbed absorbed;             // of an addition
   std::uint64_t ran_ns = 0;      // of the calls, with casts that are made inside of them
   std::uint64_t other_ns = 0;    // of the runs in the other dtype: in float32, or in the low one
   std::uint64_t backward_calls = 0;
@@ -82,6 +102,7 @@ struct Values {
     ran.add(other.ran);
     low.add(other.low);
     range.add(other.range);
+    absorbed.add(other.absorbed);
     ran_ns += other.ran_ns;
     other_ns += other.other_ns;
     backward_calls += other.backward_calls;

@@ -34,7 +34,8 @@ def test_report_values(here):
     done = call("report", "--values", "--json", "out.json", "train.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
     assert ":fp32: " in done.stderr
-    assert "of the error of the loss, in Sequential: " in done.stderr
+    assert "of the error of the loss (" in done.stderr
+    assert "), in Sequential: " in done.stderr
     report = hmp.CastReport.load("out.json")
     assert float(report.local_error("linear")) > 0
     assert report.edits()

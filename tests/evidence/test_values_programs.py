@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,32 @@ def test_registered_partials_are_copied() -> None:
     assert copy.copy(op) is op
     with pytest.raises(TypeError, match="below @staticmethod"):
         hmp.register_op(staticmethod(lambda x: x))
+
+
+COUNTED = """
+import warnings
+import torch
+from habana_mp import hmp
+
+calls = 0
+
+def tanh(x):
+    global calls
+    calls += 1
+    return torch.sin(x)
+
+warnings.simplefilter("ignore")
+library = torch.library.Library("aten", "IMPL")
+library.impl("tanh", tanh, "CPU")
+x = torch.ones(4, requires_grad=True)
+with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["tanh"])), hmp.report(values=VALUES):
+    torch.tanh(x * 1)
+print(calls)
+"""
+
+
+@pytest.mark.parametrize("values", ["True", '"errors"'])
+def test_each_call_runs_once_more(values) -> None:
+    program = COUNTED.replace("VALUES", values)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n", done.stderr

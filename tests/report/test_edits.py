@@ -89,3 +89,60 @@ def test_nothing_worth_an_edit_is_said():
         Net()(torch.randn(8, 16))
     assert report.edits() == ()
     assert "no edit of the lists is worth it" in str(report)
+
+
+def wide_run(net, x, policy):
+    with hmp.autocast("cpu", policy=policy):
+        return net(x).float()
+
+
+WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
+
+
+def off(numbers, exact):
+    return ((numbers - exact).norm() / exact.norm()).item()
+
+
+def flat(tensors):
+    return torch.cat([each.flatten() for each in tensors]).double()
+
+
+def gradients(net, x, policy, *, create_graph=False):
+    loss = F.cross_entropy(wide_run(net, x, policy), torch.arange(len(x)) % 4)
+    return torch.autograd.grad(loss, list(net.parameters()), create_graph=create_graph)
+
+
+class Smooth(Net):
+    """Without the kink of relu, which no derivative sees."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(F.gelu(self.b(self.norm(F.gelu(self.a(x))))))
+
+
+@pytest.mark.parametrize("kind", ["outputs", "gradients"])
+def test_an_edit_foretells_the_error_that_is_left(kind):
+    torch.manual_seed(0)
+    net, x, policy = Smooth(), torch.randn(64, 16), hmp.Policy.load("hmp").with_edits("+gelu:fp32")
+    run = wide_run if kind == "outputs" else gradients
+    with hmp.report(values=True) as report:
+        report.project(run(net, x, policy, **({"create_graph": True} if kind == "gradients" else {})), k=64)
+    numbers = lambda policy: flat(run(net, x, policy)).detach()  # noqa: E731
+    exact, edit = numbers(WIDE), report.edits()[0]
+    assert edit.text == "+linear:fp32"
+    assert edit.error == pytest.approx(off(numbers(policy), exact), rel=0.25)
+    assert edit.error_after == pytest.approx(off(numbers(policy.with_edits(edit.text)), exact), rel=0.4)
+    assert f"of the error of the outputs ({edit.error:.2g} -> {edit.error_after:.2g})" in edit.why
+
+
+def test_an_edit_foretells_the_loss():
+    torch.manual_seed(0)
+    net, x = Smooth(), torch.randn(64, 16)
+
+    def loss(policy):
+        return F.mse_loss(wide_run(net, x, policy), torch.ones(64, 4))
+
+    with hmp.report(values=True) as report:
+        loss("hmp").backward()
+    edit = next(each for each in report.edits() if each.op == "linear")
+    assert edit.error == pytest.approx(abs(loss("hmp").item() - loss(WIDE).item()), rel=0.1)
+    assert edit.error_after == pytest.approx(abs(report.loss_change() - report.loss_change("linear")))

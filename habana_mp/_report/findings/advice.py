@@ -16,6 +16,8 @@ _MOST = 5
 _MOST_CASTS = 3  # ops
 _MOST_RANKS = 8
 _WORTH = 0.005  # of the time of all ops: less is not worth a line
+_MANY_SUMS = 64
+_ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
 _LONG = 0.05  # an op that no list names is, from here on
 
 
@@ -41,7 +43,9 @@ def advice(report: dict[str, Any]) -> list[Advice]:
     casts = _sorted(_of_casts(report))[:_MOST_CASTS]
     others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
-    missed = [*_of_missed(report), *_of_uneven(report), *_of_errors(report)][: _MOST - len(casts)]
+    missed = [*_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_errors(report)][
+        : _MOST - len(casts)
+    ]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
     return [*missed, *(line for _, line in chosen)]
 
@@ -83,6 +87,20 @@ def _of_errors(report: dict[str, Any]) -> Iterator[Advice]:
         yield Advice(f"{each.text}: {each.op} {each.why}", f"{counted(each.casts, 'cast')} now" + _at([each.modules]))
     if not found and any(row["values"]["calls"] for row in with_values(report["rows"])):
         yield Advice("no edit of the lists is worth it", WHY_NO_EDIT)
+
+
+def _of_absorbed(report: dict[str, Any]) -> Iterator[Advice]:
+    """Additions that leave most of the numbers as they are: updates of weights that are held in bfloat16, mostly."""
+    rows = [row for row in with_values(report["rows"]) if row["values"].get("absorbed", {}).get("sums")]
+    for group in grouped(rows, lambda row: (row["op"], *row["runs_in"])):
+        dtype = group[0]["runs_in"][0] if len(group[0]["runs_in"]) == 1 else ""
+        sums = sum(row["values"]["absorbed"]["sums"] for row in group)
+        lost = sum(row["values"]["absorbed"].get(dtype, 0) for row in group)
+        if sums >= _MANY_SUMS and lost >= _ABSORBED * sums:
+            yield Advice(
+                f"hold in float32 what {group[0]['op']} adds to: {share(lost, sums)} of what it adds is lost in {dtype}, below half of a ulp",
+                f"{sums:,} numbers" + (f"; at {group[0]['source']}" if group[0]["source"] else ""),
+            )
 
 
 def _by_rank(uneven: dict[str, Any]) -> str:

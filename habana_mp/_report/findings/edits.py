@@ -8,7 +8,7 @@ from typing import Any
 
 from habana_mp._report.findings.groups import grouped, pattern
 from habana_mp._report.findings.simulated import Effect, Simulation
-from habana_mp._report.numbers import change_of, with_values
+from habana_mp._report.numbers import WholeError, change_of, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
 from habana_mp._show.units import counted, share
 
@@ -23,7 +23,8 @@ class Edit:
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
     ``share`` is the op's part of the error of the loss, or of the outputs, to first order: what the edit takes away, or, of "+op:lower", what it would
-    add. ``casts`` is how many casts the op has now, ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are
+    add. ``error`` is by how much the loss is off now, or the outputs in relation to their size, and ``error_after`` with the edit; None where that
+    is not known. ``casts`` is how many casts the op has now, ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are
     what the edit would change in all forward casts and in the time of the block, about: below zero it saves some. ``why`` says all of it.
     """
 
@@ -34,6 +35,8 @@ class Edit:
     modules: str
     more_casts: int
     seconds: float
+    error: float | None
+    error_after: float | None
     why: str
 
     def __str__(self) -> str:
@@ -59,7 +62,7 @@ def edits(report: dict[str, Any]) -> list[Edit]:
     if whole <= 0:
         return []
     of = "the loss" if any(row["values"]["changes"] for row in rows) else "the outputs"
-    simulation = Simulation(report)
+    simulation, error = Simulation(report), WholeError(report)
     time, block = report["op_seconds"] or 1.0, report["seconds"]
     keep, lower = [], []
     for group in grouped(rows, lambda row: row["op"]):
@@ -69,8 +72,10 @@ def edits(report: dict[str, Any]) -> list[Edit]:
         if made >= _LARGE:
             where = _where(group, change)
             effect = simulation.effect(op, "float32")
-            why = f"makes {share(made, 1.0)} of the error of {of}" + (f", in {where}" if where else "")
-            keep.append(Edit(f"+{op}:fp32", op, made, casts, where, *_fields(effect), f"{why}; {_cost(effect, block)}"))
+            off = _errors(error, group, low=False)
+            why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off)}" + (f", in {where}" if where else "")
+            why += f"; {_cost(effect, block)}"
+            keep.append(Edit(f"+{op}:fp32", op, made, casts, where, *_fields(effect), *off, why))
             continue
         wide = [row for row in group if row["runs_in"] == ["float32"] and change_low(row) and row["policy"]]
         added = sum(map(change_low, wide)) / whole
@@ -79,10 +84,24 @@ def edits(report: dict[str, Any]) -> list[Edit]:
             effect = simulation.effect(op, report["low_dtype"])
             if effect.seconds >= 0 and effect.casts >= 0:
                 continue  # it would gain nothing
-            why = f"{_cost(effect, block)}, would add {share(added, 1.0)} to the error of {of}"
+            off = _errors(error, wide, low=True)
+            why = f"{_cost(effect, block)}, would add {share(added, 1.0)} to the error of {of}{_off(*off)}"
             where = pattern(row["module"] for row in wide)
-            lower.append(Edit(f"+{op}:lower", op, added, casts, where, *_fields(effect), why))
+            lower.append(Edit(f"+{op}:lower", op, added, casts, where, *_fields(effect), *off, why))
     return [*sorted(keep, key=lambda each: -each.share), *sorted(lower, key=lambda each: each.seconds)]
+
+
+def _errors(error: WholeError, rows: list[dict[str, Any]], *, low: bool) -> tuple[float | None, float | None]:
+    """Now and with the edit."""
+    return (error.now(), error.with_changed(rows, low=low)) if error.known else (None, None)
+
+
+def _off(now: float | None, after: float | None) -> str:
+    """``(0.017 -> 0.0004)``."""
+    if now is None or after is None:  # of a file that another version has written
+        return ""
+    cancelled = ", where errors of other ops cancel it now" if after > now else ""
+    return f" ({now:.2g} -> {after:.2g}{cancelled})"
 
 
 def _fields(effect: Effect) -> tuple[int, float]:
@@ -90,11 +109,12 @@ def _fields(effect: Effect) -> tuple[int, float]:
 
 
 def _cost(effect: Effect, block: float) -> str:
-    """``costs 0.4 % of the time, 12 casts more``."""
+    """``costs about 0.4 % of the time, 12 casts more``."""
     verb = "costs" if effect.seconds > 0 else "saves"
     casts = (
         f"{counted(abs(effect.casts), 'cast')} {'more' if effect.casts > 0 else 'fewer'}"
         if effect.casts
         else "no cast more"
     )
-    return f"{verb} about {share(abs(effect.seconds), block)} of the time, {casts}"
+    time = f"{verb} about {share(abs(effect.seconds), block)} of the time" if effect.seconds else "costs no time"
+    return f"{time}, {casts}"

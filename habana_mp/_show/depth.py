@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from habana_mp._show.units import share as percent
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 230, 46, 14, 24
 _SMALLEST_DOT, _LARGEST_DOT = 2.5, 9.0
+_LETTER, _LINE = 7.0, 15.0  # of the text, about
 _MOST_NAMED = 3
 _NAMED_FROM = 0.05  # of the error
 
@@ -67,7 +68,7 @@ def depth(places: Sequence[Place]) -> str:
     return render(
         "depth.html",
         dots=dots,
-        named=named,
+        labels=[*_labels(named)],
         line=line,
         marks=marks,
         first=places[0].name,
@@ -77,6 +78,26 @@ def depth(places: Sequence[Place]) -> str:
         left=_LEFT,
         bottom=_HEIGHT - _BOTTOM,
     )
+
+
+def _labels(named: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Names beside their dots, none over another one."""
+    taken: list[tuple[float, float, float]] = []
+    for dot in named:
+        text = f"{dot['name']} {dot['share'] * 100:.0f} %"
+        long = len(text) * _LETTER
+        left = dot["x"] if dot["x"] < _WIDTH / 2 else dot["x"] - long
+        rows = (dot["y"] + way for way in (-12, 20, -28, 36, -44, 52))
+        free = (
+            y
+            for y in rows
+            if 0 < y < _HEIGHT - _BOTTOM
+            and not any(abs(y - other) < _LINE and left < end and start < left + long for start, end, other in taken)
+        )
+        y = next(free, None)
+        if y is not None:
+            taken.append((left, left + long, y))
+            yield {"x": dot["x"], "y": round(y, 1), "anchor": "start" if left == dot["x"] else "end", "text": text}
 
 
 def _title(place: Place) -> str:

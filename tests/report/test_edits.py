@@ -49,6 +49,13 @@ def test_casts_of_an_edit_are_foretold(policy, op, listed):
     assert Simulation(before.to_dict()).effect(op, dtype).casts == after.casts() - before.casts()
 
 
+def test_a_norm_that_is_the_first_op_casts_its_input_alone_d14():
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        nn.LayerNorm(16)(torch.randn(8, 16)).sum().backward()
+    assert report.casts("layer_norm") == 1
+    assert Simulation(report.to_dict()).effect("layer_norm", "float32").casts == -1
+
+
 def test_the_casts_of_a_report_are_those_of_its_edges():
     report = recorded("hmp").to_dict()
     simulation = Simulation(report)

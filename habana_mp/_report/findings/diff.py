@@ -18,12 +18,13 @@ class ReportDiff:
     """Casts by op and dtype that differ between two reports: (op, from, to, before, after) each. False where none do.
 
     ``errors`` are the local errors of ops as they ran, where both reports have values and they differ by a tenth: (op, before, after).
-    ``seconds`` are the times of the two blocks.
+    ``seconds`` are the times of the two blocks, ``names`` their titles or policies.
     """
 
     changes: tuple[tuple[str, str, str, int, int], ...]
     errors: tuple[tuple[str, float, float], ...] = ()
     seconds: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+    names: tuple[str, str] = field(default=("", ""), compare=False)
 
     @classmethod
     def between(cls, before: dict[str, Any], after: dict[str, Any]) -> ReportDiff:
@@ -35,6 +36,7 @@ class ReportDiff:
             ),
             tuple(_changed_errors(_errors(before), _errors(after))),
             (before["seconds"], after["seconds"]),
+            (_name(before), _name(after)),
         )
 
     def __bool__(self) -> bool:
@@ -63,7 +65,8 @@ class ReportDiff:
         from habana_mp._show.html import whole_page
 
         tables = [("Casts", self._casts()), ("Errors of ops, as they ran", self._errors())]
-        text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], times=[*map(time, self.seconds)])
+        blocks = [*zip(("before", "after"), self.names, map(time, self.seconds), strict=True)]
+        text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], blocks=blocks)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -72,6 +75,11 @@ class ReportDiff:
         from habana_mp._show.html import framed
 
         return framed(self.to_html())
+
+
+def _name(report: dict[str, Any]) -> str:
+    policies = ", ".join(policy["name"] for policy in report["policies"])
+    return ": ".join(filter(None, (report["title"], policies)))
 
 
 def _aligned(head: Sequence[str], rows: list[Sequence[str]], texts: int) -> Iterator[str]:

@@ -115,8 +115,9 @@ class Simulation:
         if not wanted:
             return 0, 0.0
         if wanted == self._low and _core.is_norm(row["op"]):
-            # Its scale and shift are not cast (D14): no call has made them, but mostly one made its input.
-            edges = [edge for edge in edges if edge[0] >= 0] or edges
+            # Its scale and shift are not cast (D14): no call has made them. Where none made its input, that is one of them.
+            made = [edge for edge in edges if edge[0] >= 0]
+            edges = made or [(maker, dtype, min(count, row["calls"]), size) for maker, dtype, count, size in edges]
             given = [self._given(edge, moved) for edge in edges]
         casts = [edge for edge, dtype in zip(edges, given, strict=True) if dtype != wanted and dtype in _CAST_FROM]
         return sum(edge[2] for edge in casts), float(sum(edge[3] for edge in casts) * _BYTES[wanted])

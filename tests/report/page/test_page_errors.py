@@ -80,3 +80,20 @@ def test_ops_without_casts_are_folded(reader: Reader) -> None:
     assert button.inner_text() == f"… and {folded} without casts"
     button.click()
     assert len(ops(opened)) == len({row["op"] for row in fake_reports.gpt()["rows"]})
+
+
+def test_names_of_places_do_not_lie_on_each_other(reader: Reader) -> None:
+    report = measured()
+    for row in report["rows"]:
+        row["values"]["change"] = 3.0  # as large as the next, which is as far off
+        row["module"] = "Net: " + "a_long_name." * 5
+    names = reader.open(report).locator("#errors svg text.named")
+    boxes = [names.nth(i).bounding_box() for i in range(names.count())]
+    assert len(boxes) == 3
+    for i, a in enumerate(boxes):
+        for b in boxes[:i]:
+            assert (
+                a["y"] + a["height"] <= b["y"]
+                or b["y"] + b["height"] <= a["y"]
+                or (a["x"] + a["width"] <= b["x"] or b["x"] + b["width"] <= a["x"])
+            )

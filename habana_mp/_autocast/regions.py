@@ -16,6 +16,7 @@ from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import traced
+from habana_mp._scope.placed import warn_if_nowhere
 from habana_mp._show.warning import warn
 from habana_mp._watch import log
 
@@ -50,6 +51,8 @@ def region_of(
     kept = made.get((device, dtype, enabled, cached))
     if kept is not None:
         return kept
+    if enabled:
+        warn_if_nowhere(chosen)
     accepted = not enabled or is_accepted(device, dtype, chosen)
     rules = rules_of(chosen, dtype) if enabled and accepted else None
     region = _core.autocast_region([(each, dtype, rules) for each in acts_on(device)], cached)

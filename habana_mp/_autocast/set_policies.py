@@ -7,20 +7,24 @@ checkpoints, torch.compile.
 from __future__ import annotations
 
 import os
-import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 import habana_mp._core as _core
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import devices
+from habana_mp._autocast.module_lines import ModuleLines, path_pattern
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force, traced
+from habana_mp._scope.placed import placed
+from habana_mp._show.warning import warn
 from habana_mp._torch_private import SET_POLICIES, run_while_traced
 
 if TYPE_CHECKING:
@@ -30,12 +34,16 @@ _FP32 = "fp32"
 _map_tensors = SET_POLICIES.get("map_tensors")
 
 
-def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]]) -> PoliciesHandle:
+def set_policies(
+    model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]] | Policy | str | os.PathLike[str]
+) -> PoliciesHandle:
     """Give modules of a model policies of their own, which are in force inside them under ``convert`` and in regions of ``autocast``.
 
     Args:
         model: what it set before on its modules is removed.
-        policies: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
+        policies: a policy, whose names that are limited to modules ("mul in *.rotary_emb") then hold in these modules of the model, and
+            in what is inside of them; the rest of the model stays under the policy that is in force. A name that limits itself to
+            modules which the model does not have triggers a warning. Or a mapping: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
             ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
             earlier one; what none names stays under the policy that is in force. A module inside one that is named follows it, unless
             it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, and tensors
@@ -46,8 +54,13 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
         A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
 
     Raises:
-        TypeError: no module, or no mapping of paths to policies.
+        TypeError: no module, or neither a policy nor a mapping of paths to policies.
         ValueError: a path or pattern that no module has, or a policy that is none.
+
+    >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")
+    >>> handle = hmp.set_policies(model, policy)
+    >>> with hmp.autocast("cpu", policy=policy):
+    ...     y = model(x)
 
     >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": policy})
 
@@ -56,10 +69,24 @@ def set_policies(model: torch.nn.Module, policies: Mapping[str, Policy | str | o
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
+    if isinstance(policies, (Policy, str, os.PathLike)):
+        SET_POLICIES.need()
+        policy = policies if isinstance(policies, Policy) else Policy.load(policies)
+        lines = ModuleLines(policy)
+        placed(policy)
+        handle = _put(model, _chosen_by_lines(model, lines))
+        if idle := [*lines.idle([path for path, _ in model.named_modules()])]:
+            warn(f"{policy.name} has names for modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
+        return handle
     if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
-        raise TypeError(f"policies maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}")
+        raise TypeError(
+            f"policies is a policy, or maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}"
+        )
     SET_POLICIES.need()
-    chosen = _chosen(model, {path: _value(path, policy) for path, policy in policies.items()})
+    return _put(model, _chosen(model, {path: _value(path, policy) for path, policy in policies.items()}))
+
+
+def _put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> PoliciesHandle:
     _remove(model.modules())
     handles = []
     # One module may have several paths; what was chosen last holds.
@@ -94,6 +121,42 @@ class PoliciesHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
+
+
+@contextmanager
+def on_models_called(policy: Policy) -> Iterator[None]:
+    """Put the names of a policy that are limited to modules on each model when it is first called, until the end of the block.
+
+    What ``set_policies`` has put on a model stays.
+    """
+    lines = ModuleLines(policy)
+    if not lines:
+        yield
+        return
+    placed(policy)
+    known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    handles: list[PoliciesHandle] = []
+
+    def look(module: torch.nn.Module, _: Any) -> None:
+        # The outermost module is the first to be called, and the others are known from then on.
+        if torch.compiler.is_compiling() or module in known:
+            return
+        known.update(module.modules())
+        if not any(map(_has_hook, module.modules())):
+            handles.append(_put(module, _chosen_by_lines(module, lines)))
+
+    SET_POLICIES.need()
+    watching = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        watching.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _has_hook(module: torch.nn.Module) -> bool:
+    return any(isinstance(hook, _Hook) for hook in SET_POLICIES.of(module, "before").values())
 
 
 def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | None:
@@ -133,7 +196,7 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
     chosen: dict[str, Policy | None] = {}
     exact = [path for path in policies if path in paths]
     for pattern in [*(path for path in policies if path not in exact), *exact]:
-        matches = _pattern(pattern).fullmatch
+        matches = path_pattern(pattern).fullmatch
         named = [pattern] if pattern in exact else [path for path in paths if path and matches(path)]
         if not named:
             from difflib import get_close_matches
@@ -150,9 +213,16 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
     return chosen
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    parts = re.split(r"(\*\*|\*)", text)
-    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
+def _chosen_by_lines(model: torch.nn.Module, lines: ModuleLines) -> dict[str, Policy | None]:
+    """The modules in which other lines hold than round them."""
+    chosen: dict[str, Policy | None] = {}
+    held: dict[str, tuple[Any, ...]] = {}  # inside of a module; one that nobody calls cannot enter a policy
+    for path, module in model.named_modules(remove_duplicate=False):
+        here, round_it = lines.of(path), held.get(path.rpartition(".")[0], ()) if path else ()
+        held[path] = round_it if _is_never_called(module) else here
+        if here != round_it and not _is_never_called(module):
+            chosen[path] = lines.policy_of(here)
+    return chosen
 
 
 def _remove(modules: Iterable[torch.nn.Module]) -> None:

@@ -23,6 +23,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
+from habana_mp._scope.placed import warn_if_nowhere
 from habana_mp._watch import log
 
 _lock = fork_lock()
@@ -74,6 +75,7 @@ def convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )
     new = in_force.cli_policy or asked
+    warn_if_nowhere(new)
     in_force.is_cli_default = False
     with _lock, _no_garbage_collection():
         dynamo.prepare()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import overload
 
@@ -15,7 +16,7 @@ from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
 from habana_mp._explain.modules import module_named, ops_of
 from habana_mp._policy.homes import Home, ops
-from habana_mp._policy.names import known_names, plain_name, registered
+from habana_mp._policy.names import known_names, names_of, plain_name, registered
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
@@ -243,7 +244,15 @@ _noted: set[str] = set()
 
 
 def _notes(name: str, policy: Policy) -> tuple[str, ...]:
-    return (*_note_of_kernels(name, policy), *_note_of_cpu(policy))
+    return (*_note_of_modules(name, policy), *_note_of_kernels(name, policy), *_note_of_cpu(policy))
+
+
+def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:
+    """What names that are limited to modules say of the op."""
+    for title, entry, modules, file, line in policy._core.limited:
+        if entry.partition("@")[0].partition(".")[0] in names_of(name):
+            place = f" ({file}:{line})" if line else ""
+            yield f"in the modules {modules} it is in the {title} list{place}, once set_policies(model, policy) was called"
 
 
 def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:

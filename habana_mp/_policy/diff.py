@@ -36,6 +36,8 @@ class PolicyDiff:
         ops = {name.partition(".")[0] for name in names if "." in name}
         overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
         pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
+        first, second = _limited(before), _limited(after)
+        pairs |= {line: (first.get(line, "no line"), second.get(line, "no line")) for line in sorted({*first, *second})}
         return cls(settings, {name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
 
     def __bool__(self) -> bool:
@@ -63,6 +65,11 @@ def words(setting: Any) -> str:
     if isinstance(setting, list):
         return ", ".join(setting)
     return ("off", "on")[setting] if isinstance(setting, bool) else str(setting)
+
+
+def _limited(policy: Policy) -> dict[str, str]:
+    """The list of each name that is limited to modules."""
+    return {line: title for title, lines in policy.limited.items() for line in lines}
 
 
 def _overloads(op: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import read_list
+from habana_mp._policy.list_file import limited_of, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
 
@@ -40,13 +40,14 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
             error,
             described["low_dtypes"],
             described["cache"],
+            limited_of(dict(zip(LISTS, lists, strict=True))),
         )
     except ValueError as mistake:
         message = str(mistake)
         raise ValueError(message if str(folder) in message else f"{folder / DESCRIPTION}: {message}") from None
     if not shipped:
         for file in lists:
-            check_known(file.named, file.path, strict=False)
+            check_known([*file.named, *(entry for entry, _ in file.limited)], file.path, strict=False)
         check_known(error, str(folder / DESCRIPTION), strict=False)
     return made
 
@@ -66,7 +67,9 @@ def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
     for title in LISTS:
-        ops = "".join(f"{op}\n" for op, _, _ in getattr(policy, title))
+        names = [op for op, _, _ in getattr(policy, title)]
+        names += [f"{op} in {modules}" for other, op, modules, _, _ in policy.limited if other == title]
+        ops = "".join(f"{name}\n" for name in names)
         (folder / f"{title}.txt").write_text(f"# Policy {policy.name}, {title}: {source}\n{ops}", encoding="utf-8")
 
 

@@ -113,7 +113,8 @@ def _list(path: Path, key: str, ops: list[str]) -> ListFile:
     shown = f"{path}: {key}"
     ops = [op.strip() for op in ops]  # as the lines of a list file
     for op in ops:
-        if core.read_entry(op) is None:
+        read = core.read_entry(op)
+        if read is None or read[1]:
             raise ValueError(f"{shown}: {op!r} is no op name; accepted are letters, digits, _ and one dot")
     named: list[Entry] = [(op, shown, 0) for op in ops]
     return ListFile(shown, False, named, [])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import habana_mp._core as core
@@ -16,16 +16,23 @@ from habana_mp._policy.read_file import read_file, shown
 # A name, with the low dtype that it is for behind @ if it is for one alone, and where it was listed; file and line are "" and 0 for a
 # name given in code.
 Entry = tuple[str, str, int]
+# One that is limited to modules: the list, the name as in an entry, the pattern of paths, file and line.
+Limited = tuple[str, str, str, str, int]
 ListPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class ListFile(NamedTuple):
-    """One list as a file gives it: the names to have, or, where ``edits``, those to add to and take out of a default (D21)."""
+    """One list as a file gives it: the names to have, or, where ``edits``, those to add to and take out of a default (D21).
+
+    ``limited`` and ``unlimited`` are the same of names that are limited to modules ("mul in *.rotary_emb"): each entry with its pattern.
+    """
 
     path: str
     edits: bool
     named: list[Entry]
     removed: list[Entry]
+    limited: Sequence[tuple[Entry, str]] = ()
+    unlimited: Sequence[tuple[Entry, str]] = ()
 
 
 def read_list(path: ListPath) -> ListFile:
@@ -37,9 +44,15 @@ def read_list(path: ListPath) -> ListFile:
 def parse_list(data: bytes, path: str) -> ListFile:
     """The list that a file holds; ``path`` is for messages. Raises ValueError with ``path:line`` for the first mistake."""
     edits, ops = core.parse_op_list(data, path)
-    named = [(name, path, line) for name, line, removed in ops if not removed]
-    removed = [(name, path, line) for name, line, removed in ops if removed]
-    return ListFile(path, edits, named, removed)
+    plain: tuple[list[Entry], list[Entry]] = [], []
+    limited: tuple[list[tuple[Entry, str]], list[tuple[Entry, str]]] = [], []
+    for name, line, removed in ops:
+        entry, _, modules = name.partition(" in ")
+        if modules:
+            limited[removed].append(((entry, path, line), modules))
+        else:
+            plain[removed].append((entry, path, line))
+    return ListFile(path, edits, *plain, *limited)
 
 
 def whole_op(name: str) -> str:
@@ -111,3 +124,25 @@ def merged(
     removed = {each for name, _, _ in (file.removed if file else ()) for each in map(split, for_each_low_dtype(name))}
     kept = less(default, lambda op, low: (op, low) in removed or leaving(op, low))
     return [*file.named, *kept] if file else kept
+
+
+def limited_of(files: Mapping[str, ListFile]) -> list[Limited]:
+    """Of files by the lists that they are."""
+    return [
+        (title, name, modules, path, line)
+        for title, file in files.items()
+        for (name, path, line), modules in file.limited
+    ]
+
+
+def merged_limited(default: Iterable[Limited], files: Mapping[str, ListFile]) -> list[Limited]:
+    """Names that are limited to modules after the files, by the same rules: only names for the same modules meet."""
+    kept = list(default)
+    for title, file in files.items():
+        if not file.edits:
+            kept = [each for each in kept if each[0] != title]
+        gone = {(entry, modules) for (entry, _, _), modules in file.unlimited}
+        kept = [each for each in kept if each[0] != title or (each[1], each[2]) not in gone]
+    named = limited_of(files)
+    said = {(entry, modules) for _, entry, modules, *_ in named}
+    return [*named, *(each for each in kept if (each[1], each[2]) not in said)]

@@ -17,7 +17,18 @@ import habana_mp._core as core
 from habana_mp._cast import dtype_named
 from habana_mp._policy.folder import LISTS, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
-from habana_mp._policy.list_file import Claims, Entry, ListFile, ListPath, less, merged, read_list, whole_op
+from habana_mp._policy.list_file import (
+    Claims,
+    Entry,
+    Limited,
+    ListFile,
+    ListPath,
+    less,
+    merged,
+    merged_limited,
+    read_list,
+    whole_op,
+)
 from habana_mp._policy.names import check_known
 from habana_mp._show.html import render
 
@@ -63,6 +74,10 @@ class Policy:
     is float16. Then it wins over names of that op without a dtype, in whatever list: "pow@float16" over "pow" and "pow.Tensor_Scalar",
     and "pow.Tensor_Scalar@float16" over "pow" for that overload, which for ``convert`` is the whole op (D17). Other names of an op
     ("multiply" beside "mul") have rules of their own, as ever (D16).
+
+    A name may be limited to modules of a model: "mul in *.rotary_emb" is in its list inside the modules whose paths the pattern matches (``*``
+    stands for any characters but a dot, ``**`` for any), and in what is inside of them. ``set_policies(model, policy)`` puts such names on a model.
+    They win over names for the whole model; those for the module deeper in the model win over others.
 
     >>> policy = Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"])
     >>> Policy.load(str(policy)) == policy
@@ -175,39 +190,59 @@ class Policy:
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
             lists[title] = [(op, "", 0) for op in ops]
         low = low_name(low_dtype, "low_dtype")
-        made = core.Policy(name, low, rest, lists["lower"], lists["fp32"], lists["promote"], [])
+        limited = [
+            (title, *_parted(entry), "", 0)
+            for title, entries in lists.items()
+            for entry, _, _ in entries
+            if " " in entry
+        ]
+        plain: dict[str, Any] = {
+            title: [entry for entry in entries if " " not in entry[0]] for title, entries in lists.items()
+        }
+        made = core.Policy(name, low, rest, **plain, error=[], limited=limited)
         for title, entries in lists.items():
-            check_known(entries, f"the {title} list", strict=strict)
+            check_known([(_parted(entry)[0], "", 0) for entry, _, _ in entries], f"the {title} list", strict=strict)
         return cls(made)
 
     def with_edits(self, *edits: str, strict: bool = False) -> Policy:
         """The same policy with some ops listed otherwise.
 
         "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
-        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other. A name
+        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other;
+        "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" for these modules. A name
         that torch does not have triggers a warning, or with ``strict`` a ValueError.
 
         >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
         'lower'
         """
         lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        limited = self._core.limited
         entries: list[Entry] = []
         for edit in edits:
             if not isinstance(edit, str):
                 raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
             sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
-            named = core.read_entry(entry)
-            if named is None or (title not in lists if sign == "+" else sign != "-" or colon):
+            read = core.read_entry(entry)
+            if read is None or (title not in lists if sign == "+" else sign != "-" or colon):
                 raise ValueError(
                     f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
-                    "and op@float16 or op@bfloat16 for op"
+                    "and op@float16 or op@bfloat16 for op, with ' in modules' behind it where it is for some modules alone"
                 )
+            named, modules = read
+            entries.append((named, "", 0))
+            if modules:
+                if title == "error":
+                    raise ValueError(
+                        f"{edit!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}"
+                    )
+                limited = [each for each in limited if each[1:3] != (named, modules)]
+                limited += [(title, named, modules, "", 0)] if sign == "+" else []
+                continue
             # Where it is in no list, the ops that it is made of would decide it.
             claims = Claims([named], with_insides=sign == "-")
             lists = {other: less(listed, claims) for other, listed in lists.items()}
             if sign == "+":
                 lists[title].append((named, "", 0))
-            entries.append((named, "", 0))
         name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
         made = core.Policy(
             name,
@@ -216,6 +251,7 @@ class Policy:
             **lists,
             low_dtypes=self._core.low_dtypes,
             cached=self._core.cached,
+            limited=limited,
         )
         check_known(entries, "the edits", strict=strict)
         return Policy(made)
@@ -254,6 +290,14 @@ class Policy:
     def lists(self) -> dict[str, tuple[str, ...]]:
         """The names in "lower", "fp32", "promote" and "error", each sorted; those for one low dtype as written: "layer_norm@float16"."""
         return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
+
+    @property
+    def limited(self) -> dict[str, tuple[str, ...]]:
+        """The names that are limited to modules, in "lower", "fp32" and "promote": "mul in *.rotary_emb"."""
+        names: dict[str, tuple[str, ...]] = dict.fromkeys(LISTS, ())
+        for title, entry, modules, _, _ in self._core.limited:
+            names[title] += (f"{entry} in {modules}",)
+        return names
 
     def rule(self, op: str) -> OpRule:
         """The rule of this policy for an op, by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
@@ -314,9 +358,25 @@ def low_name(dtype: object, argument: str) -> str:
 
 def _parts(
     policy: core.Policy,
-) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool]:
+) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool, list[Limited]]:
     lists = policy.lower, policy.fp32, policy.promote, policy.error
-    return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached
+    return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached, policy.limited
+
+
+def _parted(written: str) -> tuple[str, str]:
+    """Name and modules, of what stands in a list given in code: "mul in *.rotary_emb". What is none of this the core refuses."""
+    return core.read_entry(written) or (written, "")
+
+
+def with_lines_for(policy: Policy, lines: Iterable[Limited]) -> Policy:
+    """The policy of a part of a model: names that are limited to modules hold here as if they were for the whole model, the later ones first."""
+    lists: dict[str, Any] = {title: getattr(policy._core, title) for title in (*LISTS, "error")}
+    for title, named, _, file, line in lines:
+        claims = Claims([named])
+        lists = {other: less(listed, claims) for other, listed in lists.items()}
+        lists[title].append((named, file, line))
+    name, low, rest, *_ = _parts(policy._core)
+    return Policy(core.Policy(name, low, rest, **lists, low_dtypes=policy._core.low_dtypes, cached=policy._core.cached))
 
 
 def renamed(policy: core.Policy, name: str) -> core.Policy:
@@ -331,7 +391,7 @@ def _unpickle(*parts: Any) -> Policy:
 def with_files(
     base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype | str | None, *, strict: bool
 ) -> core.Policy:
-    name, low, rest, lower, fp32, promote, error, low_dtypes, cached = _parts(base._core)
+    name, low, rest, lower, fp32, promote, error, low_dtypes, cached, limited = _parts(base._core)
     if low_dtype is not None:
         low = low_name(low_dtype, "low_dtype")
     if files and not name.endswith("+files"):
@@ -347,7 +407,17 @@ def with_files(
         for title, default in defaults.items()
     }
     named = Claims(whole_op(entry) for file in files.values() for entry, _, _ in file.named)
-    made = core.Policy(name, low, rest, **lists, error=less(error, named), low_dtypes=low_dtypes, cached=cached)
+    made = core.Policy(
+        name,
+        low,
+        rest,
+        **lists,
+        error=less(error, named),
+        low_dtypes=low_dtypes,
+        cached=cached,
+        limited=merged_limited(limited, files),
+    )
     for file in files.values():
-        check_known([*file.named, *file.removed], file.path, strict=strict)
+        limited_names = [entry for entry, _ in (*file.limited, *file.unlimited)]
+        check_known([*file.named, *file.removed, *limited_names], file.path, strict=strict)
     return made

@@ -211,7 +211,7 @@ _REST = {
 
 def tell_of_the_rest(policy: Policy, edits: Iterable[str]) -> None:
     """A line for each op that edits have taken out of the lists, because what happens to it then is written in none of them."""
-    taken_out = {edit[1:].partition("@")[0]: None for edit in edits if edit[0] == "-"}
+    taken_out = {edit[1:].partition("@")[0]: None for edit in edits if edit[0] == "-" and " in " not in edit}
     for op in taken_out:
         if policy.rule(op).action == "rest":
             cure = "" if policy.rest == "fp32" else f"; +{op}:fp32 keeps it in float32"

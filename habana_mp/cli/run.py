@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from habana_mp._autocast.set_policies import on_models_called
+from habana_mp._gaudi import importer
 from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
@@ -44,24 +46,30 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
         device: str | None,
         **options: Any,
     ) -> None:
-        from habana_mp._gaudi import importer
-
-        importer.install()
-        gaudi_flags.apply_log_masks()
-        with user_errors():
-            convert(policy=policy)
-            in_force.cli_policy, in_force.is_cli_default = policy, policy is None
-        if device is not None:
-            _choose(device)
-        opened = open_script(script, arguments, is_module=is_module)
-        if _names_hpu(opened) and not is_real():
-            # The script's import of Habana's names, if there is one, raises for a device that is not there.
-            with contextlib.suppress(ValueError, RuntimeError):
-                map_chosen()
-                importer.pass_to_children()
-        function(script=opened, **options)
+        with contextlib.ExitStack() as running:
+            _prepare(running, policy, device)
+            opened = open_script(script, arguments, is_module=is_module)
+            if _names_hpu(opened) and not is_real():
+                # The script's import of Habana's names, if there is one, raises for a device that is not there.
+                with contextlib.suppress(ValueError, RuntimeError):
+                    map_chosen()
+                    importer.pass_to_children()
+            function(script=opened, **options)
 
     return command
+
+
+def _prepare(running: contextlib.ExitStack, policy: Policy | None, device: str | None) -> None:
+    """The conversion, and what ends with the script."""
+    importer.install()
+    gaudi_flags.apply_log_masks()
+    with user_errors():
+        if policy is not None:
+            running.enter_context(on_models_called(policy))
+        convert(policy=policy)
+        in_force.cli_policy, in_force.is_cli_default = policy, policy is None
+    if device is not None:
+        _choose(device)
 
 
 def _names_hpu(script: Script) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import habana_mp._core as _core
+from habana_mp._autocast.set_policies import on_models_called
 from habana_mp._convert.conversion import convert, revert
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
@@ -49,6 +50,7 @@ class Run:
         config = None if isinstance(policy, Policy) else gaudi_config_at(policy)
         self._verbose = config is not None and read_gaudi_config(config).verbose
         self._before: tuple[Policy | None, bool] | None = None
+        self._models = ExitStack()  # what is put on them
 
     @property
     def policy(self) -> Policy:
@@ -63,6 +65,8 @@ class Run:
             return
         # The command line's default is not one to come back to: what is put in force now replaces it.
         before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
+        self._models.close()
+        self._models.enter_context(on_models_called(in_force.cli_policy or self.policy))
         # The command line's own policy wins over the one that is asked for.
         self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
         if not self.begun:
@@ -75,6 +79,7 @@ class Run:
         if self._before is None:
             return
         before, self._before = self._before, None
+        self._models.close()
         place = _begun.index(self)
         inner = _begun[place + 1 :]
         del _begun[place]

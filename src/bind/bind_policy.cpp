@@ -80,6 +80,25 @@ PyNames to_python(const std::vector<ListedName>& names) {
   return out;
 }
 
+// Title of the list, entry, modules, file, line.
+using PyLimited = std::vector<std::tuple<std::string, std::string, std::string, std::string, int>>;
+
+std::vector<LimitedName> from_python(const PyLimited& limited) {
+  std::vector<LimitedName> out;
+  for (const auto& [title, entry, modules, file, line] : limited)
+    out.push_back({action_named(title), read_listed(entry, {file, line}), modules});
+  return out;
+}
+
+PyLimited to_python(const std::vector<LimitedName>& limited) {
+  PyLimited out;
+  for (const auto& [action, listed, modules] : limited) {
+    out.emplace_back(action_name(action), listed.written(), modules, listed.origin.file,
+                     listed.origin.line);
+  }
+  return out;
+}
+
 py::tuple to_python(const Resolution& found) {
   return py::make_tuple(static_cast<int>(found.rule.action), static_cast<int>(found.rule.low),
                         found.rule.listed, found.listed_as, found.origin.file, found.origin.line);
@@ -142,17 +161,17 @@ void bind_policy(py::module_& m) {
       .def(py::init([](std::string name, const std::string& low, const std::string& rest,
                        const PyNames& lower, const PyNames& fp32, const PyNames& promote,
                        const PyNames& error, const std::vector<std::string>& low_dtypes,
-                       bool cached) {
+                       bool cached, const PyLimited& limited) {
              std::vector<DType> accepted;
              for (const std::string& name : low_dtypes) accepted.push_back(dtype_of_policy(name));
              return Policy(
                  std::move(name), dtype_of_policy(low), action_named(rest),
                  {from_python(lower), from_python(fp32), from_python(promote), from_python(error)},
-                 std::move(accepted), cached);
+                 std::move(accepted), cached, from_python(limited));
            }),
            py::arg("name"), py::arg("low"), py::arg("rest"), py::arg("lower"), py::arg("fp32"),
            py::arg("promote"), py::arg("error"), py::arg("low_dtypes") = names_of(kLowDTypes),
-           py::arg("cached") = true)
+           py::arg("cached") = true, py::arg("limited") = PyLimited{})
       .def_static("parse", [](const std::string& text) { return Policy::parse(text); })
       .def_property_readonly("name", &Policy::name)
       .def_property_readonly("low", [](const Policy& policy) { return dtype_name(policy.low()); })
@@ -169,6 +188,8 @@ void bind_policy(py::module_& m) {
                              [](const Policy& policy) { return to_python(policy.lists().promote); })
       .def_property_readonly("error",
                              [](const Policy& policy) { return to_python(policy.lists().error); })
+      .def_property_readonly("limited",
+                             [](const Policy& policy) { return to_python(policy.limited()); })
       .def("text", &Policy::text)
       .def("__hash__", &Policy::hash)
       .def(
@@ -206,11 +227,15 @@ void bind_policy(py::module_& m) {
       py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
   m.def(
       "read_entry",
-      [](const std::string& text) -> std::optional<std::string> {
+      [](const std::string& text) -> std::optional<std::pair<std::string, std::string>> {
         if (!is_entry(text)) return std::nullopt;
-        return written(*read_entry(text));
+        const Entry entry = *read_entry(text);
+        return std::pair(written({entry.op, entry.low, {}}), std::string(entry.modules));
       },
-      py::arg("text"), "The entry with its dtype by its full name; None for a text that is none");
+      py::arg("text"),
+      "(entry with its dtype by its full name, modules that it is limited to or \"\"); None for a "
+      "text "
+      "that is none");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

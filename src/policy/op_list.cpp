@@ -104,22 +104,42 @@ bool is_op_name(std::string_view text) {
 
 std::string_view base_name(std::string_view name) { return name.substr(0, name.find('.')); }
 
+bool is_module_pattern(std::string_view text) {
+  const auto fits = [](char c) { return is_name_character(c) || c == '-' || c == '*' || c == '.'; };
+  return !text.empty() && text.front() != '.' && text.back() != '.' &&
+         text.find("..") == std::string_view::npos && std::all_of(text.begin(), text.end(), fits);
+}
+
 std::optional<Entry> read_entry(std::string_view text) {
-  const std::size_t at = text.find('@');
-  if (at == std::string_view::npos) return Entry{text};
-  const Entry entry{text.substr(0, at), low_dtype_named(text.substr(at + 1))};
+  Entry entry{text};
+  const std::size_t blank = text.find_first_of(kBlanks);
+  if (blank != std::string_view::npos) {
+    const std::string_view behind = trim(text.substr(blank));
+    constexpr std::string_view kIn = "in";
+    // A line of something else is no op name.
+    const bool limits = behind.starts_with(kIn) && behind.size() > kIn.size() &&
+                        kBlanks.find(behind[kIn.size()]) != std::string_view::npos;
+    if (limits) entry = {text.substr(0, blank), DType::Other, trim(behind.substr(kIn.size()))};
+  }
+  const std::size_t at = entry.op.find('@');
+  if (at == std::string_view::npos) return entry;
+  entry.low = low_dtype_named(entry.op.substr(at + 1));
+  entry.op = entry.op.substr(0, at);
   if (entry.low == DType::Other) return std::nullopt;
   return entry;
 }
 
 std::string written(const Entry& entry) {
   std::string text(entry.op);
-  return entry.low == DType::Other ? text : text + "@" + dtype_name(entry.low);
+  if (entry.low != DType::Other) text += std::string("@") + dtype_name(entry.low);
+  if (!entry.modules.empty()) text += " in " + std::string(entry.modules);
+  return text;
 }
 
 bool is_entry(std::string_view text) {
   const std::optional<Entry> entry = read_entry(text);
-  return entry && is_op_name(entry->op);
+  return entry && is_op_name(entry->op) &&
+         (entry->modules.empty() || is_module_pattern(entry->modules));
 }
 
 OpList parse_op_list(std::string_view text, const std::string& path) {
@@ -147,6 +167,8 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
     const std::optional<Entry> entry = read_entry(name);
     if (!entry) reader.fail(quoted(name) + kConditionRefused);
     if (!is_op_name(entry->op)) fail_name(reader, name);
+    if (!entry->modules.empty() && !is_module_pattern(entry->modules))
+      reader.fail(quoted(entry->modules) + kModulesRefused);
     if (list.ops.empty()) {
       list.edits = edit;
     } else if (edit != list.edits) {
@@ -159,7 +181,7 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
     for (const DType low : kLowDTypes) {
       if (!edit || (entry->low != DType::Other && entry->low != low)) continue;
       const auto [earlier, is_new] =
-          edits.try_emplace(std::pair{std::string(entry->op), low},
+          edits.try_emplace(std::pair{written({entry->op, DType::Other, entry->modules}), low},
                             ListedOp{std::string(name), reader.line(), removed});
       if (!is_new && earlier->second.removed != removed) {
         reader.fail(quoted(name) + " is " + (removed ? "taken out" : "added") + " here and " +

@@ -22,7 +22,7 @@ struct ListError : std::invalid_argument {
 };
 
 struct ListedOp {
-  std::string name;  // as written: with its condition, if it has one
+  std::string name;  // as written: with its condition and its modules, if it has any
   int line;          // counted from 1
   bool removed;      // "-name", in a list of edits only
 
@@ -45,12 +45,21 @@ bool is_op_name(std::string_view text);
 // The name without its overload: "pow" of "pow.Tensor_Scalar".
 std::string_view base_name(std::string_view name);
 
-// What a list says: an op, and behind @ the low dtype of the policies that it is said of, its
-// condition: "layer_norm@float16".
+// What a list says: an op, behind @ the low dtype of the policies that it is said of, its
+// condition: "layer_norm@float16"; and behind "in" the modules that it is limited to: "mul in
+// *.rotary_emb".
 struct Entry {
   std::string_view op;
-  DType low = DType::Other;  // Other: no condition, it is said of all
+  DType low = DType::Other;       // Other: no condition, it is said of all
+  std::string_view modules = {};  // a pattern of paths; empty: it is said of all
 };
+
+// Letters, digits, _, -, * and dots, none of which stands first, last or beside another.
+bool is_module_pattern(std::string_view text);
+
+inline constexpr char kModulesRefused[] =
+    " is no pattern of modules: names of modules with dots between them are accepted, * for any "
+    "characters but a dot, ** for any";
 
 inline constexpr char kConditionRefused[] =
     " is no entry of a list: behind @ float16 or bfloat16 is accepted";
@@ -61,7 +70,7 @@ std::optional<Entry> read_entry(std::string_view text);
 // The same with the dtype by its full name: "layer_norm@float16" of "layer_norm@fp16".
 std::string written(const Entry& entry);
 
-// Whether the op is an op name, too.
+// Whether the op is an op name, and the modules are a pattern, too.
 bool is_entry(std::string_view text);
 
 OpList parse_op_list(std::string_view text, const std::string& path);

@@ -83,6 +83,36 @@ void check_disjoint(const Names& lower, const Names& fp32) {
   }
 }
 
+std::string place_of(const LimitedName& limited) { return place(limited.listed.origin); }
+
+void sort_and_check(std::vector<LimitedName>& names) {
+  for (const LimitedName& each : names) {
+    if (!is_op_name(each.listed.name)) {
+      throw std::invalid_argument(place_of(each) + ": " + quoted(each.listed.name) +
+                                  " is no op name: letters, digits, _ and one dot are accepted");
+    }
+    if (!is_module_pattern(each.modules))
+      throw std::invalid_argument(place_of(each) + ": " + quoted(each.modules) + kModulesRefused);
+  }
+  const auto key = [](const LimitedName& each) {
+    return std::tie(each.modules, each.listed.name, each.listed.low, each.action);
+  };
+  std::stable_sort(names.begin(), names.end(),
+                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  names.erase(std::unique(names.begin(), names.end(),
+                          [&](const auto& a, const auto& b) { return key(a) == key(b); }),
+              names.end());
+  for (std::size_t i = 1; i < names.size(); ++i) {
+    const LimitedName &one = names[i - 1], &other = names[i];
+    if (one.modules == other.modules && same(one.listed, other.listed)) {
+      throw std::invalid_argument(quoted(one.listed.written() + " in " + one.modules) +
+                                  " is in the " + action_name(one.action) + " list (" +
+                                  place_of(one) + ") and in the " + action_name(other.action) +
+                                  " list (" + place_of(other) + "); it can be in one only");
+    }
+  }
+}
+
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
   if (low_dtypes.empty() || !std::all_of(low_dtypes.begin(), low_dtypes.end(), may_be_low))
     throw std::invalid_argument("the low dtypes of a policy are float16, bfloat16 or both");
@@ -99,6 +129,15 @@ std::string joined(const Names& names) {
   for (const ListedName& listed : names) {
     if (!out.empty()) out += ',';
     out += listed.written();
+  }
+  return out;
+}
+
+std::string joined(const std::vector<LimitedName>& names) {
+  std::string out;
+  for (const LimitedName& each : names) {
+    if (!out.empty()) out += ',';
+    out += std::string(action_name(each.action)) + ":" + each.listed.written() + ":" + each.modules;
   }
   return out;
 }
@@ -121,6 +160,24 @@ Names read_names(std::string_view text) {
   return names;
 }
 
+constexpr std::array kLimitedTo = {Action::Lower, Action::Fp32, Action::Promote};
+
+std::vector<LimitedName> read_limited(std::string_view text) {
+  std::vector<LimitedName> names;
+  for (const std::string_view one : split(text)) {
+    const std::size_t first = one.find(':'), second = one.rfind(':');
+    const auto action = std::ranges::find_if(
+        kLimitedTo, [&](Action each) { return one.substr(0, first) == action_name(each); });
+    if (action == kLimitedTo.end() || first == second) {
+      throw std::invalid_argument("no policy text: " + quoted(one) +
+                                  " is not list:op:modules, of the list lower, fp32 or promote");
+    }
+    names.push_back({*action, read_listed(one.substr(first + 1, second - first - 1), {}),
+                     std::string(one.substr(second + 1))});
+  }
+  return names;
+}
+
 constexpr std::array kRests = {Action::FirstInput, Action::Fp32, Action::Inputs};
 
 const char* rest_name(Action rest) {
@@ -138,7 +195,7 @@ std::string_view take_field(std::string_view& text, std::string_view key) {
     throw std::invalid_argument("no policy text: '" + std::string(key) + "=' expected, found " +
                                 quoted(field.substr(0, 40)) +
                                 "; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
-                                "lower= fp32= promote= error=");
+                                "lower= fp32= promote= error= [limited=]");
   }
   text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   return field.substr(key.size() + 1);
@@ -173,17 +230,22 @@ ListedName read_listed(std::string_view written, Origin origin) {
   if (!entry) {
     throw std::invalid_argument(place(origin) + ": " + quoted(written) + kConditionRefused);
   }
+  if (!entry->modules.empty()) {
+    throw std::invalid_argument(place(origin) + ": " + quoted(written) +
+                                " is limited to modules; here a name for the whole model stands");
+  }
   return {std::string(entry->op), std::move(origin), entry->low};
 }
 
 Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vector<DType> low_dtypes,
-               bool cached)
+               bool cached, std::vector<LimitedName> limited)
     : name_(std::move(name)),
       low_(low),
       rest_(rest),
       lists_(std::move(lists)),
       low_dtypes_(in_order(low_dtypes)),
       cached_(cached),
+      limited_(std::move(limited)),
       hash_(0) {
   if (!is_policy_name(name_)) {
     throw std::invalid_argument(
@@ -196,6 +258,7 @@ Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vecto
   rest_name(rest_);
   for (const auto& [action, list] : kOrder) sort_and_check(lists_.*list);
   check_disjoint(lists_.lower, lists_.fp32);
+  sort_and_check(limited_);
   sort_out();
   hash_ = fnv1a(rules_text());
 }
@@ -233,8 +296,10 @@ Policy Policy::parse(std::string_view text) {
   lists.fp32 = read_names(take_field(text, "fp32"));
   lists.promote = read_names(take_field(text, "promote"));
   lists.error = read_names(take_field(text, "error"));
-  if (!text.empty()) throw std::invalid_argument("no policy text: more follows the field error=");
-  return {name, low, rest, std::move(lists), std::move(low_dtypes), cached};
+  std::vector<LimitedName> limited;
+  if (text.starts_with("limited=")) limited = read_limited(take_field(text, "limited"));
+  if (!text.empty()) throw std::invalid_argument("no policy text: more follows the last field");
+  return {name, low, rest, std::move(lists), std::move(low_dtypes), cached, std::move(limited)};
 }
 
 template <typename Find>
@@ -279,7 +344,8 @@ std::string Policy::rules_text() const {
   out += std::string(" rest=") + rest_name(rest_);
   if (!cached_) out += " cache=false";
   return out + " lower=" + joined(lists_.lower) + " fp32=" + joined(lists_.fp32) +
-         " promote=" + joined(lists_.promote) + " error=" + joined(lists_.error);
+         " promote=" + joined(lists_.promote) + " error=" + joined(lists_.error) +
+         (limited_.empty() ? "" : " limited=" + joined(limited_));
 }
 
 std::string Policy::rule_text(const Resolution& found) const {

@@ -32,6 +32,15 @@ struct ListedName {
 // What written() gave. Throws std::invalid_argument where no low dtype stands behind an @.
 ListedName read_listed(std::string_view written, Origin origin);
 
+// A name that is listed for the modules of a model whose paths a pattern matches, and for all that
+// is inside of them. It decides nothing here: inside of such a module another policy is in force,
+// which has it in its lists.
+struct LimitedName {
+  Action action;  // of the list that it is in: Lower, Fp32 or Promote
+  ListedName listed;
+  std::string modules;
+};
+
 struct Lists {
   std::vector<ListedName> lower, fp32, promote, error;
 };
@@ -46,10 +55,11 @@ class Policy {
  public:
   // Lists are kept sorted, a double keeps its first place. Throws std::invalid_argument: a name
   // that is no op name, a low dtype that is not float16 or bfloat16, a rest that is not FirstInput,
-  // Fp32 or Inputs, an op in both the lower and the fp32 list (D23) with the same condition.
+  // Fp32 or Inputs, an op in both the lower and the fp32 list (D23) with the same condition and for
+  // the same modules.
   Policy(std::string name, DType low, Action rest, Lists lists,
          std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)},
-         bool cached = true);
+         bool cached = true, std::vector<LimitedName> limited = {});
 
   // Reads what text() wrote. Throws std::invalid_argument.
   static Policy parse(std::string_view text);
@@ -59,6 +69,8 @@ class Policy {
   Action rest() const { return rest_; }
   // As given, whatever the low dtype is.
   const Lists& lists() const { return lists_; }
+
+  const std::vector<LimitedName>& limited() const { return limited_; }
 
   // The low dtypes that it is meant for, which autocast keeps to (D29), in the order of kLowDTypes;
   // low() need not be one. And whether casts of weights may be kept.
@@ -82,7 +94,8 @@ class Policy {
   std::string rule_text(const Resolution& found) const;
 
   // One line: "name=hmp low_dtype=bfloat16 rest=first_input lower=addmm,bmm fp32= promote= error=".
-  // Where they are not the default "low_dtypes=bfloat16" stands before rest, "cache=false" behind.
+  // Where they are not the default "low_dtypes=bfloat16" stands before rest, "cache=false" behind,
+  // and "limited=fp32:mul:*.rotary_emb" at the end.
   std::string text() const;
 
   // The same in every process and on every machine. Equality and hash see all but the name and the
@@ -104,6 +117,7 @@ class Policy {
   Lists lists_;
   std::vector<DType> low_dtypes_;
   bool cached_;
+  std::vector<LimitedName> limited_;
   // The entries that hold for low_, and those that have no condition, less the ones that give way.
   Lists conditional_, plain_;
   std::uint64_t hash_;

@@ -292,8 +292,8 @@ def test_mistakes(policies, message: str) -> None:
     ("model", "policies", "message"),
     [
         (None, {}, "set_policies is for a torch.nn.Module, not None"),
-        (Net(), ["head"], "policies maps paths of modules to policies"),
-        (Net(), {torch.nn.Linear: "fp32"}, "policies maps paths of modules to policies"),
+        (Net(), ["head"], "policies is a policy, or maps paths of modules to policies"),
+        (Net(), {torch.nn.Linear: "fp32"}, "policies is a policy, or maps paths of modules to policies"),
     ],
     ids=["no-model", "a-list", "a-class"],
 )

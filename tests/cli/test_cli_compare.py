@@ -39,7 +39,7 @@ def test_hmp_beside_no_casts(here):
     done = call("--html", "c.html", "--json", "c.json", "train.py", "--steps", "1")
     assert (done.stdout, done.returncode) == ("trained\ntrained\n", 1), done.stderr
     assert "a: none\nb: hmp\n\nfirst difference\n  linear in Sequential: 0, in the forward pass" in done.stderr
-    assert "gradients differ by 0.00" in done.stderr
+    assert "gradients differ by 0.0" in done.stderr
     found = json.loads(Path("c.json").read_text())
     assert (found["first"]["op"], found["names"]) == ("linear", ["none", "hmp"])
     assert "Sequential: 0" in Path("c.html").read_text()

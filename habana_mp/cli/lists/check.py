@@ -122,9 +122,14 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
                 return ListFile(path, False, [], []), _first([*found, finding])
             found.append(finding)
             lines[finding.line - 1] = b"\n"
-    named = [*read.named, *read.removed]
+    limited = [*read.limited, *read.unlimited]
+    named = [
+        *read.named,
+        *read.removed,
+        *((f"{name} in {modules}", file, line) for (name, file, line), modules in limited),
+    ]
     try:
-        check_known(named, path, strict=True)
+        check_known([*read.named, *read.removed, *(entry for entry, _ in limited)], path, strict=True)
     except ValueError as error:
         found += [Finding.of(line, path) for line in str(error).splitlines()]
     first: dict[str, int] = {}

@@ -117,6 +117,14 @@ const std::vector<Refused> kRefused = {
      "my.txt:2: 'mm@float16' is taken out here and added in line 1"},
     {"taken out for one low dtype, and added", "-mm@bfloat16\n+mm\n",
      "my.txt:2: 'mm' is added here and taken out in line 1"},
+    {"modules that are none", "mm in a..b\n",
+     "my.txt:1: 'a..b' is no pattern of modules: names of modules with dots between them are "
+     "accepted, * for any characters but a dot, ** for any"},
+    {"no modules", "mm in\n",
+     "my.txt:1: 'mm in' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "dot"},
+    {"added, and taken out of the same modules", "+mm in a\n+mm in b\n-mm in a\n",
+     "my.txt:3: 'mm in a' is taken out here and added in line 1"},
     {"a sign alone", "+\n",
      "my.txt:1: '' is no op name; one name a line is accepted: letters, digits, _ and one dot"},
     {"257 characters", "mm\n#" + std::string(256, ' ') + "\n",
@@ -171,4 +179,15 @@ TEST_CASE("read_entry and is_entry") {
   CHECK_FALSE(is_entry("mm@float32"));
   CHECK_FALSE(is_entry("@float16"));
   CHECK_FALSE(is_entry("m m@float16"));
+}
+
+TEST_CASE("read_entry: modules that a name is limited to") {
+  const auto entry = read_entry("mm@float16 \t in  layers.*.a-b.0 ");
+  CHECK(entry->op == "mm");
+  CHECK(entry->low == DType::Float16);
+  CHECK(written(*entry) == "mm@float16 in layers.*.a-b.0");
+  CHECK(read_entry("mm inside a")->modules.empty());
+  CHECK(is_entry("mm in **"));
+  for (const char* bad : {"mm in a.", "mm in a b", "mm in a,b", "mm in a:b", "mm in a=b"})
+    CHECK_FALSE(is_entry(bad));
 }

@@ -203,6 +203,23 @@ TEST_CASE("text: conditions, low dtypes and cache") {
             .text() == "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error=");
 }
 
+TEST_CASE("limited: names for some modules decide nothing, and are kept") {
+  const std::string text =
+      "name=x low_dtype=float16 rest=inputs lower=mm fp32= promote= error= "
+      "limited=lower:mm@float16:*.a,fp32:mm:b,promote:add:b";
+  const Policy policy = Policy::parse(text);
+  CHECK(policy.limited().size() == 3);
+  CHECK(policy.resolve("mm").listed_as == "mm");
+  CHECK(policy.resolve("add").rule.action == Action::Inputs);
+  CHECK(Policy::parse(policy.text()) == policy);
+  const Policy plain =
+      Policy::parse("name=x low_dtype=float16 rest=inputs lower=mm fp32= promote= error=");
+  CHECK_FALSE(plain == policy);
+  CHECK(plain.hash() != policy.hash());
+  CHECK(error_of([] { read_listed("mm in a", {"low.txt", 3}); }) ==
+        "low.txt:3: 'mm in a' is limited to modules; here a name for the whole model stands");
+}
+
 TEST_CASE("parse: what is refused") {
   const std::string good = make({"mm"}).text();
   for (std::size_t length = 0; length < good.size(); ++length) {
@@ -222,6 +239,12 @@ TEST_CASE("parse: what is refused") {
         "name=x low_dtype=float16 rest=inputs lower=a, fp32= promote= error=",
         "name=x low_dtype=float16 rest=inputs lower=a fp32=a promote= error=",
         "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= more=",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= limited=mm",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= limited=mm:a",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= limited=error:mm:a",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= limited=fp32:mm:a..b",
+        "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error= "
+        "limited=fp32:mm:a,lower:mm:a",
         "name=x rest=inputs low_dtype=float16 lower= fp32= promote= error="}) {
     CHECK_MESSAGE(error_of([&] { Policy::parse(bad); }) != "accepted", bad);
   }

@@ -1,0 +1,62 @@
+"""Names of a policy that are limited to modules ("mul in *.rotary_emb"): which of them hold in which module of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from habana_mp._policy.folder import SHIPPED
+from habana_mp._policy.list_file import Limited
+from habana_mp._policy.policy import Policy, with_lines_for
+
+# What torch.compile, DistributedDataParallel and activation checkpointing put between a model and its names.
+_WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+
+
+def path_pattern(text: str) -> re.Pattern[str]:
+    """``*`` stands for any characters but a dot, ``**`` for any."""
+    parts = re.split(r"(\*\*|\*)", text)
+    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
+
+
+class ModuleLines:
+    """The names of one policy that are limited to modules."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lines = [(line, path_pattern(line[2])) for line in policy._core.limited]
+        self._policies: dict[tuple[Limited, ...], Policy] = {}
+        self._named: set[Limited] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def of(self, path: str) -> tuple[Limited, ...]:
+        """Those that hold in a module: they name it, or one that it is inside of. What wins comes last: the deeper module, then a path without ``*``."""
+        names = [name for name in path.split(".") if name not in _WRAPPERS] if path else []
+        paths = [".".join(names[: depth + 1]) for depth in range(len(names))]
+        found = []
+        for line, pattern in self._lines:
+            depth = max((depth for depth, path in enumerate(paths) if pattern.fullmatch(path)), default=-1)
+            if depth >= 0:
+                self._named.add(line)
+                found.append((depth, "*" not in line[2], len(line[2].replace("*", "")), line))
+        return tuple(line for *_, line in sorted(found, key=lambda each: each[:3]))
+
+    def policy_of(self, lines: tuple[Limited, ...]) -> Policy:
+        if lines not in self._policies:
+            self._policies[lines] = with_lines_for(self._policy, lines)
+        return self._policies[lines]
+
+    def idle(self, paths: Iterable[str]) -> Iterator[str]:
+        """What to say of lines that have named no module yet, but for those of presets: they are for models of all kinds."""
+        from difflib import get_close_matches
+
+        for line, _ in self._lines:
+            _, entry, modules, file, number = line
+            if line in self._named or file.startswith(str(SHIPPED)):
+                continue
+            near = get_close_matches(modules, [path for path in paths if path], n=3, cutoff=0.6)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            place = f"{file}:{number}: " if number else ""
+            yield f"{place}{f'{entry} in {modules}'!r} names no module{hint}"

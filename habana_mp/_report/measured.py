@@ -113,16 +113,22 @@ class MeasuredReport(ABC):
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
         self._projected_squares += squares
 
-    def edits(self) -> tuple[Edit, ...]:
+    def edits(self, per: str = "op") -> tuple[Edit, ...]:
         """Edits of the policy that the measured errors speak for, the largest first: ``policy.with_edits(*(e.text for e in r.edits()))``.
 
         Empty where no backward pass ran in the block, or nothing is worth one.
 
+        Args:
+            per: "op", or "module" for edits of an op in some modules alone, which ``set_policies(model, policy)`` puts on a model.
+
         Raises:
+            ValueError: ``per`` is neither.
             RuntimeError: the report was made without ``values``, or never entered.
         """
+        if per not in ("op", "module"):
+            raise ValueError(f'per is "op" or "module", not {per!r}')
         self._with_values()
-        return tuple(edits(self.to_dict()))
+        return tuple(edits(self.to_dict(), per))
 
     def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:
         report = self.to_dict()

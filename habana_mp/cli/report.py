@@ -43,6 +43,12 @@ from habana_mp.cli.script import Script, run_script
     metavar="FILE",
     help="Write the edits that the errors speak for, one a line, which --edit FILE takes; with --values.",
 )
+@click.option(
+    "--per",
+    type=click.Choice(["op", "module"]),
+    default="op",
+    help="Whether these edits are of an op, or of an op in some modules alone; op by default.",
+)
 @click.option("--max-casts", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if there are more casts.")
 @click.option(
     "--max-error",
@@ -63,6 +69,7 @@ def report(
     html: str | None,
     json_file: str | None,
     edits_file: str | None,
+    per: str,
     max_casts: int | None,
     max_error: float | None,
     baseline: str | None,
@@ -101,7 +108,7 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            Path(edits_file).write_text("".join(f"{edit.text}  # {edit.why}\n" for edit in seen.edits()), "utf-8")
+            Path(edits_file).write_text("".join(f"{edit.text}  # {edit.why}\n" for edit in seen.edits(per)), "utf-8")
     if ending is not None and ending.code:
         raise ending
     beyond = [*_beyond(seen, max_casts, max_error, before)]

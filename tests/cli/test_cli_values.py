@@ -78,6 +78,15 @@ def test_edits_are_written_and_taken(here):
     assert "fp32" in explained.stdout
 
 
+def test_edits_of_modules_are_written_and_taken(here):
+    done = call("report", "--values", "--write-edits", "delta.txt", "--per", "module", "train.py")
+    assert done.exit_code == 0, done.stderr
+    assert Path("delta.txt").read_text().startswith("+linear in ")
+    before = json.loads(call("report", "--json", "-", "train.py").stdout.splitlines()[-1])["casts"]
+    after = call("report", "--json", "-", "--edit", "delta.txt", "train.py")
+    assert json.loads(after.stdout.splitlines()[-1])["casts"] < before
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [

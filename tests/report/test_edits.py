@@ -27,10 +27,18 @@ class Net(nn.Module):
 def recorded(policy):
     torch.manual_seed(0)
     net = Net()
+    if not isinstance(policy, str) and any(policy.limited.values()):
+        hmp.set_policies(net, policy)
     with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
         out = net(torch.randn(8, 16))
         out.sum().backward()
     return report
+
+
+def effect(report, op, dtype, module=None):
+    rows = report.to_dict()["rows"]
+    places = {(op, row["module"]) for row in rows if module is None or row["module"].endswith(module)}
+    return Simulation(report.to_dict()).effect(places, dtype)
 
 
 @pytest.mark.parametrize("policy", ["hmp", "torch-cpu", "torch-cuda"])
@@ -46,14 +54,59 @@ def test_casts_of_an_edit_are_foretold(policy, op, listed):
     before = recorded(policy)
     dtype = "float32" if listed == "fp32" else before.to_dict()["low_dtype"]
     after = recorded(hmp.Policy.load(policy).with_edits(f"+{op}:{listed}"))
-    assert Simulation(before.to_dict()).effect(op, dtype).casts == after.casts() - before.casts()
+    assert effect(before, op, dtype).casts == after.casts() - before.casts()
 
 
 def test_a_norm_that_is_the_first_op_casts_its_input_alone_d14():
     with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
         nn.LayerNorm(16)(torch.randn(8, 16)).sum().backward()
     assert report.casts("layer_norm") == 1
-    assert Simulation(report.to_dict()).effect("layer_norm", "float32").casts == -1
+    assert effect(report, "layer_norm", "float32").casts == -1
+
+
+@pytest.mark.parametrize("module", ["a", "b", "c"])
+@pytest.mark.parametrize("listed", ["fp32", "lower"])
+def test_casts_of_an_edit_in_one_module_are_foretold(module, listed):
+    policy = hmp.Policy.load("hmp").with_edits(*(["+linear:fp32"] if listed == "lower" else []))
+    dtype = "float32" if listed == "fp32" else "bfloat16"
+    before = recorded(policy)
+    after = recorded(policy.with_edits(f"+linear in {module}:{listed}"))
+    assert effect(before, "linear", dtype, f": {module}").casts == after.casts() - before.casts()
+
+
+class Deep(nn.Module):
+    """The last layer is nearest to the loss, the first block has large numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)) for _ in range(3)])
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_edits_of_an_op_in_some_modules():
+    torch.manual_seed(0)
+    net, x = Deep(), torch.randn(64, 16)
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        F.cross_entropy(net(x).float(), torch.arange(64) % 4).backward()
+    found = report.edits(per="module")
+    texts = [edit.text for edit in found]
+    assert "+linear in head:fp32" in texts
+    assert "+layer_norm in blocks.*.*:fp32" in texts
+    assert {edit.text.partition(" in ")[0] for edit in found} <= {"+linear", "+layer_norm"}
+    for edit in found:
+        assert edit.share == pytest.approx(report.error_share(edit.op, edit.text[1:-5].partition(" in ")[2]), rel=1e-6)
+    policy = hmp.Policy.load("hmp").with_edits(*texts)
+    hmp.set_policies(net, policy)
+    with hmp.autocast("cpu", policy=policy), hmp.report() as after:
+        net(x)
+    assert after.casts() == 0
+    with pytest.raises(ValueError, match='per is "op" or "module"'):
+        report.edits(per="layer")
 
 
 def test_the_casts_of_a_report_are_those_of_its_edges():
@@ -77,10 +130,7 @@ def test_edges_are_kept_in_files_and_merged(tmp_path):
     assert hmp.CastReport.load(tmp_path / "r.json").edits() == report.edits()
     both = hmp.CastReport.merged([report, report])
     assert sum(edge[3] for edge in both.to_dict()["edges"]) == 2 * sum(edge[3] for edge in report.to_dict()["edges"])
-    assert (
-        Simulation(both.to_dict()).effect("gelu", "float32").casts
-        == 2 * Simulation(report.to_dict()).effect("gelu", "float32").casts
-    )
+    assert effect(both, "gelu", "float32").casts == 2 * effect(report, "gelu", "float32").casts
 
 
 def test_an_edge_to_no_row_is_refused(tmp_path):

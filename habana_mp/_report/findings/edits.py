@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from habana_mp._report.findings.groups import grouped, pattern
+from habana_mp._report.findings.groups import grouped, path_with_stars, pattern
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.numbers import WholeError, change_of, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
@@ -51,10 +51,11 @@ def _where(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], float]
     return largest if most else pattern(module for module, size in sizes.items() if size > 0)
 
 
-def edits(report: dict[str, Any]) -> list[Edit]:
+def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
     """The ops whose float32 takes most of the error away, then those whose low dtype adds least for the time that they take.
 
-    One at a time: what an edit does to the error of other ops is not in the figures. Casts and times are simulated on what was recorded.
+    One at a time: what an edit does to the error of other ops is not in the figures. Casts and times are simulated on what was recorded. ``per``
+    "module" gives edits of an op in some modules, those whose paths differ in numbers together: "+mul in layers.*.rotary_emb:fp32".
     """
     rows = list(with_values(report["rows"]))
     change, change_low = change_of(rows), change_of(rows, what_if=True)
@@ -65,30 +66,43 @@ def edits(report: dict[str, Any]) -> list[Edit]:
     simulation, error = Simulation(report), WholeError(report)
     time, block = report["op_seconds"] or 1.0, report["seconds"]
     keep, lower = [], []
-    for group in grouped(rows, lambda row: row["op"]):
-        op = group[0]["op"]
+    for name, group in _by_op(rows) if per == "op" else _by_module(rows):
+        op, places = group[0]["op"], {(row["op"], row["module"]) for row in group}
         casts = sum(cast["count"] for row in group for cast in row["casts"])
         made = sum(map(change, group)) / whole
         if made >= _LARGE:
             where = _where(group, change)
-            effect = simulation.effect(op, "float32")
+            effect = simulation.effect(places, "float32")
             off = _errors(error, group, low=False)
             why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off)}" + (f", in {where}" if where else "")
             why += f"; {_cost(effect, block)}"
-            keep.append(Edit(f"+{op}:fp32", op, made, casts, where, *_fields(effect), *off, why))
+            keep.append(Edit(f"+{name}:fp32", op, made, casts, where, *_fields(effect), *off, why))
             continue
         wide = [row for row in group if row["runs_in"] == ["float32"] and change_low(row) and row["policy"]]
         added = sum(map(change_low, wide)) / whole
         seconds = sum(own_seconds(row) + cast_seconds(row) for row in wide)
         if wide and added <= _SMALL and seconds >= _WORTH * time:
-            effect = simulation.effect(op, report["low_dtype"])
+            effect = simulation.effect(places, report["low_dtype"])
             if effect.seconds >= 0 and effect.casts >= 0:
                 continue  # it would gain nothing
             off = _errors(error, wide, low=True)
             why = f"{_cost(effect, block)}, would add {share(added, 1.0)} to the error of {of}{_off(*off)}"
             where = pattern(row["module"] for row in wide)
-            lower.append(Edit(f"+{op}:lower", op, added, casts, where, *_fields(effect), *off, why))
+            lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
     return [*sorted(keep, key=lambda each: -each.share), *sorted(lower, key=lambda each: each.seconds)]
+
+
+def _by_op(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    for group in grouped(rows, lambda row: row["op"]):
+        yield group[0]["op"], group
+
+
+def _by_module(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An op in the modules of one path, with what is inside of them: an edit holds there, too."""
+    for op, group in _by_op(rows):
+        paths = {id(row): path_with_stars(row["module"]) for row in group}
+        for path in sorted({*paths.values()} - {""}):
+            yield f"{op} in {path}", [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 
 
 def _errors(error: WholeError, rows: list[dict[str, Any]], *, low: bool) -> tuple[float | None, float | None]:
@@ -116,5 +130,7 @@ def _cost(effect: Effect, block: float) -> str:
         if effect.casts
         else "no cast more"
     )
-    time = f"{verb} about {share(abs(effect.seconds), block)} of the time" if effect.seconds else "costs no time"
+    part = share(abs(effect.seconds), block)
+    about = part.replace("<", "less than ") if part.startswith("<") else f"about {part}"
+    time = f"{verb} {about} of the time" if effect.seconds else "costs no time"
     return f"{time}, {casts}"

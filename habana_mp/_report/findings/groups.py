@@ -59,6 +59,11 @@ def _starred(module: str) -> str:
     return re.sub(r"(?<=[. ])\d+(?=\.|$)", "*", module)
 
 
+def path_with_stars(module: str) -> str:
+    """The path of a module without the class of the root, as a pattern of a list: ``*`` for numbers, and for what no pattern holds. "" is the root."""
+    return re.sub(r"[^\w.*-]", "*", _starred(module).partition(": ")[2])
+
+
 def grouped(items: Iterable[_Item], key: Callable[[_Item], Any]) -> list[list[_Item]]:
     """The items of each key, in the order in which the keys come."""
     groups: dict[Any, list[_Item]] = {}

@@ -6,7 +6,7 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +46,13 @@ class Simulation:
         ops = report["op_seconds"]
         self._with_backward = 1 + report.get("backward_seconds", 0.0) / ops if ops else 1.0
 
-    def effect(self, op: str, dtype: str) -> Effect:
-        """Of the op in ``dtype`` wherever it runs."""
-        moved = self._moved(op, dtype)
+    def effect(self, places: Collection[tuple[str, str]], dtype: str) -> Effect:
+        """Of ops in ``dtype``, each in the modules of one path."""
         casts, size = 0, 0.0
-        own = [number for number, row in enumerate(self._rows) if row["op"] == op]
+        own = {number for number, row in enumerate(self._rows) if (row["op"], row["module"]) in places}
+        moved = self._moved(own, dtype)
         for row in {*own, *moved, *(user for number in moved for user in self._users.get(number, []))}:
-            before, after = self._casts(row, {}), self._casts(row, moved, op, dtype)
+            before, after = self._casts(row, {}), self._casts(row, moved, own, dtype)
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
@@ -74,12 +74,12 @@ class Simulation:
         ran, other = (max(0.0, values[name] - values["calls"] * overhead) for name, overhead in self._overheads.items())
         return float(other - max(0.0, ran - inside))
 
-    def _moved(self, op: str, dtype: str) -> dict[int, str]:
-        """The rows that would run in another dtype, with it: those of the op, and those that follow them."""
+    def _moved(self, own: Collection[int], dtype: str) -> dict[int, str]:
+        """The rows that would run in another dtype, with it: the own ones, and those that follow them."""
         moved = {
             number: dtype
             for number, row in enumerate(self._rows)
-            if row["op"] == op and row["policy"] and row["runs_in"] and row["runs_in"] != [dtype]
+            if number in own and row["policy"] and row["runs_in"] and row["runs_in"] != [dtype]
         }
         waiting = [user for number in moved for user in self._users.get(number, [])]
         while waiting:
@@ -102,13 +102,15 @@ class Simulation:
         maker, dtype, _, _ = edge
         return moved.get(maker, dtype)
 
-    def _casts(self, number: int, moved: dict[int, str], op: str = "", dtype: str = "") -> tuple[int, float]:
-        """How many casts the row needs, and their bytes, with ``op`` listed for ``dtype``."""
+    def _casts(
+        self, number: int, moved: dict[int, str], own: Collection[int] = (), dtype: str = ""
+    ) -> tuple[int, float]:
+        """How many casts the row needs, and their bytes, with the rows ``own`` listed for ``dtype``."""
         row, edges = self._rows[number], self._edges.get(number, [])
         given = [self._given(edge, moved) for edge in edges]
         wanted = _FIXED.get(row["decision"], "")
         wanted = self._low if wanted == "low" else wanted
-        if row["op"] == op and row["policy"]:
+        if number in own and row["policy"]:
             wanted = dtype
         elif row["decision"] == "promote":
             wanted = _WIDE if _WIDE in given else ""

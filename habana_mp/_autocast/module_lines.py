@@ -19,6 +19,17 @@ def path_pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
 
 
+def _depth(pattern: re.Pattern[str], names: list[str]) -> int:
+    """How deep the innermost module of a path lies that a pattern names; -1 for none."""
+    return max((depth for depth in range(len(names)) if pattern.fullmatch(".".join(names[: depth + 1]))), default=-1)
+
+
+def lines_of(policy: Policy) -> ModuleLines:
+    """Kept with the policy, as are the policies of modules that are made of it: they are ready for the dispatcher after their first call."""
+    lines: ModuleLines = policy.__dict__.setdefault("_module_lines", ModuleLines(policy))
+    return lines
+
+
 class ModuleLines:
     """The names of one policy that are limited to modules."""
 
@@ -33,11 +44,11 @@ class ModuleLines:
 
     def of(self, path: str) -> tuple[Limited, ...]:
         """Those that hold in a module: they name it, or one that it is inside of. What wins comes last: the deeper module, then a path without ``*``."""
-        names = [name for name in path.split(".") if name not in _WRAPPERS] if path else []
-        paths = [".".join(names[: depth + 1]) for depth in range(len(names))]
+        names = path.split(".") if path else []
+        bare = [name for name in names if name not in _WRAPPERS]
         found = []
         for line, pattern in self._lines:
-            depth = max((depth for depth, path in enumerate(paths) if pattern.fullmatch(path)), default=-1)
+            depth = max(_depth(pattern, bare), _depth(pattern, names))
             if depth >= 0:
                 self._named.add(line)
                 found.append((depth, "*" not in line[2], len(line[2].replace("*", "")), line))

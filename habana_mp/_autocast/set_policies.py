@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 import habana_mp._core as _core
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import devices
-from habana_mp._autocast.module_lines import ModuleLines, path_pattern
+from habana_mp._autocast.module_lines import ModuleLines, lines_of, path_pattern
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force, traced
@@ -42,7 +40,7 @@ def set_policies(
     Args:
         model: what it set before on its modules is removed.
         policies: a policy, whose names that are limited to modules ("mul in *.rotary_emb") then hold in these modules of the model, and
-            in what is inside of them; the rest of the model stays under the policy that is in force. A name that limits itself to
+            in what is inside of them, with the other names of that policy; the rest of the model stays under the policy that is in force. A name that limits itself to
             modules which the model does not have triggers a warning. Or a mapping: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
             ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
             earlier one; what none names stays under the policy that is in force. A module inside one that is named follows it, unless
@@ -72,9 +70,13 @@ def set_policies(
     if isinstance(policies, (Policy, str, os.PathLike)):
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
-        lines = ModuleLines(policy)
+        lines = lines_of(policy)
+        if not lines:
+            raise ValueError(
+                f"{policy.name} has no names that are limited to modules; a mapping such as {{'encoder.*': policy}} says where a policy holds"
+            )
         placed(policy)
-        handle = _put(model, _chosen_by_lines(model, lines))
+        handle = put(model, chosen_by_lines(model, lines))
         if idle := [*lines.idle([path for path, _ in model.named_modules()])]:
             warn(f"{policy.name} has names for modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
         return handle
@@ -83,10 +85,10 @@ def set_policies(
             f"policies is a policy, or maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}"
         )
     SET_POLICIES.need()
-    return _put(model, _chosen(model, {path: _value(path, policy) for path, policy in policies.items()}))
+    return put(model, _chosen(model, {path: _value(path, policy) for path, policy in policies.items()}))
 
 
-def _put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> PoliciesHandle:
+def put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> PoliciesHandle:
     _remove(model.modules())
     handles = []
     # One module may have several paths; what was chosen last holds.
@@ -123,39 +125,8 @@ class PoliciesHandle:
         self.remove()
 
 
-@contextmanager
-def on_models_called(policy: Policy) -> Iterator[None]:
-    """Put the names of a policy that are limited to modules on each model when it is first called, until the end of the block.
-
-    What ``set_policies`` has put on a model stays.
-    """
-    lines = ModuleLines(policy)
-    if not lines:
-        yield
-        return
-    placed(policy)
-    known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-    handles: list[PoliciesHandle] = []
-
-    def look(module: torch.nn.Module, _: Any) -> None:
-        # The outermost module is the first to be called, and the others are known from then on.
-        if torch.compiler.is_compiling() or module in known:
-            return
-        known.update(module.modules())
-        if not any(map(_has_hook, module.modules())):
-            handles.append(_put(module, _chosen_by_lines(module, lines)))
-
-    SET_POLICIES.need()
-    watching = register_module_forward_pre_hook(look)
-    try:
-        yield
-    finally:
-        watching.remove()
-        for handle in handles:
-            handle.remove()
-
-
-def _has_hook(module: torch.nn.Module) -> bool:
+def is_ruled(module: torch.nn.Module) -> bool:
+    """Whether it has a policy of its own."""
     return any(isinstance(hook, _Hook) for hook in SET_POLICIES.of(module, "before").values())
 
 
@@ -179,16 +150,20 @@ _models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
     if policy == _FP32:
         return None
-    if isinstance(policy, Policy):
-        return policy
     try:
-        return Policy.load(policy)
+        found = policy if isinstance(policy, Policy) else Policy.load(policy)
     except (TypeError, ValueError) as error:
         raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
+    if lines_of(found):
+        raise ValueError(
+            f"the policy of {path!r} has names that are limited to modules itself: call set_policies(model, policy) with it, without a mapping"
+        )
+    return found
 
 
 def _is_never_called(module: torch.nn.Module) -> bool:
-    return type(module).forward is torch.nn.Module.forward
+    # The class of a scripted module has no forward to be looked at.
+    return getattr(type(module), "forward", None) is torch.nn.Module.forward
 
 
 def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> dict[str, Policy | None]:
@@ -213,7 +188,7 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
     return chosen
 
 
-def _chosen_by_lines(model: torch.nn.Module, lines: ModuleLines) -> dict[str, Policy | None]:
+def chosen_by_lines(model: torch.nn.Module, lines: ModuleLines) -> dict[str, Policy | None]:
     """The modules in which other lines hold than round them."""
     chosen: dict[str, Policy | None] = {}
     held: dict[str, tuple[Any, ...]] = {}  # inside of a module; one that nobody calls cannot enter a policy

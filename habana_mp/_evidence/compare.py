@@ -11,6 +11,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
+from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.two_runs import TwoRuns
@@ -157,6 +158,7 @@ def _under(policy: Policy | None) -> Iterator[None]:
         if policy is None:
             stack.enter_context(disable_casts())
         else:
+            stack.enter_context(on_models_called(policy))
             for device in _devices():
                 stack.enter_context(autocast(device, policy=policy))
         yield

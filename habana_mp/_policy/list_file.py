@@ -141,8 +141,19 @@ def merged_limited(default: Iterable[Limited], files: Mapping[str, ListFile]) ->
     for title, file in files.items():
         if not file.edits:
             kept = [each for each in kept if each[0] != title]
-        gone = {(entry, modules) for (entry, _, _), modules in file.unlimited}
-        kept = [each for each in kept if each[0] != title or (each[1], each[2]) not in gone]
+        for (entry, _, _), modules in file.unlimited:
+            kept = less_limited(kept, entry, modules, title)
     named = limited_of(files)
-    said = {(entry, modules) for _, entry, modules, *_ in named}
-    return [*named, *(each for each in kept if (each[1], each[2]) not in said)]
+    for _, entry, modules, _, _ in named:
+        kept = less_limited(kept, entry, modules)
+    return [*named, *kept]
+
+
+def less_limited(names: Iterable[Limited], entry: str, modules: str, title: str = "") -> list[Limited]:
+    """Names that are limited to modules without what another one claims: that op for these modules, in all lists or in one."""
+    claims, kept = Claims([entry]), []
+    for each, name, where, file, line in names:
+        concerned = where == modules and title in ("", each)
+        left = less([(name, file, line)], claims) if concerned else [(name, file, line)]
+        kept += [(each, stays, where, file, line) for stays, _, _ in left]
+    return kept

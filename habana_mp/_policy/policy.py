@@ -24,6 +24,7 @@ from habana_mp._policy.list_file import (
     ListFile,
     ListPath,
     less,
+    less_limited,
     merged,
     merged_limited,
     read_list,
@@ -184,24 +185,19 @@ class Policy:
         ``rest`` says what happens to all others: "inputs" leaves them alone, "first_input" gives them the dtype of their first input,
         "fp32" runs them in float32. A name that torch does not have triggers a warning, or with ``strict`` a ValueError.
         """
-        lists: dict[str, list[Entry]] = {}
+        named: dict[str, list[tuple[str, str]]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
-            lists[title] = [(op, "", 0) for op in ops]
+            named[title] = [_parted(op) for op in ops]
         low = low_name(low_dtype, "low_dtype")
-        limited = [
-            (title, *_parted(entry), "", 0)
-            for title, entries in lists.items()
-            for entry, _, _ in entries
-            if " " in entry
-        ]
-        plain: dict[str, Any] = {
-            title: [entry for entry in entries if " " not in entry[0]] for title, entries in lists.items()
+        lists: dict[str, Any] = {
+            title: [(op, "", 0) for op, within in ops if not within] for title, ops in named.items()
         }
-        made = core.Policy(name, low, rest, **plain, error=[], limited=limited)
-        for title, entries in lists.items():
-            check_known([(_parted(entry)[0], "", 0) for entry, _, _ in entries], f"the {title} list", strict=strict)
+        limited = [(title, op, within, "", 0) for title, ops in named.items() for op, within in ops if within]
+        made = core.Policy(name, low, rest, **lists, error=[], limited=limited)
+        for title, parted in named.items():
+            check_known([(op, "", 0) for op, _ in parted], f"the {title} list", strict=strict)
         return cls(made)
 
     def with_edits(self, *edits: str, strict: bool = False) -> Policy:
@@ -235,7 +231,7 @@ class Policy:
                     raise ValueError(
                         f"{edit!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}"
                     )
-                limited = [each for each in limited if each[1:3] != (named, modules)]
+                limited = less_limited(limited, named, modules)
                 limited += [(title, named, modules, "", 0)] if sign == "+" else []
                 continue
             # Where it is in no list, the ops that it is made of would decide it.
@@ -309,11 +305,14 @@ class Policy:
         return self._core.text()
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{len(ops)} {name}" for name, ops in self.lists.items() if ops)
-        return f"<Policy {self.name}: {self._core.low}, {sizes or 'no lists'}, rest={self.rest}>"
+        sizes = [f"{len(ops)} {name}" for name, ops in self.lists.items() if ops]
+        sizes += [f"{len(ops)} {name} in some modules" for name, ops in self.limited.items() if ops]
+        return f"<Policy {self.name}: {self._core.low}, {', '.join(sizes) or 'no lists'}, rest={self.rest}>"
 
     def _repr_html_(self) -> str:
-        lists = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        lists = {title: [*getattr(self._core, title)] for title in (*LISTS, "error")}
+        for title, entry, modules, file, line in self._core.limited:
+            lists[title].append((f"{entry} in {modules}", file, line))
         return render("policy.html", policy=self, low=self._core.low, lists=lists)
 
     def __eq__(self, other: object) -> bool:

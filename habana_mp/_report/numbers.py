@@ -12,7 +12,7 @@ from typing import Any
 
 ERROR = ("squares", "reference_squares", "largest", "reference_largest", "lost")
 _RANGE = ("numbers", "largest", "smallest", "over_float16", "under_float16", "under_e4m3", "under_e5m2")
-_ABSORBED = ("sums", "bfloat16", "float16", "e4m3", "e5m2")
+_ABSORBED = ("sums", "lost", "bfloat16", "float16", "e4m3", "e5m2")
 _PROJECTED = ("projections", "projected", "projected_low")
 _LARGEST = frozenset(["largest", "reference_largest"])  # these do not add up
 
@@ -119,7 +119,7 @@ def change_of(rows: Iterable[dict[str, Any]], *, what_if: bool = False) -> Calla
 
 
 class WholeError:
-    """How far a loss is off, to first order, or outputs in relation to their size; as it is, and with other errors of some rows.
+    """How far a loss is off, to first order, or outputs in relation to their size; as it is, and with an edit.
 
     Errors of a loss have signs, and may cancel; those of outputs add up as errors do that do not depend on each other.
     """
@@ -138,13 +138,18 @@ class WholeError:
     def now(self) -> float:
         return self._size(self._sum)
 
-    def with_changed(self, rows: Iterable[dict[str, Any]], *, low: bool) -> float:
-        """With the rows in float32, or in the low dtype."""
-        total = self._sum
-        for row in with_values(rows):
-            total -= row["values"].get(self._key, 0.0)
-            total += row["values"].get(self._key + "_low", 0.0) if low else 0.0
-        return self._size(total)
+    def with_low(self, rows: Iterable[dict[str, Any]]) -> float:
+        """With some rows in the low dtype."""
+        changed = (row["values"].get(self._key + "_low", 0.0) - row["values"].get(self._key, 0.0) for row in rows)
+        return self._size(self._sum + sum(changed))
+
+    def with_left(self, rows: Iterable[tuple[dict[str, Any], float]]) -> float:
+        """With some rows in float32, of which a part of the error is left."""
+        power = 1 if self._of_loss else 2
+        gone = (
+            row["values"].get(self._key, 0.0) * (1 - left**power) for row, left in rows if row.get("values") is not None
+        )
+        return self._size(self._sum - sum(gone))
 
     def _size(self, total: float) -> float:
         return abs(total) if self._of_loss else math.sqrt(max(total, 0.0) / self._squares)

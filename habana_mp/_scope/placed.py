@@ -6,17 +6,17 @@ from habana_mp._policy.policy import Policy
 from habana_mp._show.warning import warn
 
 _MOST_SHOWN = 3
-_placed: set[int] = set()
+_placed: set[str] = set()
 
 
 def placed(policy: Policy) -> None:
     """The names are put on models from now on."""
-    _placed.add(hash(policy))
+    _placed.add(_lines(policy))
 
 
 def warn_if_nowhere(policy: Policy) -> None:
     """Once for each policy that has such names, none of them on a model."""
-    if " limited=" not in policy._text or hash(policy) in _placed:
+    if " limited=" not in policy._text or _lines(policy) in _placed:
         return
     placed(policy)
     lines = [line for lines in policy.limited.values() for line in lines]
@@ -25,3 +25,7 @@ def warn_if_nowhere(policy: Policy) -> None:
         f"{policy.name} has names that are limited to modules ({shown}). They hold in models that hmp.set_policies(model, policy) is called on: "
         "call it first"
     )
+
+
+def _lines(policy: Policy) -> str:
+    return policy._text.rpartition(" limited=")[2]

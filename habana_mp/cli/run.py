@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from habana_mp._autocast.set_policies import on_models_called
+from habana_mp._autocast.models_called import on_models_called
 from habana_mp._gaudi import importer
 from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
 import habana_mp._core as _core
-from habana_mp._autocast.set_policies import on_models_called
+from habana_mp._autocast.models_called import ModelsCalled, on_models_called
 from habana_mp._convert.conversion import convert, revert
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
@@ -51,6 +53,7 @@ class Run:
         self._verbose = config is not None and read_gaudi_config(config).verbose
         self._before: tuple[Policy | None, bool] | None = None
         self._models = ExitStack()  # what is put on them
+        self._called: ModelsCalled | None = None
 
     @property
     def policy(self) -> Policy:
@@ -66,14 +69,21 @@ class Run:
         # The command line's default is not one to come back to: what is put in force now replaces it.
         before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
         self._models.close()
-        self._models.enter_context(on_models_called(in_force.cli_policy or self.policy))
-        # The command line's own policy wins over the one that is asked for.
-        self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
+        with ExitStack() as models:
+            self._called = models.enter_context(on_models_called(in_force.cli_policy or self.policy))
+            # The command line's own policy wins over the one that is asked for.
+            self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
+            self._models = models.pop_all()
         if not self.begun:
             self._before = before
             _begun.append(self)
             if self.report:
                 self.counted = new_report().__enter__()
+
+    def put_on(self, model: torch.nn.Module) -> None:
+        """Of a model that is not called as a whole: names that are limited to modules."""
+        if self._called is not None:
+            self._called.put(model)
 
     def end(self) -> None:
         if self._before is None:

@@ -58,6 +58,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
             raise TypeError("HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert()")
         # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
         self._run.begin()
+        self._run.put_on(module)  # the trainer calls its training_step
         if self._off_before is None:
             self._off_before = _core.casts_off()
             _core.set_casts_off(True)

@@ -59,8 +59,8 @@ py::object values_of(const report::Report& report, SiteId site) {
       values.calls, values.unmeasured, error_values(values.ran), error_values(values.low),
       py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
                      range.under_float16, range.under_e4m3, range.under_e5m2),
-      py::make_tuple(absorbed.sums, absorbed.bfloat16, absorbed.float16, absorbed.e4m3,
-                     absorbed.e5m2),
+      py::make_tuple(absorbed.sums, absorbed.lost, absorbed.bfloat16, absorbed.float16,
+                     absorbed.e4m3, absorbed.e5m2),
       values.backward_calls, error_values(values.backward), values.changes, values.change_ran,
       values.change_low, values.ran_ns, values.other_ns, values.projections, values.projected_ran,
       values.projected_low);

@@ -7,8 +7,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/ldexp.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -41,6 +39,7 @@ constexpr double kUnderE5M2 = 0x1p-17 / 57344.0;
 // The loops work on the bits of numbers: comparisons of floats, which may trap, would keep the
 // compiler from using vectors.
 constexpr std::uint32_t kExponent = 0x7F800000U;
+constexpr std::uint32_t kMantissa = 0x007FFFFFU;
 constexpr std::uint32_t kSize = 0x7FFFFFFFU;  // all but the sign: sizes are ordered as their bits
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
@@ -229,23 +228,25 @@ HABANA_MP_EVERY_VECTOR Count below(const float* numbers, int64_t begin, int64_t 
 constexpr std::uint32_t kHalfUlpBFloat16 = 8, kHalfUlpFloat16 = 11, kHalfUlpE4M3 = 4,
                         kHalfUlpE5M2 = 3;
 
-HABANA_MP_EVERY_VECTOR report::Absorbed absorbed_in(const float* a, const float* b, int64_t begin,
-                                                    int64_t end) {
+HABANA_MP_EVERY_VECTOR report::Absorbed absorbed_in(const float* to, const float* added,
+                                                    int64_t begin, int64_t end) {
   // The bits of a power of two, some powers below it; zero where there is none that small.
   const auto below = [](std::uint32_t power, std::uint32_t steps) {
     return power > steps << 23U ? power - (steps << 23U) : 0U;
   };
   std::uint32_t sums = 0, bfloat16 = 0, float16 = 0, e4m3 = 0, e5m2 = 0;
   for (int64_t i = begin; i < end; ++i) {
-    const std::uint32_t x = bits_of(a[i]) & kSize, y = bits_of(b[i]) & kSize;
-    const std::uint32_t larger = std::max(x, y), smaller = std::min(x, y);
-    const std::uint32_t counts = smaller != 0 ? if_finite(larger) & 1U : 0U;
-    const std::uint32_t power = larger & kExponent;
+    const std::uint32_t x = bits_of(to[i]), y = bits_of(added[i]);
+    const std::uint32_t size = y & kSize;
+    const std::uint32_t counts = size != 0 ? if_finite(x) & if_finite(y) & 1U : 0U;
+    const std::uint32_t power = x & kExponent;
+    // Below a power of two the steps are half as large.
+    const std::uint32_t down = (x & kMantissa) == 0 && ((x ^ y) & ~kSize) != 0 ? 1U : 0U;
     sums += counts;
-    bfloat16 += smaller < below(power, kHalfUlpBFloat16) ? counts : 0U;
-    float16 += smaller < below(power, kHalfUlpFloat16) ? counts : 0U;
-    e4m3 += smaller < below(power, kHalfUlpE4M3) ? counts : 0U;
-    e5m2 += smaller < below(power, kHalfUlpE5M2) ? counts : 0U;
+    bfloat16 += size < below(power, kHalfUlpBFloat16 + down) ? counts : 0U;
+    float16 += size < below(power, kHalfUlpFloat16 + down) ? counts : 0U;
+    e4m3 += size < below(power, kHalfUlpE4M3 + down) ? counts : 0U;
+    e5m2 += size < below(power, kHalfUlpE5M2 + down) ? counts : 0U;
   }
   return {.sums = sums, .bfloat16 = bfloat16, .float16 = float16, .e4m3 = e4m3, .e5m2 = e5m2};
 }
@@ -344,15 +345,19 @@ Range range_by_aten(const at::Tensor& numbers) {
           .under_e5m2 = counted(5)};
 }
 
-report::Absorbed absorbed_by_aten(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.abs(), y = b.abs();
-  const at::Tensor larger = at::maximum(x, y), smaller = at::minimum(x, y);
-  const at::Tensor counts = at::isfinite(larger).logical_and(smaller.gt(0));
+report::Absorbed absorbed_by_aten(const at::Tensor& to, const at::Tensor& added) {
+  const at::Tensor size = added.abs();
+  const at::Tensor counts =
+      at::isfinite(to).logical_and(at::isfinite(added)).logical_and(size.gt(0));
   // ldexp(0.5, e) is the power of two of a number whose mantissa is 0.5 or more.
-  const at::Tensor power = at::ldexp(at::full_like(larger, 0.5), std::get<1>(at::frexp(larger)));
+  const auto [mantissa, exponent] = at::frexp(to);
+  const at::Tensor power = at::ldexp(at::full_like(to, 0.5), exponent);
+  // Below a power of two the steps are half as large.
+  const at::Tensor down = mantissa.abs().eq(0.5).logical_and(to.sign().mul(added.sign()).lt(0));
+  const at::Tensor step = at::where(to.eq(0), 0.0, at::where(down, power.mul(0.5), power));
   const auto lost = [&](std::uint32_t steps) {
     const double part = std::ldexp(1.0, -static_cast<int>(steps));
-    return counts.logical_and(smaller.lt(power.mul(part))).sum().to(at::kDouble);
+    return counts.logical_and(size.lt(step.mul(part))).sum().to(at::kDouble);
   };
   const at::Tensor all = at::stack({counts.sum().to(at::kDouble), lost(kHalfUlpBFloat16),
                                     lost(kHalfUlpFloat16), lost(kHalfUlpE4M3), lost(kHalfUlpE5M2)})
@@ -367,13 +372,13 @@ report::Absorbed absorbed_by_aten(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-report::Absorbed absorbed_of(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0) return {};
-  if (!is_plain(a) || !is_plain(b)) return absorbed_by_aten(a, b);
-  const at::Tensor x = a.contiguous(), y = b.contiguous();
+report::Absorbed absorbed_of(const at::Tensor& to, const at::Tensor& added) {
+  if (to.numel() == 0) return {};
+  if (!is_plain(to) || !is_plain(added)) return absorbed_by_aten(to, added);
+  const at::Tensor x = to.contiguous(), y = added.contiguous();
   const auto* first = x.const_data_ptr<float>();
   const auto* second = y.const_data_ptr<float>();
-  return added<report::Absorbed>(x.numel(), [&](int64_t begin, int64_t end) {
+  return evidence::added<report::Absorbed>(x.numel(), [&](int64_t begin, int64_t end) {
     return absorbed_in(first, second, begin, end);
   });
 }

@@ -14,8 +14,8 @@ report::Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::T
 
 report::Range range_of(const at::Tensor& numbers);
 
-// Of the additions of two float32 tensors of the same sizes.
-report::Absorbed absorbed_of(const at::Tensor& a, const at::Tensor& b);
+// Of one float32 tensor that is added to another one of the same sizes.
+report::Absorbed absorbed_of(const at::Tensor& to, const at::Tensor& added);
 
 // Of numbers of any floating dtype, those of masks left out, unseen by listeners.
 double sum_of_squares(const at::Tensor& numbers);

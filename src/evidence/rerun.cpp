@@ -210,7 +210,8 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
 }
 
 at::Tensor addend_of(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Change& change) {
-  if (arguments.empty() || !arguments.front().isTensor()) return {};
+  if (arguments.size() < 2 || !arguments[0].isTensor() || !arguments[1].isTensor()) return {};
+  if (torch_private::is_wrapped_number(arguments[1].toTensor())) return {};
   std::vector<c10::IValue> from_zero(arguments.begin(), arguments.end());
   {
     const OutOfSight out_of_sight;

@@ -46,7 +46,8 @@ using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                        const Change& change, std::uint64_t* ns = nullptr);
 
-// What an op that adds has added to its first argument, in float32; undefined where the op raises.
+// What an op that adds has added to its first argument, in float32; undefined where the op raises,
+// and for a number of Python, such as the eps of a norm, which may be as small as it likes.
 at::Tensor addend_of(const Op& op, c10::ArrayRef<c10::IValue> arguments, const Change& change);
 
 // One result of a call, beside that of another run of it.

@@ -73,7 +73,8 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 }
 
 // Of an op that adds: what of it is lost in the dtypes.
-void measure_absorbed(const MeasuredCall& context, Values& values) {
+void measure_absorbed(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                      Values& values) {
   if (!context.op->adds || context.backward) return;
   const auto full = [&](const at::Tensor& argument) {
     return evidence::in_float32(context.given(argument));
@@ -83,6 +84,10 @@ void measure_absorbed(const MeasuredCall& context, Values& values) {
   const at::Tensor to = full(context.arguments.front().toTensor());
   if (to.scalar_type() != at::kFloat) return;
   values.absorbed = evidence::absorbed_of(to.expand_as(added), added);
+  const DType made =
+      results.front().isTensor() ? dtype_of(results.front().toTensor()) : DType::Other;
+  if (made == DType::BFloat16) values.absorbed.lost = values.absorbed.bfloat16;
+  if (made == DType::Float16) values.absorbed.lost = values.absorbed.float16;
 }
 
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
@@ -228,7 +233,7 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
     }
     if (here().measure.what_if) {
       if (!low) measure_what_if(context, call.outputs(), values, waiting);
-      measure_absorbed(context, values);
+      measure_absorbed(context, call.outputs(), values);
     }
   }
   bool room = true;

@@ -57,11 +57,12 @@ struct Range {
   }
 };
 
-// Of sums of two numbers: how many there are of two that are not zero, and of how many the smaller
-// one is below half of a ulp of the larger one in a dtype, so that it is lost there. A scale for
-// the whole tensor would change nothing.
+// Of additions: how many numbers are added that are not zero, and how many of them are below half
+// of a ulp of what they are added to in a dtype, so that they are lost there. A scale for the whole
+// tensor would change nothing.
 struct Absorbed {
   std::uint64_t sums = 0;
+  std::uint64_t lost = 0;  // in the low dtype that the result has
   std::uint64_t bfloat16 = 0;
   std::uint64_t float16 = 0;
   std::uint64_t e4m3 = 0;
@@ -69,6 +70,7 @@ struct Absorbed {
 
   void add(const Absorbed& other) {
     sums += other.sums;
+    lost += other.lost;
     bfloat16 += other.bfloat16;
     float16 += other.float16;
     e4m3 += other.e4m3;

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._autocast.set_policies import on_models_called
+from habana_mp._autocast.models_called import on_models_called
 
 BF16, FP32 = torch.bfloat16, torch.float32
 LIMITED = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in layers.*.last"], name="limited")
@@ -167,6 +167,63 @@ def test_models_are_found_when_they_are_called():
     assert not any(module._forward_pre_hooks for module in first.modules())
 
 
+def test_a_part_that_is_called_before_its_model():
+    """Its paths begin with it then; those of the model hold from the call of the model on."""
+    model = Net()
+    with on_models_called(LIMITED), converted(LIMITED):
+        model.layers[0](torch.ones(2, 4))
+        assert made(model) == [BF16, FP32, BF16, FP32, BF16]
+        whole = nn.Sequential(model)
+        made(whole)
+        assert [each.made for each in model.modules() if isinstance(each, Seen)] == [BF16] * 5
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_models_run_beside_others():
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), check_trace=False)
+    with on_models_called(LIMITED), converted(LIMITED):
+        scripted(torch.ones(2, 4))
+        assert made(Net()) == [BF16, FP32, BF16, FP32, BF16]
+
+
+def test_modules_that_no_model_had_are_warned_of_at_the_end():
+    policy = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in heat"])
+    with (
+        pytest.warns(UserWarning, match="'linear in heat' names no module; did you mean 'head'"),
+        on_models_called(policy),
+    ):
+        made(Net())
+
+
+def test_what_set_policies_does_not_take():
+    with pytest.raises(ValueError, match="hmp has no names that are limited to modules"):
+        hmp.set_policies(Net(), "hmp")
+    with pytest.raises(ValueError, match="the policy of 'head' has names that are limited to modules itself"):
+        hmp.set_policies(Net(), {"head": LIMITED})
+
+
+def test_compare_puts_them_on_the_model():
+    model = Net()
+    found = hmp.compare(lambda: model(torch.ones(2, 4)), hmp.Policy.from_ops(lower=["linear"]), LIMITED)
+    assert [(row.op, row.module) for row in found.rows if row.kind == "precision"][:1] == [
+        ("linear", "Net: layers.0.last")
+    ]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_run_that_does_not_begin_leaves_no_hook(monkeypatch):
+    from torch.nn.modules import module as nn_module
+
+    from habana_mp.trainers._run import Run
+
+    monkeypatch.setenv("HABANA_MP_LOG", "casts:/nonexistent/folder/log")
+    before = len(nn_module._global_forward_pre_hooks)
+    with pytest.raises(OSError, match="nonexistent"):
+        Run(LIMITED, report=False).begin()
+    assert len(nn_module._global_forward_pre_hooks) == before
+
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -210,3 +267,35 @@ def test_accelerate_puts_them_on_its_models():
     accelerator = Accelerator(cpu=True)
     with HMPHook(accelerator, policy=LIMITED):
         assert made(accelerator.prepare(Net())) == [BF16, FP32, BF16, FP32, BF16]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of lightning
+def test_lightning_puts_them_on_its_module():
+    """Its trainer calls training_step, and never the module."""
+    lightning = pytest.importorskip("lightning")
+    from habana_mp.trainers.lightning import HMPPrecision
+
+    class Trained(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch):
+            return self.net.head(self.net.layers[0](batch)).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    policy = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in net.head"])
+    module = Trained()
+    trainer = lightning.Trainer(
+        plugins=[HMPPrecision(policy=policy)],
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(torch.ones(2, 4), batch_size=2))
+    assert (module.net.layers[0].last.made, module.net.head.made) == (BF16, FP32)

@@ -90,15 +90,13 @@ def _of_errors(report: dict[str, Any]) -> Iterator[Advice]:
 
 
 def _of_absorbed(report: dict[str, Any]) -> Iterator[Advice]:
-    """Additions that leave most of the numbers as they are: updates of weights that are held in bfloat16, mostly."""
-    rows = [row for row in with_values(report["rows"]) if row["values"].get("absorbed", {}).get("sums")]
-    for group in grouped(rows, lambda row: (row["op"], *row["runs_in"])):
-        dtype = group[0]["runs_in"][0] if len(group[0]["runs_in"]) == 1 else ""
-        sums = sum(row["values"]["absorbed"]["sums"] for row in group)
-        lost = sum(row["values"]["absorbed"].get(dtype, 0) for row in group)
+    """Updates in place that leave most of the numbers as they are: of weights that are held in bfloat16, mostly."""
+    rows = [row for row in with_values(report["rows"]) if row["op"].endswith("_") and "absorbed" in row["values"]]
+    for group in grouped(rows, lambda row: row["op"]):
+        sums, lost = (sum(row["values"]["absorbed"][key] for row in group) for key in ("sums", "lost"))
         if sums >= _MANY_SUMS and lost >= _ABSORBED * sums:
             yield Advice(
-                f"hold in float32 what {group[0]['op']} adds to: {share(lost, sums)} of what it adds is lost in {dtype}, below half of a ulp",
+                f"keep in float32 what {group[0]['op']} updates: {share(lost, sums)} of the numbers that it adds are below half of a ulp, and lost",
                 f"{sums:,} numbers" + (f"; at {group[0]['source']}" if group[0]["source"] else ""),
             )
 

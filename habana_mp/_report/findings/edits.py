@@ -64,6 +64,7 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
         return []
     of = "the loss" if any(row["values"]["changes"] for row in rows) else "the outputs"
     simulation, error = Simulation(report), WholeError(report)
+    now = error.now() if error.known else None
     time, block = report["op_seconds"] or 1.0, report["seconds"]
     keep, lower = [], []
     for name, group in _by_op(rows) if per == "op" else _by_module(rows):
@@ -73,7 +74,12 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
         if made >= _LARGE:
             where = _where(group, change)
             effect = simulation.effect(places, "float32")
-            off = _errors(error, group, low=False)
+            if all(left == 1 for left in effect.left.values()):
+                continue  # its results are rounded again at once
+            after = (
+                error.with_left((report["rows"][i], left) for i, left in effect.left.items()) if error.known else None
+            )
+            off = now, after
             why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off)}" + (f", in {where}" if where else "")
             why += f"; {_cost(effect, block)}"
             keep.append(Edit(f"+{name}:fp32", op, made, casts, where, *_fields(effect), *off, why))
@@ -85,7 +91,7 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
             effect = simulation.effect(places, report["low_dtype"])
             if effect.seconds >= 0 and effect.casts >= 0:
                 continue  # it would gain nothing
-            off = _errors(error, wide, low=True)
+            off = now, error.with_low(wide) if error.known else None
             why = f"{_cost(effect, block)}, would add {share(added, 1.0)} to the error of {of}{_off(*off)}"
             where = pattern(row["module"] for row in wide)
             lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
@@ -103,11 +109,6 @@ def _by_module(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str,
         paths = {id(row): path_with_stars(row["module"]) for row in group}
         for path in sorted({*paths.values()} - {""}):
             yield f"{op} in {path}", [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
-
-
-def _errors(error: WholeError, rows: list[dict[str, Any]], *, low: bool) -> tuple[float | None, float | None]:
-    """Now and with the edit."""
-    return (error.now(), error.with_changed(rows, low=low)) if error.known else (None, None)
 
 
 def _off(now: float | None, after: float | None) -> str:

@@ -6,26 +6,33 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import habana_mp._core as _core
-from habana_mp._report.numbers import with_values
+from habana_mp._report.numbers import local_error, with_values
 
 _WIDE = "float32"
 _FIXED = {"lower": "low", "fp32": _WIDE, "rest fp32": _WIDE, "no kernel": _WIDE}
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
+_ROUNDING = {"bfloat16": 2.0**-8 / math.sqrt(6), "float16": 2.0**-11 / math.sqrt(6)}  # relative, on average
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Effect:
-    """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about."""
+    """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about.
+
+    ``left`` is which part of its error each row keeps that moves to float32: all of it where it is given low numbers and hands its result to
+    ops that cast it back, and what rounding makes where only the latter is so.
+    """
 
     casts: int
     seconds: float
+    left: dict[int, float] = field(default_factory=dict)
 
 
 class Simulation:
@@ -56,7 +63,18 @@ class Simulation:
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
-        return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward)
+        left = {row: self._left(row, moved) for row in moved} if dtype == _WIDE else {}
+        return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward, left)
+
+    def _left(self, number: int, moved: dict[int, str]) -> float:
+        row, users = self._rows[number], self._users.get(number, [])
+        cast_back = bool(users) and all(self._wanted(user, moved) == self._low for user in users)
+        if not cast_back:
+            return 0.0
+        if all(self._given(edge, moved) == self._low for edge in self._inputs(number)):
+            return 1.0
+        error = float(local_error(row["values"]["ran"])) if row.get("values") else 0.0
+        return min(1.0, _ROUNDING[self._low] / error) if 0 < error < math.inf else 0.0
 
     def _timed(self) -> Iterator[dict[str, Any]]:
         return (row for row in with_values(self._rows) if row["values"].get("other_seconds") and row["values"]["calls"])
@@ -106,23 +124,29 @@ class Simulation:
         self, number: int, moved: dict[int, str], own: Collection[int] = (), dtype: str = ""
     ) -> tuple[int, float]:
         """How many casts the row needs, and their bytes, with the rows ``own`` listed for ``dtype``."""
-        row, edges = self._rows[number], self._edges.get(number, [])
-        given = [self._given(edge, moved) for edge in edges]
-        wanted = _FIXED.get(row["decision"], "")
-        wanted = self._low if wanted == "low" else wanted
-        if number in own and row["policy"]:
-            wanted = dtype
-        elif row["decision"] == "promote":
-            wanted = _WIDE if _WIDE in given else ""
+        wanted = dtype if number in own and self._rows[number]["policy"] else self._wanted(number, moved)
         if not wanted:
             return 0, 0.0
-        if wanted == self._low and _core.is_norm(row["op"]):
-            # Its scale and shift are not cast (D14): no call has made them. Where none made its input, that is one of them.
-            made = [edge for edge in edges if edge[0] >= 0]
-            edges = made or [(maker, dtype, min(count, row["calls"]), size) for maker, dtype, count, size in edges]
-            given = [self._given(edge, moved) for edge in edges]
-        casts = [edge for edge, dtype in zip(edges, given, strict=True) if dtype != wanted and dtype in _CAST_FROM]
+        edges = self._inputs(number) if wanted == self._low else self._edges.get(number, [])
+        casts = [edge for edge in edges if self._given(edge, moved) not in (wanted, *_NOT_CAST)]
         return sum(edge[2] for edge in casts), float(sum(edge[3] for edge in casts) * _BYTES[wanted])
 
+    def _wanted(self, number: int, moved: dict[int, str]) -> str:
+        """The dtype that a row casts to by its list; "" where it takes what it is given."""
+        decision = self._rows[number]["decision"]
+        if decision == "promote":
+            return _WIDE if _WIDE in [self._given(edge, moved) for edge in self._edges.get(number, [])] else ""
+        wanted = _FIXED.get(decision, "")
+        return self._low if wanted == "low" else wanted
 
-_CAST_FROM = frozenset(_core.ELIGIBLE_DTYPES)
+    def _inputs(self, number: int) -> list[tuple[int, str, int, int]]:
+        """What a row casts to the low dtype."""
+        row, edges = self._rows[number], self._edges.get(number, [])
+        if not _core.is_norm(row["op"]):
+            return edges
+        # Its scale and shift are not cast (D14): no call has made them. Where none made its input, that is one of them.
+        made = [edge for edge in edges if edge[0] >= 0]
+        return made or [(maker, dtype, min(count, row["calls"]), size) for maker, dtype, count, size in edges]
+
+
+_NOT_CAST = frozenset(_core.DTYPES) - frozenset(_core.ELIGIBLE_DTYPES)

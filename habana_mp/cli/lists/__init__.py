@@ -76,13 +76,25 @@ def show(policy: Policy, as_json: bool) -> None:
     """
     overruled = _overruled(policy)
     if as_json:
-        print_json({"name": policy.name, **settings_of(policy), "lists": policy.lists, "overruled": overruled})
+        print_json(
+            {
+                "name": policy.name,
+                **settings_of(policy),
+                "lists": policy.lists,
+                "limited": policy.limited,
+                "overruled": overruled,
+            }
+        )
         return
     from rich.columns import Columns
 
     print_rich(policy.name, style="bold")
     for title, setting in settings_of(policy).items():
         click.echo(f"  {title:<10}  {words(setting)}")
+    for title, limited in policy.limited.items():
+        if limited:
+            print_rich(f"\n{title}, in some modules ({len(limited)})", style="bold")
+            click.echo("".join(f"{line}\n" for line in limited), nl=False)
     for title, ops in policy.lists.items():
         if ops:
             print_rich(f"\n{title} ({len(ops)})", style="bold")

@@ -97,6 +97,22 @@ def test_edits(edits, limited):
     assert BASE.with_edits(*edits).limited == limited
 
 
+@pytest.mark.parametrize(
+    ("before", "edit", "after"),
+    [
+        ("linear in head", "-linear@float16 in head", ("linear@bfloat16 in head",)),
+        ("linear@float16 in head", "-linear in head", ()),
+        ("linear@float16 in head", "+linear in head:lower", ("linear in head",)),
+        ("multiply in head", "+mul in head:lower", ("mul in head",)),
+        ("mul in head", "-mul in body", ("mul in head",)),
+    ],
+)
+def test_edits_of_some_modules_follow_the_rules_of_others(before, edit, after):
+    """Other names of an op and low dtypes, as without modules (D6, D39)."""
+    policy = hmp.Policy.from_ops(lower=[before]).with_edits(edit)
+    assert policy.limited["lower"] == after
+
+
 def test_an_edit_puts_no_limited_name_into_the_error_list():
     with pytest.raises(ValueError, match="the error list is for the whole model"):
         BASE.with_edits("+mul in a:error")
@@ -160,6 +176,7 @@ WINS = {
     "a path wins over a pattern": (["mul in a.b"], ["mul in a.*"], "a.b", "fp32"),
     "the longer pattern wins": (["mul in a.b*"], ["mul in a.*"], "a.bc", "fp32"),
     "another name of the op": (["multiply in a"], [], "a", "fp32"),
+    "a module that is named as wrappers are": (["mul in module"], [], "module", "fp32"),
     "wrappers have no names": (["mul in a.b"], [], "module._orig_mod.a.b", "fp32"),
 }
 

@@ -60,7 +60,7 @@ def set_policies(
     >>> with hmp.autocast("cpu", policy=policy):
     ...     y = model(x)
 
-    >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": policy})
+    >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": "hmp-o2"})
 
     See Also:
         autocast, explain

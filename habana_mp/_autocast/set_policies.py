@@ -223,10 +223,21 @@ class _Hook:
             self.entered.append(key)
             traced.enter(key)
         else:
-            devices = _ruled_devices()
-            on = bool(devices) or in_force.policy is not None
-            _core.enter_autocast(_inside(devices, self.policy), self)
+            on = self.enter()
         return _map_tensors(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
+
+    def enter(self) -> bool:
+        """Whether something is in force that the policy takes the place of."""
+        devices = _ruled_devices()
+        _core.enter_autocast(_inside(devices, self.policy), self)
+        return bool(devices) or in_force.policy is not None
+
+    def leave(self) -> None:
+        if _core.is_in_autocast(self):  # an earlier hook may have raised
+            _core.leave_autocast(self)
+
+
+PolicyHook = _Hook  # models that were pickled know it by the other name
 
 
 class _Leave:
@@ -240,8 +251,8 @@ class _Leave:
             traced.leave(self.hook.entered.pop())
         elif self.hook.entered:  # by traced code, whose graph broke since
             traced.leave_in_graph(self.hook.entered.pop())
-        elif _core.is_in_autocast(self.hook):  # an earlier hook may have raised
-            _core.leave_autocast(self.hook)
+        else:
+            self.hook.leave()
 
 
 def _inside(ruled: list[str], policy: Policy | None) -> Any:

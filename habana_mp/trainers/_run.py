@@ -83,7 +83,7 @@ class Run:
     def put_on(self, model: torch.nn.Module) -> None:
         """Of a model that is not called as a whole: names that are limited to modules."""
         if self._called is not None:
-            self._called.put(model)
+            self._called.look_at(model)
 
     def end(self) -> None:
         if self._before is None:

@@ -196,6 +196,45 @@ def test_modules_that_no_model_had_are_warned_of_at_the_end():
         made(Net())
 
 
+def test_the_inner_of_two_runs_rules_alone():
+    other = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in head"])
+    model = Net()
+    with on_models_called(LIMITED), converted(LIMITED):
+        assert made(model) == [BF16, FP32, BF16, FP32, BF16]
+        with on_models_called(other), hmp.autocast("cpu", policy=other):
+            assert made(model) == [BF16, BF16, BF16, BF16, FP32]
+        with on_models_called(hmp.Policy.from_ops()):
+            assert made(model) == [BF16] * 5
+        assert made(model) == [BF16, FP32, BF16, FP32, BF16]
+
+
+def test_copies_that_are_made_meanwhile_have_none_of_it():
+    model = Net()
+    with on_models_called(LIMITED), converted(LIMITED):
+        made(model)
+        other = copy.deepcopy(model)
+        assert made(other) == [BF16, FP32, BF16, FP32, BF16]
+    assert not any(module._forward_pre_hooks for module in (*model.modules(), *other.modules()))
+    with converted(LIMITED):
+        assert made(other) == [BF16] * 5
+
+
+def test_a_forward_that_raises_leaves_the_policy():
+    model = Net()
+    with on_models_called(LIMITED), converted(LIMITED):
+        with pytest.raises(TypeError):
+            model.layers[0].last("no tensor")
+        assert torch.nn.functional.linear(torch.ones(2, 4), torch.ones(4, 4)).dtype == BF16
+
+
+def test_models_that_are_compiled_are_found():
+    model = Net()
+    with on_models_called(LIMITED), converted(LIMITED):
+        torch.compile(model, backend="eager")(torch.ones(2, 4))
+        assert [each.made for each in model.modules() if isinstance(each, Seen)] == [BF16, FP32, BF16, FP32, BF16]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_what_set_policies_does_not_take():
     with pytest.raises(ValueError, match="hmp has no names that are limited to modules"):
         hmp.set_policies(Net(), "hmp")

@@ -169,7 +169,13 @@ def shares(quick: bool) -> tuple[list[Row], str]:
         ]
     total = float(len(named))
     rows.append(
-        Row(f"the place that moves the loss most is named first, of {len(named)}", sum(named), "", total, at_least=True)
+        Row(
+            f"the place that moves the loss most is named first, of {len(named)}",
+            float(sum(named)),
+            "",
+            total,
+            at_least=True,
+        )
     )
     head = ["model", "seed", "places", "the place that moves the loss most", "foretold", "measured", "named first"]
     return rows, table(head, lines)

@@ -70,7 +70,7 @@ class ModelsCalled:
             return
         self.paths.update(path for path, _ in model.named_modules())
         chosen = chosen_by_lines(model, self._lines)
-        if any("_orig_mod" in each._modules for each in modules):
+        if any(name == "_orig_mod" for each in modules for name, _ in each.named_children()):
             self._handles.append(put(model, chosen))
             return
         for path, policy in chosen.items():

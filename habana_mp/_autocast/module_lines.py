@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from habana_mp._policy.folder import SHIPPED
-from habana_mp._policy.list_file import Limited
-from habana_mp._policy.policy import Policy, with_lines_for
+import habana_mp._core as core
+from habana_mp._policy.folder import LISTS, SHIPPED
+from habana_mp._policy.list_file import Claims, Limited, less
+from habana_mp._policy.policy import Policy
 
 # What torch.compile, DistributedDataParallel and activation checkpointing put between a model and its names.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
@@ -56,7 +58,7 @@ class ModuleLines:
 
     def policy_of(self, lines: tuple[Limited, ...]) -> Policy:
         if lines not in self._policies:
-            self._policies[lines] = with_lines_for(self._policy, lines)
+            self._policies[lines] = _with_lines(self._policy, lines)
         return self._policies[lines]
 
     def idle(self, paths: Iterable[str]) -> Iterator[str]:
@@ -71,3 +73,14 @@ class ModuleLines:
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             place = f"{file}:{number}: " if number else ""
             yield f"{place}{f'{entry} in {modules}'!r} names no module{hint}"
+
+
+def _with_lines(policy: Policy, lines: Iterable[Limited]) -> Policy:
+    """The policy of a part of a model: its names are listed as if they were for the whole model, and each wins over those before it."""
+    of = policy._core
+    lists: dict[str, Any] = {title: getattr(of, title) for title in (*LISTS, "error")}
+    for title, named, _, file, line in lines:
+        claims = Claims([named])
+        lists = {other: less(listed, claims) for other, listed in lists.items()}
+        lists[title].append((named, file, line))
+    return Policy(core.Policy(of.name, of.low, of.rest, **lists, low_dtypes=of.low_dtypes, cached=of.cached))

@@ -367,17 +367,6 @@ def _parted(written: str) -> tuple[str, str]:
     return core.read_entry(written) or (written, "")
 
 
-def with_lines_for(policy: Policy, lines: Iterable[Limited]) -> Policy:
-    """The policy of a part of a model: names that are limited to modules hold here as if they were for the whole model, the later ones first."""
-    lists: dict[str, Any] = {title: getattr(policy._core, title) for title in (*LISTS, "error")}
-    for title, named, _, file, line in lines:
-        claims = Claims([named])
-        lists = {other: less(listed, claims) for other, listed in lists.items()}
-        lists[title].append((named, file, line))
-    name, low, rest, *_ = _parts(policy._core)
-    return Policy(core.Policy(name, low, rest, **lists, low_dtypes=policy._core.low_dtypes, cached=policy._core.cached))
-
-
 def renamed(policy: core.Policy, name: str) -> core.Policy:
     """The same policy under another name. Raises ValueError for what is no name of one."""
     return core.Policy(name, *_parts(policy)[1:])

@@ -28,7 +28,7 @@ _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hoo
 
 @contextmanager
 def on_models_called(policy: Policy) -> Iterator[ModelsCalled]:
-    """Until the end of the block, of this policy alone; where no model that was called has the modules of a name, there is a warning then.
+    """Puts the names of this policy alone in force, until the end of the block. Then it warns of names whose modules no called model had.
 
     What ``set_policies`` has put on a model stays. A part of a model that is called before the model has the names by paths that begin with that part,
     until the model itself is called.
@@ -93,7 +93,7 @@ def _leave(module: torch.nn.Module, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     for models in _active:
-        if (hook := models.hook_of(module)) is not None:
+        if (hook := models._hooks.get(module)) is not None:
             hook.leave()
 
 

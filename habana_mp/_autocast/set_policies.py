@@ -40,8 +40,8 @@ def set_policies(
     Args:
         model: what it set before on its modules is removed.
         policies: a policy, whose names that are limited to modules ("mul in *.rotary_emb") then hold in these modules of the model, and
-            in what is inside of them, with the other names of that policy; the rest of the model stays under the policy that is in force. A name that limits itself to
-            modules which the model does not have triggers a warning. Or a mapping: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
+            in what is inside of them, with the other names of that policy; the rest of the model stays under the policy that is in force. A name for
+            modules that the model does not have triggers a warning. Or a mapping: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
             ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
             earlier one; what none names stays under the policy that is in force. A module inside one that is named follows it, unless
             it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, and tensors

@@ -363,7 +363,7 @@ def _parts(
 
 
 def _parted(written: str) -> tuple[str, str]:
-    """Name and modules, of what stands in a list given in code: "mul in *.rotary_emb". What is none of this the core refuses."""
+    """The name and the modules of an entry given in code, such as "mul in *.rotary_emb". The core refuses an entry that is none."""
     return core.read_entry(written) or (written, "")
 
 

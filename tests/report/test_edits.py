@@ -122,6 +122,16 @@ def test_an_edit_says_what_it_costs():
     assert "of the time" in edit.why
 
 
+def test_an_edit_to_the_low_dtype_cancels_nothing():
+    """More error is what it is expected to leave."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(256, 256)
+    with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mean"], fp32=["linear"])), hmp.report(values=True) as r:
+        net(x).square().mean().backward()
+    for edit in r.edits():
+        assert edit.text.endswith(":fp32") or "cancel" not in edit.why
+
+
 def test_edges_are_kept_in_files_and_merged(tmp_path):
     report = recorded("hmp")
     report.to_json(tmp_path / "r.json")

@@ -1,4 +1,4 @@
-"""A browser that opens the page of a report, and what stands in the table of ops there."""
+"""Opens the page of a report in a browser, and reads its table of ops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reader:
         self.complaints.append(f"console: {message.text}")
 
     def _requested(self, url: str) -> None:
-        # The icon stands in the page itself, and the page in the text of the frame.
+        # The page contains its icon, and the text of the frame contains the page.
         if url != self._file.as_uri() and not url.startswith(("data:", "about:srcdoc")):
             self.complaints.append(f"request: {url}")
 

@@ -80,7 +80,11 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
                 error.with_left((report["rows"][i], left) for i, left in effect.left.items()) if error.known else None
             )
             off = now, after
-            why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off)}" + (f", in {where}" if where else "")
+            cancels = now is not None and after is not None and after > now
+            note = ", where errors of other ops cancel it now" if cancels else ""
+            why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off, note)}" + (
+                f", in {where}" if where else ""
+            )
             why += f"; {_cost(effect, block)}"
             keep.append(Edit(f"+{name}:fp32", op, made, casts, where, *_fields(effect), *off, why))
             continue
@@ -111,12 +115,11 @@ def _by_module(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str,
             yield f"{op} in {path}", [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 
 
-def _off(now: float | None, after: float | None) -> str:
+def _off(now: float | None, after: float | None, note: str = "") -> str:
     """``(0.017 -> 0.0004)``."""
     if now is None or after is None:  # of a file that another version has written
         return ""
-    cancelled = ", where errors of other ops cancel it now" if after > now else ""
-    return f" ({now:.2g} -> {after:.2g}{cancelled})"
+    return f" ({now:.2g} -> {after:.2g}{note})"
 
 
 def _fields(effect: Effect) -> tuple[int, float]:

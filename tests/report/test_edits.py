@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.simulated import Simulation
 
 
@@ -124,12 +125,16 @@ def test_an_edit_says_what_it_costs():
 
 def test_an_edit_to_the_low_dtype_cancels_nothing():
     """More error is what it is expected to leave."""
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(256, 256)
-    with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mean"], fp32=["linear"])), hmp.report(values=True) as r:
-        net(x).square().mean().backward()
-    for edit in r.edits():
-        assert edit.text.endswith(":fp32") or "cancel" not in edit.why
+    values = recorded(hmp.Policy.load("hmp").with_edits("+relu:fp32")).to_dict()
+    for row in values["rows"]:
+        if "values" in row:
+            row["values"] |= {"change": 1.0 if row["op"] == "linear" else 0.0, "change_low": 0.0}
+        if row["op"] == "relu":  # slow in float32
+            row["seconds"] = 1.0
+            row["values"] |= {"change_low": 0.005, "ran_seconds": 1.0, "other_seconds": 0.1}
+    (edit,) = (each for each in edits(values) if each.text == "+relu:lower")
+    assert edit.error_after > edit.error
+    assert "cancel" not in edit.why
 
 
 def test_edges_are_kept_in_files_and_merged(tmp_path):

@@ -13,6 +13,8 @@ from habana_mp._draw.drawing import draw
 from habana_mp._evidence.compare import compare
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.nonfinite import find_nonfinite
+from habana_mp._evidence.tune.tune import tune
+from habana_mp._evidence.tune.tuned import Tuned
 from habana_mp._explain.explanation import explain
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.policy import Policy, presets
@@ -26,6 +28,7 @@ __all__ = [
     "GradScaler",
     "Policy",
     "PolicyState",
+    "Tuned",
     "autocast",
     "cache",
     "cast",
@@ -45,6 +48,7 @@ __all__ = [
     "report",
     "revert",
     "set_policies",
+    "tune",
 ]
 
 

@@ -62,7 +62,7 @@ def compare(
         return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()))
     policies = [_policy(each) for each in (a, b)]
     names = ["no casts" if policy is None else policy.name for policy in policies]
-    return _compared((step, step), (names[0], names[1]), (_under(policies[0]), _under(policies[1])))
+    return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])))
 
 
 def recorded(run: Callable[[], Any]) -> Any:
@@ -126,12 +126,12 @@ def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list
     with CastReport():
         session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
         try:
-            return stop(_numbers_of(step()))
+            return stop(numbers_of(step()))
         finally:
             session.end()
 
 
-def _numbers_of(returned: Any) -> list[torch.Tensor]:
+def numbers_of(returned: Any) -> list[torch.Tensor]:
     """The tensors and numbers in what a step returns, in the order of their paths."""
     leaves, _ = DRAW.leaves(returned)
     found = []
@@ -152,7 +152,7 @@ def _policy(named: object) -> Policy | None:
 
 
 @contextmanager
-def _under(policy: Policy | None) -> Iterator[None]:
+def under(policy: Policy | None) -> Iterator[None]:
     """A policy for the tensors of all devices that there are, or no casts."""
     with ExitStack() as stack:
         if policy is None:

@@ -68,6 +68,11 @@ class KeptState:
         if errors:
             raise errors[0]
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Of the tensors that are noted, in the order in which they were."""
+        tensors = (each for each in self._kept.values() if isinstance(each, torch.Tensor) and each.is_leaf)
+        return [each.grad for each in tensors if each.grad is not None]
+
     def _is_new(self, each: object) -> bool:
         if id(each) in self._kept:
             return False

@@ -6,6 +6,7 @@ Knows the form of the folder; what its values mean is checked by src/policy/poli
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     return made
 
 
-def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
-    """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError."""
+def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mapping[str, str] | None = None) -> None:
+    """The folder that ``read_folder`` reads back as this policy, with comments behind some names. The folder is there. Raises OSError."""
+    comments = comments or {}
     described = {
         "name": policy.name,
         "source": source,
@@ -69,7 +71,7 @@ def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
     for title in LISTS:
         names = [op for op, _, _ in getattr(policy, title)]
         names += [f"{op} in {modules}" for other, op, modules, _, _ in policy.limited if other == title]
-        ops = "".join(f"{name}\n" for name in names)
+        ops = "".join(f"{name}  # {comments[name]}\n" if name in comments else f"{name}\n" for name in names)
         (folder / f"{title}.txt").write_text(f"# Policy {policy.name}, {title}: {source}\n{ops}", encoding="utf-8")
 
 

@@ -13,8 +13,9 @@ import click
 _COMMANDS = {
     "run": "run",
     "report": "report",
-    "find-nan": "find_nan",
-    "compare": "compare",
+    "find-nan": "evidence.find_nan",
+    "compare": "evidence.compare",
+    "tune": "evidence.tune",
     "diff": "diff",
     "explain": "explain",
     "lists": "lists",

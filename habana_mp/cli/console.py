@@ -1,4 +1,4 @@
-"""What the commands write to the terminal: tables, JSON, and problems in one line. The only file that knows rich."""
+"""What the commands write to the terminal: tables, JSON, and problems in one line. Tables and bars are rich's."""
 
 from __future__ import annotations
 
@@ -73,16 +73,6 @@ def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
-
-
-@contextlib.contextmanager
-def progress(text: str, total: int) -> Iterator[Any]:
-    """A bar on stderr while something long runs, if stderr is a terminal; gives what to call after each step."""
-    from rich.progress import Progress
-
-    with Progress(console=console(stderr=True), transient=True, disable=not console(stderr=True).is_terminal) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda: bar.advance(task)
 
 
 def write_files(shown: Any, html: str | None, json_file: str | None) -> None:

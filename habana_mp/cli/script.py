@@ -46,7 +46,7 @@ def open_script(target: str, arguments: Sequence[str], *, is_module: bool) -> Sc
     sys.argv = [target, *arguments]
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: from Python 3.11 on
         sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120
-    return _as_python_ends(lambda: _module_named(target) if is_module else _at(target))
+    return as_python_ends(lambda: _module_named(target) if is_module else _at(target))
 
 
 def constants(code: CodeType) -> Iterator[str]:
@@ -70,7 +70,7 @@ def run_script(script: Script) -> None:
         SystemExit: its own, or 1 for an exception and 130 for Ctrl-C, whose traceback has been printed.
     """
     sys.modules["__main__"] = script.module
-    _as_python_ends(lambda: exec(script.code, vars(script.module)))  # noqa: S102 - running it is what was asked for
+    as_python_ends(lambda: exec(script.code, vars(script.module)))  # noqa: S102 - running it is what was asked for
 
 
 def _at(path: str) -> Script:
@@ -148,7 +148,7 @@ def _main_module(file: str | None, spec: ModuleSpec | None, loader: object) -> M
     return module
 
 
-def _as_python_ends(call: Callable[[], _T]) -> _T:
+def as_python_ends(call: Callable[[], _T]) -> _T:
     try:
         return call()
     except (SystemExit, Problem):

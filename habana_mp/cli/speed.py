@@ -11,8 +11,8 @@ from time import perf_counter
 
 import torch
 
+from habana_mp._show.progress import Bar
 from habana_mp._show.units import time
-from habana_mp.cli.console import progress
 from habana_mp.hmp import cast
 
 _SIDE = 512
@@ -44,11 +44,12 @@ def measured() -> Speed:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(), progress("measuring", total=2) as step:
+        with torch.inference_mode(), Bar() as bar:
+            bar.start(total=2)
             plain, fast = _best_in_turns(lambda: a @ a, lambda: low @ low)
-            step()
+            bar.advance()
             to, own = _best_in_turns(lambda: x.to(torch.bfloat16), lambda: cast(x, torch.bfloat16))
-            step()
+            bar.advance()
     finally:
         torch.set_num_threads(threads)
     return Speed(plain, fast, round(plain / fast, 2), to, own, round(to / own, 2))

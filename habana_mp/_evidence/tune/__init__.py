@@ -1,0 +1,1 @@
+"""Policies chosen by measurement: the fastest one that keeps an error budget."""

@@ -1,0 +1,132 @@
+"""What a choice of dtypes costs: the ops themselves, and the casts where an op in one dtype hands its result to an op in the other."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+from habana_mp._evidence.tune.parts import Parts
+
+_ROUNDS = 5
+_NUMBERS = 1 << 20
+
+
+class Costs:
+    """Of a step, in seconds or in numbers that are computed in float32. A choice is the set of the parts that run in float32.
+
+    ``saved[i]`` is what the low dtype of part i saves, without the casts at its borders; ``borders`` has for two parts what the casts between them
+    cost where one is in float32 and the other is not.
+    """
+
+    def __init__(self, saved: list[float], borders: dict[tuple[int, int], float], whole: float) -> None:
+        self.saved = saved
+        self.borders = borders
+        self.whole = whole  # with all parts in float32
+        self._scale = 1.0
+
+    @classmethod
+    def in_numbers(cls, parts: Parts) -> Costs:
+        """As many numbers as may be in the low dtype: the same choice on every machine."""
+        numbers = [float(part.numbers) for part in parts]
+        return cls(numbers, {}, sum(numbers))
+
+    @classmethod
+    def in_seconds(
+        cls, parts: Parts, measured: dict[str, Any], wide: dict[str, Any], low: dict[str, Any], whole: float
+    ) -> Costs:
+        """Of reports of runs: one that measured values, one with all parts in float32, one with all in the low dtype; and the seconds of float32."""
+        saved = [a - b for a, b in zip(_seconds(parts, wide), _seconds(parts, low), strict=True)]
+        return cls(saved, _borders(parts, measured), whole)
+
+    def of(self, in_float32: Collection[int]) -> float:
+        kept = set(in_float32)
+        low = sum(saved for i, saved in enumerate(self.saved) if i not in kept)
+        casts = sum(cost for (a, b), cost in self.borders.items() if (a in kept) != (b in kept))
+        return self.whole - self._scale * (low - casts)
+
+    def fit(self, measured: float) -> None:
+        """To the seconds of a run with all parts in the low dtype: what no row of a report has is spread over all of them."""
+        foretold, real = sum(self.saved), self.whole - measured
+        if foretold * real > 0:
+            self._scale = real / foretold
+
+    def moved(self, in_float32: set[int], part: int) -> float:
+        """By how much the choice gets dearer if the part changes its side."""
+        casts = 0.0
+        for (a, b), cost in self.borders.items():
+            if part in (a, b):
+                apart = (a in in_float32) != (b in in_float32)
+                casts += -cost if apart else cost
+        return self._scale * (casts + (-self.saved[part] if part in in_float32 else self.saved[part]))
+
+
+def _seconds(parts: Parts, report: dict[str, Any]) -> list[float]:
+    """Of each part, its backward pass and the casts of what no part has made with it."""
+    ops = report["op_seconds"]
+    with_backward = 1 + report["backward_seconds"] / ops if ops else 1.0
+    found = [0.0] * len(parts)
+    for row in report["rows"]:
+        part = parts.of(row)
+        if part is not None:
+            casts = sum(cast["seconds"] for cast in row["casts"])
+            inside = row["front_end"] == "autocast"  # its time has its casts in it
+            found[part] += with_backward * (row["seconds"] + (0.0 if inside else casts))
+    return found
+
+
+def _borders(parts: Parts, report: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The casts between two parts that run in different dtypes, forward and back."""
+    per_call, per_number = _seconds_of_casts()
+    ways = 2 if report["backward_seconds"] else 1
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for maker, user, count, numbers in _handed(parts, report):
+        found[min(maker, user), max(maker, user)] += ways * (count * per_call + numbers * per_number)
+    return dict(found)
+
+
+def _handed(parts: Parts, report: dict[str, Any]) -> Iterator[tuple[int, int, int, int]]:
+    """From which part to which, how many tensors and how many numbers. Views and what follows its inputs are looked through."""
+    rows = report["rows"]
+    own = [parts.of(row) for row in rows]
+    edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for maker, row, _, count, numbers in report["edges"]:
+        edges[row].append((maker, count, numbers))
+
+    def makers(row: int, seen: frozenset[int]) -> set[int]:
+        if row < 0 or row in seen:
+            return set()
+        part = own[row]
+        if part is not None:
+            return {part}
+        return set().union(*(makers(maker, seen | {row}) for maker, _, _ in edges[row]))
+
+    for row, user in enumerate(own):
+        if user is None:
+            continue
+        for maker, count, numbers in edges[row]:
+            for part in makers(maker, frozenset()) - {user}:
+                yield part, user, count, numbers
+
+
+def _seconds_of_casts() -> tuple[float, float]:
+    """Of a call, and of a number; on the CPU, or the accelerator that there is."""
+    accelerator = torch.accelerator.current_accelerator()
+    device = torch.device("cpu") if accelerator is None else accelerator
+
+    def best(numbers: int) -> float:
+        tensor = torch.zeros(numbers, device=device)
+        seconds = []
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            tensor.bfloat16()
+            if accelerator is not None:
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - began)
+        return min(seconds)
+
+    small, large = best(1), best(_NUMBERS)
+    return small, max(0.0, large - small) / _NUMBERS

@@ -1,0 +1,83 @@
+"""What the runs of a search have measured, kept in a file, so that a search that was killed goes on from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from habana_mp._policy.read_file import read_text
+
+_FORMAT, _VERSION = "habana_mp.tune", 1
+_MOST_BYTES = 1 << 30
+_SAME_SIZE = 1e-3  # relative; sums on a GPU come in any order
+
+
+class Journal:
+    """The results of runs by what ran, in their order. Without a path they are not kept."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, settings: dict[str, Any]) -> None:
+        self._path = None if path is None else Path(path)
+        self._settings = json.loads(json.dumps({**settings, "torch": torch.__version__.partition("+")[0]}))
+        self._results: dict[str, list[Any]] = {}
+        self._size: float | None = None
+        self._used: dict[str, int] = {}
+        if self._path is not None and self._path.exists():
+            self._read(self._path)
+
+    def kept(self, key: str, run: Callable[[], Any], counted: Callable[[], None]) -> Any:
+        """The result of the next run of this kind: from the file, or of ``run``, which counts itself."""
+        results, place = self._results.setdefault(key, []), self._used.get(key, 0)
+        if place == len(results):
+            results.append(run())
+            self._write()
+        else:
+            counted()
+        self._used[key] = place + 1
+        return results[place]
+
+    def check_size(self, size: float) -> None:
+        """Raises ValueError where the step is not the one of the file."""
+        if self._size is not None and abs(size - self._size) > _SAME_SIZE * max(abs(size), abs(self._size)):
+            raise ValueError(
+                f"{self._path}: is of a step whose results have the size {self._size:.6g}, not {size:.6g}; give another file, or delete it"
+            )
+        self._size = size
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = json.loads(read_text(path, _MOST_BYTES))
+        except ValueError as error:
+            raise ValueError(f"{path}: is no file of a search: {error}") from None
+        if not isinstance(found, dict) or found.get("format") != _FORMAT or found.get("version") != _VERSION:
+            raise ValueError(f"{path}: is no file of a search of this version of habana_mp; give another one")
+        for name, value in self._settings.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{path}: is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}; give another file, or delete it"
+                )
+        self._size, self._results = found.get("size"), found.get("results") or {}
+        if not isinstance(self._results, dict) or not all(isinstance(each, list) for each in self._results.values()):
+            raise ValueError(f"{path}: is no whole file of a search; delete it")
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        found = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            **self._settings,
+            "size": self._size,
+            "results": self._results,
+        }
+        # Whole or not at all: a kill may come at any time.
+        unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(json.dumps(found), encoding="utf-8")
+            unfinished.replace(self._path)
+        finally:
+            unfinished.unlink(missing_ok=True)

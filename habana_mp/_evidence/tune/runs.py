@@ -1,0 +1,167 @@
+"""Runs of a step: counted, timed, each from the same state and random numbers, and compared with float32."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from habana_mp._evidence.compare import numbers_of, under
+from habana_mp._evidence.kept_state import KeptState
+from habana_mp._evidence.tune.journal import Journal
+from habana_mp._policy.policy import Policy
+from habana_mp._report.cast_report import CastReport
+from habana_mp._torch_private import DRAW
+
+Step = Callable[[], Any]
+Metric = Callable[[Any, Any], float]
+_PROJECTIONS = 32
+
+
+@dataclass(frozen=True)
+class Run:
+    """``memory`` is the peak of the accelerator in bytes, None where there is none."""
+
+    error: float
+    seconds: float
+    memory: int | None
+
+
+def relative_error(exact: Any, found: Any) -> float:
+    """The size of the difference of all tensors and numbers as a part of the size of the exact ones (root of the sum of squares).
+
+    Infinite where they are not the same many, or not finite.
+    """
+    a, b = numbers_of(exact), numbers_of(found)
+    if [each.shape for each in a] != [each.shape for each in b]:
+        return math.inf
+    squares = sum((x.double() - y.double()).abs().square().sum().item() for x, y in zip(a, b, strict=True))
+    whole = sum(x.double().abs().square().sum().item() for x in a)
+    if not math.isfinite(squares) or whole <= 0:
+        return 0.0 if squares == 0 else math.inf
+    return float(math.sqrt(squares / whole))
+
+
+def angle(exact: Any, found: Any) -> float:
+    """1 minus the cosine of all numbers; infinite where they are not the same many."""
+    a, b = (
+        torch.cat([each.double().flatten() for each in numbers_of(some)] or [torch.zeros(0)]) for some in (exact, found)
+    )
+    return math.inf if a.shape != b.shape else 1 - functional.cosine_similarity(a, b, 0).item()
+
+
+METRICS: dict[str, Metric] = {"results": relative_error, "gradients": angle}
+
+
+def size_of(found: Any) -> float:
+    return math.sqrt(sum(each.double().abs().square().sum().item() for each in numbers_of(found)))
+
+
+class Runs:
+    """Of one step, and of another one that checks. ``restore`` puts back what they have changed."""
+
+    def __init__(self, step: Step, check: Step | None, metric: str | Metric, seed: int, journal: Journal) -> None:
+        self._step, self._check, self._seed = step, check, seed
+        self._metric = METRICS[metric] if isinstance(metric, str) else metric
+        self._gradients = metric == "gradients"
+        self._journal = journal
+        self._kept = KeptState(*filter(None, (step, check)))
+        self._exact: Any = None
+        self.count = 0
+        self.begins: Callable[[], None] = lambda: None  # called before each run
+
+    def restore(self) -> None:
+        self._kept.restore()
+
+    def reference(self) -> float:
+        """In float32. The size of what the step returned."""
+        self._exact, _ = self._ran(self._step, None)
+        if not numbers_of(self._exact):
+            what = "leaves no gradients" if self._gradients else "returns no numbers: return its outputs or its loss"
+            raise ValueError(f"the step {what}")
+        size = size_of(self._exact)
+        if not math.isfinite(size):
+            raise ValueError("the step gives numbers that are not finite in float32: find_nonfinite(step) says where")
+        self._journal.check_size(size)
+        return size
+
+    def run(self, policy: Policy | None) -> Run:
+        def run() -> list[Any]:
+            found, seconds = self._ran(self._step, policy)
+            return [float(self._metric(self._exact, found)), seconds, _peak()]
+
+        values = self._journal.kept("none" if policy is None else str(policy), run, self._counted)
+        error = float(values[0])
+        return Run(math.inf if math.isnan(error) else error, values[1], values[2])
+
+    def check(self, policy: Policy | None) -> float | None:
+        """The error of the other step, which no choice is made by; None without one."""
+        if self._check is None:
+            return None
+        exact, _ = self._ran(self._check, None)
+        return float(self._metric(exact, self._ran(self._check, policy)[0]))
+
+    def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
+        """A report of the step, which runs once."""
+
+        def run() -> dict[str, Any]:
+            with self._state(policy), CastReport(values) as report:
+                outputs = self._step()
+                backward = values and any((row.get("values") or {}).get("changes") for row in report.to_dict()["rows"])
+                if values and not backward and any(each.requires_grad for each in numbers_of(outputs)):
+                    report.project(outputs, _PROJECTIONS)
+            return report.to_dict()
+
+        found: dict[str, Any] = self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted)
+        return found
+
+    def _ran(self, step: Step, policy: Policy | None) -> tuple[Any, float]:
+        with self._state(policy):
+            _reset_peak()
+            _synchronize()
+            began = time.perf_counter()
+            found = step()
+            _synchronize()
+            seconds = time.perf_counter() - began
+            if self._gradients:
+                found = self._kept.gradients()
+            return _copied(found), seconds
+
+    def _state(self, policy: Policy | None) -> ExitStack:
+        self._counted()
+        stack = ExitStack()
+        with stack:
+            self._kept.restore()
+            stack.enter_context(self._kept.watching())
+            torch.manual_seed(self._seed)
+            stack.enter_context(under(policy))
+            return stack.pop_all()
+
+    def _counted(self) -> None:
+        self.begins()
+        self.count += 1
+
+
+def _copied(found: Any) -> Any:
+    """What a later run may write to stays as it is."""
+    return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found)
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _reset_peak() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.reset_peak_memory_stats()
+
+
+def _peak() -> int | None:
+    return torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None

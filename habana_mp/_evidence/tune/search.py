@@ -1,0 +1,194 @@
+"""The search: which parts stay in float32, found by runs whose number is known beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from habana_mp._evidence.tune.choice import policy_of
+from habana_mp._evidence.tune.costs import Costs
+from habana_mp._evidence.tune.parts import Parts
+from habana_mp._evidence.tune.path import path
+from habana_mp._evidence.tune.runs import Runs
+from habana_mp._policy.policy import Policy
+
+_ROUNDS = 3  # in which the policies are timed, one after another
+_TIMED = 3  # policies
+_RUNS = 20  # beside one for two ops
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy that ran; None is float32 without casts.
+
+    ``error`` and ``seconds`` are measured, ``seconds`` as the best of ``timed`` runs; ``memory`` is the measured peak of the accelerator in bytes, None on
+    a CPU. ``foretold_error`` and ``foretold_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
+    ``result_bytes`` how large the results of all parts are by that; both are None for ``start``.
+    """
+
+    name: str
+    policy: Policy | None
+    error: float
+    seconds: float
+    timed: int
+    memory: int | None
+    foretold_error: float | None
+    foretold_seconds: float | None
+    in_float32: int | None
+    result_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    parts: Parts
+    costs: Costs
+    points: tuple[Point, ...]
+    chosen: Point
+    in_float32: frozenset[int] | None  # None where the start was chosen
+    most_runs: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of ``tune``. ``foretells``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
+
+    budget: float
+    base: Policy
+    per: str
+    cost: str
+    foretells: bool
+    checks: bool
+
+
+class Search:
+    """``announce`` is called once, with how many ops and parts are searched and how many runs there will be at most."""
+
+    def __init__(self, runs: Runs, settings: Settings, announce: Callable[[int, int, int], None]) -> None:
+        self._runs, self._settings, self._announce = runs, settings, announce
+        self._base, self._budget, self._in_seconds = settings.base, settings.budget, settings.cost == "seconds"
+        self._reserved = (2 if settings.checks else 0) + (_ROUNDS * _TIMED if self._in_seconds else 0)
+        self._points: list[Point] = []
+        self._policies: dict[Policy | None, frozenset[int] | None] = {}
+
+    def run(self) -> Found:
+        size = self._runs.reference()
+        wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
+        measured = self._runs.report(wide, values=True)
+        self._parts = parts = Parts(measured, self._settings.per, size)
+        if not len(parts):
+            raise ValueError("no op of the step computes in float32, so there is nothing to tune")
+        self._most = parts.ops // 2 + _RUNS
+        self._announce(parts.ops, len(parts), self._most)
+        nothing: frozenset[int] = frozenset()
+        self._costs = Costs.in_numbers(parts)
+        low = policy_of(self._base, parts, nothing)
+        all_low = self._runs.run(low)
+        if self._in_seconds:
+            self._costs = self._seconds(measured, wide, low)
+            self._costs.fit(self._runs.run(low).seconds)
+        self._policies[low] = nothing
+        self._add("all low", low, nothing, all_low)
+        self._add("float32", None, frozenset(range(len(parts))))
+        self._add(self._base.name, self._base, None)
+        best = self._pruned(self._bisected(path(parts, self._costs)))
+        return self._chosen(best)
+
+    def _seconds(self, measured: dict[str, Any], wide: Policy, low: Policy) -> Costs:
+        reports = (self._runs.report(wide, values=False), self._runs.report(low, values=False))
+        return Costs.in_seconds(self._parts, measured, *reports, self._runs.run(None).seconds)
+
+    def _add(self, name: str, policy: Policy | None, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
+        ran = ran or self._runs.run(policy)
+        self._policies[policy] = in_float32
+        self._points.append(
+            Point(
+                name,
+                policy,
+                ran.error,
+                ran.seconds,
+                1,
+                ran.memory,
+                self._foretold_error(in_float32) if in_float32 is not None and self._settings.foretells else None,
+                self._costs.of(in_float32) if in_float32 is not None and self._in_seconds else None,
+                len(in_float32) if in_float32 is not None else None,
+                self._result_bytes(in_float32) if in_float32 is not None else None,
+            )
+        )
+        return self._points[-1]
+
+    def _foretold_error(self, in_float32: Collection[int]) -> float:
+        return math.sqrt(sum(part.error**2 for i, part in enumerate(self._parts) if i not in in_float32))
+
+    def _result_bytes(self, in_float32: Collection[int]) -> int:
+        return sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts))
+
+    def _is_within(self, in_float32: Iterable[int]) -> bool:
+        """By a run, or one that was."""
+        chosen = frozenset(in_float32)
+        policy = None if len(chosen) == len(self._parts) else policy_of(self._base, self._parts, chosen)
+        if policy in self._policies:
+            point = next(point for point in self._points if point.policy == policy)
+        else:
+            same = sum(point.in_float32 == len(chosen) for point in self._points)
+            point = self._add(
+                f"{len(chosen)} in float32{', other ones' * bool(same)}{f' ({same})' * (same > 1)}", policy, chosen
+            )
+        return point.error <= self._budget
+
+    def _has_runs(self) -> bool:
+        return self._runs.count < self._most - self._reserved
+
+    def _bisected(self, order: list[int]) -> set[int]:
+        """The shortest beginning of the order that is within the budget, as far as the runs allow."""
+        few, enough = 0, len(order)
+        while few < enough and self._has_runs():
+            middle = (few + enough) // 2
+            if self._is_within(order[:middle]):
+                enough = middle
+            else:
+                few = middle + 1
+        return {*order[:enough]}
+
+    def _pruned(self, kept: set[int]) -> set[int]:
+        """Without parts that need not be in float32 and save something in the low dtype: those that the order had before others that do need it."""
+        slack = self._budget**2 - self._foretold_error(kept) ** 2
+        useful = [i for i in kept if self._costs.moved(kept, i) < 0]
+        group: list[int] = []
+        for i in sorted(useful, key=lambda i: (self._parts.all[i].error, i)):
+            slack -= self._parts.all[i].error ** 2
+            if slack < 0:
+                break
+            group.append(i)
+        groups = [group]
+        while groups and self._has_runs():
+            group = groups.pop(0)
+            if not group or self._is_within(kept - {*group}):
+                kept = kept - {*group}
+            elif len(group) > 1:
+                groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+        return kept
+
+    def _chosen(self, best: set[int]) -> Found:
+        own = next(
+            (point for point in self._points if self._policies[point.policy] == frozenset(best)),
+            next(point for point in self._points if point.policy is None),
+        )
+        chosen = self._fastest(own) if self._in_seconds else own
+        in_float32 = self._policies[chosen.policy]
+        return Found(self._parts, self._costs, tuple(self._points), chosen, in_float32, self._most)
+
+    def _fastest(self, own: Point) -> Point:
+        """Of the policy that the search has found and others that are within the budget, timed in turns."""
+        within = [point for point in self._points if point.error <= self._budget and point is not own]
+        timed = [own, *sorted(within, key=lambda point: point.seconds)[: _TIMED - 1]]
+        best = dict.fromkeys((point.policy for point in timed), math.inf)
+        for _ in range(_ROUNDS):
+            for policy in best:
+                best[policy] = min(best[policy], self._runs.run(policy).seconds)
+        self._points = [
+            replace(point, seconds=best[point.policy], timed=_ROUNDS) if point.policy in best else point
+            for point in self._points
+        ]
+        return min((point for point in self._points if point.timed == _ROUNDS), key=lambda point: point.seconds)

@@ -1,0 +1,109 @@
+"""``tune``: the fastest policy within an error budget."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+from habana_mp._evidence.tune.journal import Journal
+from habana_mp._evidence.tune.runs import METRICS, Runs
+from habana_mp._evidence.tune.search import Search, Settings
+from habana_mp._evidence.tune.tuned import Tuned, tuned
+from habana_mp._policy.environment import load_kept
+from habana_mp._policy.policy import Policy
+from habana_mp._show.progress import Bar
+from habana_mp._show.units import counted
+
+
+def tune(
+    step: Callable[[], Any],
+    budget: float,
+    *,
+    metric: str | Callable[[Any, Any], float] = "results",
+    check: Callable[[], Any] | None = None,
+    start: Policy | str | os.PathLike[str] = "hmp",
+    per: str = "op",
+    cost: str = "seconds",
+    seed: int = 0,
+    resume: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> Tuned:
+    """Find the fastest policy whose results stay within an error budget, by running a step of a model.
+
+    One run in float32 measures what the low dtype of each op would do to the results. Two more measure what it would save. Of both comes an order in which ops
+    go to float32, those first whose float32 takes most error away for its costs. Then the step runs under policies on that path, so that errors which
+    meet are measured and not added up. With n ops there are at most n // 2 + 20 runs. Weights, buffers, gradients, optimizers and random numbers are put back
+    after each run.
+
+    Args:
+        step: what to run: a function without arguments that returns outputs or a loss. Where it does not call backward, its outputs must be
+            made with gradients on, or each op counts by its own error.
+        budget: the largest error that is accepted, above 0.
+        metric: the error of a run. "results": the difference of all that the step returns, relative to the size of it in float32 (root of the sum of
+            squares). "gradients": 1 minus the cosine of the gradients that it leaves, against those in float32. Or a function, called with what the
+            step returned in float32 and with what it returned under a policy.
+        check: another step, on data that the search does not see. Its error is ``check_error`` of the result.
+        start: the policy whose other lists and low dtype stay: a ``Policy``, or the name or path of one.
+        per: "op" decides for each op, "module" for each op in the modules of one path; names for modules hold by ``set_policies``.
+        cost: "seconds" measured here, or "numbers": as few numbers as possible are computed in float32. That gives the same lists on each
+            machine, and is for models that will run elsewhere.
+        seed: of the random numbers of each run.
+        resume: a file that keeps what was measured. Where it is there the search goes on from it, also with another budget.
+        progress: show on stderr how many runs there will be, and a bar with the time that is left.
+
+    Raises:
+        TypeError: ``step`` or ``check`` is not callable, or ``start`` is no policy.
+        ValueError: a budget that is not above 0; another ``metric``, ``per`` or ``cost``; a step that returns no numbers or infinite ones, or in which no
+            op computes; a file to resume from that is of another search.
+        RuntimeError: a comparison, a search or a report that measures is running.
+        OSError: the file to resume from cannot be read or written.
+        BaseException: what the step raises.
+
+    >>> found = hmp.tune(lambda: model(x), 1e-2)
+    >>> policy = hmp.convert(policy=found.policy)
+
+    See Also:
+        report, compare, set_policies
+    """
+    _check_steps(step, check)
+    _check_choices(budget, metric, per, cost)
+    base = start if isinstance(start, Policy) else load_kept(start)
+    journal = Journal(resume, {"start": str(base), "per": per, "cost": cost, "seed": seed, "metric": _name_of(metric)})
+    runs = Runs(step, check, metric, seed, journal)
+    with Bar(shown=progress) as bar:
+        runs.begins = bar.advance
+
+        def announce(ops: int, parts: int, most: int) -> None:
+            what = counted(ops, "op") if ops == parts else f"{counted(ops, 'op')} in {counted(parts, 'part')}"
+            bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
+
+        settings = Settings(float(budget), base, per, cost, metric == "results", check is not None)
+        search = Search(runs, settings, announce)
+        try:
+            found = search.run()
+            checked = runs.check(found.chosen.policy)
+        finally:
+            runs.restore()
+    return tuned(found, settings, checked, runs.count)
+
+
+def _check_steps(step: object, check: object) -> None:
+    for name, each in (("step", step), ("check", check)):
+        if not callable(each) and (name == "step" or each is not None):
+            raise TypeError(f"{name} is a function without arguments, not {each!r}")
+
+
+def _check_choices(budget: object, metric: object, per: object, cost: object) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
+        raise ValueError(f"budget is the largest error that is accepted, a number above 0, not {budget!r}")
+    if not callable(metric) and metric not in METRICS:
+        raise ValueError(f'metric is "results", "gradients" or a function of two results, not {metric!r}')
+    for name, each, accepted in (("per", per, ("op", "module")), ("cost", cost, ("seconds", "numbers"))):
+        if each not in accepted:
+            raise ValueError(f"{name} is {' or '.join(map(repr, accepted))}, not {each!r}")
+
+
+def _name_of(metric: object) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__qualname__)

@@ -1,0 +1,254 @@
+"""``Tuned``: what a search has found, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from habana_mp._evidence.tune.choice import lines
+from habana_mp._evidence.tune.parts import Part
+from habana_mp._evidence.tune.search import Found, Point, Settings
+from habana_mp._policy.diff import PolicyDiff
+from habana_mp._policy.folder import write_folder
+from habana_mp._policy.names import names_of
+from habana_mp._policy.policy import Policy, renamed
+from habana_mp._show.html import framed
+from habana_mp._show.units import counted, size, time
+
+
+@dataclass(frozen=True)
+class TunedPart:
+    """A ``Part`` of the step with the list that it got, and what its low dtype saves in a step (seconds, casts at its borders left out; None
+    with ``cost="numbers"``).
+    """
+
+    part: Part
+    list: str
+    saved: float | None
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of ``tune``. ``print`` of it is a table of the policies that ran.
+
+    ``policy`` is the fastest one within the ``budget``, ``chosen`` says which of ``points`` that is. ``error`` and ``check_error`` are its errors on the step and
+    on the one that checks (None without one). ``runs`` is how often they ran, of at most ``most_runs``. ``parts`` has each op of the search with its list, in the
+    order of the calls.
+    """
+
+    policy: Policy
+    start: Policy
+    budget: float
+    error: float
+    check_error: float | None
+    runs: int
+    most_runs: int
+    cost: str
+    points: tuple[Point, ...]
+    parts: tuple[TunedPart, ...]
+    chosen: Point
+    float32_seconds: float
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The points that no other one beats in error, time and size of results at once, the fastest first."""
+
+        def figures(point: Point) -> tuple[float, ...]:
+            return point.error, point.seconds, float(point.result_bytes or 0)
+
+        def beaten(point: Point) -> bool:
+            own = figures(point)
+            others = (figures(other) for other in self.points)
+            return any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in others)
+
+        return tuple(sorted((each for each in self.points if not beaten(each)), key=lambda each: each.seconds))
+
+    def explain(self, op: str) -> str:
+        """Why an op is in its list: a line for each part of the step that it is.
+
+        Raises:
+            TypeError, ValueError: no name of an op, or of one that the search has not decided.
+        """
+        names = names_of(op)
+        found = [f"{part.name}: {part.list}; {self.why(part)}" for part in self.parts if part.part.op in names]
+        if not found:
+            decided = ", ".join(sorted({part.part.op for part in self.parts}))
+            raise ValueError(f"the search has not decided {op!r}; it has decided {decided}")
+        return "\n".join(found)
+
+    def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
+        """What another policy, or a preset by its name, decides otherwise."""
+        return PolicyDiff.between(other if isinstance(other, Policy) else Policy.load(other), self.policy)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` take.
+
+        Each line that the search has decided has its evidence as a comment.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        write_folder(target, self.policy._core, self._source(), self._evidence())
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in values of JSON. Infinite errors are None."""
+
+        def plain(value: float | None) -> float | None:
+            return None if value is None or not math.isfinite(value) else value
+
+        return {
+            "policy": str(self.policy),
+            "start": str(self.start),
+            "budget": self.budget,
+            "error": plain(self.error),
+            "check_error": plain(self.check_error),
+            "runs": self.runs,
+            "most_runs": self.most_runs,
+            "cost": self.cost,
+            "chosen": self.chosen.name,
+            "points": [
+                {
+                    **vars(point),
+                    "error": plain(point.error),
+                    "policy": None if point.policy is None else str(point.policy),
+                }
+                for point in self.points
+            ],
+            "parts": [
+                {
+                    "name": each.name,
+                    "list": each.list,
+                    "error": plain(each.part.error),
+                    "lost": each.part.error == math.inf,
+                }
+                | {"saved": each.saved, "numbers": each.part.numbers}
+                for each in self.parts
+            ],
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write ``to_dict``. Raises OSError."""
+        Path(path).write_text(json.dumps(self.to_dict()), encoding="utf-8")
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A page for the browser that needs no network: the picture, the points, the parts and why. Written to ``path`` where one is given.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        from habana_mp._evidence.tune.page import page
+
+        made = page(self)
+        if path is not None:
+            Path(path).write_text(made, encoding="utf-8")
+        return made
+
+    def _repr_html_(self) -> str:
+        return framed(self.to_html())
+
+    def __str__(self) -> str:
+        rows = [("policy", "error", "foretold", "time", "foretold", ""), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        wide = sum(part.list == "fp32" for part in self.parts)
+        head = f"{counted(len(self.parts), 'part')}, {wide} in float32; error {self.error:.2g} of {self.budget:g} after {self.runs} runs"
+        return "\n".join([head, *self._check_line(), "", *table])
+
+    def _check_line(self) -> Iterator[str]:
+        if self.check_error is not None:
+            above = "above the budget" if self.check_error > self.budget else "within the budget"
+            yield f"error on the data of check: {self.check_error:.2g}, {above}"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for point in self.points:
+            foretold = "" if point.foretold_error is None else f"{point.foretold_error:.2g}"
+            seconds = "" if point.foretold_seconds is None else time(point.foretold_seconds)
+            mark = "chosen" if point is self.chosen else "above the budget" if point.error > self.budget else ""
+            yield point.name, f"{point.error:.2g}", foretold, time(point.seconds), seconds, mark
+
+    def _source(self) -> str:
+        return f"hmp.tune from {self.start.name}, error {self.error:.2g} of {self.budget:g}"
+
+    def _evidence(self) -> dict[str, str]:
+        """For the lines of the lists: those of an op in the whole model have the sum of what no line for modules has."""
+        parts = {each.name: each for each in self.parts}
+        written = {name for name, _ in self._lines()}
+        found = {}
+        for name in written:
+            own = [parts[name]] if name in parts else []
+            if " in " not in name:
+                own += [each for each in self.parts if each.part.op == name and each.name not in {*written, name}]
+            if own:
+                found[name] = evidence(own)
+        return found
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        # Of what the policy itself says: where the start was chosen its lines stay as they are.
+        for title in ("lower", "fp32"):
+            yield from ((name, title) for name in (*self.policy.lists[title], *self.policy.limited[title]))
+
+    def why(self, each: TunedPart) -> str:
+        """Why one of ``parts`` is in its list, without its name."""
+        error, known = each.part.error, evidence([each])
+        if each.list == "lower":
+            return f"within the budget ({known})"
+        if each.list != "fp32":
+            return f"as {self.start.name} has it ({known})"
+        if error > self.budget:
+            return f"alone above the budget ({known})"
+        if each.saved is not None and each.saved <= 0:
+            return f"float32 is no slower ({known})"
+        return f"with others above the budget, or between others in float32 ({known})"
+
+
+def evidence(parts: list[TunedPart]) -> str:
+    """What one run foretold of an op in the low dtype, for people."""
+    total = math.sqrt(sum(each.part.error**2 for each in parts))
+    text = "loses numbers (NaN or infinity)" if math.isinf(total) else f"error {total:.2g} foretold"
+    if any(each.part.hidden for each in parts):
+        text += " or more (no gradient comes to all of it)"
+    texts = [f"low: {text}"]
+    saved = [each.saved for each in parts if each.saved is not None]
+    if saved:
+        texts.append(f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))} measured")
+    else:
+        texts.append(f"{size(2.0 * sum(each.part.numbers for each in parts))} less")
+    return ", ".join(texts)
+
+
+def tuned(found: Found, settings: Settings, checked: float | None, runs: int) -> Tuned:
+    base, parts, chosen, in_float32 = settings.base, found.parts, found.chosen, found.in_float32
+    if in_float32 is None:
+        policy, lists = base, [base.rule(part.op).action for part in parts]
+    else:
+        edits = [f"+{name}:{title}" for name, title in lines(parts, in_float32)]
+        policy = base.with_edits(*edits)
+        lists = ["fp32" if i in in_float32 else "lower" for i in range(len(parts))]
+    in_seconds = settings.cost == "seconds"
+    own = zip(parts, lists, found.costs.saved, strict=True)
+    float32 = next(point for point in found.points if point.policy is None)
+    return Tuned(
+        policy=Policy(renamed(policy._core, "tuned")),
+        start=base,
+        budget=settings.budget,
+        error=chosen.error,
+        check_error=checked,
+        runs=runs,
+        most_runs=found.most_runs,
+        cost=settings.cost,
+        points=found.points,
+        parts=tuple(TunedPart(part, title, saved if in_seconds else None) for part, title, saved in own),
+        chosen=chosen,
+        float32_seconds=float32.seconds,
+    )

@@ -1,0 +1,45 @@
+"""A bar on stderr while something long runs, with the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Bar:
+    """Begins with ``start``, when it is known how many steps there are. Where stderr is no terminal it prints the line ``text`` alone."""
+
+    def __init__(self, *, shown: bool = True) -> None:
+        self._shown = shown
+        self._ends = ExitStack()
+        self._advance: Callable[[], None] = lambda: None
+
+    def start(self, text: str = "", *, total: int, done: int = 0) -> None:
+        if not self._shown:
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        console = Console(stderr=True, highlight=False)
+        if text:
+            console.print(text, soft_wrap=True)
+        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._ends.enter_context(bar)
+        task = bar.add_task("measuring", total=total, completed=done)
+        self._advance = lambda: bar.advance(task)
+
+    def advance(self) -> None:
+        self._advance()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.close()

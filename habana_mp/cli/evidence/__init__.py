@@ -1,0 +1,1 @@
+"""The commands that run a script or a step to look at its numbers."""

@@ -1,0 +1,150 @@
+"""``habana-mp tune``: a step of a script, searched for the fastest policy within an error budget."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from habana_mp import hmp
+from habana_mp.cli.console import Problem, user_errors, write_files
+from habana_mp.cli.parameters import new_file, policy_options
+from habana_mp.cli.script import as_python_ends
+from habana_mp.hmp import Policy
+
+
+@click.command()
+@click.option(
+    "--budget", type=float, required=True, metavar="E", help="The largest error that is accepted, such as 1e-2."
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["results", "gradients"]),
+    default="results",
+    show_default=True,
+    help="The error: of what the step returns, relative to its size; or 1 minus the cosine of the gradients that it leaves.",
+)
+@click.option("--check", metavar="NAME", help="Another step of the same script, on data that the search does not see.")
+@click.option(
+    "--per",
+    type=click.Choice(["op", "module"]),
+    default="op",
+    show_default=True,
+    help="Decide for each op, or for each op in the modules of one path.",
+)
+@click.option(
+    "--cost",
+    type=click.Choice(["seconds", "numbers"]),
+    default="seconds",
+    show_default=True,
+    help="What a choice costs: seconds measured here; or the numbers that are computed in float32, for models that will run elsewhere.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers of each run.")
+@click.option(
+    "--output", metavar="FOLDER", type=click.Path(file_okay=False), help="Write the policy there, with its evidence."
+)
+@click.option(
+    "--resume", metavar="FILE", help="Keep what was measured in this file, and go on from it where it is there."
+)
+@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option(
+    "--json", "json_file", callback=new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+)
+@policy_options("The policy to start from: its other lists and its low dtype stay. Default: hmp.")
+@click.argument("target", metavar="SCRIPT.py:STEP")
+def tune(
+    *,
+    target: str,
+    policy: Policy | None,
+    check: str | None,
+    output: str | None,
+    html: str | None,
+    json_file: str | None,
+    budget: float,
+    **options: Any,
+) -> None:
+    """Find the fastest lists that keep an error budget.
+
+    STEP is a function of the script that takes no arguments, runs the model once, and returns its outputs or its loss. The script is
+    imported, so what it does under `if __name__ == "__main__"` does not run. A module may be named in place of a file.
+
+    \b
+      habana-mp tune train.py:step --budget 1e-2 --output my_policy
+      habana-mp run --policy my_policy train.py
+
+    The exit code is 1 if the error on the data of --check is above the budget.
+    """
+    folder = _new_folder(output)
+    step, checks = _steps(target, check)
+    with user_errors():
+        try:
+            found = hmp.tune(step, budget, check=checks, start=policy or "hmp", progress=True, **options)
+        except ValueError:
+            raise
+        except Exception:  # noqa: BLE001 - of the step
+            as_python_ends(_raise_again)
+    click.echo(str(found))
+    if folder is not None:
+        with user_errors():
+            found.save(folder)
+    write_files(found, html, json_file)
+    if found.check_error is not None and found.check_error > budget:
+        raise SystemExit(1)
+
+
+def _raise_again() -> None:
+    raise  # noqa: PLE0704 - what is handled where this is called
+
+
+def _new_folder(output: str | None) -> Path | None:
+    """Refused before the search, which may take minutes."""
+    if output is None:
+        return None
+    folder = Path(output)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "policy.toml").is_file():
+        raise Problem(f"--output {output}: has files in it that are no policy; give a new folder")
+    return folder
+
+
+def _steps(target: str, check: str | None) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+    name, colon, step = target.rpartition(":")
+    if not colon or not name or not step:
+        raise Problem(f"{target}: is SCRIPT.py:STEP, a script and a function in it, such as train.py:step")
+    module = as_python_ends(lambda: _imported(name))
+    return _function(module, name, step), None if check is None else _function(module, name, check)
+
+
+def _imported(name: str) -> ModuleType:
+    sys.argv = [name]
+    if not name.endswith(".py"):
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        if importlib.util.find_spec(name) is None:
+            raise Problem(f"no file and no module {name!r}")
+        return importlib.import_module(name)
+    path = Path(name)
+    if not path.is_file():
+        raise Problem(f"{name}: no such file")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise Problem(f"{name}: no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, name: str, function: str) -> Callable[[], Any]:
+    found = getattr(module, function, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        own = [key for key in functions if getattr(getattr(module, key), "__module__", None) == module.__name__]
+        raise Problem(f"{name} has no function {function!r}; it has {', '.join(own) or 'none'}")
+    return found  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | zoo | fuzz | clean
+# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan exhaustive lint format docs bench zoo fuzz clean
+.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -93,6 +93,10 @@ bench: $(BUILT)
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
 	done
 	@echo "==> docs/benchmarks.md"
+
+# The lists of the preset balanced, measured anew: a quarter of an hour, with nothing else running.
+tune-presets: $(BUILT)
+	@$(BIN)/python -m tools.tune_presets
 
 # Every op, module and architecture under the policies: up to an hour. What was stopped goes on where it was.
 zoo: $(BUILT)

@@ -74,12 +74,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A section of docs/benchmarks.md: its rows, the text that shows them, and its pictures, drawn if they are asked for."""
+    """A section of a page of docs/: its rows, the text that shows them, and its pictures, drawn if they are asked for."""
 
     title: str
     rows: list[Row]
     text: str
     pictures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    head: str = HEAD  # of the page
 
 
 @contextlib.contextmanager
@@ -167,7 +168,7 @@ def write_section(path: Path, report: Report) -> None:
     parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
     sections = dict(part.split("\n", 1) for part in parts)
     sections[report.title] = f"Machine: {machine()}.\n\n{report.text}"
-    path.write_text(HEAD + "".join(f"\n## {title}\n\n{text.strip()}\n" for title, text in sections.items()))
+    path.write_text(report.head + "".join(f"\n## {title}\n\n{text.strip()}\n" for title, text in sections.items()))
     for name, draw in report.pictures.items():
         with mpl.rc_context(STYLE):
             draw().savefig(path.with_name(f"{name}.svg"), metadata={"Date": None})

@@ -25,90 +25,16 @@ from habana_mp import hmp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from zoo import differences as two_steps
+from zoo.small_models import Trained, trained
 
-WORDS, CLASSES, WIDTH = 200, 10, 64
-SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 2 * WIDTH}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, WORDS, (8, 48))
-
-
-def mlp() -> tuple[nn.Module, torch.Tensor]:
-    layers = (nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
-    return nn.Sequential(*layers), torch.randn(256, 64)
-
-
-def cnn() -> tuple[nn.Module, torch.Tensor]:
-    first = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
-    second = (nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(*first, *second, nn.Linear(32, CLASSES)).eval(), torch.randn(32, 3, 32, 32)
-
-
-def gpt() -> tuple[nn.Module, torch.Tensor]:
-    config = transformers.GPT2Config(
-        vocab_size=WORDS,
-        n_embd=WIDTH,
-        n_layer=3,
-        n_head=4,
-        n_positions=64,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    return transformers.GPT2LMHeadModel(config), tokens()
-
-
-def bert() -> tuple[nn.Module, torch.Tensor]:
-    config = transformers.BertConfig(vocab_size=WORDS, num_labels=CLASSES, **SMALL, **NO_DROPOUT)
-    return transformers.BertForSequenceClassification(config), tokens()
-
-
-def vit() -> tuple[nn.Module, torch.Tensor]:
-    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=CLASSES, **SMALL, **NO_DROPOUT)
-    return transformers.ViTForImageClassification(config), torch.randn(16, 3, 32, 32)
-
-
-def llama() -> tuple[nn.Module, torch.Tensor]:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=WORDS, **SMALL)), tokens()
-
-
-MODELS = {"MLP": mlp, "CNN": cnn, "GPT": gpt, "BERT": bert, "ViT": vit, "llama": llama}
+MODELS = ("MLP", "CNN", "GPT", "BERT", "ViT", "llama")
 WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
 
 
-def logits_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    found: Any = model(x)
-    logits = found if isinstance(found, torch.Tensor) else found.logits
-    return logits.flatten(0, -2)
-
-
-def loss_of(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits_of(model, x).float(), target)
-
-
-def exact_loss(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> float:
+def exact_loss(made: Trained) -> float:
     """In float64 from the logits on: the changes are smaller than what a loss in float32 can show."""
     with torch.no_grad():
-        return functional.cross_entropy(logits_of(model, x).double(), target).item()
-
-
-def trained(
-    make: Callable[[], tuple[nn.Module, torch.Tensor]], steps: int, seed: int = 0
-) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    torch.manual_seed(seed)
-    model, x = make()
-    with torch.no_grad():
-        logits = logits_of(model, x)
-    target = torch.randint(0, logits.shape[-1], (len(logits),))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, x, target).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return model, x, target
+        return functional.cross_entropy(made.logits().double(), made.target).item()
 
 
 def alone(model: nn.Module, path: str, op: str) -> dict[str, hmp.Policy]:
@@ -119,10 +45,11 @@ def alone(model: nn.Module, path: str, op: str) -> dict[str, hmp.Policy]:
 
 def places(name: str, steps: int, seed: int) -> list[tuple[str, float, float]]:
     """Of each op in each module: its name, the change of the loss that is foretold, and the one that is measured."""
-    model, x, target = trained(MODELS[name], steps, seed)
+    made = trained(name, steps, seed)
+    model = made.model
     with hmp.report(values=True) as report:
-        loss_of(model, x, target).backward()
-    before = exact_loss(model, x, target)
+        made.loss().backward()
+    before = exact_loss(made)
     modules = dict(model.named_modules())
     found = []
     for row in report.to_dict()["rows"]:
@@ -130,7 +57,7 @@ def places(name: str, steps: int, seed: int) -> list[tuple[str, float, float]]:
         if "values" not in row or not row["values"]["changes"] or not root or path not in modules:
             continue
         with hmp.set_policies(model, alone(model, path, row["op"])), hmp.autocast("cpu", policy=WIDE):
-            measured = exact_loss(model, x, target) - before
+            measured = exact_loss(made) - before
         found.append((f"{row['op']} in {path or root}", row["values"]["change_low"], measured))
     return found
 
@@ -145,7 +72,7 @@ def correlation(first: list[float], second: list[float]) -> float:
 
 def shares(quick: bool) -> tuple[list[Row], str]:
     rows, lines, named = [], [], []
-    for name in list(MODELS)[: 1 if quick else None]:
+    for name in MODELS[: 1 if quick else None]:
         off, rank = [], []
         for seed in range(1 if quick else 4):
             found = places(name, 2 if quick else 10, seed)
@@ -184,12 +111,12 @@ def shares(quick: bool) -> tuple[list[Row], str]:
 def edited(quick: bool) -> tuple[list[Row], str]:
     """The error of the outputs that the first edit foretells, now and with it, against running both policies."""
     lines, off_now, off_after = [], [], []
-    for name in list(MODELS)[: 1 if quick else None]:
-        model, x, _ = trained(MODELS[name], 2 if quick else 10)
+    for name in MODELS[: 1 if quick else None]:
+        made = trained(name, 2 if quick else 10)
 
-        def outputs(policy: hmp.Policy, model: nn.Module = model, x: torch.Tensor = x) -> torch.Tensor:
+        def outputs(policy: hmp.Policy, made: Trained = made) -> torch.Tensor:
             with hmp.autocast("cpu", policy=policy):
-                return logits_of(model, x).double()
+                return made.logits().double()
 
         policy = hmp.Policy.load("hmp")
         with hmp.report(values=True) as report:
@@ -418,15 +345,15 @@ class DispatchMode(TorchDispatchMode):
 
 def costs(quick: bool) -> list[Row]:
     rows = []
-    for name, make in {"GPT": gpt, "MLP": mlp}.items():
-        model, x, target = trained(make, 1)
-        x, target = x.repeat(4, *[1] * (x.dim() - 1)), target.repeat(4)
+    for name in ("GPT", "MLP"):
+        made = trained(name, 1)
+        made = Trained(made.model, made.x.repeat(4, *[1] * (made.x.dim() - 1)), made.target.repeat(4))
 
-        def step(model: nn.Module = model, x: torch.Tensor = x, target: torch.Tensor = target) -> None:
+        def step(made: Trained = made) -> None:
             with hmp.autocast("cpu", policy="torch-cpu"):
-                loss = loss_of(model, x, target)
+                loss = made.loss()
             loss.backward()
-            model.zero_grad()
+            made.model.zero_grad()
 
         def timed(round_it: Callable[[], Any], step: Callable[[], None] = step) -> Callable[[], float]:
             def visit() -> float:

@@ -73,6 +73,12 @@ class KeptState:
         tensors = (each for each in self._kept.values() if isinstance(each, torch.Tensor) and each.is_leaf)
         return [each.grad for each in tensors if each.grad is not None]
 
+    def clear_gradients(self) -> None:
+        """Of the same tensors; ``restore`` puts back those that they had."""
+        for each in self._kept.values():
+            if isinstance(each, torch.Tensor) and each.is_leaf and each.grad is not None:
+                each.grad = None
+
     def _is_new(self, each: object) -> bool:
         if id(each) in self._kept:
             return False

@@ -26,7 +26,7 @@ _EPILOG = """\b
 Exit codes:
   0    all is well
   1    something was found (find-nan, compare, diff, lists check, lists diff,
-       doctor), or is more than a limit of report allows
+       doctor), or is more than a limit of report or the budget of tune allows
   2    the command line or a file that it names is wrong
   130  interrupted
 run and report end with the exit code of the script.

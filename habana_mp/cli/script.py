@@ -101,7 +101,7 @@ def _file(path: str) -> Script:
 def _module_named(name: str) -> Script:
     if name.endswith(".py") and os.path.exists(name):  # noqa: PTH110
         raise Problem(f"{name!r} is a file; without -m it is run as one")
-    spec = _find(name)
+    spec = find_module(name)
     if spec is None:
         raise Problem(f"no module named {name!r}")
     if spec.submodule_search_locations is not None:
@@ -121,7 +121,8 @@ def _code_of(spec: ModuleSpec) -> CodeType:
     return code
 
 
-def _find(name: str) -> ModuleSpec | None:
+def find_module(name: str) -> ModuleSpec | None:
+    """None where there is none. Packages round it are imported."""
     if name == "__main__" or not all(name.split(".")):
         return None
     outer = name.rpartition(".")[0]

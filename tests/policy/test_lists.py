@@ -56,7 +56,7 @@ def read(preset: str, name: str) -> str:
 
 
 def test_all_presets_are_here():
-    assert set(presets()) == set(SIZES)
+    assert set(presets()) == {*SIZES, "balanced"}
     assert list(presets()) == sorted(presets())
 
 

@@ -120,3 +120,12 @@ def test_rotary():
     errors = [float(number) for number in re.findall(r"(0\.\d+)$", text, re.MULTILINE)]
     assert len(errors) == 3
     assert errors[1] <= errors[2] < errors[0] / 10  # the edited policy, torch.autocast, hmp
+
+
+def test_tune_gpt():
+    text = run("examples/tune_gpt.py", "--steps", "3")
+    assert re.search(r"^\d+ parts, \d+ in float32; error \S+ of 0.002 after \d+ runs$", text, re.MULTILINE)
+    assert "error on the data of check: " in text
+    assert "\nLists: examples/out/gpt-lists   page: examples/out/tuned.html\n" in text
+    assert re.search(r"^tuned: loss of the last 20 steps [+-]\d\.\d{4} against float32$", text, re.MULTILINE)
+    assert "# low: error " in (EXAMPLES / "out" / "gpt-lists" / "lower.txt").read_text()

@@ -8,12 +8,22 @@ from habana_mp._evidence.tune.parts import Part, Parts
 from habana_mp._policy.policy import Policy
 
 
-def policy_of(base: Policy, parts: Parts, in_float32: Collection[int]) -> Policy:
-    """The policy ``base`` with each op of the parts in the list "lower" or "fp32"."""
-    return base.with_edits(*(f"+{name}:{title}" for name, title in lines(parts, in_float32)))
+def policy_of(base: Policy, parts: Parts, in_float32: Collection[int], others: str) -> Policy:
+    """The policy ``base`` with each op of the parts in the list "fp32" or, with ``others`` "lower", in that one; with "start" those stay as they are."""
+    edits = [f"+{name}:{title}" for name, title in _lines(parts, in_float32)]
+    if others == "start":
+        edits = [edit for edit in edits if edit.endswith(":fp32")]
+    # What the start has for an op in some modules would win over what is decided for it everywhere.
+    whole = {edit[1:].partition(":")[0] for edit in edits if " in " not in edit}
+    limited = [name for names in base.limited.values() for name in names if _op_of(name) in whole]
+    return base.with_edits(*(f"-{name}" for name in limited), *edits) if edits else base
 
 
-def lines(parts: Parts, in_float32: Collection[int]) -> Iterator[tuple[str, str]]:
+def _op_of(name: str) -> str:
+    return name.partition(" in ")[0].partition("@")[0].partition(".")[0]
+
+
+def _lines(parts: Parts, in_float32: Collection[int]) -> Iterator[tuple[str, str]]:
     """Each name with its list. What holds for an op in the whole model has no lines for modules beside it."""
     lists = {part: "fp32" if i in in_float32 else "lower" for i, part in enumerate(parts)}
     for op in sorted({part.op for part in parts}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,11 +36,17 @@ class Costs:
 
     @classmethod
     def in_seconds(
-        cls, parts: Parts, measured: dict[str, Any], wide: dict[str, Any], low: dict[str, Any], whole: float
+        cls,
+        parts: Parts,
+        measured: dict[str, Any],
+        timed: tuple[dict[str, Any], dict[str, Any]],
+        casts: Sequence[float],
+        whole: float,
     ) -> Costs:
-        """Of reports of runs: one that measured values, one with all parts in float32, one with all in the low dtype; and the seconds of float32."""
+        """Of a report that measured values, and two with all parts in float32 and in the low dtype; and the seconds of casts and of float32."""
+        wide, low = timed
         saved = [a - b for a, b in zip(_seconds(parts, wide), _seconds(parts, low), strict=True)]
-        return cls(saved, _borders(parts, measured), whole)
+        return cls(saved, _borders(parts, measured, casts), whole)
 
     def of(self, in_float32: Collection[int]) -> float:
         kept = set(in_float32)
@@ -78,9 +84,9 @@ def _seconds(parts: Parts, report: dict[str, Any]) -> list[float]:
     return found
 
 
-def _borders(parts: Parts, report: dict[str, Any]) -> dict[tuple[int, int], float]:
+def _borders(parts: Parts, report: dict[str, Any], casts: Sequence[float]) -> dict[tuple[int, int], float]:
     """The casts between two parts that run in different dtypes, forward and back."""
-    per_call, per_number = _seconds_of_casts()
+    per_call, per_number = casts
     ways = 2 if report["backward_seconds"] else 1
     found: dict[tuple[int, int], float] = defaultdict(float)
     for maker, user, count, numbers in _handed(parts, report):
@@ -93,8 +99,8 @@ def _handed(parts: Parts, report: dict[str, Any]) -> Iterator[tuple[int, int, in
     rows = report["rows"]
     own = [parts.of(row) for row in rows]
     edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for maker, row, _, count, numbers in report["edges"]:
-        edges[row].append((maker, count, numbers))
+    for maker, row, dtype, count, numbers in report["edges"]:
+        edges[row].append((maker, count, numbers if dtype == parts.dtype else 0))
 
     def makers(row: int, seen: frozenset[int]) -> set[int]:
         if row < 0 or row in seen:
@@ -108,11 +114,11 @@ def _handed(parts: Parts, report: dict[str, Any]) -> Iterator[tuple[int, int, in
         if user is None:
             continue
         for maker, count, numbers in edges[row]:
-            for part in makers(maker, frozenset()) - {user}:
+            for part in makers(maker, frozenset()) - {user} if numbers else ():
                 yield part, user, count, numbers
 
 
-def _seconds_of_casts() -> tuple[float, float]:
+def seconds_of_casts() -> list[float]:
     """Of a call, and of a number; on the CPU, or the accelerator that there is."""
     accelerator = torch.accelerator.current_accelerator()
     device = torch.device("cpu") if accelerator is None else accelerator
@@ -129,4 +135,4 @@ def _seconds_of_casts() -> tuple[float, float]:
         return min(seconds)
 
     small, large = best(1), best(_NUMBERS)
-    return small, max(0.0, large - small) / _NUMBERS
+    return [small, max(0.0, large - small) / _NUMBERS]

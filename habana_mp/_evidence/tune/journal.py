@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from habana_mp._policy.read_file import read_text
 
 _FORMAT, _VERSION = "habana_mp.tune", 1
 _MOST_BYTES = 1 << 30
-_SAME_SIZE = 1e-3  # relative; sums on a GPU come in any order
+_SAME_SIZE = 1e-5  # relative; sums on a GPU come in any order
 
 
 class Journal:
@@ -28,6 +29,8 @@ class Journal:
         self._used: dict[str, int] = {}
         if self._path is not None and self._path.exists():
             self._read(self._path)
+        elif self._path is not None and not self._path.parent.is_dir():  # before the first run, which may take long
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
     def kept(self, key: str, run: Callable[[], Any], counted: Callable[[], None]) -> Any:
         """The result of the next run of this kind: from the file, or of ``run``, which counts itself."""
@@ -51,8 +54,9 @@ class Journal:
     def _read(self, path: Path) -> None:
         try:
             found = json.loads(read_text(path, _MOST_BYTES))
-        except ValueError as error:
-            raise ValueError(f"{path}: is no file of a search: {error}") from None
+        except (ValueError, RecursionError) as error:
+            why = str(error).removeprefix(f"{path}: ")
+            raise ValueError(f"{path}: is no file of a search: {why}") from None
         if not isinstance(found, dict) or found.get("format") != _FORMAT or found.get("version") != _VERSION:
             raise ValueError(f"{path}: is no file of a search of this version of habana_mp; give another one")
         for name, value in self._settings.items():
@@ -61,7 +65,7 @@ class Journal:
                     f"{path}: is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}; give another file, or delete it"
                 )
         self._size, self._results = found.get("size"), found.get("results") or {}
-        if not isinstance(self._results, dict) or not all(isinstance(each, list) for each in self._results.values()):
+        if not _is_whole(self._size, self._results):
             raise ValueError(f"{path}: is no whole file of a search; delete it")
 
     def _write(self) -> None:
@@ -81,3 +85,22 @@ class Journal:
             unfinished.replace(self._path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _is_whole(size: object, results: object) -> bool:
+    numbers = (int, float)
+    return (
+        (size is None or isinstance(size, numbers))
+        and isinstance(results, dict)
+        and all(isinstance(each, list) for each in results.values())
+        and all(
+            isinstance(result, dict)
+            if key.startswith(("values ", "report "))
+            else isinstance(result, list)
+            and len(result) == (2 if key == "casts" else 3)
+            and isinstance(result[0], numbers)
+            and isinstance(result[1], numbers)
+            for key, each in results.items()
+            for result in each
+        )
+    )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import habana_mp._core as _core
+from habana_mp._policy.policy import Policy
 from habana_mp._report.findings.groups import grouped, path_with_stars
-from habana_mp._report.numbers import with_values
+from habana_mp._report.numbers import added, local_error, with_values
 
 Row = dict[str, Any]
 
@@ -32,13 +33,25 @@ class Part:
 
 
 class Parts:
-    """The parts of a step, in the order in which they were called first, and which of them each row of a report is of."""
+    """The parts of a step, in the order in which they were called first, and which of them each row of a report is of.
 
-    def __init__(self, report: dict[str, Any], per: str, size_of_result: float) -> None:
+    ``report`` has the values of the step in float32, and the errors are those that the low dtype would make; or, with ``as_it_ran``, the values of the step
+    under a policy, and the errors are those that it made. Then what ran in float32 alone is no part.
+    What is not measured, because it only moves numbers or makes very large ones, is a part where ``base`` has it in its lower list: it is given rounded numbers.
+    """
+
+    def __init__(
+        self, report: dict[str, Any], per: str, size_of_result: float, base: Policy, *, as_it_ran: bool
+    ) -> None:
         self._per = per
-        rows = [row for row in with_values(report["rows"]) if _is_decided(row)]
-        error = _error(report, rows, size_of_result)
-        self.all = [_part(self._name(group[0]), group, error) for group in grouped(rows, self._name)]
+        which, ending = ("ran", "") if as_it_ran else ("low", "_low")
+        self.dtype = report["low_dtype"] if as_it_ran else "float32"  # of what the parts hand to each other
+        rows = [row for row in report["rows"] if row["policy"] and (_is_measured(row, which) or _is_lower(row, base))]
+        has_loss = any(row["values"]["changes"] for row in with_values(rows))
+        # Of what the errors are: of a loss that the step calls backward on, of the results, or of each op alone where the results have no gradients.
+        self.unit = "loss" if has_loss else "results" if report.get("projected_squares") else "op"
+        error = _error(report, self.unit, size_of_result, which, ending)
+        self.all = [_part(self._name(group[0]), group, error, which) for group in grouped(rows, self._name)]
         self._index = {part.name: i for i, part in enumerate(self.all)}
 
     def of(self, row: Row) -> int | None:
@@ -61,22 +74,33 @@ class Parts:
         return f"{row['op']} in {path}" if path else str(row["op"])
 
 
-def _is_decided(row: Row) -> bool:
-    return bool(row["policy"] and row["values"]["low"]["reference_squares"] and _core.computes(row["op"]))
+def _is_measured(row: Row, which: str) -> bool:
+    values = row.get("values")
+    return values is not None and bool(values[which]["reference_squares"]) and _core.computes(row["op"])
 
 
-def _part(name: str, rows: list[Row], error: Callable[[list[Row]], float]) -> Part:
-    values = [row["values"] for row in rows]
-    size = math.inf if any(each["low"]["lost"] for each in values) else error(rows)
-    hidden = any(each["changes"] + each["projections"] == 0 for each in values)
+def _is_lower(row: Row, base: Policy) -> bool:
+    values = row.get("values")
+    is_rounded = not _core.computes(row["op"]) if values is None else bool(values["range"]["largest"])
+    return is_rounded and base.rule(row["op"]).action == "lower"
+
+
+def _part(name: str, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:
+    measured = [*with_values(rows)]
+    values = [row["values"] for row in measured]
+    size = math.inf if any(each[which]["lost"] for each in values) else error(measured)
+    hidden = not values or any(each["changes"] + each["projections"] == 0 for each in values)
     numbers = sum(each["range"]["numbers"] for each in values)
     return Part(name, rows[0]["op"], name.partition(" in ")[2], size, hidden, numbers)
 
 
-def _error(report: dict[str, Any], rows: list[Row], size_of_result: float) -> Callable[[list[Row]], float]:
-    """The error of some rows: of the loss where the step has a backward pass, else of its outputs."""
-    if any(row["values"]["changes"] for row in rows):
-        whole = size_of_result or 1.0
-        return lambda some: math.sqrt(sum(row["values"]["change_low"] ** 2 for row in some)) / whole
-    squares = report.get("projected_squares") or 1.0
-    return lambda some: math.sqrt(sum(row["values"]["projected_low"] for row in some) / squares)
+def _error(
+    report: dict[str, Any], unit: str, size_of_result: float, which: str, ending: str
+) -> Callable[[list[Row]], float]:
+    """The error of some rows."""
+    if unit == "op":
+        return lambda some: float(local_error(added(row["values"][which] for row in some))) if some else 0.0
+    key, power, whole = (
+        ("change", 2, size_of_result**2) if unit == "loss" else ("projected", 1, report["projected_squares"])
+    )
+    return lambda some: math.sqrt(sum(abs(row["values"][key + ending]) ** power for row in some) / (whole or 1.0))

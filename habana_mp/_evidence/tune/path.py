@@ -23,7 +23,7 @@ def path(parts: Parts, costs: Costs) -> list[int]:
     nothing, then the others, so that the error falls as fast as it can for its costs.
     """
     first = [i for i, part in enumerate(parts) if part.hidden or math.isinf(part.error)]
-    order = sorted(first, key=lambda i: not math.isinf(parts.all[i].error))
+    order = sorted(first, key=lambda i: -parts.all[i].error)
     for weight in (0.0, *_weights(parts, costs)):
         chosen = _cut(parts, costs, weight, set(first))
         order += _one_by_one(parts, costs, chosen - {*order}, {*order})

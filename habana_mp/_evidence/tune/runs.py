@@ -91,21 +91,33 @@ class Runs:
         self._journal.check_size(size)
         return size
 
-    def run(self, policy: Policy | None) -> Run:
+    @property
+    def numbers(self) -> int:
+        """How many numbers the step returns, or leaves as gradients."""
+        return sum(each.numel() for each in numbers_of(self._exact))
+
+    def kept(self, key: str, measure: Callable[[], Any]) -> Any:
+        """What is measured without the step."""
+        return self._journal.kept(key, measure, lambda: None)
+
+    def run(self, policy: Policy) -> Run:
         def run() -> list[Any]:
             found, seconds = self._ran(self._step, policy)
-            return [float(self._metric(self._exact, found)), seconds, _peak()]
+            return [self._error(self._exact, found), seconds, _peak()]
 
-        values = self._journal.kept("none" if policy is None else str(policy), run, self._counted)
-        error = float(values[0])
-        return Run(math.inf if math.isnan(error) else error, values[1], values[2])
+        values = self._journal.kept(str(policy), run, self._counted)
+        return Run(*values)
 
-    def check(self, policy: Policy | None) -> float | None:
+    def check(self, policy: Policy) -> float | None:
         """The error of the other step, which no choice is made by; None without one."""
         if self._check is None:
             return None
         exact, _ = self._ran(self._check, None)
-        return float(self._metric(exact, self._ran(self._check, policy)[0]))
+        return self._error(exact, self._ran(self._check, policy)[0])
+
+    def _error(self, exact: Any, found: Any) -> float:
+        error = float(self._metric(exact, found))
+        return math.inf if math.isnan(error) else error
 
     def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
         """A report of the step, which runs once."""
@@ -138,6 +150,8 @@ class Runs:
         stack = ExitStack()
         with stack:
             self._kept.restore()
+            if self._gradients:
+                self._kept.clear_gradients()
             stack.enter_context(self._kept.watching())
             torch.manual_seed(self._seed)
             stack.enter_context(under(policy))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from habana_mp._evidence.tune.choice import policy_of
-from habana_mp._evidence.tune.costs import Costs
+from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
@@ -21,7 +21,7 @@ _RUNS = 20  # beside one for two ops
 
 @dataclass(frozen=True)
 class Point:
-    """A policy that ran; None is float32 without casts.
+    """A policy that ran.
 
     ``error`` and ``seconds`` are measured, ``seconds`` as the best of ``timed`` runs; ``memory`` is the measured peak of the accelerator in bytes, None on
     a CPU. ``foretold_error`` and ``foretold_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
@@ -29,7 +29,7 @@ class Point:
     """
 
     name: str
-    policy: Policy | None
+    policy: Policy
     error: float
     seconds: float
     timed: int
@@ -52,11 +52,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of ``tune``. ``foretells``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
+    """Of ``tune``, whose arguments they are. ``foretells``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
 
     budget: float
     base: Policy
     per: str
+    others: str
     cost: str
     foretells: bool
     checks: bool
@@ -70,38 +71,48 @@ class Search:
         self._base, self._budget, self._in_seconds = settings.base, settings.budget, settings.cost == "seconds"
         self._reserved = (2 if settings.checks else 0) + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
-        self._policies: dict[Policy | None, frozenset[int] | None] = {}
+        self._policies: dict[Policy, frozenset[int] | None] = {}
 
     def run(self) -> Found:
         size = self._runs.reference()
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
-        measured = self._runs.report(wide, values=True)
-        self._parts = parts = Parts(measured, self._settings.per, size)
+        as_start = self._settings.others == "start"
+        measured = self._runs.report(self._base if as_start else wide, values=True)
+        self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
         if not len(parts):
-            raise ValueError("no op of the step computes in float32, so there is nothing to tune")
+            where = f"in {self._base.low_dtype} under {self._base.name}" if as_start else "in float32"
+            raise ValueError(f"no op of the step computes {where}, so there is nothing to tune")
         self._most = parts.ops // 2 + _RUNS
         self._announce(parts.ops, len(parts), self._most)
+        one_number = self._runs.numbers == 1
+        self._foretells = self._settings.foretells and (
+            parts.unit == "results" or (parts.unit == "loss" and one_number)
+        )
         nothing: frozenset[int] = frozenset()
         self._costs = Costs.in_numbers(parts)
-        low = policy_of(self._base, parts, nothing)
+        low = self._policy(nothing)
         all_low = self._runs.run(low)
         if self._in_seconds:
             self._costs = self._seconds(measured, wide, low)
             self._costs.fit(self._runs.run(low).seconds)
         self._policies[low] = nothing
-        self._add("all low", low, nothing, all_low)
-        self._add("float32", None, frozenset(range(len(parts))))
-        self._add(self._base.name, self._base, None)
+        self._add(self._base.name if as_start else "all low", low, nothing, all_low)
+        every = frozenset(range(len(parts)))
+        self._add("float32", self._policy(every), every)
+        if not as_start:
+            self._add(self._base.name, self._base, None)
         best = self._pruned(self._bisected(path(parts, self._costs)))
         return self._chosen(best)
 
     def _seconds(self, measured: dict[str, Any], wide: Policy, low: Policy) -> Costs:
+        """All of ``low`` is in the low dtype, or what others="start" leaves there."""
         reports = (self._runs.report(wide, values=False), self._runs.report(low, values=False))
-        return Costs.in_seconds(self._parts, measured, *reports, self._runs.run(None).seconds)
+        casts = self._runs.kept("casts", seconds_of_casts)
+        return Costs.in_seconds(self._parts, measured, reports, casts, self._runs.run(wide).seconds)
 
-    def _add(self, name: str, policy: Policy | None, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
+    def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
-        self._policies[policy] = in_float32
+        self._policies.setdefault(policy, in_float32)  # the start may be one of the others
         self._points.append(
             Point(
                 name,
@@ -110,13 +121,16 @@ class Search:
                 ran.seconds,
                 1,
                 ran.memory,
-                self._foretold_error(in_float32) if in_float32 is not None and self._settings.foretells else None,
+                self._foretold_error(in_float32) if in_float32 is not None and self._foretells else None,
                 self._costs.of(in_float32) if in_float32 is not None and self._in_seconds else None,
                 len(in_float32) if in_float32 is not None else None,
                 self._result_bytes(in_float32) if in_float32 is not None else None,
             )
         )
         return self._points[-1]
+
+    def _policy(self, in_float32: Collection[int]) -> Policy:
+        return policy_of(self._base, self._parts, in_float32, self._settings.others)
 
     def _foretold_error(self, in_float32: Collection[int]) -> float:
         return math.sqrt(sum(part.error**2 for i, part in enumerate(self._parts) if i not in in_float32))
@@ -127,13 +141,14 @@ class Search:
     def _is_within(self, in_float32: Iterable[int]) -> bool:
         """By a run, or one that was."""
         chosen = frozenset(in_float32)
-        policy = None if len(chosen) == len(self._parts) else policy_of(self._base, self._parts, chosen)
+        policy = self._policy(chosen)
         if policy in self._policies:
             point = next(point for point in self._points if point.policy == policy)
+            self._policies[policy] = chosen
         else:
             same = sum(point.in_float32 == len(chosen) for point in self._points)
             point = self._add(
-                f"{len(chosen)} in float32{', other ones' * bool(same)}{f' ({same})' * (same > 1)}", policy, chosen
+                f"{len(chosen)} in float32{', others' * bool(same)}{f' ({same})' * (same > 1)}", policy, chosen
             )
         return point.error <= self._budget
 
@@ -142,7 +157,9 @@ class Search:
 
     def _bisected(self, order: list[int]) -> set[int]:
         """The shortest beginning of the order that is within the budget, as far as the runs allow."""
-        few, enough = 0, len(order)
+        if self._is_within(()):  # known already, and errors need not fall along the order
+            return set()
+        few, enough = 1, len(order)
         while few < enough and self._has_runs():
             middle = (few + enough) // 2
             if self._is_within(order[:middle]):
@@ -161,7 +178,8 @@ class Search:
             if slack < 0:
                 break
             group.append(i)
-        groups = [group]
+        # What loses numbers alone may lose none that count: an exp that overflows below a fraction line.
+        groups = [group, *([i] for i in useful if math.isinf(self._parts.all[i].error))]
         while groups and self._has_runs():
             group = groups.pop(0)
             if not group or self._is_within(kept - {*group}):
@@ -171,10 +189,12 @@ class Search:
         return kept
 
     def _chosen(self, best: set[int]) -> Found:
-        own = next(
-            (point for point in self._points if self._policies[point.policy] == frozenset(best)),
-            next(point for point in self._points if point.policy is None),
-        )
+        own = next(point for point in self._points if self._policies[point.policy] == frozenset(best))
+        if own.error > self._budget:
+            raise ValueError(
+                f"no policy keeps the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
+                "The step computes in a low dtype itself, or draws other random numbers each time"
+            )
         chosen = self._fastest(own) if self._in_seconds else own
         in_float32 = self._policies[chosen.policy]
         return Found(self._parts, self._costs, tuple(self._points), chosen, in_float32, self._most)

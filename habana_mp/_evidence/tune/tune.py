@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import habana_mp._core as _core
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search, Settings
@@ -25,6 +26,7 @@ def tune(
     check: Callable[[], Any] | None = None,
     start: Policy | str | os.PathLike[str] = "hmp",
     per: str = "op",
+    others: str = "lower",
     cost: str = "seconds",
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
@@ -47,6 +49,7 @@ def tune(
         check: another step, on data that the search does not see. Its error is ``check_error`` of the result.
         start: the policy whose other lists and low dtype stay: a ``Policy``, or the name or path of one.
         per: "op" decides for each op, "module" for each op in the modules of one path; names for modules hold by ``set_policies``.
+        others: where ops go that do not stay in float32: to the list "lower", or with "start" to where that policy has them, for few edits of it.
         cost: "seconds" measured here, or "numbers": as few numbers as possible are computed in float32. That gives the same lists on each
             machine, and is for models that will run elsewhere.
         seed: of the random numbers of each run.
@@ -54,9 +57,9 @@ def tune(
         progress: show on stderr how many runs there will be, and a bar with the time that is left.
 
     Raises:
-        TypeError: ``step`` or ``check`` is not callable, or ``start`` is no policy.
-        ValueError: a budget that is not above 0; another ``metric``, ``per`` or ``cost``; a step that returns no numbers or infinite ones, or in which no
-            op computes; a file to resume from that is of another search.
+        TypeError: ``step`` or ``check`` is not callable, ``start`` is no policy, or ``seed`` no whole number.
+        ValueError: a budget that is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; a step that returns no numbers or infinite ones, in which no
+            op computes, or that is off by more than the budget in float32 too; a file to resume from that is of another search.
         RuntimeError: a comparison, a search or a report that measures is running.
         OSError: the file to resume from cannot be read or written.
         BaseException: what the step raises.
@@ -68,9 +71,21 @@ def tune(
         report, compare, set_policies
     """
     _check_steps(step, check)
-    _check_choices(budget, metric, per, cost)
+    _check_seed(seed)
+    _check_choices(
+        budget,
+        metric,
+        per=(per, ("op", "module")),
+        others=(others, ("lower", "start")),
+        cost=(cost, ("seconds", "numbers")),
+    )
+    if running := _core.probe_name():
+        raise RuntimeError(f"tune does not run inside of {running}")
     base = start if isinstance(start, Policy) else load_kept(start)
-    journal = Journal(resume, {"start": str(base), "per": per, "cost": cost, "seed": seed, "metric": _name_of(metric)})
+    journal = Journal(
+        resume,
+        {"start": str(base), "per": per, "others": others, "cost": cost, "seed": seed, "metric": _name_of(metric)},
+    )
     runs = Runs(step, check, metric, seed, journal)
     with Bar(shown=progress) as bar:
         runs.begins = bar.advance
@@ -79,7 +94,7 @@ def tune(
             what = counted(ops, "op") if ops == parts else f"{counted(ops, 'op')} in {counted(parts, 'part')}"
             bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
 
-        settings = Settings(float(budget), base, per, cost, metric == "results", check is not None)
+        settings = Settings(float(budget), base, per, others, cost, metric == "results", check is not None)
         search = Search(runs, settings, announce)
         try:
             found = search.run()
@@ -95,12 +110,17 @@ def _check_steps(step: object, check: object) -> None:
             raise TypeError(f"{name} is a function without arguments, not {each!r}")
 
 
-def _check_choices(budget: object, metric: object, per: object, cost: object) -> None:
+def _check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed is a whole number, not {seed!r}")
+
+
+def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise ValueError(f"budget is the largest error that is accepted, a number above 0, not {budget!r}")
-    if not callable(metric) and metric not in METRICS:
+    if not callable(metric) and metric not in [*METRICS]:
         raise ValueError(f'metric is "results", "gradients" or a function of two results, not {metric!r}')
-    for name, each, accepted in (("per", per, ("op", "module")), ("cost", cost, ("seconds", "numbers"))):
+    for name, (each, accepted) in choices.items():
         if each not in accepted:
             raise ValueError(f"{name} is {' or '.join(map(repr, accepted))}, not {each!r}")
 

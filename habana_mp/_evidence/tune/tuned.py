@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from habana_mp._evidence.tune.choice import lines
+from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
@@ -121,7 +121,8 @@ class Tuned:
                 {
                     **vars(point),
                     "error": plain(point.error),
-                    "policy": None if point.policy is None else str(point.policy),
+                    "foretold_error": plain(point.foretold_error),
+                    "policy": str(point.policy),
                 }
                 for point in self.points
             ],
@@ -202,14 +203,16 @@ class Tuned:
         """Why one of ``parts`` is in its list, without its name."""
         error, known = each.part.error, evidence([each])
         if each.list == "lower":
-            return f"within the budget ({known})"
-        if each.list != "fp32":
-            return f"as {self.start.name} has it ({known})"
-        if error > self.budget:
-            return f"alone above the budget ({known})"
-        if each.saved is not None and each.saved <= 0:
-            return f"float32 is no slower ({known})"
-        return f"with others above the budget, or between others in float32 ({known})"
+            reason = "within the budget"
+        elif each.list != "fp32":
+            reason = f"as {self.start.name} has it"
+        elif error > self.budget:
+            reason = "alone above the budget"
+        elif each.saved is not None and each.saved <= 0:
+            reason = "float32 is no slower"
+        else:
+            reason = "above the budget together with others, or between others in float32"
+        return f"{reason} ({known})"
 
 
 def evidence(parts: list[TunedPart]) -> str:
@@ -217,7 +220,7 @@ def evidence(parts: list[TunedPart]) -> str:
     total = math.sqrt(sum(each.part.error**2 for each in parts))
     text = "loses numbers (NaN or infinity)" if math.isinf(total) else f"error {total:.2g} foretold"
     if any(each.part.hidden for each in parts):
-        text += " or more (no gradient comes to all of it)"
+        text += " or more, as no gradient comes to all of it"
     texts = [f"low: {text}"]
     saved = [each.saved for each in parts if each.saved is not None]
     if saved:
@@ -232,12 +235,12 @@ def tuned(found: Found, settings: Settings, checked: float | None, runs: int) ->
     if in_float32 is None:
         policy, lists = base, [base.rule(part.op).action for part in parts]
     else:
-        edits = [f"+{name}:{title}" for name, title in lines(parts, in_float32)]
-        policy = base.with_edits(*edits)
-        lists = ["fp32" if i in in_float32 else "lower" for i in range(len(parts))]
+        policy = policy_of(base, parts, in_float32, settings.others)
+        low = [base.rule(part.op).action if settings.others == "start" else "lower" for part in parts]
+        lists = ["fp32" if i in in_float32 else low[i] for i in range(len(parts))]
     in_seconds = settings.cost == "seconds"
     own = zip(parts, lists, found.costs.saved, strict=True)
-    float32 = next(point for point in found.points if point.policy is None)
+    float32 = next(point for point in found.points if point.name == "float32")
     return Tuned(
         policy=Policy(renamed(policy._core, "tuned")),
         start=base,

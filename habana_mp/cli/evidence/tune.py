@@ -16,7 +16,7 @@ import click
 from habana_mp import hmp
 from habana_mp.cli.console import Problem, user_errors, write_files
 from habana_mp.cli.parameters import new_file, policy_options
-from habana_mp.cli.script import as_python_ends
+from habana_mp.cli.script import as_python_ends, find_module
 from habana_mp.hmp import Policy
 
 
@@ -40,6 +40,13 @@ from habana_mp.hmp import Policy
     help="Decide for each op, or for each op in the modules of one path.",
 )
 @click.option(
+    "--others",
+    type=click.Choice(["lower", "start"]),
+    default="lower",
+    show_default=True,
+    help="Where ops go that do not stay in float32: to the list lower, or to where the policy has them that is started from.",
+)
+@click.option(
     "--cost",
     type=click.Choice(["seconds", "numbers"]),
     default="seconds",
@@ -51,7 +58,10 @@ from habana_mp.hmp import Policy
     "--output", metavar="FOLDER", type=click.Path(file_okay=False), help="Write the policy there, with its evidence."
 )
 @click.option(
-    "--resume", metavar="FILE", help="Keep what was measured in this file, and go on from it where it is there."
+    "--resume",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, resolve_path=True),
+    help="Keep what was measured in this file, and go on from it where it is there.",
 )
 @click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
 @click.option(
@@ -83,12 +93,22 @@ def tune(
     """
     folder = _new_folder(output)
     step, checks = _steps(target, check)
+    raised: list[Exception] = []
     with user_errors():
         try:
-            found = hmp.tune(step, budget, check=checks, start=policy or "hmp", progress=True, **options)
-        except ValueError:
-            raise
-        except Exception:  # noqa: BLE001 - of the step
+            found = hmp.tune(
+                _noting(step, raised),
+                budget,
+                check=checks and _noting(checks, raised),
+                start=policy or "hmp",
+                progress=True,
+                **options,
+            )
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except Exception as error:
+            if isinstance(error, (OSError, ValueError)) and error not in raised:
+                raise
             as_python_ends(_raise_again)
     click.echo(str(found))
     if folder is not None:
@@ -99,6 +119,19 @@ def tune(
         raise SystemExit(1)
 
 
+def _noting(step: Callable[[], Any], raised: list[Exception]) -> Callable[[], Any]:
+    """The step, whose errors are not those of the command line."""
+
+    def call() -> Any:
+        try:
+            return step()
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    return call
+
+
 def _raise_again() -> None:
     raise  # noqa: PLE0704 - what is handled where this is called
 
@@ -107,9 +140,11 @@ def _new_folder(output: str | None) -> Path | None:
     """Refused before the search, which may take minutes."""
     if output is None:
         return None
-    folder = Path(output)
+    folder = Path(output).absolute()  # the script may change the folder
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "policy.toml").is_file():
         raise Problem(f"--output {output}: has files in it that are no policy; give a new folder")
+    if blocking := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
+        raise Problem(f"--output {output}: {blocking} is no folder")
     return folder
 
 
@@ -125,7 +160,7 @@ def _imported(name: str) -> ModuleType:
     sys.argv = [name]
     if not name.endswith(".py"):
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-        if importlib.util.find_spec(name) is None:
+        if find_module(name) is None:
             raise Problem(f"no file and no module {name!r}")
         return importlib.import_module(name)
     path = Path(name)

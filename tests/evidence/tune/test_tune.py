@@ -1,0 +1,357 @@
+"""hmp.tune: the lists that it finds keep the budget, have in float32 what needs it, and little else."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planted_faults import ANGLES, LARGE, PLANTED, Model, Waves, X, error_of, wide
+from torch import nn
+
+from habana_mp import hmp
+
+BUDGET = 1e-2
+FLOAT16 = hmp.Policy.load("hmp").with_low_dtype("float16")
+
+
+def step_of(*planted: str):
+    model = Model(*planted)
+    return lambda: model(X)
+
+
+def tuned(step, budget=BUDGET, **options) -> hmp.Tuned:
+    return hmp.tune(step, budget, **{"cost": "numbers", **options})
+
+
+SETS = [*((name,) for name in PLANTED), ("cos", "sub", "log"), ("exp", "var", "cos"), tuple(PLANTED)]
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
+@pytest.mark.parametrize("planted", SETS, ids="+".join)
+def test_what_loses_accuracy_is_in_float32_and_nothing_else(planted, gradients):
+    model = Model(*planted, gradients=gradients)
+
+    def step():
+        return model(X)
+
+    found = tuned(step)
+    assert wide(found) == {*planted}, found
+    assert {*planted} <= {*found.policy.lists["fp32"]}
+    assert {"linear", "gelu", "sigmoid", "tanh"} <= {*found.policy.lists["lower"]}
+    assert error_of(step, found.policy) <= BUDGET
+
+
+@pytest.mark.parametrize("cost", ["numbers", "seconds"])
+@pytest.mark.parametrize("budget", [1e-1, 1e-2, 1e-3, 1e-4, 1e-7])
+def test_the_budget_is_kept(budget, cost):
+    step = step_of(*PLANTED)
+    found = tuned(step, budget, cost=cost)
+    assert error_of(step, found.policy) == pytest.approx(found.error, abs=1e-9)
+    assert found.error <= found.budget == budget
+
+
+@pytest.mark.parametrize("options", [{}, {"others": "start"}, {"per": "module"}, {"metric": "gradients"}], ids=str)
+def test_the_same_step_gives_the_same_policy(options):
+    model = Model("cos", "var")
+
+    def step():
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    first, second = (tuned(step, **options) for _ in range(2))
+    assert first.policy == second.policy
+    assert [point.error for point in first.points] == [point.error for point in second.points]
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["no check", "check"])
+@pytest.mark.parametrize("cost", ["numbers", "seconds"])
+@pytest.mark.parametrize("planted", [(), ("cos",), tuple(PLANTED)], ids=["none", "one", "five"])
+def test_the_runs_are_counted_and_bounded(planted, cost, check):
+    inner, calls = step_of(*planted), []
+
+    def step():
+        calls.append(1)
+        return inner()
+
+    found = tuned(step, 1e-3, cost=cost, check=step if check else None)
+    ops = {part.part.op for part in found.parts}
+    assert len(calls) == found.runs <= found.most_runs == len(ops) // 2 + 20
+
+
+def test_a_large_budget_has_all_in_the_low_dtype():
+    found = tuned(step_of(*PLANTED), 1e9)
+    assert wide(found) == set()
+    assert found.chosen.name == "all low"
+
+
+def test_float16_keeps_what_overflows_in_float32():
+    model = Model()
+
+    def step():
+        return model(X) + torch.exp(LARGE / 2) * 1e-8  # up to 2e8; float16 ends at 65504
+
+    found = tuned(step, 1e-2, start=FLOAT16)
+    assert found.policy.low_dtype == torch.float16
+    assert "exp" in wide(found)
+    assert error_of(step, found.policy) <= 1e-2
+    assert "low: loses numbers (NaN or infinity)" in found.explain("exp")
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["t", "flatten", "clone"])
+def test_what_only_moves_numbers_rounds_them_too(name):
+    """The lower list of hmp has t: float32 for the product alone would leave its weights rounded."""
+    weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)))
+    moved = {"t": torch.t, "flatten": lambda w: w.flatten(0), "clone": torch.clone}[name]
+
+    def step():
+        return torch.mm(X, moved(weight).view(16, 16) if name == "flatten" else moved(weight))
+
+    found = tuned(step, 1e-6, start=hmp.Policy.load("hmp").with_edits(f"+{name}:lower"))
+    assert error_of(step, found.policy) <= 1e-6
+    assert found.error <= 1e-6
+
+
+STARTS = {
+    "for a dtype": ("+cos@bfloat16:lower", "+sub@bfloat16:lower"),
+    "an overload": ("+sub.Tensor:lower", "+cos:promote"),
+    "for modules": ("+cos in **:lower", "+linear in first:lower", "+tanh in first:fp32"),
+    "nothing": (),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*names for modules that no model which was called has")
+@pytest.mark.parametrize("edits", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("budget", [BUDGET, 1e-6])
+def test_what_the_start_says_of_an_op_does_not_win_over_the_search(edits, budget):
+    step = step_of("cos", "sub")
+    found = tuned(step, budget, start=hmp.Policy.load("hmp").with_edits(*edits))
+    assert error_of(step, found.policy) <= budget
+    assert found.policy.rule("cos").action == "fp32"
+    assert budget < 1e-3 or found.policy.rule("tanh").action == "lower"
+
+
+def test_other_lists_of_the_start_stay():
+    start = hmp.Policy.load("torch-cpu")
+    found = tuned(step_of("cos"), start="torch-cpu")
+    ops = {part.part.op for part in found.parts}
+    for title in ("lower", "fp32", "promote"):
+        assert {*start.lists[title]} - ops == {*found.policy.lists[title]} - ops
+    assert (found.start, found.policy.rest, found.policy.name) == (start, start.rest, "tuned")
+
+
+@pytest.mark.parametrize("budget", [1e9, BUDGET, 1e-6])
+def test_a_policy_that_was_found_is_found_again_from_itself(budget):
+    step = step_of("cos", "sub")
+    found = tuned(step, budget)
+    again = tuned(step, budget, start=found.policy)
+    assert again.policy == found.policy
+    assert again.runs <= found.runs
+
+
+def test_with_others_start_only_float32_is_edited():
+    step, start = step_of("cos", "sub"), hmp.Policy.load("hmp").with_edits("+cos:lower", "+sub:lower")
+    found = tuned(step, start=start, others="start")
+    assert wide(found) == {"cos", "sub"}
+    assert found.policy == start.with_edits("+cos:fp32", "+sub:fp32")
+    assert error_of(step, found.policy) <= BUDGET
+
+
+def test_modules_have_lines_where_an_op_differs_between_them():
+    model = Waves()
+    found = tuned(model, 2e-2, per="module")
+    limited = {name for names in found.policy.limited.values() for name in names}
+    assert {"cos in far"} == {name for name in wide(found) if name.startswith("cos")}
+    assert limited
+    assert all(name.startswith("cos in ") for name in limited), found.policy
+    exact = model().detach()
+    hmp.set_policies(model, found.policy)
+    with hmp.autocast("cpu", policy=found.policy), hmp.report() as report:
+        low = model().detach()
+    assert ((low - exact).norm() / exact.norm()).item() == pytest.approx(found.error, rel=1e-5)
+    lowered = {row["module"] for row in report.to_dict()["rows"] if row["op"] == "cos" and row["casts"]}
+    assert lowered == {"Waves: near", "Waves: middle"}
+
+
+def test_per_op_an_op_is_the_same_in_all_modules():
+    found = tuned(Waves(), 2e-2)
+    assert "cos" in wide(found)
+    assert not any(found.policy.limited.values())
+
+
+def test_gradients_have_the_error_of_their_angle():
+    model = Model("cos", "var")
+
+    def gradients():
+        model.zero_grad()
+        model(X).square().mean().backward()
+        return torch.cat([p.grad.double().flatten() for p in model.parameters()])
+
+    exact = gradients()
+    found = tuned(gradients, 1e-3, metric="gradients")
+    with hmp.autocast("cpu", policy=found.policy):
+        low = gradients()
+    assert found.error <= 1e-3
+    assert 1 - F.cosine_similarity(exact, low, 0).item() == pytest.approx(found.error, abs=1e-7)
+
+
+def test_gradients_that_were_there_do_not_count():
+    """Nor are they lost."""
+    model = Model("cos")
+
+    def step():
+        model(X).square().mean().backward()
+
+    alone = tuned(step, 1e-3, metric="gradients")
+    before = [torch.full_like(p, 1e6) for p in model.parameters()]
+    for p, gradient in zip(model.parameters(), before, strict=True):
+        p.grad = gradient
+    again = tuned(step, 1e-3, metric="gradients")
+    assert [point.error for point in again.points] == [point.error for point in alone.points]
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), before, strict=True))
+    assert all(gradient.eq(1e6).all() for gradient in before)
+
+
+@pytest.mark.parametrize(("returns", "foretells"), [("loss", True), ("logits", False)])
+def test_errors_of_a_loss_are_foretold_of_the_loss(returns, foretells):
+    model = Model("cos")
+
+    def step():
+        logits = model(X)
+        loss = logits.square().mean()
+        loss.backward()
+        return loss if returns == "loss" else logits
+
+    assert all(
+        (point.foretold_error is not None) == foretells for point in tuned(step, 1e-2).points if point.name != "hmp"
+    )
+
+
+def test_a_function_is_a_metric():
+    def largest(exact, low):
+        return (exact - low).abs().max()
+
+    step = step_of("cos")
+    found = tuned(step, 0.1, metric=largest)
+    exact = step()
+    with hmp.autocast("cpu", policy=found.policy):
+        assert largest(exact, step()).item() == pytest.approx(found.error)
+    assert found.error <= 0.1
+    assert "cos" in wide(found)
+
+
+def test_no_number_as_an_error_is_infinite():
+    found = tuned(step_of(), metric=lambda exact, low: 0.0 if torch.equal(exact, low) else float("nan"))
+    assert found.error == 0
+    assert found.points[0].error == float("inf")
+
+
+@pytest.mark.parametrize(("scale", "above"), [(0.5, False), (400, True)], ids=["alike", "large angles"])
+def test_check_is_a_step_that_no_choice_is_made_by(scale, above):
+    model = Model()
+
+    def of(angles):
+        return lambda: model(X) + torch.cos(angles)
+
+    found = tuned(of(X), check=of(X * scale))
+    assert found.policy == tuned(of(X)).policy
+    assert found.check_error == pytest.approx(error_of(of(X * scale), found.policy))
+    assert (found.check_error > found.budget) == above
+    assert f"{'above' if above else 'within'} the budget" in str(found).splitlines()[1]
+
+
+def test_a_check_without_a_number_is_above_the_budget():
+    found = tuned(step_of(), 1e9, check=lambda: X[:3] + 1, metric=lambda a, b: float("nan") if len(a) == 3 else 0.0)
+    assert found.check_error == float("inf")
+    assert "above the budget" in str(found)
+
+
+def without_gradients(model):
+    def step():
+        with torch.no_grad():
+            return model(X)
+
+    return step
+
+
+def with_backward(model):
+    def step():
+        y = model(X)
+        y.square().mean().backward()
+        return y
+
+    return step
+
+
+def with_optimizer(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        with_backward(model)()
+        optimizer.step()
+        return model(X)
+
+    return step
+
+
+RETURNED = {
+    "a dict": lambda y: {"logits": y, "name": "y"},
+    "a tuple": lambda y: (y, None, [y.sum()]),
+    "a loss": lambda y: y.square().mean(),
+    "a float": lambda y: y.square().sum().item(),
+}
+STEPS = {"no_grad": without_gradients, "backward": with_backward, "optimizer": with_optimizer} | {
+    name: lambda model, returned=returned: lambda: returned(model(X)) for name, returned in RETURNED.items()
+}
+
+
+@pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
+def test_steps_of_all_forms(make):
+    found = tuned(make(Model("cos")), 1e-3)
+    assert found.error <= 1e-3
+    assert "cos" in wide(found)
+
+
+def test_without_gradients_each_op_has_its_own_error():
+    found = tuned(without_gradients(Model("cos", "sub")))
+    errors = {part.name: part.part.error for part in found.parts}
+    assert {*sorted(errors, key=errors.__getitem__)[-2:]} == {"cos", "sub"}
+    assert errors["tanh"] == pytest.approx(2e-3, rel=0.9)
+    assert wide(found) == {"cos", "sub"}
+
+
+def test_a_step_that_draws_draws_the_same_in_each_run():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+    found = tuned(lambda: model(X) + torch.randn(64, 16), 1e-2)
+    assert found.chosen.name == "all low"
+    assert found.error < 1e-2
+
+
+def test_what_is_in_force_round_it_does_not_count():
+    step = step_of("cos")
+    alone = tuned(step)
+    hmp.convert(policy="torch-cpu")
+    assert tuned(step).policy == alone.policy
+    hmp.revert()
+    with hmp.autocast("cpu", policy="torch-cpu"):
+        assert tuned(step).policy == alone.policy
+
+
+def test_nothing_is_printed_unless_asked(capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tuned(step_of("cos"))
+    assert capfd.readouterr() == ("", "")
+    tuned(step_of("cos"), progress=True)
+    out, err = capfd.readouterr()
+    ops = len({part.part.op for part in found.parts})
+    assert (out, err) == ("", f"{ops} ops: at most {found.most_runs} runs\n")
+
+
+def test_angles_are_large():
+    assert (ANGLES - ANGLES.bfloat16()).abs().max() > 1

@@ -1,0 +1,186 @@
+"""What hmp.tune returns: figures, texts, and the folder of the policy."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from planted_faults import ANGLES, Model, Waves, X
+
+from habana_mp import hmp
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = Model("cos", "sub")
+    return hmp.tune(lambda: model(X), 1e-2, cost="numbers", check=lambda: model(X))
+
+
+@pytest.fixture(scope="module")
+def in_modules():
+    return hmp.tune(Waves(), 2e-2, per="module", cost="numbers")
+
+
+@pytest.fixture(scope="module")
+def timed():
+    model = Model("cos")
+    return hmp.tune(lambda: model(X), 1e-2)
+
+
+def test_nothing_beats_a_point_of_the_front(found, timed):
+    for each in (found, timed):
+        figures = {point.name: (point.error, point.seconds, point.result_bytes or 0) for point in each.points}
+        names = [point.name for point in each.front]
+        beaten = {
+            a
+            for a in figures
+            for b in figures.values()
+            if b != figures[a] and all(map(float.__le__, map(float, b), map(float, figures[a])))
+        }
+        assert {*names} == {*figures} - beaten
+        assert [figures[name][1] for name in names] == sorted(figures[name][1] for name in names)
+
+
+def test_points_are_what_ran(found):
+    names = [point.name for point in found.points]
+    assert names[:3] == ["all low", "float32", "hmp"]
+    assert len({*names}) == len(names)
+    low, wide, start = found.points[:3]
+    assert (wide.error, wide.foretold_error, wide.in_float32) == (0, 0, len(found.parts))
+    assert {wide.policy.rule(part.part.op).action for part in found.parts} == {"fp32"}
+    assert (low.in_float32, low.result_bytes * 2) == (0, wide.result_bytes)
+    assert (start.policy, start.in_float32, start.foretold_error) == (found.start, None, None)
+    assert found.chosen in found.points
+    assert (found.error, found.float32_seconds) == (found.chosen.error, wide.seconds)
+    assert found.check_error == found.error
+    assert all(point.memory is None for point in found.points) or torch.accelerator.is_available()
+
+
+def test_parts_are_in_the_order_of_the_calls(found, timed):
+    assert [part.name for part in found.parts][:4] == ["linear", "gelu", "cos", "sigmoid"]
+    assert all(part.saved is None for part in found.parts)
+    assert all(isinstance(part.saved, float) for part in timed.parts)
+
+
+def test_with_seconds_the_points_are_foretold_and_the_best_are_timed_in_turns(timed):
+    assert timed.chosen.timed == 3
+    assert timed.chosen.seconds == min(point.seconds for point in timed.points if point.timed == 3)
+    assert all(math.isfinite(point.foretold_seconds) for point in timed.points if point.in_float32 is not None)
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("cos", "cos: fp32; alone above the budget (low: error "),
+        ("torch.cos", "cos: fp32; alone above the budget (low: error "),
+        ("linear", "linear: lower; within the budget (low: error "),
+    ],
+)
+def test_explain(op, said, found):
+    assert found.explain(op).startswith(said)
+    assert found.explain(op).endswith(" foretold, 2.0 kB less)") or op == "linear"
+
+
+def test_explain_has_a_line_for_each_part(in_modules):
+    lines = in_modules.explain("cos").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["cos in near", "cos in middle", "cos in far"]
+    assert [line.split()[3].rstrip(";") for line in lines] == ["lower", "lower", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("op", "error", "said"),
+    [
+        (3, TypeError, "op is the name of an op, as 'linear', not 3"),
+        ("lineer", ValueError, "'lineer' is no op of torch"),
+        ("bmm", ValueError, "the search has not decided 'bmm'; it has decided add, cos, gelu, linear, mul?, sigmoid, "),
+    ],
+    ids=["no name", "unknown", "not decided"],
+)
+def test_what_explain_refuses(op, error, said, found):
+    with pytest.raises(error, match=f"^{said.replace('mul?, ', '(mul, )?')}"):
+        found.explain(op)
+
+
+def test_diff(found):
+    ops = found.diff("hmp").ops
+    assert ops["cos"] == ("in no list", "fp32") or "fp32" in ops["cos"]
+    assert "linear" not in ops
+    assert found.diff(found.start).ops == ops
+    assert not found.diff(found.policy).ops
+    with pytest.raises(ValueError, match="'no-such' is no policy"):
+        found.diff("no-such")
+
+
+def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
+    folder = tmp_path / "made" / "policy"
+    found.save(folder)
+    found.save(folder)  # over itself
+    assert hmp.Policy.load(folder) == found.policy
+    fp32 = (folder / "fp32.txt").read_text().splitlines()
+    assert fp32[0].startswith(f"# Policy tuned, fp32: hmp.tune from hmp, error {found.error:.2g} of 0.01")
+    (line,) = [line for line in fp32 if line.startswith("cos ")]
+    assert line.startswith("cos  # low: error ")
+    assert "linear  # low: error " in (folder / "lower.txt").read_text()
+    assert "\nbmm\n" in (folder / "lower.txt").read_text()  # of the start, not decided
+
+
+def test_a_folder_has_the_lines_for_modules(in_modules, tmp_path):
+    in_modules.save(tmp_path)
+    assert hmp.Policy.load(tmp_path) == in_modules.policy
+    text = (tmp_path / "lower.txt").read_text() + (tmp_path / "fp32.txt").read_text()
+    limited = [name for names in in_modules.policy.limited.values() for name in names]
+    assert limited
+    assert all(f"\n{name}  # low: error " in text for name in limited)
+
+
+def test_a_folder_that_cannot_be_written(found, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        found.save(tmp_path / "file")
+
+
+def test_json(found, in_modules, timed, tmp_path):
+    for each in (found, in_modules, timed):
+        each.to_json(tmp_path / "tuned.json")
+        read = json.loads((tmp_path / "tuned.json").read_text(), parse_constant=pytest.fail)
+        assert read == each.to_dict()
+        assert hmp.Policy.load(read["policy"]) == each.policy
+        assert [point["name"] for point in read["points"]] == [point.name for point in each.points]
+        assert {part["name"]: part["list"] for part in read["parts"]} == {part.name: part.list for part in each.parts}
+
+
+def test_infinite_errors_are_none_in_json():
+    model = Model()
+    found = hmp.tune(
+        lambda: model(X) + torch.exp(ANGLES / 50) * 1e-6,
+        1e-2,
+        cost="numbers",
+        start=hmp.Policy.load("hmp").with_low_dtype("float16"),
+    )
+    read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (read["points"][0]["foretold_error"], found.points[0].foretold_error) == (None, math.inf)
+    (lost,) = [part for part in read["parts"] if part["name"] == "exp"]
+    assert (lost["lost"], lost["error"]) == (True, None)
+
+
+def test_text(found):
+    lines = str(found).splitlines()
+    assert (
+        lines[0] == f"{len(found.parts)} parts, 2 in float32; error {found.error:.2g} of 0.01 after {found.runs} runs"
+    )
+    assert lines[1] == f"error on the data of check: {found.check_error:.2g}, within the budget"
+    assert lines[3].split() == ["policy", "error", "foretold", "time", "foretold"]
+    assert [line.endswith("chosen") for line in lines[4:]] == [point is found.chosen for point in found.points]
+    assert [line.endswith("above the budget") for line in lines[4:]] == [
+        point.error > found.budget for point in found.points
+    ]
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_page_and_notebook(found, tmp_path):
+    text = found.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == text
+    assert found._repr_html_().startswith("<iframe")
+    assert {"Tuned policy", "all low", "cos"} <= {each for each in ("Tuned policy", "all low", "cos") if each in text}

@@ -255,7 +255,7 @@ def decided(evidence: dict[str, Evidence], dtype: torch.dtype) -> dict[str, list
         chosen[family] = []
         for names in (each.split("/") for each in ops.split()):
             own = evidence[names[0]]
-            if own.own[dtype] != 0 and (family in ALWAYS[dtype] or own.cost <= MOST_COST):
+            if any(own.own[each] != 0 for each in DTYPES) and (family in ALWAYS[dtype] or own.cost <= MOST_COST):
                 chosen[family] += names
     return chosen
 

@@ -33,7 +33,7 @@ def test_presets():
     title, *rows = done.stdout.splitlines()
     assert title.split() == "preset low dtype lower fp32 promote rest cache source".split()
     assert tuple(row.split()[0] for row in rows) == hmp.presets()
-    assert rows[0].split() == "hmp bfloat16 25 15 18 first_input on HMP guide".split()
+    assert rows[1].split() == "hmp bfloat16 25 15 18 first_input on HMP guide".split()
 
 
 def test_presets_as_json():

@@ -74,6 +74,7 @@ class Runs:
         self._kept = KeptState(*filter(None, (step, check)))
         self._exact: Any = None
         self.count = 0
+        self.is_inference = False  # the step makes outputs and no gradients: it runs as it will be used
         self.begins: Callable[[], None] = lambda: None  # called before each run
 
     def restore(self) -> None:
@@ -120,15 +121,15 @@ class Runs:
         return math.inf if math.isnan(error) else error
 
     def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
-        """A report of the step, which runs once."""
+        """A report of the step, which runs once. With ``values`` it knows whether the step called backward ("calls_backward")."""
 
         def run() -> dict[str, Any]:
             with self._state(policy), CastReport(values) as report:
                 outputs = self._step()
-                backward = values and any((row.get("values") or {}).get("changes") for row in report.to_dict()["rows"])
+                backward = report.to_dict()["backward_seconds"] > 0
                 if values and not backward and any(each.requires_grad for each in numbers_of(outputs)):
                     report.project(outputs, _PROJECTIONS)
-            return report.to_dict()
+            return {**report.to_dict(), "calls_backward": backward}
 
         found: dict[str, Any] = self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted)
         return found
@@ -154,6 +155,8 @@ class Runs:
                 self._kept.clear_gradients()
             stack.enter_context(self._kept.watching())
             torch.manual_seed(self._seed)
+            if self.is_inference:
+                stack.enter_context(torch.no_grad())
             stack.enter_context(under(policy))
             return stack.pop_all()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._policy.policy import Policy
 
-_ROUNDS = 3  # in which the policies are timed, one after another
+_ROUNDS = 3  # at least, in which the policies are timed, one after another
 _TIMED = 3  # policies
 _RUNS = 20  # beside one for two ops
 
@@ -46,7 +46,7 @@ class Found:
     costs: Costs
     points: tuple[Point, ...]
     chosen: Point
-    in_float32: frozenset[int] | None  # None where the start was chosen
+    lists: tuple[str, ...]  # of each part
     most_runs: int
 
 
@@ -72,6 +72,7 @@ class Search:
         self._reserved = (2 if settings.checks else 0) + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
         self._policies: dict[Policy, frozenset[int] | None] = {}
+        self._as_start: dict[Policy, frozenset[int]] = {}
 
     def run(self) -> Found:
         size = self._runs.reference()
@@ -84,6 +85,7 @@ class Search:
             raise ValueError(f"no op of the step computes {where}, so there is nothing to tune")
         self._most = parts.ops // 2 + _RUNS
         self._announce(parts.ops, len(parts), self._most)
+        self._runs.is_inference = not measured["calls_backward"]
         one_number = self._runs.numbers == 1
         self._foretells = self._settings.foretells and (
             parts.unit == "results" or (parts.unit == "loss" and one_number)
@@ -102,6 +104,7 @@ class Search:
         if not as_start:
             self._add(self._base.name, self._base, None)
         best = self._pruned(self._bisected(path(parts, self._costs)))
+        self._add_as_start(best)
         return self._chosen(best)
 
     def _seconds(self, measured: dict[str, Any], wide: Policy, low: Policy) -> Costs:
@@ -137,6 +140,13 @@ class Search:
 
     def _result_bytes(self, in_float32: Collection[int]) -> int:
         return sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts))
+
+    def _add_as_start(self, in_float32: Collection[int]) -> None:
+        """The same ops in float32, and the others where the start has them: what follows its inputs needs no casts."""
+        policy = policy_of(self._base, self._parts, in_float32, "start")
+        if self._in_seconds and policy not in self._policies and self._has_runs():
+            self._add(f"{len(in_float32)} in float32, others as {self._base.name}", policy, None)
+            self._as_start[policy] = frozenset(in_float32)
 
     def _is_within(self, in_float32: Iterable[int]) -> bool:
         """By a run, or one that was."""
@@ -196,19 +206,27 @@ class Search:
                 "The step computes in a low dtype itself, or draws other random numbers each time"
             )
         chosen = self._fastest(own) if self._in_seconds else own
-        in_float32 = self._policies[chosen.policy]
-        return Found(self._parts, self._costs, tuple(self._points), chosen, in_float32, self._most)
+        return Found(self._parts, self._costs, tuple(self._points), chosen, tuple(self._lists(chosen)), self._most)
+
+    def _lists(self, chosen: Point) -> Iterator[str]:
+        own = self._policies[chosen.policy]
+        in_float32 = own if own is not None else self._as_start.get(chosen.policy, frozenset())
+        as_start = own is None or self._settings.others == "start"
+        for i, part in enumerate(self._parts):
+            yield "fp32" if i in in_float32 else self._base.rule(part.op).action if as_start else "lower"
 
     def _fastest(self, own: Point) -> Point:
         """Of the policy that the search has found and others that are within the budget, timed in turns."""
         within = [point for point in self._points if point.error <= self._budget and point is not own]
         timed = [own, *sorted(within, key=lambda point: point.seconds)[: _TIMED - 1]]
         best = dict.fromkeys((point.policy for point in timed), math.inf)
-        for _ in range(_ROUNDS):
+        left = self._most - self._runs.count - 2 * self._settings.checks
+        rounds = max(_ROUNDS, left // len(best))
+        for _ in range(rounds):
             for policy in best:
                 best[policy] = min(best[policy], self._runs.run(policy).seconds)
         self._points = [
-            replace(point, seconds=best[point.policy], timed=_ROUNDS) if point.policy in best else point
+            replace(point, seconds=best[point.policy], timed=rounds) if point.policy in best else point
             for point in self._points
         ]
-        return min((point for point in self._points if point.timed == _ROUNDS), key=lambda point: point.seconds)
+        return min((point for point in self._points if point.timed == rounds), key=lambda point: point.seconds)

@@ -40,8 +40,8 @@ def tune(
     after each run.
 
     Args:
-        step: what to run: a function without arguments that returns outputs or a loss. Where it does not call backward, its outputs must be
-            made with gradients on, or each op counts by its own error.
+        step: what to run: a function without arguments that returns outputs or a loss. Where it does not call backward it is inference: it runs without
+            gradients, but for the run that measures errors. With no_grad in the step itself each op counts by its own error.
         budget: the largest error that is accepted, above 0.
         metric: the error of a run. "results": the difference of all that the step returns, relative to the size of it in float32 (root of the sum of
             squares). "gradients": 1 minus the cosine of the gradients that it leaves, against those in float32. Or a function, called with what the

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
@@ -231,18 +230,12 @@ def evidence(parts: list[TunedPart]) -> str:
 
 
 def tuned(found: Found, settings: Settings, checked: float | None, runs: int) -> Tuned:
-    base, parts, chosen, in_float32 = settings.base, found.parts, found.chosen, found.in_float32
-    if in_float32 is None:
-        policy, lists = base, [base.rule(part.op).action for part in parts]
-    else:
-        policy = policy_of(base, parts, in_float32, settings.others)
-        low = [base.rule(part.op).action if settings.others == "start" else "lower" for part in parts]
-        lists = ["fp32" if i in in_float32 else low[i] for i in range(len(parts))]
+    base, parts, chosen = settings.base, found.parts, found.chosen
     in_seconds = settings.cost == "seconds"
-    own = zip(parts, lists, found.costs.saved, strict=True)
+    own = zip(parts, found.lists, found.costs.saved, strict=True)
     float32 = next(point for point in found.points if point.name == "float32")
     return Tuned(
-        policy=Policy(renamed(policy._core, "tuned")),
+        policy=Policy(renamed(chosen.policy._core, "tuned")),
         start=base,
         budget=settings.budget,
         error=chosen.error,

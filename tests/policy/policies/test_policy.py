@@ -122,7 +122,9 @@ def test_load_a_folder_in_the_form_of_the_presets(tmp_path):
 
 @pytest.mark.parametrize("text", ["hpm", "", "no/such/folder", "name=x", "HMP"])
 def test_load_names_what_is_accepted(text):
-    with pytest.raises(ValueError, match=r"accepted are a preset \(balanced, hmp, hmp-o1, .*\), a folder with policy.toml"):
+    with pytest.raises(
+        ValueError, match=r"accepted are a preset \(balanced, hmp, hmp-o1, .*\), a folder with policy.toml"
+    ):
         Policy.load(text)
 
 

@@ -89,10 +89,11 @@ docs: $(BUILT)
 	@echo "==> build/site/index.html"
 
 bench: $(BUILT)
-	@for script in overhead kernels models evidence; do \
+	@for script in overhead kernels models evidence tuner; do \
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
 	done
-	@echo "==> docs/benchmarks.md"
+	@echo "==> accuracy" && $(BIN)/python benchmarks/accuracy.py --markdown docs/accuracy.md >build/bench-accuracy.log
+	@echo "==> docs/benchmarks.md, docs/accuracy.md"
 
 # The lists of the preset balanced, measured anew: a quarter of an hour, with nothing else running.
 tune-presets: $(BUILT)

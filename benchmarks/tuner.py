@@ -209,7 +209,7 @@ def foretold(results: list[Any]) -> list[Row]:
             if point.foretold_error and 0 < point.error < math.inf:
                 said.append(math.log10(point.foretold_error))
                 found.append(math.log10(point.error))
-            if point.foretold_seconds:
+            if point.foretold_seconds and point.timed > 1:
                 off.append(abs(point.foretold_seconds - point.seconds) / point.seconds)
     mean = statistics.mean(found)
     rest = sum((a - b) ** 2 for a, b in zip(said, found, strict=True))
@@ -218,7 +218,7 @@ def foretold(results: list[Any]) -> list[Row]:
     return [
         Row(what, 1 - rest / whole, "", 0.95, at_least=True),
         Row(
-            f"foretold time against measured, median off by, over {len(off)} policies",
+            f"foretold time against measured, median off by, over {len(off)} policies timed in turns",
             100 * statistics.median(off),
             "%",
             5,
@@ -292,6 +292,7 @@ def rivals(results: list[Any], quick: bool) -> tuple[list[Row], str]:
         Row(f"{rival}: as exact at equal time, of {len(results)} models", float(count), "", total, at_least=True)
         for rival, count in beaten.items()
     ]
+    rows.append(Row("runs of tune, median; those of the others are in the table", float(runs), "", None))
     head = [
         "model",
         "method",

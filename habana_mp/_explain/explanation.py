@@ -44,7 +44,8 @@ class Explanation:
     def __str__(self) -> str:
         homes = [f"{label}  ->  {what}" for label, what in self.homes.items()] or ["none: no Python call reaches it"]
         rows = self._rows()
-        rows.insert(3, ("homes", tuple(homes)))
+        after = next(i for i, (title, _) in enumerate(rows, 1) if title == "arguments")
+        rows.insert(after, ("homes", tuple(homes)))
         lines = [self.op]
         for title, texts in rows:
             lines += [f"  {title if i == 0 else '':<10} {text}" for i, text in enumerate(texts)]
@@ -56,6 +57,7 @@ class Explanation:
     def _rows(self) -> list[tuple[str, tuple[str, ...]]]:
         return [
             ("rule", (str(self.rule).partition(": ")[2],)),
+            *([("comment", (self.rule.comment,))] if self.rule.comment else []),
             ("policy", (f"{self.policy.name}, {self.state}",)),
             ("arguments", self.arguments),
             *([("note", self.notes)] if self.notes else []),

@@ -6,6 +6,7 @@ The form of a file is read by src/policy/op_list.cpp. Knows nothing of convert a
 from __future__ import annotations
 
 import itertools
+import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -157,3 +158,12 @@ def less_limited(names: Iterable[Limited], entry: str, modules: str, title: str 
         left = less([(name, file, line)], claims) if concerned else [(name, file, line)]
         kept += [(each, stays, where, file, line) for stays, _, _ in left]
     return kept
+
+
+def comment_of(path: str | None, line: int | None, name: str | None) -> str:
+    """What stands behind a name in its line, where the file is still as it was read."""
+    if not path or not line or not name:
+        return ""
+    linecache.checkcache(path)
+    listed, _, comment = linecache.getline(path, line).partition("#")
+    return comment.strip() if listed.partition(" in ")[0].strip().lstrip("+-") == name else ""

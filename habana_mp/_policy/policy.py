@@ -23,6 +23,7 @@ from habana_mp._policy.list_file import (
     Limited,
     ListFile,
     ListPath,
+    comment_of,
     less,
     less_limited,
     merged,
@@ -52,6 +53,11 @@ class OpRule:
     listed_as: str | None
     file: str | None
     line: int | None
+
+    @property
+    def comment(self) -> str:
+        """What the file says behind the name; "" where it says nothing."""
+        return comment_of(self.file, self.line, self.listed_as)
 
     def __str__(self) -> str:
         if self.listed_as is None:

@@ -16,7 +16,7 @@ import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp.cli import main, speed
 
-COMMANDS = ["run", "report", "find-nan", "compare", "diff", "explain", "lists", "doctor"]
+COMMANDS = ["run", "report", "find-nan", "compare", "tune", "diff", "explain", "lists", "doctor"]
 LISTS = ["presets", "show", "diff", "check", "edit"]
 
 

@@ -58,8 +58,26 @@ def test_who_said_so(tmp_path: Path) -> None:
     hmp.convert(bf16_file_path=file)
     rule = hmp.explain("gelu").rule
     assert (rule.action, rule.listed_as, rule.file, rule.line) == ("lower", "gelu", str(file), 4)
+    assert rule.comment == "for speed"
+    assert "\n  comment    for speed\n  policy " in str(hmp.explain("gelu"))
+    assert hmp.explain("linear").rule.comment == ""
+    assert "comment" not in str(hmp.explain("linear"))
     rule = hmp.explain("mm").rule
     assert (rule.action, rule.listed_as, rule.file, rule.line) == ("rest", None, None, None)
+
+
+def test_a_comment_is_of_the_line_as_it_was_read(tmp_path: Path) -> None:
+    file = tmp_path / "lower.txt"
+    file.write_text("gelu  # for speed\n")
+    hmp.convert(bf16_file_path=file)
+    file.write_text("relu  # of another op\n")
+    assert hmp.explain("gelu").rule.comment == ""
+    file.unlink()
+    assert hmp.explain("gelu").rule.comment == ""
+
+
+def test_the_evidence_of_balanced_is_shown() -> None:
+    assert hmp.explain("cross_entropy", policy="balanced").rule.comment.startswith("bf16: error ")
 
 
 @pytest.mark.parametrize(

@@ -201,24 +201,24 @@ def against_presets(quick: bool) -> tuple[list[Row], str, list[Any]]:
     return rows, table(head, lines), results
 
 
-def foretold(results: list[Any]) -> list[Row]:
-    """Errors and times that were foretold of the policies that ran, against what the searches measured of them."""
+def predicted(results: list[Any]) -> list[Row]:
+    """Errors and times that were predicted of the policies that ran, against what the searches measured of them."""
     said, found, off = [], [], []
     for *_, tuned in results:
         for point in tuned.points:
-            if point.foretold_error and 0 < point.error < math.inf:
-                said.append(math.log10(point.foretold_error))
+            if point.predicted_error and 0 < point.error < math.inf:
+                said.append(math.log10(point.predicted_error))
                 found.append(math.log10(point.error))
-            if point.foretold_seconds and point.timed > 1:
-                off.append(abs(point.foretold_seconds - point.seconds) / point.seconds)
+            if point.predicted_seconds and point.timed > 1:
+                off.append(abs(point.predicted_seconds - point.seconds) / point.seconds)
     mean = statistics.mean(found)
     rest = sum((a - b) ** 2 for a, b in zip(said, found, strict=True))
     whole = sum((b - mean) ** 2 for b in found) or 1.0
-    what = f"foretold error against measured, R2 of the logarithms over {len(found)} policies"
+    what = f"predicted error against measured, R2 of the logarithms over {len(found)} policies"
     return [
         Row(what, 1 - rest / whole, "", 0.95, at_least=True),
         Row(
-            f"foretold time against measured, median off by, over {len(off)} policies timed in turns",
+            f"predicted time against measured, median off by, over {len(off)} policies timed in turns",
             100 * statistics.median(off),
             "%",
             5,
@@ -314,7 +314,7 @@ def balanced(quick: bool) -> tuple[list[Row], str]:
     for name in [*MODELS][: 2 if quick else None]:
         made = trained(name, 3, seed=1, size=64 if quick else SIZE)
         for mode in ("inference", "training"):
-            found = preset_steps(made, mode, 3 if quick else 30)
+            found = preset_steps(made, mode, 0.0 if quick else 3.0)
             (error, seconds), (own_error, own_seconds) = found["autocast"], found["balanced"]
             off.append(own_error / error)
             slow.append(own_seconds / seconds)
@@ -327,7 +327,7 @@ def balanced(quick: bool) -> tuple[list[Row], str]:
     return rows, table(["model", "step", "error of torch.autocast", "of balanced", "error", "time"], lines)
 
 
-def preset_steps(made: Trained, mode: str, rounds: int) -> dict[str, tuple[float, float]]:
+def preset_steps(made: Trained, mode: str, seconds: float) -> dict[str, tuple[float, float]]:
     found: dict[str, torch.Tensor] = {}
 
     def visit(name: str, region: Callable[[], Any]) -> Callable[[], float]:
@@ -346,7 +346,9 @@ def preset_steps(made: Trained, mode: str, rounds: int) -> dict[str, tuple[float
         return once
 
     best = take_turns(
-        {name: visit(name, each) for name, each in regions({"balanced": hmp.Policy.load("balanced")}).items()}, rounds
+        {name: visit(name, each) for name, each in regions({"balanced": hmp.Policy.load("balanced")}).items()},
+        3,
+        seconds,
     )
     exact = found["float32"].double()
     return {name: (((found[name].double() - exact).norm() / exact.norm()).item(), best[name]) for name in best}
@@ -361,7 +363,7 @@ def measure(quick: bool) -> Report:
     rival_rows, rival_table = rivals(results, quick)
     over = max(tuned.runs - tuned.most_runs for *_, tuned in results)
     runs = [Row("runs beyond those that were announced, n // 2 + 20 for n ops", float(max(0, over)), "", 0)]
-    figures = [*plants, *rows, *all_rows, *foretold(results), *runs]
+    figures = [*plants, *rows, *all_rows, *predicted(results), *runs]
     preset_rows, preset_table = balanced(quick)
     text = (
         f"{table_of(figures)}\n\nInference: the error of the logits against float32, and the time as a part of float32's. The budget is the smaller error of "

@@ -159,12 +159,13 @@ def under(policy: Policy | None) -> Iterator[None]:
             stack.enter_context(disable_casts())
         else:
             stack.enter_context(on_models_called(policy))
-            for device in _devices():
+            for device in devices():
                 stack.enter_context(autocast(device, policy=policy))
         yield
 
 
-def _devices() -> list[str]:
+def devices() -> list[str]:
+    """The types of the devices that there are."""
     accelerator = torch.accelerator.current_accelerator()
     return ["cpu", *([accelerator.type] if accelerator is not None else [])]
 

@@ -60,7 +60,7 @@ def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mappi
         "name": policy.name,
         "source": source,
         "low_dtype": policy.low,
-        "low_dtypes": policy.low_dtypes,
+        "low_dtypes": policy.low_dtypes if policy.low in policy.low_dtypes else [policy.low, *policy.low_dtypes],
         "rest": policy.rest,
         "error": [op for op, _, _ in policy.error],
         "cache": policy.cached,

@@ -92,7 +92,7 @@ def test_all_that_it_writes(scripts):
     assert done.stderr == "4 ops: at most 22 runs\n"
     lines = done.stdout.splitlines()
     assert lines[0].startswith("4 parts, 1 in float32; error 0.00")
-    assert lines[2].split() == ["policy", "error", "foretold", "time", "foretold"]
+    assert lines[2].split() == ["policy", "error", "(predicted)", "time", "(predicted)"]
     policy = hmp.Policy.load("my/policy")
     assert policy.rule("cos").action == "fp32"
     assert policy.rule("tanh").action == "lower"

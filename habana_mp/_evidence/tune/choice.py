@@ -5,49 +5,60 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from habana_mp._evidence.tune.parts import Part, Parts
+from habana_mp._policy.folder import LISTS
 from habana_mp._policy.policy import Policy
 
 
 def policy_of(base: Policy, parts: Parts, in_float32: Collection[int], others: str) -> Policy:
     """The policy ``base`` with each op of the parts in the list "fp32" or, with ``others`` "lower", in that one; with "start" those stay as they are."""
-    edits = [f"+{name}:{title}" for name, title in _lines(parts, in_float32)]
-    if others == "start":
-        edits = [edit for edit in edits if edit.endswith(":fp32")]
+    lines = [
+        line
+        for op in sorted({part.op for part in parts})
+        for line in _lines(base, [(part, i in in_float32) for i, part in enumerate(parts) if part.op == op], others)
+    ]
     # What the start has for an op in some modules would win over what is decided for it everywhere.
-    whole = {edit[1:].partition(":")[0] for edit in edits if " in " not in edit}
+    whole = {name for name, _ in lines if " in " not in name}
     limited = [name for names in base.limited.values() for name in names if _op_of(name) in whole]
-    return base.with_edits(*(f"-{name}" for name in limited), *edits) if edits else base
+    return (
+        base.with_edits(*(f"-{name}" for name in limited), *(f"+{name}:{title}" for name, title in lines))
+        if lines
+        else base
+    )
 
 
 def _op_of(name: str) -> str:
     return name.partition(" in ")[0].partition("@")[0].partition(".")[0]
 
 
-def _lines(parts: Parts, in_float32: Collection[int]) -> Iterator[tuple[str, str]]:
-    """Each name with its list. What holds for an op in the whole model has no lines for modules beside it."""
-    lists = {part: "fp32" if i in in_float32 else "lower" for i, part in enumerate(parts)}
-    for op in sorted({part.op for part in parts}):
-        own = sorted((part for part in parts if part.op == op), key=lambda part: part.modules.count("."))
-        everywhere = _everywhere(own, lists)
-        yield op, everywhere
-        written: dict[str, str] = {}
-        for part in own:
-            if part.modules and lists[part] != _round(part.modules, written, everywhere):
-                written[part.modules] = lists[part]
-                yield part.name, lists[part]
+def _lines(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterator[tuple[str, str]]:
+    """Each name of one op with its list. What holds for the whole model has no lines for modules beside it.
+
+    With "start" an op in no list cannot be said to be in none in some modules: what is round it holds there.
+    """
+    op = parts[0][0].op
+    other = others if others == "lower" else base.rule(op).action
+    everywhere = _everywhere(parts, others)
+    if everywhere or others == "lower":
+        yield op, "fp32" if everywhere else other
+    written: dict[str, bool] = {}
+    for part, wide in sorted(parts, key=lambda each: each[0].modules.count(".")):
+        if part.modules and wide != _round(part.modules, written, everywhere) and (wide or other in LISTS):
+            written[part.modules] = wide
+            yield part.name, "fp32" if wide else other
 
 
-def _everywhere(own: list[Part], lists: dict[Part, str]) -> str:
-    """The list of an op outside of all modules; where it is not called there, the one that most of its numbers want."""
-    for part in own:
+def _everywhere(parts: list[tuple[Part, bool]], others: str) -> bool:
+    """Whether an op is in float32 outside of all modules; where it is not called there, what most of its numbers want, or all of them with "start"."""
+    for part, wide in parts:
         if not part.modules:
-            return lists[part]
-    wide = sum(part.numbers if lists[part] == "fp32" else -part.numbers for part in own)
-    return "fp32" if wide > 0 else "lower"
+            return wide
+    if others == "start":
+        return all(wide for _, wide in parts)
+    return sum(part.numbers if wide else -part.numbers for part, wide in parts) > 0
 
 
-def _round(modules: str, written: dict[str, str], everywhere: str) -> str:
-    """The list that holds in a module by the lines for those round it."""
+def _round(modules: str, written: dict[str, bool], everywhere: bool) -> bool:
+    """What holds in a module by the lines for those round it."""
     path = modules
     while path:
         if path in written:

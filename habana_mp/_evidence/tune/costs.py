@@ -56,9 +56,9 @@ class Costs:
 
     def fit(self, measured: float) -> None:
         """To the seconds of a run with all parts in the low dtype: what no row of a report has is spread over all of them."""
-        foretold, real = sum(self.saved), self.whole - measured
-        if foretold * real > 0:
-            self._scale = real / foretold
+        predicted, real = sum(self.saved), self.whole - measured
+        if predicted * real > 0:
+            self._scale = real / predicted
 
     def moved(self, in_float32: set[int], part: int) -> float:
         """By how much the choice gets dearer if the part changes its side."""

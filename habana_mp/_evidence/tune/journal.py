@@ -15,7 +15,7 @@ from habana_mp._policy.read_file import read_text
 
 _FORMAT, _VERSION = "habana_mp.tune", 1
 _MOST_BYTES = 1 << 30
-_SAME_SIZE = 1e-5  # relative; sums on a GPU come in any order
+_SAME = 1e-4  # relative; sums on a GPU come in any order
 
 
 class Journal:
@@ -25,7 +25,7 @@ class Journal:
         self._path = None if path is None else Path(path)
         self._settings = json.loads(json.dumps({**settings, "torch": torch.__version__.partition("+")[0]}))
         self._results: dict[str, list[Any]] = {}
-        self._size: float | None = None
+        self._sums: list[float] = []
         self._used: dict[str, int] = {}
         if self._path is not None and self._path.exists():
             self._read(self._path)
@@ -43,13 +43,12 @@ class Journal:
         self._used[key] = place + 1
         return results[place]
 
-    def check_size(self, size: float) -> None:
-        """Raises ValueError where the step is not the one of the file."""
-        if self._size is not None and abs(size - self._size) > _SAME_SIZE * max(abs(size), abs(self._size)):
-            raise ValueError(
-                f"{self._path}: is of a step whose results have the size {self._size:.6g}, not {size:.6g}; give another file, or delete it"
-            )
-        self._size = size
+    def check_sums(self, sums: list[float]) -> None:
+        """Random sums of the results in float32, the size of these first. Raises ValueError where the step is not the one of the file."""
+        size = max([abs(each) for each in (*sums[:1], *(self._sums or [])[:1])], default=0.0)
+        if self._sums and any(abs(a - b) > _SAME * size for a, b in zip(sums, self._sums, strict=True)):
+            raise ValueError(f"{self._path}: is of a step with other results; give another file, or delete it")
+        self._sums = sums
 
     def _read(self, path: Path) -> None:
         try:
@@ -64,8 +63,8 @@ class Journal:
                 raise ValueError(
                     f"{path}: is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}; give another file, or delete it"
                 )
-        self._size, self._results = found.get("size"), found.get("results") or {}
-        if not _is_whole(self._size, self._results):
+        self._sums, self._results = found.get("sums") or [], found.get("results") or {}
+        if not _is_whole(self._sums, self._results):
             raise ValueError(f"{path}: is no whole file of a search; delete it")
 
     def _write(self) -> None:
@@ -75,7 +74,7 @@ class Journal:
             "format": _FORMAT,
             "version": _VERSION,
             **self._settings,
-            "size": self._size,
+            "sums": self._sums,
             "results": self._results,
         }
         # Whole or not at all: a kill may come at any time.
@@ -87,10 +86,12 @@ class Journal:
             unfinished.unlink(missing_ok=True)
 
 
-def _is_whole(size: object, results: object) -> bool:
+def _is_whole(sums: object, results: object) -> bool:
     numbers = (int, float)
     return (
-        (size is None or isinstance(size, numbers))
+        isinstance(sums, list)
+        and len(sums) in (0, 5)
+        and all(isinstance(each, numbers) for each in sums)
         and isinstance(results, dict)
         and all(isinstance(each, list) for each in results.values())
         and all(

@@ -30,10 +30,12 @@ def _by_error(found: Any) -> list[Any]:
 
 
 def _picture(found: Any) -> dict[str, Any]:
-    """Errors over times of the points that ran: circles are measured, rings foretold."""
+    """Errors over times of the points that ran: circles are measured, rings predicted."""
     measured = [point for point in found.points if _is_shown(point.error)]
     errors = [point.error for point in measured] + [found.budget]
-    errors += [point.foretold_error for point in measured if point.foretold_error and _is_shown(point.foretold_error)]
+    errors += [
+        point.predicted_error for point in measured if point.predicted_error and _is_shown(point.predicted_error)
+    ]
     low, high = math.floor(math.log10(min(errors))), math.ceil(math.log10(max(errors)))
     high = max(high, low + 1)
     fastest, slowest = (f(point.seconds for point in found.points) for f in (min, max))
@@ -50,7 +52,9 @@ def _picture(found: Any) -> dict[str, Any]:
         {
             "x": x(point.seconds),
             "y": y(point.error),
-            "foretold": y(point.foretold_error) if point.foretold_error and _is_shown(point.foretold_error) else None,
+            "predicted": y(point.predicted_error)
+            if point.predicted_error and _is_shown(point.predicted_error)
+            else None,
             "kind": "chosen" if point is found.chosen else "within" if point.error <= found.budget else "above",
             "title": f"{point.name}: error {_error(point.error)}, {time(point.seconds)}",
         }
@@ -99,7 +103,7 @@ def _labels(points: list[Any], x: Any, y: Any) -> list[dict[str, Any]]:
         width, px, py = _LETTER * len(point.name), x(point.seconds), y(point.error)
         anchor = "end" if px + width + 10 > _WIDTH else "start"
         left = px - 10 - width if anchor == "end" else px + 10
-        while any(abs(each["y"] - py) < 15 and each["from"] < left + width and left < each["to"] for each in found):
+        while any(abs(each["y"] - 4 - py) < 16 and each["from"] < left + width and left < each["to"] for each in found):
             py += -15 if py > _HEIGHT / 2 else 15
         found.append(
             {

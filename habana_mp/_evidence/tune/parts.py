@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import habana_mp._core as _core
@@ -53,6 +53,18 @@ class Parts:
         error = _error(report, self.unit, size_of_result, which, ending)
         self.all = [_part(self._name(group[0]), group, error, which) for group in grouped(rows, self._name)]
         self._index = {part.name: i for i, part in enumerate(self.all)}
+
+    def scale(self, by: float) -> None:
+        """The errors, where they are in another unit than what a run measures: of a loss that is scaled, of each op alone."""
+        self.all = [replace(part, error=part.error * by) for part in self.all]
+
+    def add_lowered(self, report: dict[str, Any], low: str) -> None:
+        """What was lowered although no part was to be, of a report of that. Nothing is known of its error."""
+        for row in report["rows"]:
+            if row["decision"] == "lower" and low in row["runs_in"] and self.of(row) is None:
+                name = self._name(row)
+                self._index[name] = len(self.all)
+                self.all.append(Part(name, row["op"], name.partition(" in ")[2], 0.0, True, 0))
 
     def of(self, row: Row) -> int | None:
         """The number of the part that a row of a report is of, also of a report of another run."""

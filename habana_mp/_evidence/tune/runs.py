@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from habana_mp._evidence.compare import numbers_of, under
+from habana_mp._evidence.compare import devices, numbers_of, under
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
@@ -22,6 +22,7 @@ from habana_mp._torch_private import DRAW
 Step = Callable[[], Any]
 Metric = Callable[[Any, Any], float]
 _PROJECTIONS = 32
+_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ def relative_error(exact: Any, found: Any) -> float:
 
     Infinite where they are not the same many, or not finite.
     """
-    a, b = numbers_of(exact), numbers_of(found)
+    a, b = _compared(exact), _compared(found)
     if [each.shape for each in a] != [each.shape for each in b]:
         return math.inf
-    squares = sum((x.double() - y.double()).abs().square().sum().item() for x, y in zip(a, b, strict=True))
-    whole = sum(x.double().abs().square().sum().item() for x in a)
+    squares = sum((x.double() - y.double()).square().sum().item() for x, y in zip(a, b, strict=True))
+    whole = sum(x.double().square().sum().item() for x in a)
     if not math.isfinite(squares) or whole <= 0:
         return 0.0 if squares == 0 else math.inf
     return float(math.sqrt(squares / whole))
@@ -51,7 +52,7 @@ def relative_error(exact: Any, found: Any) -> float:
 def angle(exact: Any, found: Any) -> float:
     """1 minus the cosine of all numbers; infinite where they are not the same many."""
     a, b = (
-        torch.cat([each.double().flatten() for each in numbers_of(some)] or [torch.zeros(0)]) for some in (exact, found)
+        torch.cat([each.double().flatten() for each in _compared(some)] or [torch.zeros(0)]) for some in (exact, found)
     )
     return math.inf if a.shape != b.shape else 1 - functional.cosine_similarity(a, b, 0).item()
 
@@ -60,7 +61,17 @@ METRICS: dict[str, Metric] = {"results": relative_error, "gradients": angle}
 
 
 def size_of(found: Any) -> float:
-    return math.sqrt(sum(each.double().abs().square().sum().item() for each in numbers_of(found)))
+    return math.sqrt(sum(each.double().square().sum().item() for each in _compared(found)))
+
+
+def _compared(found: Any) -> list[torch.Tensor]:
+    """The numbers that dtypes change; where there are none, all."""
+    every = [torch.view_as_real(each) if each.is_complex() else each for each in map(_resolved, numbers_of(found))]
+    return [each for each in every if each.is_floating_point()] or every
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj()
 
 
 class Runs:
@@ -73,6 +84,7 @@ class Runs:
         self._journal = journal
         self._kept = KeptState(*filter(None, (step, check)))
         self._exact: Any = None
+        self._check_exact: Any = None
         self.count = 0
         self.is_inference = False  # the step makes outputs and no gradients: it runs as it will be used
         self.begins: Callable[[], None] = lambda: None  # called before each run
@@ -81,16 +93,28 @@ class Runs:
         self._kept.restore()
 
     def reference(self) -> float:
-        """In float32. The size of what the step returned."""
-        self._exact, _ = self._ran(self._step, None)
-        if not numbers_of(self._exact):
-            what = "leaves no gradients" if self._gradients else "returns no numbers: return its outputs or its loss"
-            raise ValueError(f"the step {what}")
+        """In float32, also of the step that checks. The size of what the step returned."""
+        self._exact = self._reference_of(self._step, "step")
+        if self._check is not None:
+            self._check_exact = self._reference_of(self._check, "check")
         size = size_of(self._exact)
-        if not math.isfinite(size):
-            raise ValueError("the step gives numbers that are not finite in float32: find_nonfinite(step) says where")
-        self._journal.check_size(size)
+        self._journal.check_sums(_sums(self._exact))
         return size
+
+    def _reference_of(self, step: Step, name: str) -> Any:
+        exact, _ = self._ran(step, None)
+        if not numbers_of(exact):
+            what = (
+                "leaves no gradients: call backward() in it"
+                if self._gradients
+                else "returns no numbers: return its outputs or its loss"
+            )
+            raise ValueError(f"the {name} {what}")
+        if not math.isfinite(size_of(exact)):
+            raise ValueError(
+                f"the {name} gives numbers that are not finite in float32: find_nonfinite({name}) says where"
+            )
+        return exact
 
     @property
     def numbers(self) -> int:
@@ -113,11 +137,14 @@ class Runs:
         """The error of the other step, which no choice is made by; None without one."""
         if self._check is None:
             return None
-        exact, _ = self._ran(self._check, None)
-        return self._error(exact, self._ran(self._check, policy)[0])
+        return self._error(self._check_exact, self._ran(self._check, policy)[0])
 
     def _error(self, exact: Any, found: Any) -> float:
-        error = float(self._metric(exact, found))
+        returned = self._metric(exact, found)
+        try:
+            error = float(returned)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"the metric is to return one number, not {returned!r:.80}") from None
         return math.inf if math.isnan(error) else error
 
     def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
@@ -127,7 +154,11 @@ class Runs:
             with self._state(policy), CastReport(values) as report:
                 outputs = self._step()
                 backward = report.to_dict()["backward_seconds"] > 0
-                if values and not backward and any(each.requires_grad for each in numbers_of(outputs)):
+                if (
+                    values
+                    and not backward
+                    and any(each.requires_grad and each.is_floating_point() for each in numbers_of(outputs))
+                ):
                     report.project(outputs, _PROJECTIONS)
             return {**report.to_dict(), "calls_backward": backward}
 
@@ -157,12 +188,25 @@ class Runs:
             torch.manual_seed(self._seed)
             if self.is_inference:
                 stack.enter_context(torch.no_grad())
+            for device in devices():  # what is in force round the search does not count
+                stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(under(policy))
             return stack.pop_all()
 
     def _counted(self) -> None:
         self.begins()
         self.count += 1
+
+
+def _sums(found: Any) -> list[float]:
+    """The size, and random sums as large as it: what tells results of one step from those of another."""
+    drawn = torch.Generator().manual_seed(0)
+    own = [each.double().cpu() for each in _compared(found)]
+
+    def one() -> float:
+        return sum(float((each * torch.randn(each.shape, generator=drawn, dtype=each.dtype)).sum()) for each in own)
+
+    return [size_of(found), *(one() for _ in range(_SUMS))]
 
 
 def _copied(found: Any) -> Any:

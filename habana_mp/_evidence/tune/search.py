@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import habana_mp._core as _core
+from habana_mp._autocast.module_lines import lines_of
 from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
@@ -16,6 +18,7 @@ from habana_mp._policy.policy import Policy
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another
 _TIMED = 3  # policies
+_CHANCE = 10.0  # errors of a loss may cancel
 _RUNS = 20  # beside one for two ops
 
 
@@ -24,7 +27,7 @@ class Point:
     """A policy that ran.
 
     ``error`` and ``seconds`` are measured, ``seconds`` as the best of ``timed`` runs; ``memory`` is the measured peak of the accelerator in bytes, None on
-    a CPU. ``foretold_error`` and ``foretold_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
+    a CPU. ``predicted_error`` and ``predicted_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
     ``result_bytes`` how large the results of all parts are by that; both are None for ``start``.
     """
 
@@ -34,8 +37,8 @@ class Point:
     seconds: float
     timed: int
     memory: int | None
-    foretold_error: float | None
-    foretold_seconds: float | None
+    predicted_error: float | None
+    predicted_seconds: float | None
     in_float32: int | None
     result_bytes: int | None
 
@@ -52,14 +55,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of ``tune``, whose arguments they are. ``foretells``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
+    """Of ``tune``, whose arguments they are. ``predicts``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
 
     budget: float
     base: Policy
     per: str
     others: str
     cost: str
-    foretells: bool
+    predicts: bool
     checks: bool
 
 
@@ -72,7 +75,6 @@ class Search:
         self._reserved = (2 if settings.checks else 0) + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
         self._policies: dict[Policy, frozenset[int] | None] = {}
-        self._as_start: dict[Policy, frozenset[int]] = {}
 
     def run(self) -> Found:
         size = self._runs.reference()
@@ -82,23 +84,30 @@ class Search:
         self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
         if not len(parts):
             where = f"in {self._base.low_dtype} under {self._base.name}" if as_start else "in float32"
-            raise ValueError(f"no op of the step computes {where}, so there is nothing to tune")
+            raise ValueError(
+                f"no op of the step computes {where}, so there is nothing to tune. Ops inside of torch.compile and in other threads are not seen"
+            )
+        if not as_start:
+            _check_float32(measured)
         self._most = parts.ops // 2 + _RUNS
         self._announce(parts.ops, len(parts), self._most)
         self._runs.is_inference = not measured["calls_backward"]
         one_number = self._runs.numbers == 1
-        self._foretells = self._settings.foretells and (
-            parts.unit == "results" or (parts.unit == "loss" and one_number)
-        )
-        nothing: frozenset[int] = frozenset()
-        self._costs = Costs.in_numbers(parts)
-        low = self._policy(nothing)
+        self._predicts = self._settings.predicts and (parts.unit == "results" or (parts.unit == "loss" and one_number))
+        # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
+        all_wide = self._runs.report(self._policy(range(len(parts))), values=False)
+        parts.add_lowered(all_wide, self._base._core.low)
+        low = self._policy(())
         all_low = self._runs.run(low)
+        if not (self._settings.predicts and parts.unit == "results"):
+            self._fit_errors(all_low.error)
+        self._costs = Costs.in_numbers(parts)
         if self._in_seconds:
-            self._costs = self._seconds(measured, wide, low)
+            reports = all_wide, self._runs.report(low, values=False)
+            casts = self._runs.kept("casts", seconds_of_casts)
+            self._costs = Costs.in_seconds(parts, measured, reports, casts, self._runs.run(wide).seconds)
             self._costs.fit(self._runs.run(low).seconds)
-        self._policies[low] = nothing
-        self._add(self._base.name if as_start else "all low", low, nothing, all_low)
+        self._add(self._base.name if as_start else "all low", low, frozenset(), all_low)
         every = frozenset(range(len(parts)))
         self._add("float32", self._policy(every), every)
         if not as_start:
@@ -107,11 +116,14 @@ class Search:
         self._add_as_start(best)
         return self._chosen(best)
 
-    def _seconds(self, measured: dict[str, Any], wide: Policy, low: Policy) -> Costs:
-        """All of ``low`` is in the low dtype, or what others="start" leaves there."""
-        reports = (self._runs.report(wide, values=False), self._runs.report(low, values=False))
-        casts = self._runs.kept("casts", seconds_of_casts)
-        return Costs.in_seconds(self._parts, measured, reports, casts, self._runs.run(wide).seconds)
+    def _fit_errors(self, measured: float) -> None:
+        """To the error with all parts in the low dtype. What is off by more than chance is not of the same thing, and nothing is predicted then."""
+        predicted = self._predicted_error(())
+        if 0 < measured < math.inf and 0 < predicted < math.inf:
+            self._parts.scale(measured / predicted)
+            self._predicts = self._predicts and 1 / _CHANCE < measured / predicted < _CHANCE
+        else:
+            self._predicts = False
 
     def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
@@ -124,7 +136,7 @@ class Search:
                 ran.seconds,
                 1,
                 ran.memory,
-                self._foretold_error(in_float32) if in_float32 is not None and self._foretells else None,
+                self._predicted_error(in_float32) if in_float32 is not None and self._predicts else None,
                 self._costs.of(in_float32) if in_float32 is not None and self._in_seconds else None,
                 len(in_float32) if in_float32 is not None else None,
                 self._result_bytes(in_float32) if in_float32 is not None else None,
@@ -135,7 +147,7 @@ class Search:
     def _policy(self, in_float32: Collection[int]) -> Policy:
         return policy_of(self._base, self._parts, in_float32, self._settings.others)
 
-    def _foretold_error(self, in_float32: Collection[int]) -> float:
+    def _predicted_error(self, in_float32: Collection[int]) -> float:
         return math.sqrt(sum(part.error**2 for i, part in enumerate(self._parts) if i not in in_float32))
 
     def _result_bytes(self, in_float32: Collection[int]) -> int:
@@ -145,8 +157,7 @@ class Search:
         """The same ops in float32, and the others where the start has them: what follows its inputs needs no casts."""
         policy = policy_of(self._base, self._parts, in_float32, "start")
         if self._in_seconds and policy not in self._policies and self._has_runs():
-            self._add(f"{len(in_float32)} in float32, others as {self._base.name}", policy, None)
-            self._as_start[policy] = frozenset(in_float32)
+            self._add(f"{len(in_float32)} in float32, rest as {self._base.name}", policy, None)
 
     def _is_within(self, in_float32: Iterable[int]) -> bool:
         """By a run, or one that was."""
@@ -157,9 +168,7 @@ class Search:
             self._policies[policy] = chosen
         else:
             same = sum(point.in_float32 == len(chosen) for point in self._points)
-            point = self._add(
-                f"{len(chosen)} in float32{', others' * bool(same)}{f' ({same})' * (same > 1)}", policy, chosen
-            )
+            point = self._add(f"{len(chosen)} in float32{f' ({same + 1})' if same else ''}", policy, chosen)
         return point.error <= self._budget
 
     def _has_runs(self) -> bool:
@@ -180,7 +189,7 @@ class Search:
 
     def _pruned(self, kept: set[int]) -> set[int]:
         """Without parts that need not be in float32 and save something in the low dtype: those that the order had before others that do need it."""
-        slack = self._budget**2 - self._foretold_error(kept) ** 2
+        slack = self._budget**2 - self._predicted_error(kept) ** 2
         useful = [i for i in kept if self._costs.moved(kept, i) < 0]
         group: list[int] = []
         for i in sorted(useful, key=lambda i: (self._parts.all[i].error, i)):
@@ -203,17 +212,16 @@ class Search:
         if own.error > self._budget:
             raise ValueError(
                 f"no policy keeps the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
-                "The step computes in a low dtype itself, or draws other random numbers each time"
+                "The step casts by itself, changes tensors that are in no module, or draws other random numbers each time"
             )
         chosen = self._fastest(own) if self._in_seconds else own
         return Found(self._parts, self._costs, tuple(self._points), chosen, tuple(self._lists(chosen)), self._most)
 
     def _lists(self, chosen: Point) -> Iterator[str]:
-        own = self._policies[chosen.policy]
-        in_float32 = own if own is not None else self._as_start.get(chosen.policy, frozenset())
-        as_start = own is None or self._settings.others == "start"
-        for i, part in enumerate(self._parts):
-            yield "fp32" if i in in_float32 else self._base.rule(part.op).action if as_start else "lower"
+        """Where the policy has each part, by its names for modules too."""
+        lines = lines_of(chosen.policy)
+        for part in self._parts:
+            yield lines.policy_of(lines.of(part.modules)).rule(part.op).action
 
     def _fastest(self, own: Point) -> Point:
         """Of the policy that the search has found and others that are within the budget, timed in turns."""
@@ -230,3 +238,15 @@ class Search:
             for point in self._points
         ]
         return min((point for point in self._points if point.timed == rounds), key=lambda point: point.seconds)
+
+
+def _check_float32(report: dict[str, Any]) -> None:
+    """Of a report in which all ops were to run in float32."""
+    low = [
+        row["op"] for row in report["rows"] if report["low_dtype"] in row["runs_in"] and row["decision"] == "unlisted"
+    ]
+    computing = sorted({op for op in low if _core.computes(op)})
+    if computing:
+        raise ValueError(
+            f"the step runs {', '.join(computing)} in {report['low_dtype']} by itself: take torch.autocast and casts of its own out of it"
+        )

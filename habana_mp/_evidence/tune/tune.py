@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 import os
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 import habana_mp._core as _core
 from habana_mp._evidence.tune.journal import Journal
@@ -14,6 +18,7 @@ from habana_mp._evidence.tune.search import Search, Settings
 from habana_mp._evidence.tune.tuned import Tuned, tuned
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
+from habana_mp._scope import in_force
 from habana_mp._show.progress import Bar
 from habana_mp._show.units import counted
 
@@ -60,7 +65,7 @@ def tune(
         TypeError: ``step`` or ``check`` is not callable, ``start`` is no policy, or ``seed`` no whole number.
         ValueError: a budget that is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; a step that returns no numbers or infinite ones, in which no
             op computes, or that is off by more than the budget in float32 too; a file to resume from that is of another search.
-        RuntimeError: a comparison, a search or a report that measures is running.
+        RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force.
         OSError: the file to resume from cannot be read or written.
         BaseException: what the step raises.
 
@@ -81,6 +86,10 @@ def tune(
     )
     if running := _core.probe_name():
         raise RuntimeError(f"tune does not run inside of {running}")
+    if in_force.policy is not None:
+        raise RuntimeError(
+            "the step runs under policies of the search, and a conversion is in force: call hmp.revert() before tune"
+        )
     base = start if isinstance(start, Policy) else load_kept(start)
     journal = Journal(
         resume,
@@ -107,17 +116,46 @@ def tune(
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            raise TypeError(f"{name} is a function without arguments, not {each!r}")
+            raise TypeError(f"{name} is a function without arguments, not {_shown(each)}")
+        if each is not None and (needed := _needed_arguments(each)):
+            raise TypeError(
+                f"{name} is a function without arguments, and this one takes {needed}: wrap it, as in lambda: model(x)"
+            )
+
+
+def _shown(value: object) -> str:
+    return (
+        f"a {type(value).__name__}: pass the function itself, not what it returns"
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+    )
+
+
+def _needed_arguments(function: Callable[..., Any]) -> str:
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # of one that is not written in Python
+        return ""
+    return ", ".join(
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    )
 
 
 def _check_seed(seed: object) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed is a whole number, not {seed!r}")
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed is a number of 64 bits, not {seed}")
 
 
 def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise ValueError(f"budget is the largest error that is accepted, a number above 0, not {budget!r}")
+    if isinstance(metric, str) and budget >= 1:
+        raise ValueError(f"budget is a part of the size of the results, below 1: 0.05 for 5 %, not {budget!r}")
     if not callable(metric) and metric not in [*METRICS]:
         raise ValueError(f'metric is "results", "gradients" or a function of two results, not {metric!r}')
     for name, (each, accepted) in choices.items():
@@ -126,4 +164,13 @@ def _check_choices(budget: object, metric: object, **choices: tuple[object, tupl
 
 
 def _name_of(metric: object) -> str:
-    return metric if isinstance(metric, str) else getattr(metric, "__qualname__", type(metric).__qualname__)
+    """Two functions of one name, as all lambdas, differ in their code."""
+    if isinstance(metric, str):
+        return metric
+    code = getattr(metric, "__code__", None)
+    own = (
+        ""
+        if code is None
+        else hashlib.sha256(code.co_code + repr((code.co_consts, code.co_names)).encode()).hexdigest()[:16]
+    )
+    return f"{getattr(metric, '__qualname__', type(metric).__qualname__)} {own}".rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from typing import Any
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
-from habana_mp._policy.folder import write_folder
+from habana_mp._policy.folder import DESCRIPTION, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy, renamed
 from habana_mp._show.html import framed
@@ -94,9 +95,11 @@ class Tuned:
         Each line that the search has decided has its evidence as a comment.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or has files in it that are no policy.
         """
         target = Path(folder)
+        if target.is_dir() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
+            raise FileExistsError(errno.EEXIST, "has files in it that are no policy; give a new folder", str(target))
         target.mkdir(parents=True, exist_ok=True)
         write_folder(target, self.policy._core, self._source(), self._evidence())
 
@@ -120,7 +123,7 @@ class Tuned:
                 {
                     **vars(point),
                     "error": plain(point.error),
-                    "foretold_error": plain(point.foretold_error),
+                    "predicted_error": plain(point.predicted_error),
                     "policy": str(point.policy),
                 }
                 for point in self.points
@@ -158,12 +161,13 @@ class Tuned:
         return framed(self.to_html())
 
     def __str__(self) -> str:
-        rows = [("policy", "error", "foretold", "time", "foretold", ""), *self._rows()]
+        rows = [("policy", "error", "(predicted)", "time", "(predicted)", ""), *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         wide = sum(part.list == "fp32" for part in self.parts)
         head = f"{counted(len(self.parts), 'part')}, {wide} in float32; error {self.error:.2g} of {self.budget:g} after {self.runs} runs"
-        return "\n".join([head, *self._check_line(), "", *table])
+        by = "the fewest numbers in float32" if self.cost == "numbers" else "the shortest time"
+        return "\n".join([head, *self._check_line(), "", *table, "", f"chosen: within the budget, {by}"])
 
     def _check_line(self) -> Iterator[str]:
         if self.check_error is not None:
@@ -172,10 +176,14 @@ class Tuned:
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for point in self.points:
-            foretold = "" if point.foretold_error is None else f"{point.foretold_error:.2g}"
-            seconds = "" if point.foretold_seconds is None else time(point.foretold_seconds)
+            predicted = "" if point.predicted_error is None else f"{point.predicted_error:.2g}"
+            seconds = "" if point.predicted_seconds is None else time(point.predicted_seconds)
             mark = "chosen" if point is self.chosen else "above the budget" if point.error > self.budget else ""
-            yield point.name, f"{point.error:.2g}", foretold, time(point.seconds), seconds, mark
+            yield point.name, f"{point.error:.2g}", predicted, time(point.seconds), seconds, mark
+
+    @property
+    def _low(self) -> str:
+        return str(self.policy.low_dtype).removeprefix("torch.")
 
     def _source(self) -> str:
         return f"hmp.tune from {self.start.name}, error {self.error:.2g} of {self.budget:g}"
@@ -190,7 +198,7 @@ class Tuned:
             if " in " not in name:
                 own += [each for each in self.parts if each.part.op == name and each.name not in {*written, name}]
             if own:
-                found[name] = evidence(own)
+                found[name] = evidence(own, self._low)
         return found
 
     def _lines(self) -> Iterator[tuple[str, str]]:
@@ -200,7 +208,7 @@ class Tuned:
 
     def why(self, each: TunedPart) -> str:
         """Why one of ``parts`` is in its list, without its name."""
-        error, known = each.part.error, evidence([each])
+        error, known = each.part.error, evidence([each], self._low)
         if each.list == "lower":
             reason = "within the budget"
         elif each.list != "fp32":
@@ -214,19 +222,17 @@ class Tuned:
         return f"{reason} ({known})"
 
 
-def evidence(parts: list[TunedPart]) -> str:
-    """What one run foretold of an op in the low dtype, for people."""
+def evidence(parts: list[TunedPart], low: str) -> str:
+    """What one run in float32 said of an op in the low dtype, for people."""
     total = math.sqrt(sum(each.part.error**2 for each in parts))
-    text = "loses numbers (NaN or infinity)" if math.isinf(total) else f"error {total:.2g} foretold"
-    if any(each.part.hidden for each in parts):
-        text += " or more, as no gradient comes to all of it"
-    texts = [f"low: {text}"]
+    more = " or more, as no gradient comes to all of it" if any(each.part.hidden for each in parts) else ""
+    error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
     saved = [each.saved for each in parts if each.saved is not None]
     if saved:
-        texts.append(f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))} measured")
+        gain = f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))}"
     else:
-        texts.append(f"{size(2.0 * sum(each.part.numbers for each in parts))} less")
-    return ", ".join(texts)
+        gain = f"saves {size(2.0 * sum(each.part.numbers for each in parts))} of results"
+    return f"in {low}: {error}, {gain}"
 
 
 def tuned(found: Found, settings: Settings, checked: float | None, runs: int) -> Tuned:

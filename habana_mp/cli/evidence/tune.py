@@ -22,7 +22,11 @@ from habana_mp.hmp import Policy
 
 @click.command()
 @click.option(
-    "--budget", type=float, required=True, metavar="E", help="The largest error that is accepted, such as 1e-2."
+    "--budget",
+    type=float,
+    required=True,
+    metavar="E",
+    help="The largest error that is accepted: 0.01 is 1 % of the size of the results.",
 )
 @click.option(
     "--metric",
@@ -93,6 +97,7 @@ def tune(
     """
     folder = _new_folder(output)
     step, checks = _steps(target, check)
+    hmp.revert()  # what the script has converted, as scripts do at their top
     raised: list[Exception] = []
     with user_errors():
         try:

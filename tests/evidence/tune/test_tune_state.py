@@ -103,7 +103,7 @@ def step():
     return Model()(X)
 
 
-NO_OP = "no op of the step computes in float32, so there is nothing to tune"
+NO_OP = "no op of the step computes in float32, so there is nothing to tune. Ops inside of torch.compile and in other threads are not seen"
 NO_NUMBERS = "the step returns no numbers: return its outputs or its loss"
 
 
@@ -126,7 +126,7 @@ NOT_FINITE = "the step gives numbers that are not finite in float32: find_nonfin
         (lambda: None, {}, NO_NUMBERS),
         (lambda: "text", {}, NO_NUMBERS),
         (lambda: {"logits": None}, {}, NO_NUMBERS),
-        (step, {"metric": "gradients"}, "the step leaves no gradients"),
+        (step, {"metric": "gradients"}, "the step leaves no gradients: call backward() in it"),
         (lambda: step() * float("nan"), {}, NOT_FINITE),
         (lambda: step() / 0, {}, NOT_FINITE),
         (lambda: X, {}, NO_OP),
@@ -154,7 +154,7 @@ def test_steps_that_cannot_be_searched(refused, options, said):
 
 
 def test_a_step_that_float32_does_not_repeat_is_refused():
-    kept = r"no policy keeps the budget of 1e-06: with all ops in float32 the error is \S+\. The step computes in a low dtype itself, or draws "
+    kept = r"no policy keeps the budget of 1e-06: with all ops in float32 the error is \S+\. The step casts by itself, changes tensors that are in no module, or draws "
     with pytest.raises(ValueError, match=f"^{kept}other random numbers each time$"):
         hmp.tune(Counting(), 1e-6)
 
@@ -210,4 +210,4 @@ def test_inside_of_what_measures_it_is_refused():
         hmp.compare(lambda: hmp.tune(step, 1e-2), None, "hmp")
     with pytest.raises(RuntimeError, match=r"^tune does not run inside of "):
         hmp.tune(lambda: hmp.tune(step, 1e-2) and step(), 1e-2)
-    assert hmp.tune(step, 1, cost="numbers").error <= 1
+    assert hmp.tune(step, 0.5, cost="numbers").error <= 0.5

@@ -48,10 +48,10 @@ def test_points_are_what_ran(found):
     assert names[:3] == ["all low", "float32", "hmp"]
     assert len({*names}) == len(names)
     low, wide, start = found.points[:3]
-    assert (wide.error, wide.foretold_error, wide.in_float32) == (0, 0, len(found.parts))
+    assert (wide.error, wide.predicted_error, wide.in_float32) == (0, 0, len(found.parts))
     assert {wide.policy.rule(part.part.op).action for part in found.parts} == {"fp32"}
     assert (low.in_float32, low.result_bytes * 2) == (0, wide.result_bytes)
-    assert (start.policy, start.in_float32, start.foretold_error) == (found.start, None, None)
+    assert (start.policy, start.in_float32, start.predicted_error) == (found.start, None, None)
     assert found.chosen in found.points
     assert (found.error, found.float32_seconds) == (found.chosen.error, wide.seconds)
     assert found.check_error == found.error
@@ -64,23 +64,23 @@ def test_parts_are_in_the_order_of_the_calls(found, timed):
     assert all(isinstance(part.saved, float) for part in timed.parts)
 
 
-def test_with_seconds_the_points_are_foretold_and_the_best_are_timed_in_turns(timed):
+def test_with_seconds_the_points_are_predicted_and_the_best_are_timed_in_turns(timed):
     assert timed.chosen.timed == 3
     assert timed.chosen.seconds == min(point.seconds for point in timed.points if point.timed == 3)
-    assert all(math.isfinite(point.foretold_seconds) for point in timed.points if point.in_float32 is not None)
+    assert all(math.isfinite(point.predicted_seconds) for point in timed.points if point.in_float32 is not None)
 
 
 @pytest.mark.parametrize(
     ("op", "said"),
     [
-        ("cos", "cos: fp32; alone above the budget (low: error "),
-        ("torch.cos", "cos: fp32; alone above the budget (low: error "),
-        ("linear", "linear: lower; within the budget (low: error "),
+        ("cos", "cos: fp32; alone above the budget (in bfloat16: predicted error "),
+        ("torch.cos", "cos: fp32; alone above the budget (in bfloat16: predicted error "),
+        ("linear", "linear: lower; within the budget (in bfloat16: predicted error "),
     ],
 )
 def test_explain(op, said, found):
     assert found.explain(op).startswith(said)
-    assert found.explain(op).endswith(" foretold, 2.0 kB less)") or op == "linear"
+    assert found.explain(op).endswith(", saves 2.0 kB of results)") or op == "linear"
 
 
 def test_explain_has_a_line_for_each_part(in_modules):
@@ -121,8 +121,8 @@ def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
     fp32 = (folder / "fp32.txt").read_text().splitlines()
     assert fp32[0].startswith(f"# Policy tuned, fp32: hmp.tune from hmp, error {found.error:.2g} of 0.01")
     (line,) = [line for line in fp32 if line.startswith("cos ")]
-    assert line.startswith("cos  # low: error ")
-    assert "linear  # low: error " in (folder / "lower.txt").read_text()
+    assert line.startswith("cos  # in bfloat16: predicted error ")
+    assert "linear  # in bfloat16: predicted error " in (folder / "lower.txt").read_text()
     assert "\nbmm\n" in (folder / "lower.txt").read_text()  # of the start, not decided
 
 
@@ -132,7 +132,7 @@ def test_a_folder_has_the_lines_for_modules(in_modules, tmp_path):
     text = (tmp_path / "lower.txt").read_text() + (tmp_path / "fp32.txt").read_text()
     limited = [name for names in in_modules.policy.limited.values() for name in names]
     assert limited
-    assert all(f"\n{name}  # low: error " in text for name in limited)
+    assert all(f"\n{name}  # in bfloat16: predicted error " in text for name in limited)
 
 
 def test_a_folder_that_cannot_be_written(found, tmp_path):
@@ -160,7 +160,7 @@ def test_infinite_errors_are_none_in_json():
         start=hmp.Policy.load("hmp").with_low_dtype("float16"),
     )
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert (read["points"][0]["foretold_error"], found.points[0].foretold_error) == (None, math.inf)
+    assert (read["points"][0]["predicted_error"], found.points[0].predicted_error) == (None, math.inf)
     (lost,) = [part for part in read["parts"] if part["name"] == "exp"]
     assert (lost["lost"], lost["error"]) == (True, None)
 
@@ -171,9 +171,10 @@ def test_text(found):
         lines[0] == f"{len(found.parts)} parts, 2 in float32; error {found.error:.2g} of 0.01 after {found.runs} runs"
     )
     assert lines[1] == f"error on the data of check: {found.check_error:.2g}, within the budget"
-    assert lines[3].split() == ["policy", "error", "foretold", "time", "foretold"]
-    assert [line.endswith("chosen") for line in lines[4:]] == [point is found.chosen for point in found.points]
-    assert [line.endswith("above the budget") for line in lines[4:]] == [
+    assert lines[3].split() == ["policy", "error", "(predicted)", "time", "(predicted)"]
+    assert lines[-2:] == ["", "chosen: within the budget, the fewest numbers in float32"]
+    assert [line.endswith("chosen") for line in lines[4:-2]] == [point is found.chosen for point in found.points]
+    assert [line.endswith("above the budget") for line in lines[4:-2]] == [
         point.error > found.budget for point in found.points
     ]
     assert lines == [line.rstrip() for line in lines]

@@ -40,9 +40,9 @@ COLOURS = {
 HEAD = (
     "# Accuracy\n\n"
     "What lists do to trainings: the same model from the same start, on the same batches, under float32, `torch.autocast`, the presets `hmp` and `balanced`, and lists that `hmp.tune` "
-    "wrote for the model, within half of the error of `torch.autocast`. Written by `make bench`.\n\n"
-    "*Less float32's* is the mean difference of the loss on held data to that of float32 with the same seed. *Between seeds* is how far apart the seeds are "
-    "with one list. Where the first is much smaller than the second, the lists do not matter to this model. They matter to others: "
+    "wrote for the model, with half of the error of `torch.autocast` as their budget. Written by `make bench`.\n\n"
+    "*Difference to float32* is the mean difference of the loss on held data to that of float32 with the same seed. *Between seeds* is the range of the losses of the three seeds "
+    "with one list. Where the first is much smaller than the second, the lists do not matter to this model. Where `hmp.tune` moved all matrix products to float32, as half of that error asks for, *tuned* is float32. They matter to others: "
     "the llama of `examples/rotary.py` is one, whose logits are off by 86 % under `hmp`.\n"
 )
 
@@ -175,7 +175,7 @@ def curves(runs: dict[str, list[Training]], name: str) -> Figure:
             apart = [a - b for a, b in zip(losses, means["float32"], strict=True)]
             right.plot(apart, color=COLOURS[policy], linewidth=1.2)
     left.set_title(f"{name}: loss", loc="left")
-    right.set_title("less that of float32", loc="left")
+    right.set_title("difference to float32", loc="left")
     for axes in (left, right):
         axes.set_xlabel("step")
     left.legend()
@@ -212,11 +212,11 @@ def measure(quick: bool) -> Report:
                 ]
             )
             if name != "float32":
-                rows.append(Row(f"{task.name}, {name}: loss on held data less that of float32", apart, "", None))
+                rows.append(Row(f"{task.name}, {name}: loss on held data difference to float32", apart, "", None))
         picture = f"accuracy-{number + 1}"
         pictures[picture] = lambda runs=runs, name=task.name: curves(runs, name)
         wide = ", ".join(part.name for part in found.parts if part.list == "fp32") or "none"
-        head = ["lists", "loss on held data", "less float32's", "between seeds", "right"]
+        head = ["lists", "loss on held data", "difference to float32", "between seeds", "accuracy"]
         sections.append(
             f"### {task.name}\n\n{steps} steps, {len(runs['float32'])} seeds. Moved to float32 by `hmp.tune`, from `balanced`: {wide}.\n\n"
             f"{table(head, lines)}\n\n![Losses of {task.name}]({picture}.svg)"

@@ -208,7 +208,7 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
         (["-m", "xml"], "Error: no module named 'xml.__main__'"),
         (["-m", "sys"], "Error: module 'sys' has no Python code that could be run"),
         (["-m", "script.py"], "Error: 'script.py' is a file; without -m it is run as one"),
-        (["--policy", "nope", "script.py"], "Error: 'nope' is no policy: accepted are a preset (hmp, "),
+        (["--policy", "nope", "script.py"], "Error: 'nope' is no policy: accepted are a preset (balanced, hmp, "),
         (["--policy", "folder", "script.py"], "Error: folder/policy.toml: No such file or directory"),
         (["--lower", "bad.txt", "script.py"], "Error: bad.txt:1: 'mm mm' is no op name"),
         (["--lower", "+mm mm", "script.py"], "Error: --lower:1: 'mm mm' is no op name"),

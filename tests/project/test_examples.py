@@ -128,4 +128,5 @@ def test_tune_gpt():
     assert "error on the data of check: " in text
     assert "\nLists: examples/out/gpt-lists   page: examples/out/tuned.html\n" in text
     assert re.search(r"^tuned: loss of the last 20 steps [+-]\d\.\d{4} against float32$", text, re.MULTILINE)
-    assert "# in bfloat16: predicted error " in (EXAMPLES / "out" / "gpt-lists" / "lower.txt").read_text()
+    lists = "".join((EXAMPLES / "out" / "gpt-lists" / f"{name}.txt").read_text() for name in ("lower", "fp32"))
+    assert "# in bfloat16: predicted error " in lists

@@ -5,7 +5,7 @@
 What goes to the lower list is what torch.autocast lowers on the CPU or on CUDA: the ops that matrix units compute. All other ops follow their inputs, but those
 of FAMILIES are candidates for float32. Two measurements decide about each:
 
-- torch's own samples of the op (OpInfo): its error in the low dtype, on inputs that the low dtype holds. One without any error stays with its inputs.
+- torch's own samples of the op (OpInfo): its error in the low dtype, on inputs that the low dtype holds. One without any error stays with its inputs, but for the families of ALWAYS.
 - ten kinds of models (zoo/small_models.py), in training and in inference: error and time of a step with the op in float32 and without, in turns. Where float32
   costs more than MOST_COST of a step the op stays with its inputs, but those of ALWAYS, which are in float32 at any price.
 

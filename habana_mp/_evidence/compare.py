@@ -19,6 +19,7 @@ from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.projections import project
+from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
 from habana_mp._torch_private import DRAW
 
@@ -44,7 +45,7 @@ def compare(
     Raises:
         TypeError: ``step`` is not callable, or a policy is none.
         ValueError: a policy has no such name.
-        RuntimeError: another comparison or search is running, or a report measures values.
+        RuntimeError: another comparison or search is running, a report measures values, or ``convert`` is in force beside policies.
         BaseException: what the steps raise.
 
     >>> found = hmp.compare(lambda: model(x), None, "hmp")
@@ -60,6 +61,7 @@ def compare(
         if b is not None:
             raise TypeError("two steps run under what is in force, so compare takes no policy beside them")
         return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()))
+    check_no_conversion("compare")
     policies = [_policy(each) for each in (a, b)]
     names = ["no casts" if policy is None else policy.name for policy in policies]
     return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])))
@@ -131,6 +133,14 @@ def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list
             session.end()
 
 
+def check_no_conversion(name: str) -> None:
+    """Its casts would come before those of the policies that the step is to run under."""
+    if in_force.policy is not None:
+        raise RuntimeError(
+            f"{name} runs the step under policies of its own, and a conversion is in force: call hmp.revert() before"
+        )
+
+
 def numbers_of(returned: Any) -> list[torch.Tensor]:
     """The tensors and numbers in what a step returns, in the order of their paths."""
     leaves, _ = DRAW.leaves(returned)
@@ -155,17 +165,18 @@ def _policy(named: object) -> Policy | None:
 def under(policy: Policy | None) -> Iterator[None]:
     """A policy for the tensors of all devices that there are, or no casts."""
     with ExitStack() as stack:
+        for device in _devices():  # torch's own round it does not count
+            stack.enter_context(torch.autocast(device, enabled=False))
         if policy is None:
             stack.enter_context(disable_casts())
         else:
             stack.enter_context(on_models_called(policy))
-            for device in devices():
+            for device in _devices():
                 stack.enter_context(autocast(device, policy=policy))
         yield
 
 
-def devices() -> list[str]:
-    """The types of the devices that there are."""
+def _devices() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     return ["cpu", *([accelerator.type] if accelerator is not None else [])]
 

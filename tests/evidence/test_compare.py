@@ -332,3 +332,19 @@ def test_what_a_forward_keeps_for_its_backward_is_nothing_given(module):
 
     found = hmp.compare(step, None, "hmp")
     assert {row.kind for row in found.rows} <= {"precision", "passed on"}, str(found)
+
+
+def test_policies_are_not_compared_under_a_conversion():
+    """Its casts would come before theirs."""
+    hmp.convert()
+    with pytest.raises(RuntimeError, match=r"^compare runs .* a conversion is in force: call hmp.revert\(\) before$"):
+        hmp.compare(lambda: torch.ones(2), None, "hmp")
+
+
+def test_autocast_of_torch_round_policies_does_not_count():
+    linear, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.autocast("cpu"):
+        found = hmp.compare(lambda: linear(x), None, hmp.Policy.from_ops(rest="fp32", name="wide"))
+    assert found.same
+    with torch.autocast("cpu"):
+        assert not hmp.compare(lambda: linear(x), None, "hmp").same

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from habana_mp._evidence.compare import devices, numbers_of, under
+from habana_mp._evidence.compare import numbers_of, under
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
@@ -121,7 +121,7 @@ class Runs:
         """How many numbers the step returns, or leaves as gradients."""
         return sum(each.numel() for each in numbers_of(self._exact))
 
-    def kept(self, key: str, measure: Callable[[], Any]) -> Any:
+    def measured(self, key: str, measure: Callable[[], Any]) -> Any:
         """What is measured without the step."""
         return self._journal.kept(key, measure, lambda: None)
 
@@ -188,8 +188,6 @@ class Runs:
             torch.manual_seed(self._seed)
             if self.is_inference:
                 stack.enter_context(torch.no_grad())
-            for device in devices():  # what is in force round the search does not count
-                stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(under(policy))
             return stack.pop_all()
 

@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of ``tune``, whose arguments they are. ``predicts``: errors of parts are in the unit of the budget. ``checks``: two runs are left for another step."""
+    """Of ``tune``, whose arguments they are. ``predicts``: errors of parts are in the unit of the budget. ``checks``: one run is left for another step."""
 
     budget: float
     base: Policy
@@ -72,9 +72,8 @@ class Search:
     def __init__(self, runs: Runs, settings: Settings, announce: Callable[[int, int, int], None]) -> None:
         self._runs, self._settings, self._announce = runs, settings, announce
         self._base, self._budget, self._in_seconds = settings.base, settings.budget, settings.cost == "seconds"
-        self._reserved = (2 if settings.checks else 0) + (_ROUNDS * _TIMED if self._in_seconds else 0)
+        self._reserved = settings.checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
-        self._policies: dict[Policy, frozenset[int] | None] = {}
 
     def run(self) -> Found:
         size = self._runs.reference()
@@ -89,14 +88,14 @@ class Search:
             )
         if not as_start:
             _check_float32(measured)
-        self._most = parts.ops // 2 + _RUNS
-        self._announce(parts.ops, len(parts), self._most)
         self._runs.is_inference = not measured["calls_backward"]
-        one_number = self._runs.numbers == 1
-        self._predicts = self._settings.predicts and (parts.unit == "results" or (parts.unit == "loss" and one_number))
+        comparable = parts.unit == "results" or (parts.unit == "loss" and self._runs.numbers == 1)
+        self._predicts = self._settings.predicts and comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low)
+        self._most = parts.ops // 2 + _RUNS
+        self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())
         all_low = self._runs.run(low)
         if not (self._settings.predicts and parts.unit == "results"):
@@ -104,7 +103,7 @@ class Search:
         self._costs = Costs.in_numbers(parts)
         if self._in_seconds:
             reports = all_wide, self._runs.report(low, values=False)
-            casts = self._runs.kept("casts", seconds_of_casts)
+            casts = self._runs.measured("casts", seconds_of_casts)
             self._costs = Costs.in_seconds(parts, measured, reports, casts, self._runs.run(wide).seconds)
             self._costs.fit(self._runs.run(low).seconds)
         self._add(self._base.name if as_start else "all low", low, frozenset(), all_low)
@@ -127,7 +126,6 @@ class Search:
 
     def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
-        self._policies.setdefault(policy, in_float32)  # the start may be one of the others
         self._points.append(
             Point(
                 name,
@@ -156,20 +154,21 @@ class Search:
     def _add_as_start(self, in_float32: Collection[int]) -> None:
         """The same ops in float32, and the others where the start has them: what follows its inputs needs no casts."""
         policy = policy_of(self._base, self._parts, in_float32, "start")
-        if self._in_seconds and policy not in self._policies and self._has_runs():
+        if self._in_seconds and self._point_of(policy) is None and self._has_runs():
             self._add(f"{len(in_float32)} in float32, rest as {self._base.name}", policy, None)
 
     def _is_within(self, in_float32: Iterable[int]) -> bool:
         """By a run, or one that was."""
         chosen = frozenset(in_float32)
         policy = self._policy(chosen)
-        if policy in self._policies:
-            point = next(point for point in self._points if point.policy == policy)
-            self._policies[policy] = chosen
-        else:
+        point = self._point_of(policy)
+        if point is None:
             same = sum(point.in_float32 == len(chosen) for point in self._points)
             point = self._add(f"{len(chosen)} in float32{f' ({same + 1})' if same else ''}", policy, chosen)
         return point.error <= self._budget
+
+    def _point_of(self, policy: Policy) -> Point | None:
+        return next((point for point in self._points if point.policy == policy), None)
 
     def _has_runs(self) -> bool:
         return self._runs.count < self._most - self._reserved
@@ -208,7 +207,8 @@ class Search:
         return kept
 
     def _chosen(self, best: set[int]) -> Found:
-        own = next(point for point in self._points if self._policies[point.policy] == frozenset(best))
+        policy = self._policy(best)
+        own = next(point for point in self._points if point.policy == policy)
         if own.error > self._budget:
             raise ValueError(
                 f"no policy keeps the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
@@ -228,7 +228,7 @@ class Search:
         within = [point for point in self._points if point.error <= self._budget and point is not own]
         timed = [own, *sorted(within, key=lambda point: point.seconds)[: _TIMED - 1]]
         best = dict.fromkeys((point.policy for point in timed), math.inf)
-        left = self._most - self._runs.count - 2 * self._settings.checks
+        left = self._most - self._runs.count - self._settings.checks
         rounds = max(_ROUNDS, left // len(best))
         for _ in range(rounds):
             for policy in best:

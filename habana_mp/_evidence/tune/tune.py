@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
+from habana_mp._evidence.compare import check_no_conversion
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search, Settings
 from habana_mp._evidence.tune.tuned import Tuned, tuned
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
-from habana_mp._scope import in_force
 from habana_mp._show.progress import Bar
 from habana_mp._show.units import counted
 
@@ -47,7 +47,7 @@ def tune(
     Args:
         step: what to run: a function without arguments that returns outputs or a loss. Where it does not call backward it is inference: it runs without
             gradients, but for the run that measures errors. With no_grad in the step itself each op counts by its own error.
-        budget: the largest error that is accepted, above 0.
+        budget: the largest error that is accepted, above 0; with a metric that has a name below 1, as a part of the size of the results.
         metric: the error of a run. "results": the difference of all that the step returns, relative to the size of it in float32 (root of the sum of
             squares). "gradients": 1 minus the cosine of the gradients that it leaves, against those in float32. Or a function, called with what the
             step returned in float32 and with what it returned under a policy.
@@ -86,10 +86,7 @@ def tune(
     )
     if running := _core.probe_name():
         raise RuntimeError(f"tune does not run inside of {running}")
-    if in_force.policy is not None:
-        raise RuntimeError(
-            "the step runs under policies of the search, and a conversion is in force: call hmp.revert() before tune"
-        )
+    check_no_conversion("tune")
     base = start if isinstance(start, Policy) else load_kept(start)
     journal = Journal(
         resume,

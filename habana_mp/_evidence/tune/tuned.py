@@ -60,17 +60,16 @@ class Tuned:
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in error, time and size of results at once, the fastest first."""
+        """The points that no other one beats in error, time and size of results at once, the fastest first; where a size is not known, in error and time."""
 
-        def figures(point: Point) -> tuple[float, ...]:
-            return point.error, point.seconds, float(point.result_bytes or 0)
+        def beats(one: Point, other: Point) -> bool:
+            pairs = [(one.error, other.error), (one.seconds, other.seconds)]
+            if one.result_bytes is not None and other.result_bytes is not None:
+                pairs.append((one.result_bytes, other.result_bytes))
+            return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
-        def beaten(point: Point) -> bool:
-            own = figures(point)
-            others = (figures(other) for other in self.points)
-            return any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in others)
-
-        return tuple(sorted((each for each in self.points if not beaten(each)), key=lambda each: each.seconds))
+        best = (point for point in self.points if not any(beats(other, point) for other in self.points))
+        return tuple(sorted(best, key=lambda point: point.seconds))
 
     def explain(self, op: str) -> str:
         """Why an op is in its list: a line for each part of the step that it is.

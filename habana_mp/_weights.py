@@ -6,7 +6,7 @@ import functools
 import gc
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -15,16 +15,27 @@ import habana_mp._core as _core
 from habana_mp import _torch_private as private
 
 
-def limit_in_bytes() -> int:
-    """Bytes. ValueError for a HABANA_MP_CACHE_BYTES that is no number."""
+class Asked(NamedTuple):
+    """What the environment asks of the cache."""
+
+    limit: int
+    """Bytes that the copies may take; 0 switches the cache off."""
+    packing: str
+    """When a copy is packed, one of ``_core.PACKINGS``."""
+
+
+def asked() -> Asked:
+    """ValueError for a variable that says nothing."""
     text = os.environ.get("HABANA_MP_CACHE_BYTES", "")
-    if not text:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if text and (not text.isascii() or not text.isdigit() or len(text) > 18):
         raise ValueError(
             f"HABANA_MP_CACHE_BYTES is {text!r}; it takes a whole number of bytes (0 switches the weight cache off)"
         )
-    return int(text)
+    packing = os.environ.get("HABANA_MP_PACKED_WEIGHTS", "") or "equal"
+    if packing not in _core.PACKINGS:
+        raise ValueError(f"HABANA_MP_PACKED_WEIGHTS is {packing!r}; it takes one of {', '.join(_core.PACKINGS)}")
+    limit = int(text) if text else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return Asked(limit, packing)
 
 
 # AliasKind of src/weights/alias_watch.h.
@@ -107,9 +118,10 @@ os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
 _hooks: list[Any] = []
 
 
-def open_cache(limit: int) -> None:
+def open_cache(settings: Asked) -> None:
     """Called by ``convert``, and for the first region of autocast."""
-    _core.set_cache_limit(limit)
+    _core.set_packing(settings.packing)
+    _core.set_cache_limit(settings.limit)
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))
 
@@ -119,9 +131,9 @@ def open_for_autocast() -> None:
     _find_exports()
     if _hooks:
         return
-    limit = limit_in_bytes()
+    settings = asked()
     _patches_of_autocast.install(patches())
-    open_cache(limit)
+    open_cache(settings)
 
 
 @functools.cache

@@ -35,6 +35,8 @@ class CacheInfo(NamedTuple):
     (its numbers are others), ``written`` (the copy was changed), ``freed`` (the weight is gone).
     Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy, a
     DLPack capsule, another process or a buffer has, or a collective writes to it)."""
+    packed: int
+    """Entries whose copy is laid out as the CPU's matrix product reads it."""
 
 
 def info() -> CacheInfo:

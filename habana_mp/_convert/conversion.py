@@ -89,13 +89,15 @@ def convert(
             (in_force, "policy", new),
             (in_force, "verbose", isVerbose),
         ]
-        limit = _weights.limit_in_bytes() if new.cached else 0
+        settings = _weights.asked()
+        if not new.cached:
+            settings = settings._replace(limit=0)
         try:
             log.open_log(isVerbose)
             if isVerbose:
                 log.banner(opt_level.upper())
             _core.install(rows, new._core)
-            _weights.open_cache(limit)
+            _weights.open_cache(settings)
             births.watch()
             torch_autocast.reach_transformers()
         except BaseException:

@@ -29,6 +29,7 @@ from habana_mp.cli.speed import Speed, measured
 _VARIABLES = {
     log.VARIABLE: "the cast log",
     "HABANA_MP_CACHE_BYTES": "the limit of the weight cache",
+    "HABANA_MP_PACKED_WEIGHTS": "which weights the cache packs",
     "HABANA_MP_CAST_VARIANT": "the cast kernels",
     DEVICE_VARIABLE: 'the device that "hpu" stands for',
     **{name: f"the {title} list of hpu-autocast" for title, names in LIST_VARIABLES.items() for name in names},
@@ -147,11 +148,13 @@ def _examine_kernels(found: Examination) -> None:
 
 def _examine_cache(found: Examination) -> None:
     try:
-        limit = _weights.limit_in_bytes()
+        limit, packing = _weights.asked()
     except ValueError as error:
         found.verdicts.append(Verdict("problem", str(error)))
         return
     found.cache = {"on": limit > 0, "limit": limit}
+    if packing == "off":
+        found.verdicts.append(Verdict("note", "no weight is packed, by HABANA_MP_PACKED_WEIGHTS"))
     if limit:
         found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {units.size(limit)}"))
     else:

@@ -101,6 +101,29 @@ void Call::cast(const Decision& decision, bool cached) {
   for (auto& [position, value] : before) given_[position] = std::move(value);
 }
 
+bool Call::compute_packed(Layout layout, const Decision& decision) {
+  // linear(input, weight, bias); addmm(self, mat1, mat2, beta, alpha).
+  const bool linear = layout == Layout::Linear;
+  const auto at = [&](std::uint8_t position) {
+    const c10::IValue& value = slot(position);
+    return value.isTensor() ? value.toTensor() : at::Tensor();
+  };
+  const auto is_one = [&](std::uint8_t position) {
+    const c10::IValue& value = slot(position);
+    return value.isScalar() && value.toScalar().equal(1);
+  };
+  if (!linear && !(is_one(3) && is_one(4))) return false;
+  const at::Tensor input = at(linear ? 0 : 1);
+  const at::Tensor weight = at(linear ? 1 : 2);
+  const at::Tensor bias = at(linear ? 2 : 0);
+  constexpr auto kCaller = WeightCache::Caller::Dispatcher;
+  at::Tensor result = call_packed({layout, input, weight, bias, decision.to, kCaller});
+  if (!result.defined()) return false;
+  torch::jit::drop(stack_, form_.count);
+  torch::jit::push(stack_, std::move(result));
+  return true;
+}
+
 bool Call::lends() const {
   if (lent_.empty()) return false;
   const auto results = torch::jit::last(stack_, form_.returns);

@@ -18,6 +18,7 @@
 #include "autocast/form.h"
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
+#include "call/packed_call.h"
 #include "cast/dtypes.h"
 #include "policy/decide.h"
 #include "scope/regions.h"
@@ -113,6 +114,9 @@ class Call {
   // Puts the casts into the stack; lists are replaced, the caller's stay as they are. `cached`:
   // those of weights may be the weight cache's.
   void cast(const Decision& decision, bool cached);
+
+  // Has the op computed with a packed weight, where it can be: in place of cast() and the op.
+  bool compute_packed(Layout layout, const Decision& decision);
 
   // After the op: whether a result must not be returned to the caller (LentCopies).
   bool lends() const;

@@ -61,6 +61,7 @@ Catalogue::Catalogue() {
                 for (const std::string& spelling : spellings)
                   by_name[spelling].push_back(ops.size());
                 if (full != base) by_name[full].push_back(ops.size());
+                const Layout layout = packed_layout(full);
                 ops.push_back({.handle = handle,
                                .name = std::move(full),
                                .form = std::move(*form),
@@ -69,7 +70,8 @@ Catalogue::Catalogue() {
                                .product = is_product(base),
                                .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
                                .refuses_mixed = habana_mp::refuses_mixed(base),
-                               .insides = insides_of(base)});
+                               .insides = insides_of(base),
+                               .layout = layout});
               });
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autocast/form.h"
+#include "call/packed_call.h"
 #include "policy/op_traits.h"
 
 namespace habana_mp::autocast {
@@ -22,6 +23,7 @@ struct Op {
   // Of src/policy/op_traits.h:
   bool computes, product, may_lack_low_kernel, refuses_mixed;
   Insides insides;
+  Layout layout;            // of a weight that is packed for it
   bool registered = false;  // our kernel
 };
 

@@ -139,6 +139,10 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   try {
+    if (casting && op.layout != Layout::Plain && plan.scope->cached &&
+        call.compute_packed(op.layout, decision)) {
+      return notify_end(watched, call);
+    }
     if (casting) call.cast(decision, plan.scope->cached);
     call_below(op, plan, stack, casting || plan.pre_dispatch);
   } catch (const c10::Error& error) {

@@ -29,7 +29,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <typeinfo>
 
@@ -132,6 +134,56 @@ bool is_capturing(const Stream& stream) {
 // The names of the Python types whose tensors stand for others in a compiler's trace.
 inline bool is_fake_type(std::string_view name) {
   return name == "FakeTensor" || name == "FunctionalTensor";
+}
+
+// oneDNN's packed products, which torch has for its compiler
+
+// An op by name and type; null where this torch lacks it.
+template <typename Signature>
+std::optional<c10::TypedOperatorHandle<Signature>> op_named(const char* name) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
+  if (!op) return std::nullopt;
+  return op->typed<Signature>();
+}
+
+using PackLinear = at::Tensor(const at::Tensor&, std::optional<std::int64_t>);
+using PackedLinear = at::Tensor(const at::Tensor&, const at::Tensor&,
+                                const std::optional<at::Tensor>&, std::string_view,
+                                c10::List<std::optional<at::Scalar>>,
+                                std::optional<std::string_view>);
+
+inline const auto& linear_packer() {
+  static const auto op = op_named<PackLinear>("mkldnn::_reorder_linear_weight");
+  return op;
+}
+
+inline const auto& packed_linear_op() {
+  static const auto op = op_named<PackedLinear>("mkldnn::_linear_pointwise");
+  return op;
+}
+
+// Whether there is a packed product in the dtype, bfloat16 or float16, on this CPU.
+inline bool packs(at::ScalarType dtype) {
+  const auto supported = op_named<bool()>(dtype == at::kHalf ? "mkldnn::_is_mkldnn_fp16_supported"
+                                                             : "mkldnn::_is_mkldnn_bf16_supported");
+  return supported && supported->call() && linear_packer() && packed_linear_op();
+}
+
+// outputs x inputs.
+inline at::Tensor pack_linear(const at::Tensor& weight) {
+  return linear_packer()->call(weight, std::nullopt);
+}
+
+inline at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed,
+                                const at::Tensor& bias) {
+  const auto given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  return packed_linear_op()->call(input, packed, given, "none",
+                                  c10::List<std::optional<at::Scalar>>(), "");
+}
+
+inline std::size_t packed_bytes(const at::Tensor& packed) {
+  static const auto bytes = op_named<std::int64_t(const at::Tensor&)>("mkldnn::_nbytes");
+  return bytes ? static_cast<std::size_t>(bytes->call(packed)) : packed.nbytes();
 }
 
 // Autograd

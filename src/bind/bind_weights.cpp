@@ -2,7 +2,11 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "bind/bind.h"
+#include "call/packed_call.h"
 #include "cast/node.h"
 #include "cast/result_memory.h"
 #include "weights/alias_watch.h"
@@ -21,10 +25,10 @@ py::dict info() {
   for (std::size_t i = 0; i < kEndedNames.size(); ++i) {
     if (info.ended[i] > 0) ended[kEndedNames[i]] = info.ended[i];
   }
-  return py::dict(py::arg("entries") = info.entries, py::arg("bytes") = info.bytes,
-                  py::arg("limit") = info.limit, py::arg("hits") = info.hits,
-                  py::arg("misses") = info.misses, py::arg("refreshed") = info.refreshed,
-                  py::arg("invalidated") = ended);
+  return py::dict(py::arg("entries") = info.entries, py::arg("packed") = info.packed,
+                  py::arg("bytes") = info.bytes, py::arg("limit") = info.limit,
+                  py::arg("hits") = info.hits, py::arg("misses") = info.misses,
+                  py::arg("refreshed") = info.refreshed, py::arg("invalidated") = ended);
 }
 
 }  // namespace
@@ -35,6 +39,15 @@ void bind_weights(py::module_& module) {
       py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
   learn_slices(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
 
+  py::list packings;
+  for (const std::string_view name : kPackingNames)
+    packings.append(py::str(name.data(), name.size()));
+  module.attr("PACKINGS") = py::tuple(packings);
+  module.def("set_packing", [](std::string_view name) {
+    const auto found = std::ranges::find(kPackingNames, name);
+    if (found == kPackingNames.end()) throw py::value_error("no such packing");
+    set_packing(static_cast<Packing>(found - kPackingNames.begin()));
+  });
   module.def("cache_info", &info);
   module.def("clear_cache", [] {
     weight_cache().clear();

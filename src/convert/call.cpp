@@ -1,11 +1,16 @@
 #include "convert/call.h"
 
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
 #include <string>
 #include <string_view>
 
 #include "base/python_error.h"
 #include "base/torch_private.h"
 #include "call/error_note.h"
+#include "call/packed_call.h"
 #include "call/refusal.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
@@ -46,6 +51,35 @@ PyObject* refuse(const PatchedOp& op) {
   return nullptr;
 }
 
+// The call with a packed weight. Null without a Python error where that is not for this call:
+// linear(input, weight, bias) and addmm(bias, input, weight) as modules write them.
+PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
+                           const Decision& decision, PyObject* const* args, Py_ssize_t positional,
+                           PyObject* kwnames) {
+  if (kwnames != nullptr || arguments.overridden() || torch_private::in_function_mode()) {
+    return nullptr;
+  }
+  const bool linear = op.layout == Layout::Linear;
+  const auto is_tensor = [&](Py_ssize_t i) { return THPVariable_CheckTypeExact(Py_TYPE(args[i])); };
+  const bool has_bias = positional == 3 && args[2] != Py_None;
+  if (positional != 3 && !(linear && positional == 2)) return nullptr;
+  if (!is_tensor(0) || !is_tensor(1) || (has_bias && !is_tensor(2))) return nullptr;
+  HANDLE_TH_ERRORS
+  static const at::Tensor none;
+  const at::Tensor& first = THPVariable_Unpack(args[0]);
+  const at::Tensor& second = THPVariable_Unpack(args[1]);
+  const at::Tensor& third = has_bias ? THPVariable_Unpack(args[2]) : none;
+  constexpr auto kCaller = WeightCache::Caller::Python;
+  at::Tensor result;
+  {
+    const pybind11::gil_scoped_release no_gil;
+    result = linear ? call_packed({op.layout, first, second, third, decision.to, kCaller})
+                    : call_packed({op.layout, second, third, first, decision.to, kCaller});
+  }
+  return result.defined() ? THPVariable_Wrap(std::move(result)) : nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                        PyObject* kwnames) {
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
@@ -80,6 +114,15 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     return result;
   }
 
+  if (op.layout != Layout::Plain) {
+    PyObject* result = call_with_packed(op, arguments, decision, args, positional, kwnames);
+    if (result != nullptr) {
+      notify_end(watched, result);
+      remember_low_result(op, result);
+      return result;
+    }
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
   const auto call_with_casts = [&](bool cached, bool& must_repeat) -> PyObject* {
     CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
     if (!cast.apply(op.form, arguments, decision, cached)) return nullptr;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "call/packed_call.h"
 #include "convert/call_form.h"
 #include "policy/decide.h"
 #include "policy/policy.h"
@@ -23,9 +24,10 @@ struct PatchedOp {
   PyObject* original;           // what the homes held
   PyObject* override_function;  // what __torch_function__ gets: of operators the method's name
   CallForm form;
-  Rule rule;    // of the conversion in force
-  bool active;  // false: behave as the original (before a conversion, after revert, not concerned
-                // by this one)
+  Layout layout;  // of a weight that is packed for it
+  Rule rule;      // of the conversion in force
+  bool active;    // false: behave as the original (before a conversion, after revert, not concerned
+                  // by this one)
   std::string* rule_text;  // which list line decided
   std::string* name;       // as lists spell it
   std::string* repr;       // of the original, made at the first log line

@@ -55,6 +55,7 @@ PyObject* new_op(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
       .flag_name = flag_name == Py_None ? nullptr : Py_NewRef(flag_name),
       .flag_target_name = flag_target_name == Py_None ? nullptr : Py_NewRef(flag_target_name),
   };
+  op->layout = python != 0 || in_place != 0 ? Layout::Plain : packed_layout(op_name);
   op->rule = Rule{};
   op->active = false;
   op->rule_text = new std::string;

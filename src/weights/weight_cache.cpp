@@ -33,14 +33,19 @@ std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
   return torch_private::current_stream(weight.device());
 }
 
-bool fits(const at::Tensor& copy, const at::Tensor& weight, DType to) {
+bool fits(const at::Tensor& copy, Layout layout, const at::Tensor& weight, DType to) {
+  if (layout != Layout::Plain) {
+    return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, layout, weight);
+  }
   return number_dtype(copy) == to && copy.device() == weight.device() &&
          copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
 }
 
-// A tensor that grad mode can use, wherever it is made, over `memory` if that is defined.
-at::Tensor cast_for_cache(const at::Tensor& weight, DType to, at::Tensor memory) {
+// A tensor that grad mode can use, wherever it is made; a plain one over `memory` if that is
+// defined.
+at::Tensor cast_for_cache(const at::Tensor& weight, DType to, Layout layout, at::Tensor memory) {
   const c10::InferenceMode off(false);
+  if (layout != Layout::Plain) return pack(cast_numbers(weight, to, {}, Lifetime::Call), layout);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
   return memory;
@@ -83,7 +88,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
   if (entry.ended) return entry.ended;
   const State& then = entry.state;
   if (!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
-      !fits(entry.copy, weight, to)) {
+      !fits(entry.copy, entry.layout, weight, to)) {
     return Ended::Storage;
   }
   if (then.version != now.version) return Ended::Version;
@@ -96,9 +101,10 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
 // Takes the copy out of its entry. What comes back is memory to be written again: defined where it
 // fits the weight and nobody else holds it, such as a graph that waits for its backward pass.
 at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& weight, DType to) {
+  const bool plain = entry.layout == Layout::Plain;
   at::Tensor copy = release(entry);
-  if (fits(copy, weight, to) && entry.copy_version == copy._version() && copy.use_count() == 1 &&
-      copy.storage().use_count() == 1) {
+  if (plain && fits(copy, Layout::Plain, weight, to) && entry.copy_version == copy._version() &&
+      copy.use_count() == 1 && copy.storage().use_count() == 1) {
     return copy;
   }
   section.freed.push_back(std::move(copy));
@@ -106,6 +112,31 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
 }
 
 at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached) {
+  bool found = false;
+  const at::Tensor copy = copy_of(weight, to, Layout::Plain, caller, found);
+  if (was_cached != nullptr) *was_cached = found;
+  return tensor_over(copy, weight);
+}
+
+at::Tensor WeightCache::packed(const at::Tensor& weight, DType to, Layout layout, Caller caller,
+                               bool& was_cached) {
+  return copy_of(weight, to, layout, caller, was_cached);
+}
+
+// Whether a copy that an op would read packed is to be plain, as other uses of the weight need it.
+bool WeightCache::stays_plain(Entry& entry, bool valid) {
+  if (valid && entry.layout != Layout::Plain) return true;  // packed for another op
+  if (!entry.wanted_plain) return false;
+  if (entry.packable >= kPatience) {
+    entry.packable = 0;
+    return false;
+  }
+  entry.packable += 2;  // the plain use that follows takes one off again
+  return true;
+}
+
+at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
+                                bool& was_cached) {
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
   if (any_writes_.load(std::memory_order_acquire)) settle_writes();
@@ -133,6 +164,15 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, 
     } else if (entry.copy.defined()) {
       why = why_ended(entry, now, weight, to);
     }
+    // Cast at every use, which is no use of packing.
+    if (layout != Layout::Plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
+    const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
+    if (layout == Layout::Plain) {
+      entry.wanted_plain = true;
+      if (entry.packable > 0) --entry.packable;
+    } else if (!(valid && entry.layout == layout) && stays_plain(entry, valid)) {
+      return {};
+    }
     if (entry.after_backward && entry.state.epoch == now.epoch &&
         entry.state.version == now.version) {
       used_after_backward_ = keep_after_backward_ = true;
@@ -140,14 +180,14 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, 
     entry.after_backward = false;
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared && !written;
-    if (entry.copy.defined() && !why && entry.state.stream == now.stream) {
+    if (valid && entry.layout == layout) {
       copy = entry.copy;
       keep = false;
     } else {
       if (entry.copy.defined()) {
         memory = take(section, entry, weight, to);
         // On another stream it may still be written to, or read.
-        if (entry.state.stream != now.stream) {
+        if (entry.state.stream != now.stream || layout != Layout::Plain) {
           section.freed.push_back(std::exchange(memory, at::Tensor()));
         }
       }
@@ -155,12 +195,12 @@ at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, 
     }
     ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
-  if (was_cached != nullptr) *was_cached = copy.defined();
+  was_cached = copy.defined();
   if (!copy.defined()) {
-    copy = cast_for_cache(weight, to, std::move(memory));
-    if (keep) store(weight, std::move(now), copy);
+    copy = cast_for_cache(weight, to, layout, std::move(memory));
+    if (keep) store(weight, std::move(now), copy, layout);
   }
-  return tensor_over(copy, weight);
+  return copy;
 }
 
 WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {
@@ -170,22 +210,26 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
   return entries_.try_emplace(storage, weight.storage().getWeakStorageImpl()).first->second;
 }
 
-void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy) {
+void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy,
+                        Layout layout) {
+  const std::size_t bytes = bytes_of_copy(copy);
   Section section(mutex);
-  if (bytes_ + copy.nbytes() > std::min(limit_, sweep_at_bytes_)) sweep(section);
-  if (bytes_ + copy.nbytes() > limit_) return;
+  if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
+  if (bytes_ + bytes > limit_) return;
   Entry& entry = entry_of(section, weight);
   if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
-  bytes_ += copy.nbytes();
+  bytes_ += bytes;
   entry.state = std::move(state);
   entry.copy = copy;
   entry.copy_version = copy._version();
-  by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
+  entry.layout = layout;
+  // Nobody but our ops gets a packed one.
+  if (layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
 }
 
 at::Tensor WeightCache::release(Entry& entry) {
-  bytes_ -= entry.copy.nbytes();
-  by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
+  bytes_ -= bytes_of_copy(entry.copy);
+  if (entry.layout == Layout::Plain) by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
   return std::exchange(entry.copy, at::Tensor());
 }
 
@@ -307,7 +351,11 @@ WeightCache::Info WeightCache::info() {
   Section section(mutex);
   sweep(section);
   Info info = counts_;
-  for (const auto& [storage, entry] : entries_) info.entries += entry.copy.defined() ? 1 : 0;
+  for (const auto& [storage, entry] : entries_) {
+    if (!entry.copy.defined()) continue;
+    ++info.entries;
+    info.packed += entry.layout == Layout::Plain ? 0 : 1;
+  }
   info.bytes = bytes_;
   info.limit = limit_;
   return info;

@@ -11,6 +11,9 @@
 //   - no optimizer has made a step, no disable_casts has ended, and nobody has read the weight's
 //     `.data` (or another alias of its memory) since the copy was made;
 //   - samples of the weight, on the CPU, are what they were.
+// Where an op reads packed weights (packed_weight.h) and no graph is recorded, the packed copy
+// takes the place of the plain one. A weight that ops read in both forms stays plain.
+//
 // It holds the numbers and no graph: each use gets a tensor of its own over the same memory, with
 // its own node where grad mode is on. So it keeps no weight alive, and works in grad mode, no_grad
 // and inference_mode alike.
@@ -34,6 +37,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "policy/dtype.h"
+#include "weights/packed_weight.h"
 
 namespace habana_mp {
 
@@ -60,7 +64,8 @@ class WeightCache {
  public:
   struct Info {
     std::size_t entries = 0;
-    std::size_t bytes = 0;  // of the copies
+    std::size_t packed = 0;  // of them, by layout
+    std::size_t bytes = 0;   // of the copies
     std::size_t limit = 0;
     std::size_t hits = 0;       // copies used again
     std::size_t misses = 0;     // casts into new memory
@@ -84,6 +89,11 @@ class WeightCache {
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
   // `was_cached`, where given, is set to whether the copy was there already.
   at::Tensor cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached = nullptr);
+
+  // The same, packed in a layout other than Plain: for an op that records no graph. Undefined, and
+  // nothing is counted, where the copy of the weight is to be a plain one.
+  at::Tensor packed(const at::Tensor& weight, DType to, Layout layout, Caller caller,
+                    bool& was_cached);
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -128,6 +138,11 @@ class WeightCache {
     State state;
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
+    Layout layout = Layout::Plain;
+    // A plain copy was needed once. From then on one is packed when so many more uses would do with
+    // it than would not that the two casts of a change are nothing beside them.
+    bool wanted_plain = false;
+    std::uint32_t packable = 0;
     bool exported = false;  // somebody may write to the weight at any time
     bool after_backward = false;
     std::optional<Ended> ended;  // known at once, not found by a check
@@ -148,11 +163,15 @@ class WeightCache {
     std::lock_guard<ForkSafeMutex> lock;
   };
 
+  at::Tensor copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
+                     bool& was_cached);
+  static constexpr std::uint32_t kPatience = 8;
+  static bool stays_plain(Entry& entry, bool valid);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
-  void store(const at::Tensor& weight, State state, const at::Tensor& copy);
+  void store(const at::Tensor& weight, State state, const at::Tensor& copy, Layout layout);
   at::Tensor release(Entry& entry);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);

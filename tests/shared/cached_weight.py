@@ -19,6 +19,10 @@ BYTES = 2 * N * N  # of a copy
 X = torch.linspace(-1, 1, 2 * N).view(2, N)
 MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
+# What a weight is used in where a test does not say: without a graph its copy is packed.
+records_graph = contextlib.nullcontext
+
+
 fork = multiprocessing.get_context("fork")
 # Python 3.12 warns of every fork of a process with threads.
 may_fork = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -29,7 +33,8 @@ def weight(frozen=False):
 
 
 def use(p):
-    return F.linear(X, p)
+    with records_graph():
+        return F.linear(X, p)
 
 
 def by_hand(p):

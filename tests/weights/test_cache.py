@@ -31,6 +31,7 @@ class TestCounts:
         assert (info.entries, info.bytes, info.hits, info.misses, info.refreshed) == (1, BYTES, 4, 1, 0)
         assert info.invalidated == {}
 
+    @pytest.mark.usefixtures("plain_copies")
     def test_grad_no_grad_and_inference_mode_share_a_copy(self):
         hmp.convert()
         p = weight()
@@ -39,6 +40,7 @@ class TestCounts:
                 assert is_fresh(p)
         assert casts() == (1, 17)
 
+    @pytest.mark.usefixtures("plain_copies")
     @pytest.mark.parametrize("first", MODES)
     def test_a_copy_made_in_any_mode_gives_a_gradient(self, first):
         hmp.convert()
@@ -49,6 +51,7 @@ class TestCounts:
         assert torch.equal(p.grad, X.to(BF16).sum(0).expand(N, N).float())
         assert casts() == (1, 1)
 
+    @pytest.mark.usefixtures("plain_copies")
     def test_frozen_parameters_too(self):
         hmp.convert()
         p = weight(frozen=True)
@@ -59,6 +62,7 @@ class TestCounts:
         assert torch.equal(x.grad, p.detach().to(BF16).sum(0).expand(2, N).float())
         assert casts() == (1, 1)
 
+    @pytest.mark.usefixtures("plain_copies")
     @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
     def test_requires_grad_may_change(self, frozen):
         hmp.convert()

@@ -28,7 +28,7 @@ from torch.utils.dlpack import to_dlpack
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
 
 
 def write_numpy(array, value):
@@ -151,6 +151,8 @@ class TestHeldAliases:
                 write(held, float(value))
                 assert is_fresh_in_every_mode(p)
 
+    # Once: what was scripted and run in a process before casts weights in places of its own.
+    @pytest.mark.parametrize("in_either_layout", ["plain"], indirect=True)
     @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
     def test_weights_that_torch_holds_are_cached(self, tmp_path):
         """By a graph, by DistributedDataParallel, or by a scripted module: none of these is an export."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cached_weight import (
+    MODES,
     ROW,
     N,
     by_hand,
@@ -23,7 +24,7 @@ from torch import nn
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
 
 
 def load_state_dict(p, **kwargs):
@@ -170,13 +171,15 @@ def changed(p, change):
 
 class TestNeverStale:
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_change(self, change):
+    def test_a_change(self, change, in_either_layout):
+        packed = in_either_layout == "packed"
         hmp.convert()
         for frozen in (False, True):
             hmp.cache.clear()
             p = weight(frozen)
             assert is_fresh_in_every_mode(p)
-            assert casts() == (1, 2)
+            assert casts() == (1, len(MODES) - 1)
+            assert hmp.cache.info().packed == packed
             before = by_hand(p)
             for _ in range(2):
                 p = changed(p, CHANGES[change])

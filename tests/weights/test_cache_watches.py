@@ -8,7 +8,7 @@ from torch import nn
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
 
 
 class TestWatches:

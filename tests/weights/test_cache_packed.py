@@ -1,0 +1,313 @@
+"""Packed weights: which products use them, that their numbers are those of plain copies bit for bit, and when a weight stays plain."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cached_weight import BF16, BYTES, MODES, N, X, casts, use, weight
+from torch import nn
+
+from habana_mp import hmp
+
+pytestmark = [
+    pytest.mark.usefixtures("empty_cache"),
+    pytest.mark.skipif(
+        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
+    ),
+]
+NO_GRAPH = [mode for mode in MODES if mode != "grad"]
+FRONTS = {
+    "convert": lambda: contextlib.nullcontext(hmp.convert(policy="hmp")),
+    "autocast": lambda: hmp.autocast("cpu", policy="hmp"),
+}
+
+
+def packed():
+    return hmp.cache.info().packed
+
+
+# What a module calls, and whether its weight is inputs x outputs. Looked up in each call, where a conversion has put the patched op.
+PRODUCTS = {
+    "linear": (lambda x, w, b: F.linear(x, w, b), False),  # noqa: PLW0108
+    "linear-without-bias": (lambda x, w, b: F.linear(x, w), False),
+    "linear-None": (lambda x, w, b: F.linear(x, w, None), False),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), True),
+}
+SHAPES = {
+    **{f"{rows}-rows": (rows, 192, 96) for rows in (1, 2, 3, 7, 8, 16, 31, 33, 64, 200)},
+    "odd-inputs": (5, 101, 128),
+    "odd-outputs": (5, 128, 67),
+    "one-output-more": (3, 128, 65),
+    "wide": (4, 64, 3000),
+    "deep": (4, 3000, 64),
+}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_numbers_of_a_plain_copy(product, shape, front):
+    rows, inputs, outputs = SHAPES[shape]
+    call, turned = PRODUCTS[product]
+    x = torch.randn(rows, inputs)
+    w = nn.Parameter(torch.randn((inputs, outputs) if turned else (outputs, inputs)))
+    b = nn.Parameter(torch.randn(outputs))
+    with torch.no_grad():
+        want = call(x.to(BF16), w.to(BF16), b.to(BF16))
+        with FRONTS[front]():
+            for _ in range(2):
+                y = call(x, w, b)
+                assert torch.equal(y, want)
+                assert not y.requires_grad
+    assert packed() == 1
+
+
+INPUTS = {
+    "vector": lambda x: x[0],
+    "matrix": lambda x: x,
+    "batch": lambda x: x.view(2, 3, N),
+    "batch-of-batches": lambda x: x.view(1, 2, 3, N),
+    "transposed-batch": lambda x: x.view(2, 3, N).transpose(0, 1),
+    "transposed-matrix": lambda x: torch.randn(N, 6).t(),
+    "strided": lambda x: torch.randn(6, 2 * N)[:, ::2],
+    "low": lambda x: x.to(BF16),
+}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("given", INPUTS)
+def test_inputs_of_every_form(given, front):
+    x = INPUTS[given](torch.randn(6, N))
+    w, b = weight(), nn.Parameter(torch.randn(N))
+    with torch.inference_mode(), FRONTS[front]():
+        y = F.linear(x, w, b)
+        assert packed() == 1
+    want = F.linear(x.contiguous().to(BF16), w.to(BF16), b.to(BF16))
+    assert torch.equal(y, want)
+    assert y.stride() == want.stride()
+    assert y.is_inference()
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_numbers_that_are_not_finite(front):
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-40]).repeat(2, N // 4)
+    w = nn.Parameter(torch.randn(N, N))
+    with torch.no_grad(), FRONTS[front]():
+        y = F.linear(x, w)
+    assert torch.equal(y.isnan(), F.linear(x.to(BF16), w.to(BF16)).isnan())
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def under_a_function_mode(x, w):
+    with Mode():
+        return F.linear(x, w)
+
+
+def without_onednn(x, w):
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return F.linear(x, w)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def shared(x, w):
+    other = w.detach()
+    return F.linear(x, w), other
+
+
+ATTENTION = nn.MultiheadAttention(N, 2)
+SMALL, LYING = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(N, N).t())
+# How many packed copies there are after a call.
+CALLS = {
+    "frozen, in grad mode": (1, lambda x, w: F.linear(x, w.requires_grad_(False))),
+    "in attention": (2, lambda x, w: ATTENTION(*[x[None]] * 3)),
+    "the input takes a gradient": (0, lambda x, w: F.linear(x.clone().requires_grad_(), w.requires_grad_(False))),
+    "the weight takes a gradient": (0, lambda x, w: F.linear(x, w)),  # noqa: PLW0108
+    "the bias takes a gradient": (0, lambda x, w: F.linear(x, w.requires_grad_(False), nn.Parameter(torch.zeros(N)))),
+    "no parameter": (0, lambda x, w: F.linear(x, w.detach().clone())),
+    "a view of a parameter": (0, lambda x, w: F.linear(x[:, : N // 2], w[:, : N // 2])),
+    "a transposed parameter": (0, lambda x, w: F.linear(x, LYING)),
+    "small": (0, lambda x, w: F.linear(x[:, :16], SMALL)),
+    "by keywords": (0, lambda x, w: F.linear(input=x, weight=w)),
+    "addmm with alpha": (0, lambda x, w: torch.addmm(torch.zeros(N), x, w, alpha=2)),
+    "addmm with a matrix added": (0, lambda x, w: torch.addmm(torch.zeros(2, N), x, w)),
+    "no rows": (0, lambda x, w: F.linear(x[:0], w)),
+    "a low batch that lies transposed": (
+        0,
+        lambda x, w: F.linear(x.to(BF16).repeat(3, 2, 1).mT.contiguous().mT, w, torch.zeros(N)),
+    ),
+    "under a function mode": (0, under_a_function_mode),
+    "without oneDNN": (0, without_onednn),
+    "memory that another tensor has": (0, shared),
+    "mm": (0, lambda x, w: torch.mm(x, w)),  # noqa: PLW0108
+}
+RECORDS_GRAPH = [name for name in CALLS if name.startswith(("frozen", "the "))]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_which_calls_use_it(name):
+    count, call = CALLS[name]
+    hmp.convert()
+    with contextlib.nullcontext() if name in RECORDS_GRAPH else torch.no_grad():
+        w = weight()
+        held = call(X, w)
+        assert packed() == count
+    del held, w
+
+
+def test_a_bad_shape_raises_torchs_own_error():
+    hmp.convert()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        F.linear(torch.randn(2, N + 1), weight())
+    assert packed() == 0
+
+
+class TestLayouts:
+    """One copy for each weight. One that is needed plain as well stays so until packed uses are many times more."""
+
+    @pytest.fixture
+    def w(self):
+        hmp.convert()
+        return weight()
+
+    def infer(self, w, times=1):
+        with torch.no_grad():
+            for _ in range(times):
+                use(w)
+
+    def test_it_takes_the_place_of_the_plain_one(self, w):
+        self.infer(w, 3)
+        info = hmp.cache.info()
+        assert (info.entries, info.packed, info.bytes, info.misses, info.hits) == (1, 1, BYTES, 1, 2)
+
+    def test_training_between_evaluations_casts_once_a_step(self, w):
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for _ in range(4):
+            self.infer(w)
+            use(w).sum().backward()
+            optimizer.step()
+        assert casts() == (5, 3)  # the first evaluation knows nothing of the training
+        assert packed() == 0
+
+    def test_a_long_evaluation_is_packed(self, w):
+        use(w)
+        self.infer(w, 20)
+        assert packed() == 1
+        assert casts() == (2, 19)
+
+    @pytest.mark.parametrize(("plain", "packable", "most"), [(1, 1, 1), (2, 2, 1), (1, 20, 24), (1, 100, 24)])
+    def test_a_weight_that_is_used_both_ways(self, w, plain, packable, most):
+        for _ in range(12):
+            with torch.no_grad():
+                for _ in range(plain):
+                    torch.mm(X, w)
+            self.infer(w, packable)
+        assert casts()[0] <= most
+
+    def test_two_ops_that_pack_it_in_their_own_ways(self, w):
+        with torch.no_grad():
+            for _ in range(3):
+                assert torch.equal(F.linear(X, w), F.linear(X.to(BF16), w.to(BF16)))
+                assert torch.equal(
+                    torch.addmm(torch.zeros(N), X, w), torch.addmm(torch.zeros(N, dtype=BF16), X.to(BF16), w.to(BF16))
+                )
+        assert hmp.cache.info().entries == 1
+
+    def test_the_limit_holds(self, monkeypatch):
+        monkeypatch.setenv("HABANA_MP_CACHE_BYTES", str(BYTES))
+        hmp.convert()
+        first, second = weight(), weight()
+        for _ in range(2):
+            self.infer(first)
+            self.infer(second)
+        assert (hmp.cache.info().entries, packed()) == (1, 1)
+
+    def test_clear_and_revert_free_it(self, w):
+        self.infer(w)
+        hmp.cache.clear()
+        assert hmp.cache.info().bytes == 0
+        self.infer(w)
+        hmp.revert()
+        assert (hmp.cache.info().entries, packed()) == (0, 0)
+
+
+@pytest.mark.parametrize("packing", ["equal", "fastest"])
+def test_measured_choices_give_the_same_numbers(packing, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    hmp.convert()
+    w = weight()
+    with torch.no_grad():
+        for rows in (1, 5, 40, 50, 64):
+            x = torch.randn(rows, N)
+            assert torch.equal(F.linear(x, w), F.linear(x.to(BF16), w.to(BF16)))
+    assert hmp.cache.info().entries == 1
+
+
+def test_the_measurement_leaves_random_numbers_alone(monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    hmp.convert()
+    w, x = nn.Parameter(torch.randn(80, 96)), torch.randn(3, 96)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        F.linear(x, w)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("value", ["yes", "Equal", "1", " "])
+def test_a_bad_variable_changes_nothing(value, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", value)
+    with pytest.raises(ValueError, match=r"HABANA_MP_PACKED_WEIGHTS is '.*'; it takes one of off, equal, fastest"):
+        hmp.convert()
+    with pytest.raises(ValueError, match="HABANA_MP_PACKED_WEIGHTS"):
+        hmp.autocast("cpu")
+    assert torch.mm(X, X.t()).dtype == torch.float32
+
+
+def test_a_report_counts_its_casts_as_those_of_a_plain_copy(monkeypatch):
+    rows = {}
+    for packing in ("off", "always"):
+        monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+        hmp.convert()
+        model = nn.Sequential(nn.Linear(N, N), nn.ReLU(), nn.Linear(N, N)).eval()
+        with torch.no_grad(), hmp.report() as report:
+            for _ in range(3):
+                model(X)
+        rows[packing] = [(row["op"], row["calls"], report.cache_hits(row["op"])) for row in report.to_dict()["rows"]]
+        hmp.revert()
+    assert rows["off"] == rows["always"]
+
+
+def test_threads_share_a_packed_copy():
+    hmp.convert()
+    w = weight()
+    with torch.no_grad():
+        want = F.linear(X.to(BF16), w.to(BF16))
+    wrong = []
+
+    def work():
+        with torch.no_grad():
+            wrong.extend(1 for _ in range(200) if not torch.equal(use(w), want))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert packed() == 1
+
+
+def test_the_fixture_of_both_layouts_is_one(in_either_layout):
+    """That the tables of changes and aliases do run with packed copies."""
+    hmp.convert()
+    w = weight()
+    use(w)
+    assert packed() == (in_either_layout == "packed")

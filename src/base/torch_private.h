@@ -181,6 +181,12 @@ inline at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packe
                                   c10::List<std::optional<at::Scalar>>(), "");
 }
 
+// The memory of a packed weight; null where this torch does not tell.
+inline const void* packed_data(const at::Tensor& packed) {
+  static const auto data = op_named<std::int64_t(const at::Tensor&)>("mkldnn::data_ptr");
+  return data ? reinterpret_cast<const void*>(data->call(packed)) : nullptr;
+}
+
 inline std::size_t packed_bytes(const at::Tensor& packed) {
   static const auto bytes = op_named<std::int64_t(const at::Tensor&)>("mkldnn::_nbytes");
   return bytes ? static_cast<std::size_t>(bytes->call(packed)) : packed.nbytes();

@@ -7,8 +7,10 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linear.h>
 #include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <array>
@@ -20,13 +22,17 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "call/cast_argument.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "kernels/cast_kernels.h"
+#include "kernels/linear/linear.h"
 #include "scope/regions.h"
 #include "watch/observer.h"
 #include "watch/probe.h"
@@ -36,7 +42,10 @@ namespace {
 
 std::atomic<Packing> packing = Packing::Equal;
 
-// What decides whether a packed weight is used. Rows above 32 count as the next power of two.
+// What computes a product.
+enum class By : std::uint8_t { PlainCopy, OneDnn, OurKernel };
+
+// What the choice depends on. Rows above 32 count as the next power of two.
 struct Shape {
   Layout layout;
   DType to;
@@ -49,16 +58,95 @@ struct Shape {
 };
 
 struct Choices {
-  std::map<Shape, bool> packed;
+  std::map<Shape, By> made;
   ForkSafeMutex mutex;
 };
 
+// Measured: above, oneDNN is as fast.
+constexpr std::int64_t kFewRows = 32;
+
 std::int64_t counted_rows(std::int64_t rows) {
-  return rows <= 32 ? rows
-                    : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
+  return rows <= kFewRows
+             ? rows
+             : static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
 }
 
-at::Tensor plain_product(Layout layout, const at::Tensor& rows, const at::Tensor& weight,
+kernels::PackedWeight memory_of(const at::Tensor& packed) {
+  return {static_cast<const std::uint16_t*>(packed_data(packed)),
+          static_cast<std::size_t>(packed.size(0)), static_cast<std::size_t>(packed.size(1))};
+}
+
+bool has_kernel(const Shape& shape) {
+  return shape.to == DType::BFloat16 && shape.rows <= kFewRows &&
+         kernels::active() == kernels::Variant::Avx512Bf16 &&
+         !kernels::splits_inputs(static_cast<std::size_t>(shape.rows),
+                                 {nullptr, static_cast<std::size_t>(shape.outputs),
+                                  static_cast<std::size_t>(shape.inputs)},
+                                 static_cast<std::size_t>(shape.threads));
+}
+
+// Whether the packed copy of a plain weight, outputs x inputs, lies as our kernel reads it.
+bool is_known(const at::Tensor& packed, const at::Tensor& plain) {
+  const kernels::PackedWeight weight = memory_of(packed);
+  return weight.data != nullptr &&
+         kernels::is_packed(weight, bytes_of_copy(packed) / sizeof(std::uint16_t),
+                            static_cast<const std::uint16_t*>(plain.const_data_ptr()),
+                            plain.stride(0));
+}
+
+// The panels that are worth a thread: what takes it some 5 us, at the speed of its cache and of its
+// arithmetic.
+std::int64_t panels_of_thread(std::int64_t rows, std::int64_t inputs) {
+  const double bytes = static_cast<double>(inputs) * 2 * kernels::PackedWeight::kPanel;
+  const double seconds = bytes / 80e9 + bytes * static_cast<double>(rows) / 4.8e11;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(5e-6 / seconds));
+}
+
+at::Tensor few_rows(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& bias) {
+  const at::Tensor x = input.is_contiguous() ? input : input.contiguous();
+  const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
+  const kernels::PackedWeight weight = memory_of(packed);
+  const auto inputs = static_cast<std::int64_t>(weight.inputs);
+  const std::int64_t rows = x.numel() / inputs;
+  at::DimVector sizes(x.sizes());
+  sizes.back() = static_cast<std::int64_t>(weight.outputs);
+  at::Tensor result = torch_private::empty_strided_on_cpu(sizes, c10::contiguous_strides(sizes),
+                                                          c10::GetCPUAllocator(), at::kBFloat16);
+  const kernels::LinearTask task{
+      .x = static_cast<const std::uint16_t*>(x.const_data_ptr()),
+      .x_row_stride = static_cast<std::ptrdiff_t>(inputs),
+      .rows = static_cast<std::size_t>(rows),
+      .weight = weight,
+      .bias = bias.defined() ? static_cast<const std::uint16_t*>(added.const_data_ptr()) : nullptr,
+      .out = static_cast<std::uint16_t*>(result.mutable_data_ptr()),
+      .out_row_stride = static_cast<std::ptrdiff_t>(weight.outputs),
+      .first_panel = 0,
+      .last_panel = weight.panels(),
+      .sum = kernels::inputs_of_sum(static_cast<std::size_t>(rows), weight.inputs),
+  };
+  const auto panels = static_cast<std::int64_t>(weight.panels());
+  const std::int64_t grain = panels_of_thread(rows, inputs);
+  if (panels <= grain) {
+    kernels::linear(task);
+  } else {
+    at::parallel_for(0, panels, grain, [&task](std::int64_t first, std::int64_t last) {
+      kernels::LinearTask share = task;
+      share.first_panel = static_cast<std::size_t>(first);
+      share.last_panel = static_cast<std::size_t>(last);
+      kernels::linear(share);
+    });
+  }
+  return result;
+}
+
+at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& bias) {
+  if (input.dim() == 2) return packed_product(input, packed, bias);
+  at::DimVector sizes(input.sizes());
+  sizes.back() = packed.size(0);
+  return packed_product(input.reshape({-1, packed.size(1)}), packed, bias).view(sizes);
+}
+
+at::Tensor by_plain_copy(Layout layout, const at::Tensor& rows, const at::Tensor& weight,
                          const at::Tensor& bias) {
   if (layout == Layout::Addmm) return at::addmm(bias, rows, weight);
   return at::linear(rows, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
@@ -73,50 +161,90 @@ at::Tensor made_up(std::int64_t rows, std::int64_t columns, DType dtype) {
       .view({rows, columns});
 }
 
-// Runs both once, and again while that is cheap, the shortest time of each.
-bool is_faster_packed(const Shape& shape, const at::Tensor& weight) {
-  const c10::InferenceMode no_grad;
-  const at::Tensor low = cast_numbers(weight, shape.to, {}, Lifetime::Call);
-  const at::Tensor packed = pack(low, shape.layout);
-  const at::Tensor rows = made_up(shape.rows, shape.inputs, shape.to);
-  const at::Tensor bias =
-      shape.bias ? made_up(1, shape.outputs, shape.to).view({shape.outputs}) : at::Tensor();
-  const auto plain_call = [&] { return plain_product(shape.layout, rows, low, bias); };
-  const auto packed_call = [&] { return packed_product(rows, packed, bias); };
-  if (!at::equal(plain_call(), packed_call()) &&
-      (shape.packing == Packing::Equal || at::globalContext().deterministicAlgorithms())) {
-    return false;
+// The ways to compute the product of one shape, on made-up rows and a real weight.
+class Trial {
+ public:
+  Trial(const Shape& shape, const at::Tensor& weight)
+      : shape_(shape),
+        plain_(cast_numbers(weight, shape.to, {}, Lifetime::Call)),
+        packed_(pack(plain_, shape.layout)),
+        rows_(made_up(shape.rows, shape.inputs, shape.to)) {
+    if (shape.bias) bias_ = made_up(1, shape.outputs, shape.to).view({shape.outputs});
   }
-  constexpr std::uint64_t kEnough = 5'000'000;  // ns
-  constexpr int kMostRounds = 5;
-  std::uint64_t plain_ns = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t packed_ns = plain_ns;
-  const std::uint64_t start = now_ns();
-  for (int round = 0; round < kMostRounds; ++round) {
-    const std::uint64_t before = now_ns();
-    plain_call();
-    const std::uint64_t between = now_ns();
-    packed_call();
-    const std::uint64_t after = now_ns();
-    plain_ns = std::min(plain_ns, between - before);
-    packed_ns = std::min(packed_ns, after - between);
-    if (after - start > kEnough) break;
+
+  // The fastest, among those of equal numbers where these are asked for.
+  By fastest() const {
+    std::vector<By> ways{By::PlainCopy};
+    if (is_allowed(By::OneDnn)) ways.push_back(By::OneDnn);
+    if (has_kernel(shape_) && is_known(packed_, outputs_by_inputs()) && is_allowed(By::OurKernel)) {
+      ways.push_back(By::OurKernel);
+    }
+    constexpr std::uint64_t kEnough = 5'000'000;  // ns
+    constexpr int kMostRounds = 7;
+    std::array<std::uint64_t, 3> taken;
+    taken.fill(std::numeric_limits<std::uint64_t>::max());
+    const std::uint64_t start = now_ns();
+    for (int round = 0; round < kMostRounds && now_ns() - start < kEnough; ++round) {
+      for (const By way : ways) {
+        const std::uint64_t begun = now_ns();
+        run(way, bias_);
+        auto& best = taken[static_cast<std::size_t>(way)];
+        best = std::min(best, now_ns() - begun);
+      }
+    }
+    // Packing saves work at best, so what is slower by a little is a disturbed measurement.
+    auto& plain = taken[static_cast<std::size_t>(By::PlainCopy)];
+    plain += plain / 16;
+    return static_cast<By>(std::ranges::min_element(taken) - taken.begin());
   }
-  // It saves work at best, so what is slower by a little is a disturbed measurement.
-  return packed_ns < plain_ns + plain_ns / 16;
+
+ private:
+  at::Tensor outputs_by_inputs() const {
+    return shape_.layout == Layout::Addmm ? plain_.t().contiguous() : plain_;
+  }
+
+  at::Tensor run(By way, const at::Tensor& bias) const {
+    if (way == By::PlainCopy) return by_plain_copy(shape_.layout, rows_, plain_, bias);
+    return way == By::OneDnn ? by_onednn(rows_, packed_, bias) : few_rows(rows_, packed_, bias);
+  }
+
+  bool is_allowed(By way) const {
+    if (shape_.packing == Packing::Fastest && !at::globalContext().deterministicAlgorithms()) {
+      return true;
+    }
+    const at::Tensor plain = run(By::PlainCopy, bias_);
+    if (!at::equal(plain, run(way, bias_))) return false;
+    // Most differences of the sums are lost when they are rounded; taken off a result they show.
+    const at::Tensor off = plain[0].neg();
+    return !shape_.bias || at::equal(run(By::PlainCopy, off), run(way, off));
+  }
+
+  const Shape& shape_;
+  const at::Tensor plain_, packed_, rows_;
+  at::Tensor bias_;
+};
+
+// Without a measurement: the layout of our kernel is looked for once.
+By unmeasured(const Shape& shape) {
+  static const bool known = [] {
+    const at::Tensor plain = made_up(130, 97, DType::BFloat16);
+    return is_known(pack(plain, Layout::Linear), plain);
+  }();
+  return has_kernel(shape) && known ? By::OurKernel : By::OneDnn;
 }
 
-bool chosen_packed(const Shape& shape, const at::Tensor& weight) {
-  if (shape.packing == Packing::Always) return true;
+By chosen(const Shape& shape, const at::Tensor& weight) {
   auto& choices = process_wide<Choices>();
   {
     const std::lock_guard lock(choices.mutex);
-    const auto found = choices.packed.find(shape);
-    if (found != choices.packed.end()) return found->second;
+    const auto found = choices.made.find(shape);
+    if (found != choices.made.end()) return found->second;
   }
-  const bool packed = is_faster_packed(shape, weight);
+  const c10::InferenceMode no_grad;
+  const By way =
+      shape.packing == Packing::Always ? unmeasured(shape) : Trial(shape, weight).fastest();
   const std::lock_guard lock(choices.mutex);
-  return choices.packed.try_emplace(shape, packed).first->second;
+  return choices.made.try_emplace(shape, way).first->second;
 }
 
 bool records_graph(const ProductCall& call) {
@@ -181,7 +309,8 @@ at::Tensor call_packed(const ProductCall& call) {
   const auto shape = watch::probe() == nullptr ? shape_of(call) : std::nullopt;
   if (!shape) return {};
   const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);
-  if (!chosen_packed(*shape, call.weight)) return {};
+  const By way = chosen(*shape, call.weight);
+  if (way == By::PlainCopy) return {};
   bool was_cached = false;
   const std::uint64_t start = watch::in_watched_call() ? now_ns() : 0;
   const at::Tensor packed =
@@ -199,10 +328,7 @@ at::Tensor call_packed(const ProductCall& call) {
   const at::Tensor bias = low(call.bias, call.to);
   // For profilers, which see no op of this name otherwise.
   RECORD_FUNCTION("habana_mp::packed_product", c10::ArrayRef<const c10::IValue>{});
-  if (input.dim() == 2) return packed_product(input, packed, bias);
-  at::DimVector sizes(input.sizes());
-  sizes.back() = shape->outputs;
-  return packed_product(input.reshape({-1, shape->inputs}), packed, bias).view(sizes);
+  return way == By::OneDnn ? by_onednn(input, packed, bias) : few_rows(input, packed, bias);
 }
 
 }  // namespace habana_mp

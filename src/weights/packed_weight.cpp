@@ -23,6 +23,8 @@ bool is_packed_from(const at::Tensor& copy, Layout layout, const at::Tensor& wei
   return copy.size(0) == weight.size(turned ? 1 : 0) && copy.size(1) == weight.size(turned ? 0 : 1);
 }
 
+const void* packed_data(const at::Tensor& copy) { return torch_private::packed_data(copy); }
+
 std::size_t bytes_of_copy(const at::Tensor& copy) {
   return copy.is_mkldnn() ? torch_private::packed_bytes(copy) : copy.nbytes();
 }

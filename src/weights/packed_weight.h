@@ -27,6 +27,9 @@ at::Tensor pack(const at::Tensor& low, Layout layout);
 // Whether the copy was packed of a weight of these sizes, which lies without gaps.
 bool is_packed_from(const at::Tensor& copy, Layout layout, const at::Tensor& weight);
 
+// The memory of a packed copy; null where torch does not tell.
+const void* packed_data(const at::Tensor& copy);
+
 // Bytes that a copy takes, its padding included.
 std::size_t bytes_of_copy(const at::Tensor& copy);
 

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "call/weight_ops.h"
 #include "policy/names.h"
 
 namespace habana_mp::autocast {
@@ -61,6 +62,7 @@ Catalogue::Catalogue() {
                 for (const std::string& spelling : spellings)
                   by_name[spelling].push_back(ops.size());
                 if (full != base) by_name[full].push_back(ops.size());
+                const auto ours = weight_op(full);
                 ops.push_back({.handle = handle,
                                .name = std::move(full),
                                .form = std::move(*form),
@@ -69,7 +71,8 @@ Catalogue::Catalogue() {
                                .product = is_product(base),
                                .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
                                .refuses_mixed = habana_mp::refuses_mixed(base),
-                               .insides = insides_of(base)});
+                               .insides = insides_of(base),
+                               .weight_op = ours});
               });
 }
 

@@ -139,6 +139,10 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   try {
+    if (casting && plan.scope->cached && op.weight_op && call.is_of_traced_weight(decision)) {
+      call.cast_but_parameters(decision);
+      return op.weight_op->callBoxed(stack);
+    }
     if (casting) call.cast(decision, plan.scope->cached);
     call_below(op, plan, stack, casting || plan.pre_dispatch);
   } catch (const c10::Error& error) {

@@ -28,9 +28,9 @@ ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOW = tuple(DTYPES.index(dtype) for dtype in (torch.bfloat16, torch.float16))
-# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in compounds what goes to such ops alone.
+# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
 _WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
-_WEIGHTS_OF_COMPOUNDS: dict[str, frozenset[int | str]] = {
+_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
     "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
 }
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
@@ -118,8 +118,8 @@ class PatchedOp:
         return self.original(*args, **kwargs)
 
     def _takes_weights(self, rule: Rule) -> bool:
-        """Whether traced code may pass on weights uncast: to an op of ours, or to a compound, inside which they meet one."""
-        return self.weight_op is not None or (torch.compiler.is_dynamo_compiling() and self.is_compound and not rule.listed)
+        """Whether traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one."""
+        return self.weight_op is not None or (self.form.python and not rule.listed)
 
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
@@ -191,7 +191,7 @@ def patched_op(
         op.listed_name = name
         op.is_compound = _core.is_compound(name)
         op.weight_op = _weight_op(name, form)
-        op.weights = _WEIGHTS if op.weight_op is not None else _WEIGHTS_OF_COMPOUNDS.get(name, frozenset())
+        op.weights = _WEIGHTS if op.weight_op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path

@@ -55,11 +55,12 @@ PyObject* refuse(const PatchedOp& op) {
   return nullptr;
 }
 
-// Whether an op of ours may stand in a trace for the call (call/weight_ops.h).
+// Whether weights of the call may stay as they are in a trace, for an op of ours
+// (call/weight_ops.h).
 bool is_of_traced_weight(const PatchedOp& op, const Arguments& arguments,
                          const Decision& decision) {
   const auto self = py::reinterpret_borrow<py::object>(as_object(op));
-  if (py::getattr(self, "weight_op", py::none()).is_none()) return false;
+  if (PyObject_IsTrue(self.attr("weights").ptr()) != 1) return false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (decision.casts(arguments.described()[i]) &&
         is_traced_weight(THPVariable_Unpack(arguments.tensor(i).object))) {

@@ -2,9 +2,11 @@
 
 #include <ATen/Operators.h>
 #include <c10/core/GradMode.h>
+#include <pybind11/pybind11.h>
 #include <torch/library.h>
 
 #include <map>
+#include <type_traits>
 #include <utility>
 
 #include "base/torch_private.h"
@@ -60,6 +62,19 @@ c10::OperatorHandle find(const std::string& base) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(("habana_mp::" + base).c_str(), "");
 }
 
+using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                          at::ScalarType);
+
+// A traced linear of a batch that it would copy, as at::linear computes it: a product, and then the
+// bias. So the compiler sees the copy and the addition, and makes each with what is beside it.
+std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& whole,
+                                       const at::Tensor& input, const at::Tensor& weight,
+                                       const std::optional<at::Tensor>& bias, at::ScalarType to) {
+  if (!bias || !bias->defined() || !may_be_traced(input) || !copied_when_traced(input))
+    return std::nullopt;
+  return whole.call(input.contiguous(), weight, std::nullopt, to) + bias->to(to);
+}
+
 template <typename AtenOp, typename Signature>
 struct WeightOp;
 
@@ -83,7 +98,11 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
         args...);
     if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::freezes_weights()))
       return compute(args..., to);
-    const at::AutoDispatchBelowADInplaceOrView below;
+    if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
+      if (auto result = linear_apart(handle(), args..., to)) return *result;
+    }
+    // With views as autograd knows them: by them matmul asks whether the weight requires grad.
+    const at::AutoDispatchBelowAutograd below;
     return handle().call(args..., to);
   }
 
@@ -159,7 +178,11 @@ std::optional<c10::OperatorHandle> weight_op(std::string_view name) {
 }
 
 bool is_traced_parameter(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !is_fake(tensor)) return false;
+  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !may_be_traced(tensor)) {
+    return false;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  if (!is_fake(tensor)) return false;
   const at::Tensor fake = torch_private::behind_functional(tensor);
   return fake.is_leaf() && (fake.requires_grad() || torch_private::stands_for_parameter(fake));
 }

@@ -362,7 +362,12 @@ def _copied_by_matmul(tensor: torch.Tensor) -> bool:
 
 
 def _cast_arguments(
-    form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any], to: int, roles: int, weights: frozenset[int | str] = frozenset()
+    form: CallForm,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    to: int,
+    roles: int,
+    weights: frozenset[int | str] = frozenset(),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, but for ``weights``."""
     flagged = _in_place(form, args, kwargs)

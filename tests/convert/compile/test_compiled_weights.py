@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of Inductor
 SIZE = 128
 
 
@@ -212,7 +213,7 @@ def test_an_alias_taken_before_is_known(front_end):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         for value in (0.5, 0.25):
             alias[:] = value
-            assert_same(compiled(batch), torch.full((16, SIZE), value).bfloat16().sum() * 0 + model(batch))
+            assert_same(compiled(batch), model(batch))
 
 
 @front_ends
@@ -287,8 +288,9 @@ def test_vmap_takes_products_apart(front_end):
 
 
 def test_a_model_with_policies_of_its_own():
-    graphs, model, batch = Graphs(), Products().eval(), x(8)
-    hmp.set_policies(model, {"": "hmp"})
+    graphs, model, batch = Graphs(), nn.Sequential(nn.ReLU(), nn.Linear(SIZE, SIZE)).eval(), x(8)
+    hmp.convert()
+    hmp.set_policies(model, {"1": "torch-cpu"})
     with torch.no_grad():
         expected = model(batch)
         assert_same(torch.compile(model, backend=graphs.backend, fullgraph=True)(batch), expected)

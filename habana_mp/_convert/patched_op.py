@@ -103,7 +103,7 @@ class PatchedOp:
         weights = self.weights if cause and self._takes_weights(rule) else None
         if weights and _of_traced_weight(weights, args, kwargs, to):
             _find_exports()
-            args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights)
+            args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
             if self.weight_op is not None:
                 return self.weight_op(*args, **kwargs, weight_dtype=DTYPES[to])
         elif cause:
@@ -367,6 +367,7 @@ def _cast_arguments(
     kwargs: dict[str, Any],
     to: int,
     roles: int,
+    *,
     weights: frozenset[int | str] = frozenset(),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, but for ``weights``."""

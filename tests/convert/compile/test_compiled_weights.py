@@ -283,7 +283,7 @@ def test_freezing(front_end, how):
 def test_vmap_takes_products_apart(front_end):
     model, batch = nn.Linear(SIZE, SIZE), torch.randn(3, 16, SIZE)
     with front_end(), torch.no_grad():
-        compiled = torch.compile(lambda t: torch.vmap(model)(t), fullgraph=True, backend="aot_eager")
+        compiled = torch.compile(torch.vmap(model), fullgraph=True, backend="aot_eager")
         assert_same(compiled(batch), torch.vmap(model)(batch))
 
 

@@ -128,7 +128,7 @@ def open_cache(settings: Asked) -> None:
 
 def open_for_autocast() -> None:
     """Called when a region is made. Does nothing where the cache is open; after ``revert`` the next region opens it again."""
-    _find_exports()
+    find_exports()
     if _hooks:
         return
     settings = asked()
@@ -137,7 +137,7 @@ def open_for_autocast() -> None:
 
 
 @functools.cache
-def _find_exports() -> None:
+def find_exports() -> None:
     """Marks the weights that somebody has exported before anything was watched: once, until ``revert``.
 
     A conversion finds them when they are used. At the dispatcher those who pass a weight on hold it too, and nothing shows who else does.
@@ -153,7 +153,7 @@ def _find_exports() -> None:
 
 def close_cache() -> None:
     """Called by ``revert``."""
-    _find_exports.cache_clear()
+    find_exports.cache_clear()
     _core.set_cache_limit(0)
     while _hooks:
         _hooks.pop().remove()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
+from habana_mp import _weights
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
 from habana_mp._scope import traced
@@ -26,6 +27,12 @@ DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
 ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
+LOW = tuple(DTYPES.index(dtype) for dtype in (torch.bfloat16, torch.float16))
+# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
+_WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
+_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
+    "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
+}
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
@@ -46,6 +53,17 @@ def _refusal(name: str, rule: str) -> str:
     return _core.refusal(name, rule)
 
 
+@run_while_traced
+def _caches_size(numel: int) -> bool:
+    return _core.caches_size(numel)
+
+
+@run_while_traced
+def _find_exports() -> None:
+    """What runs in a graph does not see who else holds a weight, as at the dispatcher."""
+    _weights.find_exports()
+
+
 class PatchedOp:
     """What both types share. Attributes: ``original``, ``form``, ``rule`` (None while no conversion concerns the op)."""
 
@@ -56,6 +74,8 @@ class PatchedOp:
     home: str
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
+    weight_op: Any  # that of ours in its place in a trace (src/call/weight_ops.h); None where there is none
+    weights: frozenset[int | str]  # where a weight may stand uncast in a trace
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
@@ -80,7 +100,13 @@ class PatchedOp:
         form = self.form
         described = _described(form, args, kwargs)
         to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
-        if cause:
+        weights = self.weights if cause and self._takes_weights(rule) else None
+        if weights and _of_traced_weight(weights, args, kwargs, to):
+            _find_exports()
+            args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
+            if self.weight_op is not None:
+                return self.weight_op(*args, **kwargs, weight_dtype=DTYPES[to])
+        elif cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
         if form.python and rule.listed and rule.action in (LOWER, FP32):
             with _AtomicOp():
@@ -90,6 +116,10 @@ class PatchedOp:
             with _InsideCompound():
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
+
+    def _takes_weights(self, rule: Rule) -> bool:
+        """Whether traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one."""
+        return self.weight_op is not None or (self.form.python and not rule.listed)
 
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
@@ -160,6 +190,8 @@ def patched_op(
         op.home = home
         op.listed_name = name
         op.is_compound = _core.is_compound(name)
+        op.weight_op = _weight_op(name, form)
+        op.weights = _WEIGHTS if op.weight_op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
@@ -167,6 +199,34 @@ def patched_op(
         op.__doc__ = original.__doc__
         patched_ops[id(original)] = op
     return op
+
+
+def _weight_op(name: str, form: CallForm) -> Any:
+    """For the call as aten has it: nothing written, and its arguments in their order."""
+    if name not in _core.WEIGHT_OPS or form.in_place or form.python:
+        return None
+    return getattr(torch.ops.habana_mp, name).default
+
+
+def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
+    """Whether a tensor of the call stands in a trace for a weight that the cache takes, and nobody will differentiate."""
+    # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
+    if to not in LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
+        return False
+    places = _places(args, kwargs)
+    if any(isinstance(value, str) for _, value in places):
+        return False
+    tensors = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
+        return False
+    return any(place in weights and _is_parameter(tensor) and _caches_size(tensor.numel()) for place, tensor in tensors)
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    """In float32, and to be cast by an op of ours."""
+    if not torch.compiler.is_dynamo_compiling():
+        return _core.is_traced_parameter(tensor)
+    return tensor.dtype == torch.float32 and isinstance(tensor, torch.nn.Parameter)
 
 
 class _AtomicOp:
@@ -302,9 +362,15 @@ def _copied_by_matmul(tensor: torch.Tensor) -> bool:
 
 
 def _cast_arguments(
-    form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any], to: int, roles: int
+    form: CallForm,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    to: int,
+    roles: int,
+    *,
+    weights: frozenset[int | str] = frozenset(),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``."""
+    """The call's arguments with the tensors of the given roles (a bit each) in dtype number ``to``, but for ``weights``."""
     flagged = _in_place(form, args, kwargs)
     done: list[tuple[Any, Any]] = []
 
@@ -322,6 +388,8 @@ def _cast_arguments(
 
     def replace(place: int | str, value: Any) -> Any:
         if not roles >> _role(form, flagged, place) & 1:
+            return value
+        if place in weights and isinstance(value, torch.Tensor) and _is_parameter(value):
             return value
         if isinstance(value, (list, tuple)):
             items = [cast(item) for item in value]

@@ -1,9 +1,12 @@
 #include "autocast/call.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "call/weight_ops.h"
 #include "cast/tensors.h"
 
 namespace habana_mp::autocast {
@@ -69,7 +72,25 @@ std::string Call::label(std::size_t i, const c10::FunctionSchema& schema) const 
 }
 
 void Call::cast(const Decision& decision, bool cached) {
-  const How how{.cached = cached, .contiguous = form_.contiguous};
+  cast(decision, {.cached = cached, .contiguous = form_.contiguous}, /*parameters=*/true);
+}
+
+bool Call::is_of_traced_weight(const Decision& decision) const {
+  if (decision.to != DType::BFloat16 && decision.to != DType::Float16) return false;
+  bool found = false;
+  for (std::size_t i = 0; i < args_.size(); ++i) {
+    if (c10::GradMode::is_enabled() && tensor(i).requires_grad()) return false;
+    found = found || (decision.casts(args_[i]) && is_traced_weight(tensor(i)));
+  }
+  return found;
+}
+
+void Call::cast_but_parameters(const Decision& decision) {
+  cast(decision, {.cached = false, .contiguous = form_.contiguous}, /*parameters=*/false);
+  stack_.emplace_back(scalar_type(decision.to));
+}
+
+void Call::cast(const Decision& decision, How how, bool parameters) {
   // One cast for a tensor given twice: what compares its inputs by identity still can.
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 4> done;
   const auto cast_of = [&](const at::Tensor& source) {
@@ -77,13 +98,13 @@ void Call::cast(const Decision& decision, bool cached) {
       if (before.is_same(source)) return after;
     }
     at::Tensor result = cast_argument(source, decision.to, how);
-    if (cached) lent_.add(result);
+    if (how.cached) lent_.add(result);
     done.emplace_back(source, result);
     return result;
   };
   c10::SmallVector<std::pair<std::uint8_t, c10::IValue>, 4> before;
   for (std::size_t i = 0; i < args_.size(); ++i) {
-    if (!decision.casts(args_[i])) continue;
+    if (!decision.casts(args_[i]) || (!parameters && is_traced_parameter(tensor(i)))) continue;
     const Place place = places_[i];
     at::Tensor result = cast_of(tensor(i));
     c10::IValue& value = slot(place.position);

@@ -114,6 +114,11 @@ class Call {
   // Puts the casts into the stack; lists are replaced, the caller's stay as they are. `cached`:
   // those of weights may be the weight cache's.
   void cast(const Decision& decision, bool cached);
+  // Whether an op of ours (call/weight_ops.h) is to stand in a trace for the call: a tensor that
+  // the decision casts stands for a weight, and nobody will differentiate.
+  bool is_of_traced_weight(const Decision& decision) const;
+  // Puts the arguments of such an op into the stack: casts of what is no parameter, and the dtype.
+  void cast_but_parameters(const Decision& decision);
 
   // Has the op computed with a packed weight, where it can be: in place of cast() and the op.
   bool compute_packed(Layout layout, const Decision& decision);
@@ -133,6 +138,7 @@ class Call {
     return stack_[stack_.size() - form_.count + position];
   }
   const at::Tensor& tensor(std::size_t i) const;
+  void cast(const Decision& decision, How how, bool parameters);
   void add(const at::Tensor& tensor, Place place, Role role);
 
   const Form& form_;

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "call/weight_ops.h"
 #include "policy/names.h"
 
 namespace habana_mp::autocast {
@@ -62,6 +63,7 @@ Catalogue::Catalogue() {
                   by_name[spelling].push_back(ops.size());
                 if (full != base) by_name[full].push_back(ops.size());
                 const Layout layout = packed_layout(full);
+                const auto ours = weight_op(full);
                 ops.push_back({.handle = handle,
                                .name = std::move(full),
                                .form = std::move(*form),
@@ -71,7 +73,8 @@ Catalogue::Catalogue() {
                                .may_lack_low_kernel = habana_mp::may_lack_low_kernel(base),
                                .refuses_mixed = habana_mp::refuses_mixed(base),
                                .insides = insides_of(base),
-                               .layout = layout});
+                               .layout = layout,
+                               .weight_op = ours});
               });
 }
 

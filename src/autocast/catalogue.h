@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,8 +24,9 @@ struct Op {
   // Of src/policy/op_traits.h:
   bool computes, product, may_lack_low_kernel, refuses_mixed;
   Insides insides;
-  Layout layout;            // of a weight that is packed for it
-  bool registered = false;  // our kernel
+  Layout layout;                                 // of a weight that is packed for it
+  std::optional<c10::OperatorHandle> weight_op;  // that of call/weight_ops.h
+  bool registered = false;                       // our kernel
 };
 
 // Every op that a policy may name, in one order for the whole process. Those that write to an

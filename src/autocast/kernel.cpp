@@ -143,6 +143,10 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
         call.compute_packed(op.layout, decision)) {
       return notify_end(watched, call);
     }
+    if (casting && plan.scope->cached && op.weight_op && call.is_of_traced_weight(decision)) {
+      call.cast_but_parameters(decision);
+      return op.weight_op->callBoxed(stack);
+    }
     if (casting) call.cast(decision, plan.scope->cached);
     call_below(op, plan, stack, casting || plan.pre_dispatch);
   } catch (const c10::Error& error) {

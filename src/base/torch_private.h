@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,6 +25,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/python_headers.h>
 
@@ -190,6 +192,33 @@ inline const void* packed_data(const at::Tensor& packed) {
 inline std::size_t packed_bytes(const at::Tensor& packed) {
   static const auto bytes = op_named<std::int64_t(const at::Tensor&)>("mkldnn::_nbytes");
   return bytes ? static_cast<std::size_t>(bytes->call(packed)) : packed.nbytes();
+}
+
+// The tensor that one of AOTAutograd stands for: its FunctionalTensor, a Python class, holds a
+// functional tensor of C++, and that holds the fake one. Every other tensor is returned as it is.
+// With the GIL.
+inline at::Tensor behind_functional(const at::Tensor& tensor) {
+  using namespace at::functionalization::impl;
+  if (isFunctionalTensor(tensor)) return from_functional_tensor(tensor);
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+  if (std::string_view(Py_TYPE(object.ptr())->tp_name) != "FunctionalTensor") return tensor;
+  return from_functional_tensor(THPVariable_Unpack(object.attr("elem").ptr()));
+}
+
+// Whether a fake tensor stands for a torch.nn.Parameter, which it has no type of. With the GIL.
+inline bool stands_for_parameter(const at::Tensor& fake) {
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(fake));
+  const pybind11::object mark = pybind11::getattr(object, "_is_param", pybind11::none());
+  return mark.is(pybind11::bool_(true));
+}
+
+// Whether inductor, where it compiles, takes weights for constants, which it casts and packs then.
+inline bool freezes_weights() {
+  const pybind11::gil_scoped_acquire gil;
+  const pybind11::dict modules = pybind11::module_::import("sys").attr("modules");
+  if (!modules.contains("torch._inductor.config")) return false;
+  const pybind11::object config = modules["torch._inductor.config"];
+  return pybind11::getattr(config, "freezing", pybind11::bool_(false)).is(pybind11::bool_(true));
 }
 
 // Autograd

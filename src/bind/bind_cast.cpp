@@ -11,9 +11,11 @@
 
 #include "bind/bind.h"
 #include "call/cast_argument.h"
+#include "call/weight_ops.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "cast/storage_check.h"
+#include "weights/weight_cache.h"
 
 namespace py = pybind11;
 
@@ -113,6 +115,15 @@ void bind_cast(py::module_& module) {
   module.def("cast_into", &cast_into, py::arg("x"), py::arg("out"));
   module.def("cast_buffer", &cast_buffer, py::arg("source"), py::arg("from_dtype"),
              py::arg("target"), py::arg("to_dtype"), py::arg("fresh"));
+
+  register_weight_ops();
+  module.attr("WEIGHT_OPS") = py::tuple(py::cast(weight_op_names()));
+  module.def("is_traced_parameter", [](const py::handle tensor) {
+    return THPVariable_Check(tensor.ptr()) && is_traced_parameter(THPVariable_Unpack(tensor.ptr()));
+  });
+  module.def(
+      "caches_size", [](std::int64_t numel) { return WeightCache::accepts_size(numel); },
+      py::arg("numel"), "Whether the weight cache takes weights of so many numbers");
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
   testing.def("cast_variants", &cast_variants, "From the plainest to the fastest.");

@@ -44,24 +44,6 @@ bool copied_by_matmul(const at::Tensor& tensor) {
   return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
 }
 
-// The same of a tensor that a tracer or a transform sees, whose sizes may be symbols.
-bool copied_when_traced(const at::Tensor& tensor) {
-  const int64_t dims = tensor.dim();
-  if (dims < 3 || tensor.layout() != at::kStrided || tensor.is_nested() ||
-      tensor.is_contiguous_or_false()) {
-    return false;
-  }
-  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
-  const c10::SymIntArrayRef strides = tensor.sym_strides();
-  c10::SymInt stride = 1;
-  for (int64_t i = dims - 1; i >= 0; --i) {
-    const auto dim = static_cast<std::size_t>(i == dims - 1 ? i - 1 : i == dims - 2 ? i + 1 : i);
-    if (!TORCH_GUARD_OR_FALSE(strides[dim].sym_eq(stride))) return true;
-    stride *= sizes[dim].max(1);
-  }
-  return false;
-}
-
 // `was_cached`, where given, is set to whether the weight cache had it.
 at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached,
                     WeightCache::Caller caller = WeightCache::Caller::Dispatcher) {
@@ -130,6 +112,23 @@ auto cast_watched(const Source& source, DType to, How how) {
 }
 
 }  // namespace
+
+bool copied_when_traced(const at::Tensor& tensor) {
+  const int64_t dims = tensor.dim();
+  if (dims < 3 || tensor.layout() != at::kStrided || tensor.is_nested() ||
+      tensor.is_contiguous_or_false()) {
+    return false;
+  }
+  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
+  const c10::SymIntArrayRef strides = tensor.sym_strides();
+  c10::SymInt stride = 1;
+  for (int64_t i = dims - 1; i >= 0; --i) {
+    const auto dim = static_cast<std::size_t>(i == dims - 1 ? i - 1 : i == dims - 2 ? i + 1 : i);
+    if (!TORCH_GUARD_OR_FALSE(strides[dim].sym_eq(stride))) return true;
+    stride *= sizes[dim].max(1);
+  }
+  return false;
+}
 
 at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {
   return watch::watching() ? cast_watched(source, to, how) : cast_one(source, to, how, nullptr);

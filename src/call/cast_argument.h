@@ -25,6 +25,10 @@ at::Tensor cast_argument(const at::Tensor& source, DType to, How how);
 // Holds the GIL, but for large tensors.
 PyObject* cast_argument(PyObject* tensor, DType to, How how);
 
+// Whether a matrix product would copy the tensor, which a tracer or a transform sees and whose
+// sizes may be symbols, before it reads it.
+bool copied_when_traced(const at::Tensor& tensor);
+
 // For hmp.cast: no argument of an op, so no listener is called, and the tensor may have any dtype.
 PyObject* cast_by_hand(PyObject* tensor, DType to);
 

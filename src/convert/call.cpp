@@ -12,6 +12,7 @@
 #include "call/error_note.h"
 #include "call/packed_call.h"
 #include "call/refusal.h"
+#include "call/weight_ops.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
@@ -25,8 +26,14 @@
 #include "scope/construction.h"
 #include "watch/observer.h"
 
+namespace py = pybind11;
+
 namespace habana_mp {
 namespace {
+
+PyObject* as_object(const PatchedOp& op) {
+  return const_cast<PyObject*>(reinterpret_cast<const PyObject*>(&op));
+}
 
 // Whether the frame that called is torch's own code that says what an op means while torch traces
 // it: decompositions, references, meta functions, compiler patterns. They describe the original op;
@@ -80,6 +87,35 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
   END_HANDLE_TH_ERRORS
 }
 
+// Whether weights of the call may stay as they are in a trace, for an op of ours
+// (call/weight_ops.h).
+bool is_of_traced_weight(const PatchedOp& op, const Arguments& arguments,
+                         const Decision& decision) {
+  const auto self = py::reinterpret_borrow<py::object>(as_object(op));
+  if (PyObject_IsTrue(self.attr("weights").ptr()) != 1) return false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (decision.casts(arguments.described()[i]) &&
+        is_traced_weight(THPVariable_Unpack(arguments.tensor(i).object))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The call by the rule in Python, as torch.compile traces it.
+PyObject* call_in_python(const PatchedOp& op, PyObject* const* args, Py_ssize_t positional,
+                         PyObject* kwnames) {
+  const auto self = py::reinterpret_borrow<py::object>(as_object(op));
+  py::tuple given(positional);
+  for (Py_ssize_t i = 0; i < positional; ++i)
+    given[static_cast<std::size_t>(i)] = py::handle(args[i]);
+  py::dict named;
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    named[py::handle(PyTuple_GET_ITEM(kwnames, i))] = py::handle(args[positional + i]);
+  }
+  return self.attr("_call")(given, named).release().ptr();
+}
+
 PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                        PyObject* kwnames) {
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
@@ -100,6 +136,8 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   }
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  if (traced && is_of_traced_weight(op, arguments, decision))
+    return call_in_python(op, args, positional, kwnames);
   const bool from_override = take_from_override(op);
   watch::WatchedCall watched;
   if (report::anyone_listens() && (casting || !from_override)) {

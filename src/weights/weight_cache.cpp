@@ -83,6 +83,11 @@ bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
          may_be_weight(tensor);
 }
 
+bool WeightCache::accepts_size(const c10::SymInt& numel) {
+  return weight_cache().enabled_.load(std::memory_order_relaxed) &&
+         TORCH_GUARD_OR_FALSE(numel.sym_ge(kSmallest));
+}
+
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
                                             const at::Tensor& weight, DType to) const {
   if (entry.ended) return entry.ended;

@@ -22,6 +22,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Stream.h>
+#include <c10/core/SymInt.h>
 
 #include <array>
 #include <atomic>
@@ -85,6 +86,8 @@ class WeightCache {
 
   // Whether a cast of an ordinary tensor (cast/numbers.h) may be cached: asked before cast().
   static bool accepts(const at::Tensor& tensor, DType to);
+  // Whether weights of so many numbers may be: what is known of them in a compiler's trace.
+  static bool accepts_size(const c10::SymInt& numel);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
   // `was_cached`, where given, is set to whether the copy was there already.

@@ -1,0 +1,225 @@
+#include "call/weight_ops.h"
+
+#include <ATen/Operators.h>
+#include <c10/core/GradMode.h>
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
+
+#include <map>
+#include <type_traits>
+#include <utility>
+
+#include "base/torch_private.h"
+#include "call/cast_argument.h"
+#include "call/packed_call.h"
+#include "cast/dtypes.h"
+#include "cast/tensors.h"
+#include "scope/regions.h"
+#include "weights/weight_cache.h"
+
+namespace habana_mp {
+namespace {
+
+at::Tensor lower(const at::Tensor& tensor, at::ScalarType to) {
+  if (!tensor.defined() || tensor.scalar_type() != at::kFloat) return tensor;
+  at::Tensor result = cast_argument(tensor, dtype_of_type(to), {.cached = true});
+  // As for the tensors of the weight cache: matmul would take a product with a batch apart.
+  if (!c10::GradMode::is_enabled() && may_be_traced(tensor)) result.set_requires_grad(true);
+  return result;
+}
+
+std::optional<at::Tensor> lower(const std::optional<at::Tensor>& tensor, at::ScalarType to) {
+  if (!tensor) return std::nullopt;
+  return lower(*tensor, to);
+}
+
+template <typename Argument>
+const Argument& lower(const Argument& argument, at::ScalarType) {
+  return argument;
+}
+
+// Calls `visit` with the tensors among the arguments.
+template <typename Visit, typename... Args>
+bool any_tensor(const Visit& visit, const Args&... args) {
+  const auto one = [&](const auto& argument) {
+    using Argument = std::decay_t<decltype(argument)>;
+    if constexpr (std::is_same_v<Argument, at::Tensor>) {
+      return argument.defined() && visit(argument);
+    } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+      return argument && argument->defined() && visit(*argument);
+    } else {
+      return false;
+    }
+  };
+  return (one(args) || ...);
+}
+
+// "linear" of "aten::linear".
+std::string base_name(std::string_view qualified) {
+  return std::string(qualified.substr(qualified.find("::") + 2));
+}
+
+c10::OperatorHandle find(const std::string& base) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("habana_mp::" + base).c_str(), "");
+}
+
+using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                          at::ScalarType);
+
+// A traced linear of a batch that it would copy, as at::linear computes it: a product, and then the
+// bias. So the compiler sees the copy and the addition, and makes each with what is beside it.
+std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& whole,
+                                       const at::Tensor& input, const at::Tensor& weight,
+                                       const std::optional<at::Tensor>& bias, at::ScalarType to) {
+  if (!bias || !bias->defined() || !may_be_traced(input) || !copied_when_traced(input))
+    return std::nullopt;
+  return whole.call(input.contiguous(), weight, std::nullopt, to) + bias->to(to);
+}
+
+// The product with a packed weight, where it can be. Undefined for the ops that have none.
+template <typename AtenOp>
+struct Packed {
+  template <typename... Args>
+  static at::Tensor call(const Args&...) {
+    return {};
+  }
+};
+
+constexpr auto kCaller = WeightCache::Caller::Dispatcher;
+
+template <>
+struct Packed<at::_ops::linear> {
+  static at::Tensor call(const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias, at::ScalarType to) {
+    const at::Tensor added = bias.value_or(at::Tensor());
+    return call_packed({Layout::Linear, input, weight, added, dtype_of_type(to), kCaller});
+  }
+};
+
+template <>
+struct Packed<at::_ops::addmm> {
+  static at::Tensor call(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight,
+                         const at::Scalar& beta, const at::Scalar& alpha, at::ScalarType to) {
+    if (!beta.equal(1) || !alpha.equal(1)) return {};
+    return call_packed({Layout::Addmm, input, weight, bias, dtype_of_type(to), kCaller});
+  }
+};
+
+template <typename AtenOp, typename Signature>
+struct WeightOp;
+
+template <typename AtenOp, typename... Args>
+struct WeightOp<AtenOp, at::Tensor(Args...)> {
+  // The product itself: of weights that the cache holds, or as a tracer sees it.
+  static at::Tensor compute(Args... args, at::ScalarType to) {
+    const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+    at::Tensor packed = Packed<AtenOp>::call(args..., to);
+    return packed.defined() ? packed : AtenOp::call(lower(args, to)...);
+  }
+
+  // The same where autograd looks on. A graph keeps the op whole only where nobody will
+  // differentiate it, and where its weights are no constants: inductor casts and packs those when
+  // it compiles.
+  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to) {
+    const bool differentiable = any_tensor(
+        [](const at::Tensor& tensor) {
+          return (c10::GradMode::is_enabled() && tensor.requires_grad()) ||
+                 tensor._fw_grad(/*level=*/0).defined();
+        },
+        args...);
+    if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::freezes_weights()))
+      return compute(args..., to);
+    if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
+      if (auto result = linear_apart(handle(), args..., to)) return *result;
+    }
+    // With views as autograd knows them: by them matmul asks whether the weight requires grad.
+    const at::AutoDispatchBelowAutograd below;
+    return handle().call(args..., to);
+  }
+
+  static c10::TypedOperatorHandle<at::Tensor(Args..., at::ScalarType)> handle() {
+    static const auto found =
+        find(base_name(AtenOp::name)).template typed<at::Tensor(Args..., at::ScalarType)>();
+    return found;
+  }
+
+  // That of aten with our argument, which goes by keyword and is the last.
+  static std::string schema() {
+    std::string text = AtenOp::schema_str;
+    text = base_name(AtenOp::name) + text.substr(text.find('('));
+    const bool keywords = text.find("*, ") != std::string::npos;
+    text.insert(text.rfind(") ->"),
+                keywords ? ", ScalarType weight_dtype" : ", *, ScalarType weight_dtype");
+    return text;
+  }
+
+  static void add_to(torch::Library& library) {
+    const std::string name = base_name(AtenOp::name);
+    library.def(schema().c_str());
+    library.impl(name.c_str(),
+                 torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &compute));
+    library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, &compute_with_autograd));
+    // vmap takes the product apart.
+    library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::FuncTorchBatched, &compute));
+  }
+};
+
+// By the name of aten's op, with its overload.
+using Table = std::map<std::string, void (*)(torch::Library&), std::less<>>;
+
+const Table& table() {
+  static const Table ops = [] {
+    Table found;
+    const auto add = [&]<typename AtenOp>() {
+      const std::string overload = AtenOp::overload_name;
+      const std::string name = base_name(AtenOp::name);
+      found[overload.empty() ? name : name + "." + overload] =
+          &WeightOp<AtenOp, typename AtenOp::schema>::add_to;
+    };
+#define HABANA_MP_WEIGHT_OP(op) add.template operator()<at::_ops::op>();
+#include "call/weight_ops.inc"
+#undef HABANA_MP_WEIGHT_OP
+    return found;
+  }();
+  return ops;
+}
+
+}  // namespace
+
+void register_weight_ops() {
+  static auto* library = [] {
+    auto* made =
+        new torch::Library(torch::Library::FRAGMENT, "habana_mp", std::nullopt, __FILE__, __LINE__);
+    for (const auto& [name, add_to] : table()) add_to(*made);
+    return made;
+  }();
+  static_cast<void>(library);
+}
+
+std::vector<std::string> weight_op_names() {
+  std::vector<std::string> names;
+  for (const auto& row : table()) names.push_back(row.first.substr(0, row.first.find('.')));
+  return names;
+}
+
+std::optional<c10::OperatorHandle> weight_op(std::string_view name) {
+  const auto found = table().find(name);
+  if (found == table().end()) return std::nullopt;
+  return find(found->first.substr(0, found->first.find('.')));
+}
+
+bool is_traced_parameter(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !may_be_traced(tensor)) {
+    return false;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  if (!is_fake(tensor)) return false;
+  const at::Tensor fake = torch_private::behind_functional(tensor);
+  return fake.is_leaf() && (fake.requires_grad() || torch_private::stands_for_parameter(fake));
+}
+
+bool is_traced_weight(const at::Tensor& tensor) {
+  return is_traced_parameter(tensor) && WeightCache::accepts_size(tensor.sym_numel());
+}
+
+}  // namespace habana_mp

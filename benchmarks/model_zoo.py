@@ -136,6 +136,30 @@ def gpt2(layers: int, width: int) -> Model:
     return Model(f"GPT-2 {layers}x{width}", make, example, cross_entropy)
 
 
+def gpt2_decoder(layers: int, width: int) -> nn.Module:
+    """With a KV cache."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=width, n_layer=layers, n_head=8, bos_token_id=0, eos_token_id=0)
+    )
+
+
+def llama(layers: int, width: int) -> nn.Module:
+    """With a KV cache."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            intermediate_size=4 * width,
+        )
+    )
+
+
 def vit(layers: int, width: int) -> Model:
     def make() -> nn.Module:
         from transformers import ViTConfig, ViTForImageClassification

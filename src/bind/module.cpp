@@ -1,6 +1,7 @@
 // habana_mp._core: registers the families, nothing else.
 #include <system_error>
 
+#include "base/forked.h"
 #include "base/python_error.h"
 #include "bind/bind.h"
 
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
       habana_mp::set_python_error();
     }
   });
+  habana_mp::notice_forks();
   habana_mp::bind_policy(module);
   habana_mp::bind_log(module);
   habana_mp::bind_report(module);

@@ -31,6 +31,7 @@
 #include "call/cast_argument.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "cast/parallel.h"
 #include "kernels/cast_kernels.h"
 #include "kernels/linear/linear.h"
 #include "scope/regions.h"
@@ -126,16 +127,12 @@ at::Tensor few_rows(const at::Tensor& input, const at::Tensor& packed, const at:
   };
   const auto panels = static_cast<std::int64_t>(weight.panels());
   const std::int64_t grain = panels_of_thread(rows, inputs);
-  if (panels <= grain) {
-    kernels::linear(task);
-  } else {
-    at::parallel_for(0, panels, grain, [&task](std::int64_t first, std::int64_t last) {
-      kernels::LinearTask share = task;
-      share.first_panel = static_cast<std::size_t>(first);
-      share.last_panel = static_cast<std::size_t>(last);
-      kernels::linear(share);
-    });
-  }
+  in_parallel(0, panels, grain, [&task](std::int64_t first, std::int64_t last) {
+    kernels::LinearTask share = task;
+    share.first_panel = static_cast<std::size_t>(first);
+    share.last_panel = static_cast<std::size_t>(last);
+    kernels::linear(share);
+  });
   return result;
 }
 

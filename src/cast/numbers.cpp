@@ -28,11 +28,7 @@ void cast_dense(const char* source, char* target, DType from, DType to, int64_t 
            target + begin * static_cast<int64_t>(kernels::element_size(to)),
            static_cast<std::size_t>(end - begin));
   };
-  if (count <= kGrain) {
-    share(0, count);
-  } else {
-    at::parallel_for(0, count, kGrain, share);
-  }
+  in_parallel(0, count, kGrain, share);
 }
 
 void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DType to,
@@ -48,7 +44,8 @@ void cast_any(const at::Tensor& source, const at::Tensor& target, DType from, DT
 void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
   const DType from = number_dtype(source);
   const DType to = number_dtype(target);
-  auto stores = kernels::stores_for(from, to, static_cast<std::size_t>(source.numel()));
+  auto stores = kernels::stores_for(from, to, static_cast<std::size_t>(source.numel()),
+                                    at::get_num_threads() > 1);
   if (stores == kernels::Stores::Streaming && is_fresh(target.storage().data_ptr())) {
     stores = kernels::Stores::Cached;
   }

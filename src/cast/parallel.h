@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/forked.h"
 #include "kernels/cast_strided.h"
 
 namespace habana_mp {
@@ -12,14 +13,23 @@ namespace habana_mp {
 // Below so many elements a cast is over sooner than other threads could take the GIL.
 inline constexpr std::int64_t kReleaseGilAbove = 1 << 16;
 
+// at::parallel_for, on one thread in a forked process.
+template <typename Share>
+void in_parallel(std::int64_t begin, std::int64_t end, std::int64_t grain, const Share& share) {
+  if (end - begin <= grain || is_forked()) {
+    share(begin, end);
+  } else {
+    at::parallel_for(begin, end, grain, share);
+  }
+}
+
 inline void run_in_parallel(const kernels::StridedCast& cast, const void* source, void* target,
                             kernels::Stores stores) {
-  at::parallel_for(0, static_cast<std::int64_t>(cast.pieces()),
-                   static_cast<std::int64_t>(cast.grain()),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     cast.run(source, target, static_cast<std::size_t>(begin),
-                              static_cast<std::size_t>(end), stores);
-                   });
+  in_parallel(0, static_cast<std::int64_t>(cast.pieces()), static_cast<std::int64_t>(cast.grain()),
+              [&](std::int64_t begin, std::int64_t end) {
+                cast.run(source, target, static_cast<std::size_t>(begin),
+                         static_cast<std::size_t>(end), stores);
+              });
 }
 
 }  // namespace habana_mp

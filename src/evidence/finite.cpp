@@ -1,6 +1,5 @@
 #include "evidence/finite.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/isneginf.h>
@@ -12,6 +11,7 @@
 
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
+#include "cast/parallel.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -23,7 +23,7 @@ constexpr int64_t kGrain = 1 << 15;
 template <typename Word>
 bool all_finite(const Word* words, int64_t count, Word exponent) {
   std::atomic<bool> found{false};
-  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+  in_parallel(0, count, kGrain, [&](int64_t begin, int64_t end) {
     if (found.load(std::memory_order_relaxed)) return;
     Word some = 0;  // a bit that stays: the loop has no branch
     for (int64_t i = begin; i < end; ++i) {

@@ -1,6 +1,5 @@
 #include "evidence/numbers.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/frexp.h>
@@ -18,6 +17,7 @@
 #include <limits>
 #include <vector>
 
+#include "cast/parallel.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -68,7 +68,7 @@ template <typename Result, typename Part>
 Result added(int64_t count, const Part& part) {
   const int64_t parts = std::max<int64_t>(1, (count + kGrain - 1) / kGrain);
   std::vector<Result> results(static_cast<std::size_t>(parts));
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  in_parallel(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       results[static_cast<std::size_t>(i)] = part(i * kGrain, std::min(count, (i + 1) * kGrain));
     }

@@ -39,11 +39,12 @@ void reset();
 constexpr std::size_t element_size(DType dtype) { return row_of(dtype).bytes; }
 
 // Measured: from here on streaming is faster, even where the target is read right afterwards. The
-// count is that of the whole cast, not of one thread's share.
-constexpr Stores stores_for(DType from, DType to, std::size_t count) {
-  constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;  // read and written
-  return count * (element_size(from) + element_size(to)) >= kStreamedBytes ? Stores::Streaming
-                                                                           : Stores::Cached;
+// count is that of the whole cast, not of one thread's share; several threads write to the caches
+// faster than one, and not to memory.
+constexpr Stores stores_for(DType from, DType to, std::size_t count, bool several_threads = false) {
+  const std::size_t streamed = std::size_t{several_threads ? 32u : 16u} << 20;  // read and written
+  return count * (element_size(from) + element_size(to)) >= streamed ? Stores::Streaming
+                                                                     : Stores::Cached;
 }
 
 // Both types are eligible and they differ, else std::invalid_argument.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -113,6 +115,34 @@ def test_a_child_forked_during_a_conversion_has_all_of_it_or_none():
     finally:
         stop.set()
         thread.join()
+
+
+WITH_THREADS = """
+import os, signal, torch
+from habana_mp import hmp
+
+torch.set_num_threads(2)
+hmp.convert()
+x, w = torch.randn(1 << 20), torch.nn.Parameter(torch.randn(1024, 1024))
+few = torch.randn(4, 1024)
+
+def work():
+    with torch.no_grad():
+        return hmp.cast(x, torch.bfloat16), torch.nn.functional.linear(few, w)
+
+before = work()
+if (child := os.fork()) == 0:
+    signal.alarm(60)
+    os._exit(0 if all(map(torch.equal, before, work())) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.unsanitized(reason="a program of its own")
+def test_a_child_of_a_process_whose_threads_have_worked():
+    """The child has not the threads of OpenMP, and would wait for them."""
+    done = subprocess.run([sys.executable, "-c", WITH_THREADS], capture_output=True, text=True, check=False)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_a_thread_that_holds_a_lock_forks():

@@ -70,6 +70,7 @@ def _no_fast_path():
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
+    hmp.revert()  # which puts back what it found
     torch.backends.mha.set_fastpath_enabled(before)
 
 

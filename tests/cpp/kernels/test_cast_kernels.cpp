@@ -365,6 +365,8 @@ TEST_CASE("large casts are streamed, counted in bytes read and written") {
   CHECK(kernels::stores_for(F32, BF16, 1 << 20) == Stores::Cached);
   CHECK(kernels::stores_for(F16, BF16, 3 << 20) == Stores::Cached);
   CHECK(kernels::stores_for(F32, BF16, 3 << 20) == Stores::Streaming);
+  CHECK(kernels::stores_for(F32, BF16, 3 << 20, /*several_threads=*/true) == Stores::Cached);
+  CHECK(kernels::stores_for(F32, BF16, 6 << 20, /*several_threads=*/true) == Stores::Streaming);
 }
 
 TEST_CASE("all 2^32 float32 to bfloat16" * doctest::skip()) { check_all_floats(BF16); }

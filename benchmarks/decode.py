@@ -1,0 +1,112 @@
+"""Decoding: one token after another with a KV cache, by models of transformers with random weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import model_zoo
+import torch
+from bench import Report, Row, run, take_turns
+from models import VARIANTS, Comparison, Ratio, Variant, table_of
+
+NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
+PROMPT = 32
+
+
+@dataclass(frozen=True)
+class Effort:
+    models: dict[str, functools.partial[torch.nn.Module]]
+    batches: tuple[int, ...]
+    threads: tuple[int, ...]
+    tokens: int
+    rounds: int
+
+
+FULL = Effort(
+    {
+        "llama 6x1024": functools.partial(model_zoo.llama, 6, 1024),
+        "GPT-2 6x768": functools.partial(model_zoo.gpt2_decoder, 6, 768),
+    },
+    batches=(1, 8),
+    threads=(1, 2),
+    tokens=12,
+    rounds=8,
+)
+QUICK = Effort(
+    {
+        "llama 1x128": functools.partial(model_zoo.llama, 1, 128),
+        "GPT-2 1x128": functools.partial(model_zoo.gpt2_decoder, 1, 128),
+    },
+    batches=(1,),
+    threads=(1,),
+    tokens=2,
+    rounds=1,
+)
+
+
+def decode(model: Any, prompt: torch.Tensor, tokens: int, variant: Variant) -> float:
+    """Milliseconds a token, without the prompt: greedy, the shortest step."""
+    best = float("inf")
+    with torch.inference_mode(), variant.forward():
+        out = model(prompt, use_cache=True)
+        for _ in range(tokens):
+            token = out.logits[:, -1:].argmax(-1)
+            begun = time.perf_counter()
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            best = min(best, time.perf_counter() - begun)
+    return best * 1e3
+
+
+def decodings(effort: Effort) -> list[Comparison]:
+    found = []
+    for name, make in effort.models.items():
+        torch.manual_seed(0)
+        plain = make().eval()
+        low = copy.deepcopy(plain).to(torch.bfloat16)
+        for batch in effort.batches:
+            prompt = torch.randint(model_zoo.VOCABULARY, (batch, PROMPT))
+            for threads in effort.threads:
+                torch.set_num_threads(threads)
+
+                def visit(which: str, prompt: torch.Tensor = prompt, plain: Any = plain, low: Any = low) -> float:
+                    variant = VARIANTS[which]
+                    with variant.process():
+                        model = low if variant.held else plain
+                        decode(model, prompt, 1, variant)
+                        return decode(model, prompt, effort.tokens, variant)
+
+                taken = take_turns({which: functools.partial(visit, which) for which in NAMES}, effort.rounds)
+                goal = {1: 0.6, 8: 0.7}[batch]
+                ratios = [
+                    Ratio("hmp", "bf16", goal),
+                    Ratio("hmp.autocast", "bf16", goal),
+                    Ratio("hmp", "autocast", 0.35),
+                    Ratio("hmp", "fp32"),
+                ]
+                what = f"{name}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+                found.append(Comparison(what, "ms", taken, ratios))
+    return found
+
+
+def measure(quick: bool) -> Report:
+    effort = QUICK if quick else FULL
+    found = decodings(effort)
+    text = f"""\
+Milliseconds a token after a prompt of {PROMPT}, greedy, `torch.inference_mode()`, random weights, {model_zoo.VOCABULARY} words. The
+variants are those of [Models](#models).
+
+{table_of(found)}"""
+    rows = [
+        Row(f"decoding, {row.what}", row.measured, row.unit, row.goal, row.beside, row.at_least)
+        for one in found
+        for row in one.rows()
+    ]
+    return Report("Decoding", rows, text)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

@@ -89,7 +89,7 @@ docs: $(BUILT)
 	@echo "==> build/site/index.html"
 
 bench: $(BUILT)
-	@for script in overhead kernels models evidence tuner; do \
+	@for script in overhead kernels models decode compiled evidence tuner; do \
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
 	done
 	@echo "==> accuracy" && $(BIN)/python benchmarks/accuracy.py --markdown docs/accuracy.md >build/bench-accuracy.log

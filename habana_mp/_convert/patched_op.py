@@ -223,10 +223,10 @@ def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwar
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    """In float32, and to be cast by an op of ours."""
+    """In float32 on the CPU, and to be cast by an op of ours."""
     if not torch.compiler.is_dynamo_compiling():
         return _core.is_traced_parameter(tensor)
-    return tensor.dtype == torch.float32 and isinstance(tensor, torch.nn.Parameter)
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and isinstance(tensor, torch.nn.Parameter)
 
 
 class _AtomicOp:

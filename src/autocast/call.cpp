@@ -123,7 +123,7 @@ void Call::cast(const Decision& decision, How how, bool parameters) {
 }
 
 bool Call::compute_packed(Layout layout, const Decision& decision) {
-  // linear(input, weight, bias); addmm(self, mat1, mat2, beta, alpha).
+  // addmm has beta and alpha after them.
   const bool linear = layout == Layout::Linear;
   const auto at = [&](std::uint8_t position) {
     const c10::IValue& value = slot(position);
@@ -134,11 +134,10 @@ bool Call::compute_packed(Layout layout, const Decision& decision) {
     return value.isScalar() && value.toScalar().equal(1);
   };
   if (!linear && !(is_one(3) && is_one(4))) return false;
-  const at::Tensor input = at(linear ? 0 : 1);
-  const at::Tensor weight = at(linear ? 1 : 2);
-  const at::Tensor bias = at(linear ? 2 : 0);
+  const at::Tensor tensors[] = {at(0), at(1), at(2)};
   constexpr auto kCaller = WeightCache::Caller::Dispatcher;
-  at::Tensor result = call_packed({layout, input, weight, bias, decision.to, kCaller});
+  at::Tensor result =
+      call_packed(product_call(layout, tensors[0], tensors[1], tensors[2], decision.to, kCaller));
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));

@@ -31,19 +31,6 @@ PyObject* original_to() {
   return to;
 }
 
-// Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
-// would copy the tensor before it reads it (F.linear and matmul reshape their inputs).
-// Matrices that are transposed, each in its place, are read as they are.
-bool copied_by_matmul(const at::Tensor& tensor) {
-  const int64_t dims = tensor.dim();
-  if (dims < 3 || tensor.is_contiguous()) return false;
-  at::DimVector sizes(tensor.sizes());
-  at::DimVector strides(tensor.strides());
-  std::swap(sizes[dims - 1], sizes[dims - 2]);
-  std::swap(strides[dims - 1], strides[dims - 2]);
-  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
-}
-
 // `was_cached`, where given, is set to whether the weight cache had it.
 at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached,
                     WeightCache::Caller caller = WeightCache::Caller::Dispatcher) {
@@ -112,6 +99,16 @@ auto cast_watched(const Source& source, DType to, How how) {
 }
 
 }  // namespace
+
+bool copied_by_matmul(const at::Tensor& tensor) {
+  const int64_t dims = tensor.dim();
+  if (dims < 3 || tensor.is_contiguous()) return false;
+  at::DimVector sizes(tensor.sizes());
+  at::DimVector strides(tensor.strides());
+  std::swap(sizes[dims - 1], sizes[dims - 2]);
+  std::swap(strides[dims - 1], strides[dims - 2]);
+  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
+}
 
 bool copied_when_traced(const at::Tensor& tensor) {
   const int64_t dims = tensor.dim();

@@ -25,8 +25,11 @@ at::Tensor cast_argument(const at::Tensor& source, DType to, How how);
 // Holds the GIL, but for large tensors.
 PyObject* cast_argument(PyObject* tensor, DType to, How how);
 
-// Whether a matrix product would copy the tensor, which a tracer or a transform sees and whose
-// sizes may be symbols, before it reads it.
+// Whether matrix multiplication, which sees a batch as one long matrix or as a row of matrices,
+// would copy the tensor before it reads it (F.linear and matmul reshape their inputs).
+// Matrices that are transposed, each in its place, are read as they are.
+bool copied_by_matmul(const at::Tensor& tensor);
+// The same of a tensor that a tracer or a transform sees, whose sizes may be symbols.
 bool copied_when_traced(const at::Tensor& tensor);
 
 // For hmp.cast: no argument of an op, so no listener is called, and the tensor may have any dtype.

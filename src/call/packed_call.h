@@ -1,13 +1,13 @@
 // Products with a weight that the weight cache holds packed: linear and addmm, on the CPU, where no
-// graph is recorded. The same numbers as by a plain copy, in less time.
+// graph is recorded and the input lies row after row. The numbers are those of a plain copy, unless
+// another Packing than Equal is asked for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
-#include <cstdint>
 #include <string_view>
 
+#include "call/packed_choice.h"
 #include "policy/dtype.h"
 #include "weights/weight_cache.h"
 
@@ -27,19 +27,17 @@ struct ProductCall {
   WeightCache::Caller caller;
 };
 
+// The same of the tensors of a call in their order.
+inline ProductCall product_call(Layout layout, const at::Tensor& first, const at::Tensor& second,
+                                const at::Tensor& third, DType to, WeightCache::Caller caller) {
+  return layout == Layout::Addmm ? ProductCall{layout, second, third, first, to, caller}
+                                 : ProductCall{layout, first, second, third, to, caller};
+}
+
 // Its result; undefined, and nothing has been done, where the op is to be called with a plain copy.
 // Casts of arguments are passed on to the listeners.
 at::Tensor call_packed(const ProductCall& call);
 
-// When a copy is packed.
-enum class Packing : std::uint8_t {
-  Off,      // never
-  Equal,    // where that is faster and gives the numbers of a plain copy, bit for bit
-  Fastest,  // where it is faster
-  Always,   // where it can be, without a measurement
-};
-inline constexpr std::array<std::string_view, 4> kPackingNames = {"off", "equal", "fastest",
-                                                                  "always"};
 void set_packing(Packing packing);
 
 }  // namespace habana_mp

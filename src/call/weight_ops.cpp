@@ -21,6 +21,8 @@ namespace habana_mp {
 namespace {
 
 at::Tensor lower(const at::Tensor& tensor, at::ScalarType to) {
+  TORCH_CHECK_TYPE(to == at::kBFloat16 || to == at::kHalf,
+                   "weight_dtype is torch.bfloat16 or torch.float16, not ", to);
   if (!tensor.defined() || tensor.scalar_type() != at::kFloat) return tensor;
   at::Tensor result = cast_argument(tensor, dtype_of_type(to), {.cached = true});
   // As for the tensors of the weight cache: matmul would take a product with a batch apart.
@@ -209,7 +211,9 @@ std::optional<c10::OperatorHandle> weight_op(std::string_view name) {
 }
 
 bool is_traced_parameter(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !may_be_traced(tensor)) {
+  // CPU: what a graph of CUDA would record of the cache has not been tried.
+  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_cpu() ||
+      !may_be_traced(tensor)) {
     return false;
   }
   const pybind11::gil_scoped_acquire gil;

@@ -26,8 +26,9 @@ std::vector<std::string> weight_op_names();
 // By the name of the op of aten, with its overload: "conv_transpose2d.input".
 std::optional<c10::OperatorHandle> weight_op(std::string_view name);
 
-// Whether the tensor stands in a compiler's trace for a parameter in float32, and for one that the
-// cache takes. An op of ours casts parameters of any size, where it has one that is cached.
+// Whether the tensor stands in a compiler's trace for a parameter in float32 on the CPU, and for
+// one that the cache takes. An op of ours casts parameters of any size, where it has one that is
+// cached.
 bool is_traced_parameter(const at::Tensor& tensor);
 bool is_traced_weight(const at::Tensor& tensor);
 

@@ -80,8 +80,7 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
   at::Tensor result;
   {
     const pybind11::gil_scoped_release no_gil;
-    result = linear ? call_packed({op.layout, first, second, third, decision.to, kCaller})
-                    : call_packed({op.layout, second, third, first, decision.to, kCaller});
+    result = call_packed(product_call(op.layout, first, second, third, decision.to, kCaller));
   }
   return result.defined() ? THPVariable_Wrap(std::move(result)) : nullptr;
   END_HANDLE_TH_ERRORS

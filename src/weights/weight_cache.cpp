@@ -118,13 +118,13 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
 
 at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached) {
   bool found = false;
-  const at::Tensor copy = copy_of(weight, to, Layout::Plain, caller, found);
+  const at::Tensor copy = copy_of(weight, to, Layout::Plain, caller, found).copy;
   if (was_cached != nullptr) *was_cached = found;
   return tensor_over(copy, weight);
 }
 
-at::Tensor WeightCache::packed(const at::Tensor& weight, DType to, Layout layout, Caller caller,
-                               bool& was_cached) {
+WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, Layout layout,
+                                        Caller caller, bool& was_cached) {
   return copy_of(weight, to, layout, caller, was_cached);
 }
 
@@ -132,7 +132,7 @@ at::Tensor WeightCache::packed(const at::Tensor& weight, DType to, Layout layout
 bool WeightCache::stays_plain(Entry& entry, bool valid) {
   if (valid && entry.layout != Layout::Plain) return true;  // packed for another op
   if (!entry.wanted_plain) return false;
-  if (entry.packable >= kPatience) {
+  if (entry.packable >= entry.patience) {
     entry.packable = 0;
     return false;
   }
@@ -140,8 +140,8 @@ bool WeightCache::stays_plain(Entry& entry, bool valid) {
   return true;
 }
 
-at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
-                                bool& was_cached) {
+WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layout,
+                                         Caller caller, bool& was_cached) {
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
   if (any_writes_.load(std::memory_order_acquire)) settle_writes();
@@ -153,7 +153,7 @@ at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layou
             0,
             stream_of(weight)};
   bool keep = !(now.stream && torch_private::is_capturing(*now.stream));
-  at::Tensor copy;
+  Packed found;
   at::Tensor memory;
   if (keep) {
     Section section(mutex);
@@ -172,9 +172,12 @@ at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layou
     // Cast at every use, which is no use of packing.
     if (layout != Layout::Plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
     const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
+    if (why) entry.patience = kPatience;
     if (layout == Layout::Plain) {
       entry.wanted_plain = true;
       if (entry.packable > 0) --entry.packable;
+      if (valid && entry.layout != layout)
+        entry.patience = std::min(4 * entry.patience, kMostPatience);
     } else if (!(valid && entry.layout == layout) && stays_plain(entry, valid)) {
       return {};
     }
@@ -186,7 +189,7 @@ at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layou
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared && !written;
     if (valid && entry.layout == layout) {
-      copy = entry.copy;
+      found = {entry.copy, entry.packed_data};
       keep = false;
     } else {
       if (entry.copy.defined()) {
@@ -198,14 +201,15 @@ at::Tensor WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layou
       }
       entry.ended.reset();  // an end from now on is one of the copy that is being made
     }
-    ++(copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
+    ++(found.copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
   }
-  was_cached = copy.defined();
-  if (!copy.defined()) {
-    copy = cast_for_cache(weight, to, layout, std::move(memory));
-    if (keep) store(weight, std::move(now), copy, layout);
+  was_cached = found.copy.defined();
+  if (!found.copy.defined()) {
+    found.copy = cast_for_cache(weight, to, layout, std::move(memory));
+    if (layout != Layout::Plain) found.data = packed_data(found.copy);
+    if (keep) store(weight, std::move(now), found, layout);
   }
-  return copy;
+  return found;
 }
 
 WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {
@@ -215,8 +219,9 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
   return entries_.try_emplace(storage, weight.storage().getWeakStorageImpl()).first->second;
 }
 
-void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor& copy,
-                        Layout layout) {
+// What torch is asked for comes before the lock: a mode may have an op of it run Python.
+void WeightCache::store(const at::Tensor& weight, State state, const Packed& made, Layout layout) {
+  const at::Tensor& copy = made.copy;
   const std::size_t bytes = bytes_of_copy(copy);
   Section section(mutex);
   if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
@@ -228,12 +233,14 @@ void WeightCache::store(const at::Tensor& weight, State state, const at::Tensor&
   entry.copy = copy;
   entry.copy_version = copy._version();
   entry.layout = layout;
+  entry.bytes = bytes;
+  entry.packed_data = made.data;
   // Nobody but our ops gets a packed one.
   if (layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
 }
 
 at::Tensor WeightCache::release(Entry& entry) {
-  bytes_ -= bytes_of_copy(entry.copy);
+  bytes_ -= entry.bytes;
   if (entry.layout == Layout::Plain) by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
   return std::exchange(entry.copy, at::Tensor());
 }

@@ -95,8 +95,11 @@ class WeightCache {
 
   // The same, packed in a layout other than Plain: for an op that records no graph. Undefined, and
   // nothing is counted, where the copy of the weight is to be a plain one.
-  at::Tensor packed(const at::Tensor& weight, DType to, Layout layout, Caller caller,
-                    bool& was_cached);
+  struct Packed {
+    at::Tensor copy;
+    const void* data = nullptr;  // null where torch does not tell
+  };
+  Packed packed(const at::Tensor& weight, DType to, Layout layout, Caller caller, bool& was_cached);
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -126,6 +129,9 @@ class WeightCache {
   ForkSafeMutex mutex;
 
  private:
+  static constexpr std::uint32_t kPatience = 8;
+  static constexpr std::uint32_t kMostPatience = 1u << 24;
+
   // What a weight was like when its copy was made.
   struct State {
     c10::VariableVersion counter;  // held, so that no other counter can have its address
@@ -142,10 +148,14 @@ class WeightCache {
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
     Layout layout = Layout::Plain;
-    // A plain copy was needed once. From then on one is packed when so many more uses would do with
-    // it than would not that the two casts of a change are nothing beside them.
+    std::size_t bytes = 0;  // of the copy
+    const void* packed_data = nullptr;
+    // Where a plain copy has been needed once, one is packed when so many more uses would do with
+    // it than would not. Each time that it is needed plain after all, before the weight has
+    // changed, that takes four times as many: a weight that is used both ways comes to rest.
     bool wanted_plain = false;
     std::uint32_t packable = 0;
+    std::uint32_t patience = kPatience;
     bool exported = false;  // somebody may write to the weight at any time
     bool after_backward = false;
     std::optional<Ended> ended;  // known at once, not found by a check
@@ -166,15 +176,14 @@ class WeightCache {
     std::lock_guard<ForkSafeMutex> lock;
   };
 
-  at::Tensor copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
-                     bool& was_cached);
-  static constexpr std::uint32_t kPatience = 8;
+  Packed copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
+                 bool& was_cached);
   static bool stays_plain(Entry& entry, bool valid);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
-  void store(const at::Tensor& weight, State state, const at::Tensor& copy, Layout layout);
+  void store(const at::Tensor& weight, State state, const Packed& made, Layout layout);
   at::Tensor release(Entry& entry);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);

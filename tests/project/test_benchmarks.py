@@ -58,6 +58,27 @@ CASES = [
         id="models",
     ),
     pytest.param(
+        "decode",
+        "Decoding",
+        [],
+        {
+            "decoding, llama 1x128, batch 1, 1 thread: hmp / bf16": 0.6,
+            "decoding, llama 1x128, batch 1, 1 thread: hmp / autocast": 0.35,
+            "decoding, GPT-2 1x128, batch 1, 1 thread: hmp.autocast": None,
+        },
+        id="decode",
+    ),
+    pytest.param(
+        "compiled",
+        "Compiled models",
+        [],
+        {
+            "compiled inference, MLP 256x2, batch 1, 1 thread: hmp / bf16": 1.03,
+            "compiled training, MLP 256x2, batch 1, 1 thread: hmp / autocast": 1.0,
+        },
+        id="compiled",
+    ),
+    pytest.param(
         "evidence",
         "Values",
         [],

@@ -1,6 +1,8 @@
 """Packed weights: which products use them, that their numbers are those of plain copies bit for bit, and when a weight stays plain."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from cached_weight import BF16, BYTES, MODES, N, X, casts, use, weight
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp import hmp
 
@@ -64,29 +67,40 @@ def test_the_numbers_of_a_plain_copy(product, shape, front):
     assert packed() == 1
 
 
+DEEP = 3072  # so many inputs that oneDNN adds up transposed ones in another order
+# An input, and whether the packed copy is used: where the input lies row after row, or is cast to lie so.
 INPUTS = {
-    "vector": lambda x: x[0],
-    "matrix": lambda x: x,
-    "batch": lambda x: x.view(2, 3, N),
-    "batch-of-batches": lambda x: x.view(1, 2, 3, N),
-    "transposed-batch": lambda x: x.view(2, 3, N).transpose(0, 1),
-    "transposed-matrix": lambda x: torch.randn(N, 6).t(),
-    "strided": lambda x: torch.randn(6, 2 * N)[:, ::2],
-    "low": lambda x: x.to(BF16),
+    "vector": (lambda: torch.randn(DEEP), 1),
+    "matrix": (lambda: torch.randn(6, DEEP), 1),
+    "batch": (lambda: torch.randn(2, 3, DEEP), 1),
+    "batch-of-batches": (lambda: torch.randn(1, 2, 3, DEEP), 1),
+    "low": (lambda: torch.randn(6, DEEP).to(BF16), 1),
+    "transposed-batch": (lambda: torch.randn(2, 3, DEEP).transpose(0, 1), 1),
+    "low-transposed-batch": (lambda: torch.randn(2, 3, DEEP).to(BF16).transpose(0, 1), 0),
+    "transposed-matrices": (lambda: torch.randn(2, DEEP, 3).mT, 0),
+    "transposed-matrix": (lambda: torch.randn(DEEP, 6).t(), 0),
+    "strided-vector": (lambda: torch.randn(DEEP, 4)[:, 0], 0),
+    "strided-matrix": (lambda: torch.randn(6, 2 * DEEP)[:, ::2], 0),
 }
 
 
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("given", INPUTS)
-def test_inputs_of_every_form(given, front):
-    x = INPUTS[given](torch.randn(6, N))
-    w, b = weight(), nn.Parameter(torch.randn(N))
+def test_inputs_of_every_form(given, front, monkeypatch):
+    make, count = INPUTS[given]
+    x = make()
+    w, b = nn.Parameter(torch.randn(64, DEEP)), nn.Parameter(torch.randn(64))
     with torch.inference_mode(), FRONTS[front]():
         y = F.linear(x, w, b)
-        assert packed() == 1
-    want = F.linear(x.contiguous().to(BF16), w.to(BF16), b.to(BF16))
-    assert torch.equal(y, want)
-    assert y.stride() == want.stride()
+        assert packed() == count
+    hmp.revert()
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "off")
+    hmp.convert(policy="hmp")
+    with torch.inference_mode():
+        plain = F.linear(x, w, b)
+        assert packed() == 0
+    assert torch.equal(y, plain)
+    assert y.stride() == plain.stride()
     assert y.is_inference()
 
 
@@ -203,9 +217,9 @@ class TestLayouts:
         assert packed() == 1
         assert casts() == (2, 19)
 
-    @pytest.mark.parametrize(("plain", "packable", "most"), [(1, 1, 1), (2, 2, 1), (1, 20, 24), (1, 100, 24)])
-    def test_a_weight_that_is_used_both_ways(self, w, plain, packable, most):
-        for _ in range(12):
+    @pytest.mark.parametrize(("plain", "packable", "most"), [(1, 1, 1), (2, 2, 1), (1, 3, 7), (1, 20, 9), (1, 100, 13)])
+    def test_a_weight_that_is_used_both_ways_comes_to_rest(self, w, plain, packable, most):
+        for _ in range(100):
             with torch.no_grad():
                 for _ in range(plain):
                     torch.mm(X, w)
@@ -237,6 +251,70 @@ class TestLayouts:
         self.infer(w)
         hmp.revert()
         assert (hmp.cache.info().entries, packed()) == (0, 0)
+
+
+class Ops(TorchDispatchMode):
+    """The ops that torch dispatches, each answered by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_nothing_of_the_cache():
+    """It would run Python under the cache's lock."""
+    hmp.convert()
+    w = weight()
+    with torch.no_grad():
+        use(w)
+    assert packed() == 1
+    with Ops() as ops:
+        hmp.cache.info()
+        hmp.cache.clear()
+    with torch.no_grad():
+        use(w)
+    with ops:
+        hmp.revert()
+    assert ops.seen == []
+
+
+FIRST = """
+import torch
+from habana_mp import hmp
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not str(func).startswith("mkldnn"), func
+        return func(*args, **(kwargs or {}))
+
+model, x = torch.nn.Linear(128, 128), torch.randn(2, 128)
+hmp.convert()
+with torch.no_grad():
+    with Mode():
+        model(x)
+    for _ in range(20):
+        model(x)
+print(hmp.cache.info().packed)
+"""
+
+
+def test_the_first_product_of_a_process_under_a_mode():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_a_weight_of_zeros_decides_nothing_for_others(monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    hmp.convert()
+    zeros, w, x = nn.Parameter(torch.zeros(72, 96)), nn.Parameter(torch.randn(72, 96)), torch.randn(3, 96)
+    with torch.no_grad():
+        F.linear(x, zeros)
+        assert torch.equal(F.linear(x, w), F.linear(x.to(BF16), w.to(BF16)))
 
 
 @pytest.mark.parametrize("packing", ["equal", "fastest"])

@@ -1,0 +1,36 @@
+// The ways to compute a product with a weight on the CPU, all of which give the same numbers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "policy/dtype.h"
+#include "weights/weight_cache.h"
+
+namespace habana_mp {
+
+enum class By : std::uint8_t {
+  PlainCopy,  // by torch, which lays out the weight anew
+  OneDnn,     // by oneDNN, of the packed weight
+  OurKernel,  // by kernels/linear/linear.h, of the packed weight
+};
+
+// Above so many rows oneDNN is as fast as our kernel.
+inline constexpr std::int64_t kFewRows = 32;
+
+// Whether our kernel can compute such a product with the numbers of oneDNN, where the packed weight
+// lies as it reads it.
+bool has_kernel(DType dtype, std::int64_t rows, std::int64_t inputs, std::int64_t outputs,
+                int threads);
+
+// Whether a packed weight does: compared with the plain one, outputs x inputs, at many places.
+bool is_readable(const WeightCache::Packed& packed, const at::Tensor& plain);
+
+// Of contiguous inputs (rows x inputs, or more dimensions). The bias may be undefined.
+at::Tensor product(By way, const at::Tensor& input, const WeightCache::Packed& weight,
+                   const at::Tensor& bias);
+at::Tensor product_of_plain(Layout layout, const at::Tensor& input, const at::Tensor& weight,
+                            const at::Tensor& bias);
+
+}  // namespace habana_mp

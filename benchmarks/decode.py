@@ -96,8 +96,9 @@ def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     found = decodings(effort)
     text = f"""\
-Milliseconds a token after a prompt of {PROMPT}, greedy, `torch.inference_mode()`, random weights, {model_zoo.VOCABULARY} words. The
-variants are those of [Models](#models).
+The time of the shortest decoding step, in milliseconds, without the prompt. A step makes one token for each sequence of the batch. The models
+have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.inference_mode()`. The variants are those of
+[Models](#models); `hmp` and `hmp.autocast` use [packed copies](cache.md#packed-copies).
 
 {table_of(found)}"""
     rows = [

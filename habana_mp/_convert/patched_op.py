@@ -74,8 +74,8 @@ class PatchedOp:
     home: str
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
-    weight_op: Any  # that of ours in its place in a trace (src/call/weight_ops.h); None where there is none
-    weights: frozenset[int | str]  # where a weight may stand uncast in a trace
+    weight_op: Any = None  # that of ours in its place in a trace (src/call/weight_ops.h); None where there is none
+    weights: frozenset[int | str] = frozenset()  # where a weight may stand uncast in a trace
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str

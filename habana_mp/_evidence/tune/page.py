@@ -100,7 +100,8 @@ def _labels(points: list[Any], x: Any, y: Any) -> list[dict[str, Any]]:
     """The names of points beside them, where they do not cover one that is named already."""
     found: list[dict[str, Any]] = []
     for point in points:
-        width, px, py = _LETTER * len(point.name), x(point.seconds), y(point.error)
+        # A letter more: short names have no narrow letters to make up for the wide ones.
+        width, px, py = _LETTER * (len(point.name) + 1), x(point.seconds), y(point.error)
         anchor = "end" if px + width + 10 > _WIDTH else "start"
         left = px - 10 - width if anchor == "end" else px + 10
         while any(abs(each["y"] - 4 - py) < 16 and each["from"] < left + width and left < each["to"] for each in found):

@@ -20,8 +20,14 @@
 namespace habana_mp {
 namespace {
 
-// Measured: below, a cast costs no more than the look-up and the tensor over the copy.
+// Measured: below, a cast costs no more than the look-up and the tensor over the copy. Weights of
+// convolutions gain more where they are packed: 6 to 14 us of 19 to 95 at 128 to 1728 numbers.
 constexpr std::int64_t kSmallest = 4096;
+constexpr std::int64_t kSmallestOfConvolution = 256;
+
+bool is_large_enough(const at::Tensor& tensor) {
+  return tensor.numel() >= (tensor.dim() < 4 ? kSmallest : kSmallestOfConvolution);
+}
 
 bool is_parameter(const at::Tensor& tensor) {
   const PyObject* object = torch_private::python_object(tensor);
@@ -69,7 +75,7 @@ at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
 }
 
 bool may_be_weight(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
+  return tensor.scalar_type() == at::kFloat && is_large_enough(tensor) && tensor.is_leaf() &&
          (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
          tensor.is_non_overlapping_and_dense();
 }

@@ -199,6 +199,7 @@ def test_a_resnet_under_both_fronts_has_the_bits_of_plain_copies(monkeypatch):
         monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
         for front, scope in FRONTS.items():
             hmp.revert()
+            hmp.cache.clear()
             with torch.inference_mode(), scope():
                 results[packing, front] = model(x).logits
                 assert packed() == (0 if packing == "off" else hmp.cache.info().entries)

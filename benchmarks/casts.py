@@ -140,7 +140,7 @@ def draw_direction(axes: Axes, times: Times, direction: str, threads: int) -> No
         axes.plot([*theirs], speeds, "o-", color=color, label=way)
     axes.axhline(1, color=INK, linewidth=1.5, linestyle="--")
     axes.set_xscale("log", base=2)
-    axes.set_xticks([*theirs], map(elements, theirs), rotation=60)
+    axes.set_xticks([*theirs], map(elements, theirs), rotation=90)
     axes.minorticks_off()
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")

@@ -13,6 +13,7 @@ import sys
 import timeit
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,7 @@ QUICK = Effort(
     visit_seconds=0,
 )
 WARM_UP = 3  # calls of every visit; the first of all compiles
+COMPILING = 2  # processes that compile at a time; nothing is measured meanwhile
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,8 @@ def measure(quick: bool) -> Report:
     inferences, trainings = [], []
     for number, case in enumerate(cases(effort)):
         visits = {name: functools.partial(server.visit, number) for name, server in servers.items()}
-        for visit in visits.values():  # compiles
-            visit()
+        with ThreadPoolExecutor(COMPILING) as pool:
+            list(pool.map(lambda visit: visit(), visits.values()))
         taken = take_turns(visits, effort.rounds)
         what = named(case.model, case.batch, case.threads)
         if case.training:

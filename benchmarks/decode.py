@@ -36,7 +36,7 @@ FULL = Effort(
     batches=(1, 8),
     threads=(1, 2),
     tokens=12,
-    rounds=8,
+    rounds=5,
 )
 QUICK = Effort(
     {

@@ -34,8 +34,8 @@ FULL = Effort(
     batches=(1, 8),
     wide_batch=64,
     threads=(1, 2),
-    turns=Turns(rounds=3, seconds=6, runs=1, visit_seconds=0.05),
-    frozen_turns=Turns(rounds=3, seconds=2, runs=1, visit_seconds=0.05),
+    turns=Turns(rounds=2, seconds=5, runs=2, visit_seconds=0.05),
+    frozen_turns=Turns(rounds=2, seconds=2, runs=2, visit_seconds=0.05),
 )
 QUICK = Effort(
     [*model_zoo.TINY_MODELS, model_zoo.TINY_UNFUSED_ENCODER, *model_zoo.TINY_LARGE_MODELS],

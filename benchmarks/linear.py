@@ -73,12 +73,16 @@ def packed_calls(x: torch.Tensor, weights: list[torch.Tensor]) -> list[Callable[
 
 def ways(rows: int, weights: list[torch.nn.Parameter], low: list[torch.Tensor]) -> dict[str, Way]:
     x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
-    ours = [functools.partial(functional.linear, x, weight) for weight in weights]
+
+    def product(weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)  # looked up at each call: convert puts another function there
+
+    ours = [functools.partial(product, weight) for weight in weights]
     return {
         "hmp": Way(converted, ours),
         "hmp.autocast": Way(lambda: hmp.autocast("cpu"), ours),
         PACKED: Way(nullcontext, packed_calls(x, low)),
-        PLAIN: Way(nullcontext, [functools.partial(functional.linear, x, weight) for weight in low]),
+        PLAIN: Way(nullcontext, [functools.partial(product, weight) for weight in low]),
         **{name: Way(nullcontext, [functools.partial(read, weight) for weight in low]) for name, read in READS.items()},
     }
 

@@ -22,7 +22,7 @@ class Effort:
     turns: Turns
 
 
-FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=3, seconds=6, runs=1, visit_seconds=0.05))
+FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=2, seconds=5, runs=2, visit_seconds=0.05))
 QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
 
 

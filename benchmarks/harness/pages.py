@@ -18,6 +18,11 @@ TABLES_HEAD = (
     "each counts, so that what else the machine does matters little. Ratios say more than times.\n"
 )
 FRONT_HEAD = "# Benchmarks\n"
+FRONT_FOOT = (
+    "`fp32` is the model as it is, `autocast` is `torch.autocast`, `bf16` the model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()` with the lists of Habana's guide, "
+    "`hmp: torch-cpu` the same with the lists of `torch.autocast`, and `hmp.autocast` a region. Dots further left are better. [Tables of the benchmarks](benchmarks-tables.md) "
+    "has every figure and how it was measured.\n"
+)
 FRONT_PICTURES = {
     "inference": "Time of inference by model and variant, as a multiple of the model held in bfloat16",
     "training": "Time of a training step and its peak memory by model and variant, as a multiple of torch.autocast",
@@ -81,4 +86,4 @@ def front_page(found: results.Results) -> str:
         f"Medians over models, batches and threads, with the least and the most in brackets; smaller is better. Measured by `make bench` on {'; '.join(machines)}.\n",
         summary.short_table(found) + "\n",
     ]
-    return "\n".join([*parts, *(f"{picture}\n" for picture in shown)])
+    return "\n".join([*parts, *(f"{picture}\n" for picture in shown), FRONT_FOOT])

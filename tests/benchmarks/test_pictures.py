@@ -4,6 +4,8 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import casts
+import kernels
 import matplotlib as mpl
 import pytest
 from harness import pictures, results
@@ -94,6 +96,46 @@ def test_dots_of_one_subject_have_rows_of_their_own():
     heights = sorted(y for _, y in points(axes))
     assert min(b - a for a, b in pairwise(heights)) > 0.1
     assert {math.floor(y + 0.5) for y in heights} == set(range(6))
+
+
+def cast_times():
+    """Of every size that is measured: as fast as Tensor.to, a hundred times as fast, and a tenth."""
+    sizes = [(threads, 1 << log2) for threads, found in casts.FULL.log2_sizes.items() for log2 in found]
+    scales = {"Tensor.to": 1.0, "patched op": 0.01, "hmp.cast": 10.0}
+    return {
+        (str(direction), way): {size: scale * size[1] for size in sizes}
+        for direction in casts.DIRECTIONS
+        for way, scale in scales.items()
+    }
+
+
+def kernel_figures():
+    """By instruction set, GB/s; the slowest and the fastest are far apart."""
+    speeds = {"scalar": 2.0, "avx2": 30.0, "avx512": 100.0, "avx512_bf16": 400.0}
+    return {
+        ("variants", name, start, end, count): {"cached": speed, "streaming": speed / 2, "memcpy": 20.0}
+        for name, speed in speeds.items()
+        for start, end in kernels.MAIN_CASTS
+        for count in (1 << 17, 1 << 26)
+    }
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: casts.draw_casts(cast_times()), lambda: kernels.draw_kernels(kernel_figures())],
+    ids=["casts", "kernels"],
+)
+def test_pictures_of_casts(draw):
+    with mpl.rc_context(pictures.STYLE):
+        figure = draw()
+        figure.draw_without_rendering()
+    for boxes in texts(figure):
+        assert [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)] == []
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        heights = [y for line in axes.lines for y in line.get_ydata()]
+        heights += [bar.get_height() for bar in axes.patches]
+        assert low < min(heights) < max(heights) < high
 
 
 def test_nothing_is_drawn_of_nothing():

@@ -22,7 +22,6 @@ from habana_mp import hmp
 
 # glibc maps each block of this size by itself and gives it back when it is freed, so that resident memory is what is alive.
 MAP_EVERY_TENSOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-INFERRING = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
 BOTH = "bf16 + float32 weights"
 
 
@@ -72,59 +71,55 @@ def inferring_mib(model: Model, batch: int, variant: Variant) -> float:
     return resident - resident_mib("VmRSS")
 
 
-MEASURES: dict[str, Callable[[Model, int, Variant], float]] = {"peak": peak_mib, "inferring": inferring_mib}
+# What is measured in this way, of these variants.
+MEASURES: dict[str, tuple[Callable[[Model, int, Variant], float], tuple[str, ...]]] = {
+    "peak memory": (peak_mib, tuple(VARIANTS)),
+    "memory of inference": (inferring_mib, ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")),
+}
 
 
-def print_figures(which: str, quick: str, names: str) -> None:
-    """A line of figures for each variant, from a process that has run nothing before."""
+def print_figures(quick: str) -> None:
+    """A line of figures for each measure and variant, from a process that has run nothing before."""
     models, batch = models_of(bool(int(quick))), batch_of(bool(int(quick)))
     torch.set_num_threads(1)
     for model in models:
         model.make()  # imports what all processes need
-    for name in names.split(","):
-        if os.fork() == 0:
-            # The first one touches code that then stays: not counted.
-            figures = [MEASURES[which](model, batch, VARIANTS[name]) for model in [models[0], *models]]
-            print(json.dumps(figures[1:]), flush=True)
-            os._exit(0)
-        if os.wait()[1] != 0:
-            sys.exit(1)
+    for mib, names in MEASURES.values():
+        for name in names:
+            if os.fork() == 0:
+                # The first one touches code that then stays: not counted.
+                figures = [mib(model, batch, VARIANTS[name]) for model in [models[0], *models]]
+                print(json.dumps(figures[1:]), flush=True)
+                os._exit(0)
+            if os.wait()[1] != 0:
+                sys.exit(1)
 
 
-def figures_of(which: str, quick: bool, names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """MiB by model, then by variant."""
+def all_figures(quick: bool) -> dict[str, dict[str, dict[str, float]]]:
+    """MiB by measure, then by model, then by variant."""
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, memory; memory.print_figures(*sys.argv[1:])",
-            which,
-            str(int(quick)),
-            ",".join(names),
-        ],
+        [sys.executable, "-c", "import sys, memory; memory.print_figures(sys.argv[1])", str(int(quick))],
         cwd=Path(__file__).parent,
         env={**os.environ, **MAP_EVERY_TENSOR},
         stdout=subprocess.PIPE,
         check=True,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {
-        model.name: dict(zip(names, figures, strict=True))
-        for model, figures in zip(models_of(quick), zip(*lines, strict=True), strict=True)
-    }
+    lines = map(json.loads, done.stdout.splitlines())
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for measure_name, (_, names) in MEASURES.items():
+        for name, figures in zip(names, lines, strict=False):  # the lines go on with the next measure
+            for model, mib in zip(models_of(quick), figures, strict=True):
+                found.setdefault(measure_name, {}).setdefault(model.name, {})[name] = mib
+    return found
 
 
-def training_peaks(quick: bool) -> list[Comparison]:
+def training_peaks(quick: bool, found: dict[str, dict[str, float]]) -> list[Comparison]:
     ratios = [*(Ratio(name, "autocast", 1.0) for name in OURS), Ratio("hmp", "bf16")]
-    return [
-        Comparison(f"{name}, batch {batch_of(quick)}", "MiB", taken, ratios)
-        for name, taken in figures_of("peak", quick, tuple(VARIANTS)).items()
-    ]
+    return [Comparison(f"{name}, batch {batch_of(quick)}", "MiB", taken, ratios) for name, taken in found.items()]
 
 
-def inferring(quick: bool) -> list[Comparison]:
+def inferring(quick: bool, found: dict[str, dict[str, float]]) -> list[Comparison]:
     """A model that is converted needs its float32 weights, and besides them no more than one that is held in bfloat16."""
-    found = figures_of("inferring", quick, INFERRING)
     ratios = [Ratio("hmp", BOTH, 1.05), Ratio("hmp.autocast", BOTH, 1.05)]
     return [
         Comparison(
@@ -142,7 +137,8 @@ def float32_mib(model: Model) -> float:
 
 
 def measure(quick: bool) -> Report:
-    peaks, resident = training_peaks(quick), inferring(quick)
+    found = all_figures(quick)
+    peaks, resident = training_peaks(quick, found["peak memory"]), inferring(quick, found["memory of inference"])
     text = f"""\
 The models and variants of [Inference](#inference), one thread. A process for each variant reads its resident memory; `malloc` is told to map
 every block of 64 KiB and more by itself, so that freed memory is resident no longer.

@@ -48,7 +48,7 @@ FULL = Effort(
     ],
     batches=(1, 8),
     threads=(1, 2),
-    rounds=5,
+    rounds=4,
     runs=3,
     visit_seconds=0.15,
 )

@@ -2,4 +2,4 @@ import sys
 from pathlib import Path
 
 # The scripts import the folders beside them: harness and subjects.
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "benchmarks"))

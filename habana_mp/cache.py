@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 import habana_mp._core as _core
 
-__all__ = ["CacheInfo", "clear", "info"]
+__all__ = ["CacheInfo", "Choice", "choices", "clear", "info"]
 
 
 class CacheInfo(NamedTuple):
@@ -36,12 +38,52 @@ class CacheInfo(NamedTuple):
     Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy, a
     DLPack capsule, another process or a buffer has, or a collective writes to it)."""
     packed: int
-    """Entries whose copy is laid out as the CPU's matrix product reads it."""
+    """Entries whose copy is laid out as the CPU's product or convolution reads it."""
+
+
+class Choice(NamedTuple):
+    """A row of ``choices``: which way computes an op with weights of one shape."""
+
+    op: str
+    weight: tuple[int, ...]
+    """Sizes. A large matrix is tried in part."""
+    input: tuple[int, ...]
+    """Sizes: the largest that share the choice, or a part of large images."""
+    dtype: torch.dtype
+    threads: int
+    by: str
+    """``plain``: torch's op with a plain copy. ``onednn``: oneDNN with a packed copy. ``own``: this package's kernel with a packed copy."""
+    microseconds: dict[str, float]
+    """What each way took at its best, but for ways with other bits. Empty where nothing was measured."""
 
 
 def info() -> CacheInfo:
     """The weight cache as it is now."""
     return CacheInfo(**_core.cache_info())
+
+
+def choices() -> list[Choice]:
+    """The shapes that a packed copy could serve so far in this process, and what was chosen for each.
+
+    >>> hmp.convert()
+    >>> model = torch.nn.Linear(256, 256)
+    >>> with torch.no_grad():
+    ...     _ = model(torch.randn(4, 256))
+    >>> [(row.op, row.weight, row.input) for row in hmp.cache.choices()][-1:]
+    [('linear', (256, 256), (4, 256))]
+    """
+    return [
+        Choice(
+            row["op"],
+            tuple(row["weight"]),
+            tuple(row["input"]),
+            getattr(torch, row["dtype"]),
+            row["threads"],
+            row["by"],
+            row["microseconds"],
+        )
+        for row in _core.cache_choices()
+    ]
 
 
 def clear() -> None:

@@ -209,7 +209,7 @@ def _weight_op(name: str, form: CallForm) -> Any:
 
 
 def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
-    """Whether a tensor of the call stands in a trace for a weight that the cache takes, and nobody will differentiate."""
+    """Whether the traced call has a weight for the cache and records no graph."""
     # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
     if to not in LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
         return False

@@ -123,25 +123,38 @@ void Call::cast(const Decision& decision, How how, bool parameters) {
 }
 
 bool Call::compute_packed(Layout layout, const Decision& decision) {
-  // addmm has beta and alpha after them.
-  const bool linear = layout == Layout::Linear;
   const auto at = [&](std::uint8_t position) {
     const c10::IValue& value = slot(position);
     return value.isTensor() ? value.toTensor() : at::Tensor();
   };
-  const auto is_one = [&](std::uint8_t position) {
-    const c10::IValue& value = slot(position);
-    return value.isScalar() && value.toScalar().equal(1);
-  };
-  if (!linear && !(is_one(3) && is_one(4))) return false;
   const at::Tensor tensors[] = {at(0), at(1), at(2)};
-  constexpr auto kCaller = WeightCache::Caller::Dispatcher;
-  at::Tensor result =
-      call_packed(product_call(layout, tensors[0], tensors[1], tensors[2], decision.to, kCaller));
+  const PackedOperands operands = packed_operands(layout, tensors[0], tensors[1], tensors[2],
+                                                  decision.to, WeightCache::Caller::Dispatcher);
+  at::Tensor result = layout == Layout::Convolution ? packed_convolution_of(operands)
+                                                    : packed_product_of(layout, operands);
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));
   return true;
+}
+
+at::Tensor Call::packed_product_of(Layout layout, const PackedOperands& operands) {
+  // addmm has beta and alpha after its tensors.
+  const auto is_one = [&](std::uint8_t position) {
+    const c10::IValue& value = slot(position);
+    return value.isScalar() && value.toScalar().equal(1);
+  };
+  if (layout == Layout::Addmm && !(is_one(3) && is_one(4))) return {};
+  return packed_product(layout, operands);
+}
+
+at::Tensor Call::packed_convolution_of(const PackedOperands& operands) {
+  if (!slot(3).isIntList() || !slot(4).isIntList() || !slot(5).isIntList() || !slot(6).isInt()) {
+    return {};
+  }
+  const auto numbers = [&](std::uint8_t position) { return slot(position).toDimVector(); };
+  const auto stride = numbers(3), padding = numbers(4), dilation = numbers(5);
+  return packed_convolution(operands, {stride, padding, dilation, slot(6).toInt()});
 }
 
 bool Call::lends() const {

@@ -114,8 +114,8 @@ class Call {
   // Puts the casts into the stack; lists are replaced, the caller's stay as they are. `cached`:
   // those of weights may be the weight cache's.
   void cast(const Decision& decision, bool cached);
-  // Whether an op of ours (call/weight_ops.h) is to stand in a trace for the call: a tensor that
-  // the decision casts stands for a weight, and nobody will differentiate.
+  // Whether a trace gets an op of ours (call/weight_ops.h): the decision casts a weight, and no
+  // graph is recorded.
   bool is_of_traced_weight(const Decision& decision) const;
   // Puts the arguments of such an op into the stack: casts of what is no parameter, and the dtype.
   void cast_but_parameters(const Decision& decision);
@@ -129,6 +129,8 @@ class Call {
   void take_back();
 
  private:
+  at::Tensor packed_product_of(Layout layout, const PackedOperands& operands);
+  at::Tensor packed_convolution_of(const PackedOperands& operands);
   struct Place {
     std::uint8_t position;
     std::int32_t item;  // -1: the argument itself

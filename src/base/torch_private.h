@@ -138,7 +138,7 @@ inline bool is_fake_type(std::string_view name) {
   return name == "FakeTensor" || name == "FunctionalTensor";
 }
 
-// oneDNN's packed products, which torch has for its compiler
+// oneDNN's packed products and convolutions, which torch has for its compiler
 
 // An op by name and type; null where this torch lacks it.
 template <typename Signature>
@@ -164,11 +164,30 @@ inline const auto& packed_linear_op() {
   return op;
 }
 
+using PackConvolution = at::Tensor(const at::Tensor&, at::IntArrayRef, at::IntArrayRef,
+                                   at::IntArrayRef, std::int64_t, at::OptionalIntArrayRef);
+using PackedConvolution = at::Tensor(const at::Tensor&, const at::Tensor&,
+                                     const std::optional<at::Tensor>&, at::IntArrayRef,
+                                     at::IntArrayRef, at::IntArrayRef, std::int64_t,
+                                     std::string_view, c10::List<std::optional<at::Scalar>>,
+                                     std::optional<std::string_view>);
+
+inline const auto& convolution_packer() {
+  static const auto op = op_named<PackConvolution>("mkldnn::_reorder_convolution_weight");
+  return op;
+}
+
+inline const auto& packed_convolution_op() {
+  static const auto op = op_named<PackedConvolution>("mkldnn::_convolution_pointwise");
+  return op;
+}
+
 // Whether there is a packed product in the dtype, bfloat16 or float16, on this CPU.
 inline bool packs(at::ScalarType dtype) {
   const auto supported = op_named<bool()>(dtype == at::kHalf ? "mkldnn::_is_mkldnn_fp16_supported"
                                                              : "mkldnn::_is_mkldnn_bf16_supported");
-  return supported && supported->call() && linear_packer() && packed_linear_op();
+  return supported && supported->call() && linear_packer() && packed_linear_op() &&
+         convolution_packer() && packed_convolution_op();
 }
 
 // outputs x inputs.
@@ -181,6 +200,27 @@ inline at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packe
   const auto given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
   return packed_linear_op()->call(input, packed, given, "none",
                                   c10::List<std::optional<at::Scalar>>(), "");
+}
+
+// Each a number for a dimension of the image, and the groups.
+struct ConvolutionNumbers {
+  at::IntArrayRef padding, stride, dilation;
+  std::int64_t groups;
+};
+
+// `images`: the sizes of an input.
+inline at::Tensor pack_convolution(const at::Tensor& weight, const ConvolutionNumbers& numbers,
+                                   at::IntArrayRef images) {
+  return convolution_packer()->call(weight, numbers.padding, numbers.stride, numbers.dilation,
+                                    numbers.groups, images);
+}
+
+inline at::Tensor packed_convolution(const at::Tensor& input, const at::Tensor& packed,
+                                     const at::Tensor& bias, const ConvolutionNumbers& numbers) {
+  const auto given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  return packed_convolution_op()->call(input, packed, given, numbers.padding, numbers.stride,
+                                       numbers.dilation, numbers.groups, "none",
+                                       c10::List<std::optional<at::Scalar>>(), "");
 }
 
 // The memory of a packed weight; null where this torch does not tell.

@@ -31,6 +31,22 @@ py::dict info() {
                   py::arg("refreshed") = info.refreshed, py::arg("invalidated") = ended);
 }
 
+py::list choices_made() {
+  py::list rows;
+  for (const Choice& choice : choices()) {
+    py::dict taken;
+    for (std::size_t i = 0; i < kWays; ++i) {
+      if (choice.microseconds[i] > 0) taken[kWayNames[i]] = choice.microseconds[i];
+    }
+    rows.append(py::dict(py::arg("op") = choice.op, py::arg("weight") = choice.weight,
+                         py::arg("input") = choice.input, py::arg("dtype") = dtype_name(choice.to),
+                         py::arg("threads") = choice.threads,
+                         py::arg("by") = kWayNames[static_cast<std::size_t>(choice.by)],
+                         py::arg("microseconds") = taken));
+  }
+  return rows;
+}
+
 }  // namespace
 
 void bind_weights(py::module_& module) {
@@ -49,6 +65,7 @@ void bind_weights(py::module_& module) {
     set_packing(static_cast<Packing>(found - kPackingNames.begin()));
   });
   module.def("cache_info", &info);
+  module.def("cache_choices", &choices_made);
   module.def("clear_cache", [] {
     weight_cache().clear();
     release_result_memory();

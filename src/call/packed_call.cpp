@@ -1,67 +1,35 @@
 #include "call/packed_call.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
 
-#include <atomic>
+#include <algorithm>
 #include <optional>
 
-#include "base/clock.h"
 #include "call/cast_argument.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "scope/state.h"
-#include "watch/observer.h"
-#include "watch/probe.h"
 
 namespace habana_mp {
 namespace {
-
-std::atomic<Packing> packing = Packing::Equal;
-
-bool records_graph(const ProductCall& call) {
-  return c10::GradMode::is_enabled() &&
-         (call.input.requires_grad() || call.weight.requires_grad() ||
-          (call.bias.defined() && call.bias.requires_grad()));
-}
-
-bool is_of(const at::Tensor& tensor, DType to) {
-  const DType dtype = number_dtype(tensor);
-  return (dtype == DType::Float32 || dtype == to) && tensor.is_cpu() && is_ordinary(tensor);
-}
 
 // Whether the input lies row after row when it is low. torch computes others in another way.
 bool will_be_contiguous(const at::Tensor& input, DType to) {
   return input.is_contiguous() || (number_dtype(input) != to && copied_by_matmul(input));
 }
 
-Packing packing_here() {
-  const Packing asked = packing.load(std::memory_order_relaxed);
-  const bool may_differ = asked == Packing::Fastest;
-  return may_differ && at::globalContext().deterministicAlgorithms() ? Packing::Equal : asked;
-}
-
-// The shape of a call that a packed weight may serve. Nothing of torch's dispatcher is called
-// before the tensors are known to be ordinary.
-std::optional<Shape> shape_of(const ProductCall& call) {
-  const auto& [layout, input, weight, bias, to, caller] = call;
-  if (layout == Layout::Plain || packing.load(std::memory_order_relaxed) == Packing::Off ||
-      !is_of(weight, to) || !is_of(input, to) || weight.dim() != 2 || !weight.is_contiguous() ||
-      !WeightCache::accepts(weight, to) || records_graph(call)) {
-    return std::nullopt;
-  }
+// The shape of a product that a packed weight may serve.
+std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
+  const auto& [input, weight, bias, to, caller] = call;
+  if (!may_be_packed(call) || weight.dim() != 2 || !weight.is_contiguous()) return std::nullopt;
   const bool turned = layout == Layout::Addmm;
   const std::int64_t outputs = weight.size(turned ? 1 : 0);
   const std::int64_t inputs = weight.size(turned ? 0 : 1);
-  if (input.numel() == 0 || input.dim() == 0 || input.size(-1) != inputs) return std::nullopt;
+  if (input.dim() == 0 || input.size(-1) != inputs) return std::nullopt;
   if (turned && (input.dim() != 2 || !bias.defined())) return std::nullopt;
-  if (bias.defined() && (!is_of(bias, to) || bias.dim() != 1 || bias.size(0) != outputs)) {
-    return std::nullopt;
-  }
-  if (!will_be_contiguous(input, to) || !at::globalContext().userEnabledMkldnn() || !can_pack(to)) {
+  if (!is_bias_of(bias, outputs) || !will_be_contiguous(input, to) || !onednn_packs(to)) {
     return std::nullopt;
   }
   return Shape{.layout = layout,
@@ -74,44 +42,101 @@ std::optional<Shape> shape_of(const ProductCall& call) {
                .packing = packing_here()};
 }
 
-at::Tensor low(const at::Tensor& tensor, DType to) {
-  if (!tensor.defined() || number_dtype(tensor) == to) return tensor;
-  return cast_argument(tensor, to, {.cached = true, .contiguous = true});
+// One number for each dimension of an image; none where there are others.
+std::optional<Spatial> spatial(at::IntArrayRef given, std::size_t dims, std::int64_t least) {
+  if (given.size() != 1 && given.size() != dims) return std::nullopt;
+  Spatial result{};
+  for (std::size_t i = 0; i < dims; ++i) result[i] = given[given.size() == 1 ? 0 : i];
+  if (std::any_of(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(dims),
+                  [&](std::int64_t number) { return number < least; })) {
+    return std::nullopt;
+  }
+  return result;
 }
+
+bool kernel_fits(const at::Tensor& images, const at::Tensor& weight, const Convolution& of) {
+  for (std::int64_t i = 2; i < images.dim(); ++i) {
+    const auto at = static_cast<std::size_t>(i - 2);
+    const std::int64_t reach = of.dilation[at] * (weight.size(i) - 1) + 1;
+    if (images.size(i) + 2 * of.padding[at] < reach) return false;
+  }
+  return true;
+}
+
+// Whether torch computes the convolution with channels last, and its result lies so.
+bool computed_channels_last(const at::Tensor& images, const at::Tensor& weight) {
+  const auto last =
+      images.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+  return images.is_non_overlapping_and_dense() &&
+         (images.suggest_memory_format() == last || weight.suggest_memory_format() == last);
+}
+
+// The shape of a convolution that a packed weight may serve. What torch refuses has none.
+std::optional<ConvolutionShape> shape_of(const PackedOperands& call,
+                                         const ConvolutionNumbers& numbers) {
+  const auto& [input, weight, bias, to, caller] = call;
+  const std::int64_t dims = weight.dim();
+  if (!may_be_packed(call) || (dims != 4 && dims != 5) || input.dim() != dims) return std::nullopt;
+  const auto inner = static_cast<std::size_t>(dims - 2);
+  const auto stride = spatial(numbers.stride, inner, 1);
+  const auto padding = spatial(numbers.padding, inner, 0);
+  const auto dilation = spatial(numbers.dilation, inner, 1);
+  const std::int64_t groups = numbers.groups;
+  if (!stride || !padding || !dilation || groups < 1) return std::nullopt;
+  const bool weight_lies_last = !weight.is_contiguous();
+  if (weight_lies_last && !channels_come_last(weight)) return std::nullopt;
+  ConvolutionShape shape{
+      .form = {Layout::Convolution, {*stride, *padding, *dilation, groups}, weight_lies_last},
+      .to = to,
+      .images = {},
+      .weight = {},
+      .bias = bias.defined(),
+      .threads = at::get_num_threads(),
+      .packing = packing_here()};
+  if (weight.size(1) * groups != input.size(1) || weight.size(0) % groups != 0 ||
+      !kernel_fits(input, weight, shape.form.convolution) || !is_bias_of(bias, weight.size(0))) {
+    return std::nullopt;
+  }
+  if (!computed_channels_last(input, weight) || !onednn_packs(to)) return std::nullopt;
+  std::ranges::copy(input.sizes(), shape.images.begin());
+  std::ranges::copy(weight.sizes(), shape.weight.begin());
+  return shape;
+}
+
+// For profilers, which see no op of this name otherwise.
+constexpr const char* kProduct = "habana_mp::packed_product";
+constexpr const char* kConvolution = "habana_mp::packed_convolution";
 
 }  // namespace
 
-void set_packing(Packing to) { packing = to; }
-
 Layout packed_layout(std::string_view op) {
-  return op == "linear" ? Layout::Linear : op == "addmm" ? Layout::Addmm : Layout::Plain;
+  if (op == "linear") return Layout::Linear;
+  if (op == "addmm") return Layout::Addmm;
+  return op == "conv2d" || op == "conv3d" ? Layout::Convolution : Layout::Plain;
 }
 
-at::Tensor call_packed(const ProductCall& call) {
-  // A probe looks at the numbers of casts.
-  const auto shape = watch::probe() == nullptr ? shape_of(call) : std::nullopt;
+at::Tensor packed_product(Layout layout, const PackedOperands& call) {
+  const auto shape = shape_of(layout, call);
   if (!shape) return {};
   const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);
   const By way = chosen(*shape);
   if (way == By::PlainCopy) return {};
-  bool was_cached = false;
-  const std::uint64_t start = watch::in_watched_call() ? now_ns() : 0;
-  const WeightCache::Packed packed =
-      weight_cache().packed(call.weight, call.to, call.layout, call.caller, was_cached);
-  if (!packed.copy.defined()) return {};
-  const std::uint64_t ns = start == 0 ? 0 : now_ns() - start;
-  const auto weight_cast = [&] {
-    if (start == 0) return;
-    watch::notify_cast(
-        call.weight, packed.copy,
-        {DType::Float32, call.to, was_cached, bytes_of(call.weight, call.to), start, ns});
-  };
-  const at::Tensor input = low(call.input, call.to);
-  weight_cast();
-  const at::Tensor bias = low(call.bias, call.to);
-  // For profilers, which see no op of this name otherwise.
-  RECORD_FUNCTION("habana_mp::packed_product", c10::ArrayRef<const c10::IValue>{});
-  return product(way, input, packed, bias);
+  const PackedArguments given = packed_arguments(call, {layout}, /*contiguous=*/true);
+  if (!given) return {};
+  RECORD_FUNCTION(kProduct, c10::ArrayRef<const c10::IValue>{});
+  return product(way, given.input, given.weight, given.bias);
+}
+
+at::Tensor packed_convolution(const PackedOperands& call, const ConvolutionNumbers& numbers) {
+  const auto shape = shape_of(call, numbers);
+  if (!shape) return {};
+  const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);
+  if (chosen(*shape) == By::PlainCopy) return {};
+  const PackedArguments given =
+      packed_arguments(call, shape->form, /*contiguous=*/false, call.input.sizes());
+  if (!given) return {};
+  RECORD_FUNCTION(kConvolution, c10::ArrayRef<const c10::IValue>{});
+  return onednn_convolution(given.input, given.weight.copy, given.bias, shape->form.convolution);
 }
 
 }  // namespace habana_mp

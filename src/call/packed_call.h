@@ -1,43 +1,43 @@
-// Products with a weight that the weight cache holds packed: linear and addmm, on the CPU, where no
-// graph is recorded and the input lies row after row. The numbers are those of a plain copy, unless
-// another Packing than Equal is asked for.
+// Products and convolutions with a weight that the weight cache holds packed: linear, addmm, conv2d
+// and conv3d, on the CPU, where no graph is recorded and the input lies as oneDNN reads it: row
+// after row, or with its channels last. The numbers are those of a plain copy, unless another
+// Packing than Equal is asked for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <string_view>
 
-#include "call/packed_choice.h"
-#include "policy/dtype.h"
-#include "weights/weight_cache.h"
+#include "call/packed_arguments.h"
 
 namespace habana_mp {
 
-// How a packed weight serves an op, by its name in lists: Plain where it does not.
+// The layout of a weight that is packed for an op, by its name in lists; Plain for ops that read no
+// packed ones.
 Layout packed_layout(std::string_view op);
 
-// A call of linear(input, weight, bias) or addmm(bias, input, weight) whose rule takes float32 to
-// `to`. The bias may be undefined.
-struct ProductCall {
-  Layout layout;
-  const at::Tensor& input;
-  const at::Tensor& weight;
-  const at::Tensor& bias;
-  DType to;
-  WeightCache::Caller caller;
-};
-
-// The same of the tensors of a call in their order.
-inline ProductCall product_call(Layout layout, const at::Tensor& first, const at::Tensor& second,
-                                const at::Tensor& third, DType to, WeightCache::Caller caller) {
-  return layout == Layout::Addmm ? ProductCall{layout, second, third, first, to, caller}
-                                 : ProductCall{layout, first, second, third, to, caller};
+// The operands of linear(input, weight, bias), addmm(bias, input, weight) or
+// conv2d(input, weight, bias) as they stand in the call.
+inline PackedOperands packed_operands(Layout layout, const at::Tensor& first,
+                                      const at::Tensor& second, const at::Tensor& third, DType to,
+                                      WeightCache::Caller caller) {
+  return layout == Layout::Addmm ? PackedOperands{second, third, first, to, caller}
+                                 : PackedOperands{first, second, third, to, caller};
 }
 
-// Its result; undefined, and nothing has been done, where the op is to be called with a plain copy.
-// Casts of arguments are passed on to the listeners.
-at::Tensor call_packed(const ProductCall& call);
+// The result of a product; undefined, and nothing has been done, where the op is to be called with
+// a plain copy.
+at::Tensor packed_product(Layout layout, const PackedOperands& call);
 
+// The same of a convolution, whose numbers are given for as many dimensions as the images have;
+// where there is only one, it is that of all.
+struct ConvolutionNumbers {
+  at::IntArrayRef stride, padding, dilation;
+  std::int64_t groups;
+};
+at::Tensor packed_convolution(const PackedOperands& call, const ConvolutionNumbers& numbers);
+
+// From now on, in every thread.
 void set_packing(Packing packing);
 
 }  // namespace habana_mp

@@ -1,38 +1,41 @@
 #include "call/packed_choice.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/conv3d.h>
 #include <ATen/ops/equal.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <new>
-#include <vector>
+#include <optional>
 
-#include "base/clock.h"
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
-#include "cast/dtypes.h"
+#include "call/packed_trial.h"
 
 namespace habana_mp {
 namespace {
 
+template <typename OfShape>
 struct Choices {
-  std::map<Shape, By> made;
+  std::map<OfShape, Measured> made;
   ForkSafeMutex mutex;
 };
+
+// Products
 
 // Row counts that share a choice: up to each of these. More rows share that of the most, where
 // packing gains little.
 constexpr std::array<std::int64_t, 9> kMostRows = {1, 4, 8, 16, kFewRows, 64, 128, 256, 512};
 constexpr std::int64_t kMostNumbers = std::int64_t{1} << 24;  // of a weight that is tried
 
-// What is tried in place of a shape: as many rows as those that share the choice, and not more
-// outputs than tell how fast they are.
+// What is tried in place of a shape: the most rows that share the choice, and of a large weight a
+// part, which takes less memory and tells as much.
 Shape tried(Shape shape) {
   const auto most = std::ranges::lower_bound(kMostRows, shape.rows);
   shape.rows = most == kMostRows.end() ? kMostRows.back() : *most;
@@ -45,79 +48,34 @@ std::int64_t fewest_rows(std::int64_t most) {
   return found == kMostRows.begin() ? 1 : *(found - 1) + 1;
 }
 
-// Numbers of both signs that are no multiples of each other, so that another order of additions
-// shows, and another place of a number.
-at::Tensor made_up(std::int64_t rows, std::int64_t columns, DType dtype) {
-  constexpr std::int64_t kPattern = 65'521;  // a prime: it falls elsewhere in each row
-  at::Tensor result = at::empty({rows, columns}, at::dtype(scalar_type(dtype)));
-  const auto fill = [&]<typename Number>(Number* numbers) {
-    const std::int64_t count = rows * columns;
-    for (std::int64_t i = 0; i < std::min(count, kPattern); ++i) {
-      const auto hash = static_cast<std::uint32_t>(i + 1) * 2'654'435'769U;
-      numbers[i] = static_cast<Number>(static_cast<float>(hash >> 8) / 8388608.0F - 1.0F);
-    }
-    for (std::int64_t i = kPattern; i < count; i += kPattern) {
-      std::copy_n(numbers, std::min(kPattern, count - i), numbers + i);
-    }
-  };
-  if (dtype == DType::Float16) {
-    fill(result.mutable_data_ptr<at::Half>());
-  } else {
-    fill(result.mutable_data_ptr<at::BFloat16>());
-  }
-  return result;
-}
-
-// The ways to compute the products of one shape.
-class Trial {
+class ProductTrial final : public Trial {
  public:
-  explicit Trial(const Shape& shape)
+  explicit ProductTrial(const Shape& shape)
       : shape_(shape),
-        weight_(made_up(shape.outputs, shape.inputs, shape.to)),
+        weight_(made_up({shape.outputs, shape.inputs}, shape.to)),
         plain_(shape.layout == Layout::Addmm ? weight_.t().contiguous() : weight_),
-        packed_{pack(plain_, shape.layout)},
-        rows_(made_up(shape.rows, shape.inputs, shape.to)) {
+        packed_{pack(plain_, {shape.layout})},
+        rows_(made_up({shape.rows, shape.inputs}, shape.to)) {
     packed_.data = packed_data(packed_.copy);
-    if (shape.bias) bias_ = made_up(1, shape.outputs, shape.to).view({shape.outputs});
-  }
-
-  // The fastest, among those of equal numbers where these are asked for.
-  By fastest() const {
-    std::vector<By> ways{By::PlainCopy};
-    if (is_allowed(By::OneDnn)) ways.push_back(By::OneDnn);
-    const bool ours =
-        has_kernel(shape_.to, shape_.rows, shape_.inputs, shape_.outputs, shape_.threads);
-    if (ours && is_readable(packed_, weight_) && is_allowed(By::OurKernel)) {
-      ways.push_back(By::OurKernel);
-    }
-    constexpr std::uint64_t kEnough = 5'000'000;  // ns
-    constexpr int kMostRounds = 7;
-    std::array<std::uint64_t, 3> taken;
-    taken.fill(std::numeric_limits<std::uint64_t>::max());
-    const std::uint64_t start = now_ns();
-    for (int round = 0; round < kMostRounds && now_ns() - start < kEnough; ++round) {
-      for (const By way : ways) {
-        const std::uint64_t begun = now_ns();
-        run(way, rows_, bias_);
-        auto& best = taken[static_cast<std::size_t>(way)];
-        best = std::min(best, now_ns() - begun);
-      }
-    }
-    // Packing saves work at best, so what is slower by a little is a disturbed measurement.
-    auto& plain = taken[static_cast<std::size_t>(By::PlainCopy)];
-    plain += plain / 16;
-    return static_cast<By>(std::ranges::min_element(taken) - taken.begin());
+    if (shape.bias) bias_ = made_up({shape.outputs}, shape.to);
   }
 
  private:
+  bool is_possible(By way) const override {
+    return way != By::OurKernel ||
+           (has_kernel(shape_.to, shape_.rows, shape_.inputs, shape_.outputs, shape_.threads) &&
+            is_readable(packed_, weight_));
+  }
+
+  bool is_equal(By way) const override {
+    return is_equal(way, rows_) && is_equal(way, rows_.slice(0, 0, fewest_rows(shape_.rows)));
+  }
+
+  at::Tensor run(By way) const override { return run(way, rows_, bias_); }
+
   at::Tensor run(By way, const at::Tensor& rows, const at::Tensor& bias) const {
     return way == By::PlainCopy ? product_of_plain(shape_.layout, rows, plain_, bias)
                                 : product(way, rows, packed_, bias);
-  }
-
-  bool is_allowed(By way) const {
-    return shape_.packing != Packing::Equal ||
-           (is_equal(way, rows_) && is_equal(way, rows_.slice(0, 0, fewest_rows(shape_.rows))));
   }
 
   bool is_equal(By way, const at::Tensor& rows) const {
@@ -139,8 +97,8 @@ class Trial {
 // Without a measurement: how packed weights lie is looked at once.
 By unmeasured(const Shape& shape) {
   static const bool readable = [] {
-    const at::Tensor plain = made_up(130, 97, DType::BFloat16);
-    WeightCache::Packed packed{pack(plain, Layout::Linear)};
+    const at::Tensor plain = made_up({130, 97}, DType::BFloat16);
+    WeightCache::Packed packed{pack(plain, {Layout::Linear})};
     packed.data = packed_data(packed.copy);
     return is_readable(packed, plain);
   }();
@@ -149,31 +107,167 @@ By unmeasured(const Shape& shape) {
              : By::OneDnn;
 }
 
+Measured measured(const Shape& shape) {
+  return ProductTrial(shape).fastest(shape.packing == Packing::Equal);
+}
+
+Choice shown(const Shape& shape) {
+  const bool turned = shape.layout == Layout::Addmm;
+  const auto first = turned ? shape.inputs : shape.outputs;
+  const auto second = turned ? shape.outputs : shape.inputs;
+  return {turned ? "addmm" : "linear",
+          {shape.rows, shape.inputs},
+          {first, second},
+          shape.to,
+          shape.threads,
+          By::PlainCopy,
+          {}};
+}
+
+// Convolutions
+
+// Up to 4 numbers of each power of two, among them the usual sizes of images, are choices of their
+// own.
+std::int64_t rounded_up(std::int64_t size) {
+  const auto bits = std::bit_width(static_cast<std::uint64_t>(size));
+  const std::int64_t step = std::int64_t{1} << std::max(0, static_cast<int>(bits) - 3);
+  return (size + step - 1) / step * step;
+}
+
+// One image, or some; of large ones fewer, and of the largest a part.
+ConvolutionShape tried(ConvolutionShape shape) {
+  constexpr std::int64_t kMostInputs = std::int64_t{1} << 22;
+  auto& images = shape.images;
+  std::int64_t numbers = images[1];
+  for (std::size_t i = images.size() - 1; i >= 2; --i) {
+    if (images[i] == 0) continue;
+    const auto& of = shape.form.convolution;
+    const std::int64_t reach = of.dilation[i - 2] * (shape.weight[i] - 1) + 1;
+    images[i] = std::min(rounded_up(images[i]), std::max(reach, kMostInputs / numbers));
+    numbers *= images[i];
+  }
+  if (images[0] > 1) images[0] = std::clamp<std::int64_t>(kMostInputs / numbers, 1, 8);
+  return shape;
+}
+
+std::vector<std::int64_t> sizes_of(const std::array<std::int64_t, 5>& padded) {
+  return {padded.begin(), padded.back() == 0 ? padded.end() - 1 : padded.end()};
+}
+
+class ConvolutionTrial final : public Trial {
+ public:
+  explicit ConvolutionTrial(const ConvolutionShape& shape)
+      : shape_(shape),
+        format_(shape.images.back() == 0 ? at::MemoryFormat::ChannelsLast
+                                         : at::MemoryFormat::ChannelsLast3d),
+        images_(made_up(sizes_of(shape.images), shape.to).contiguous(format_)),
+        plain_(made_up(sizes_of(shape.weight), shape.to)
+                   .contiguous(shape.form.channels_last ? format_ : at::MemoryFormat::Contiguous)),
+        packed_(pack(plain_, shape.form, images_.sizes())) {
+    if (shape.bias) bias_ = made_up({shape.weight[0]}, shape.to);
+  }
+
+ private:
+  bool is_possible(By way) const override { return way == By::OneDnn; }
+
+  bool is_equal(By way) const override {
+    const at::Tensor plain = run(By::PlainCopy, bias_);
+    const at::Tensor packed = run(way, bias_);
+    if (!at::equal(plain, packed) || plain.strides() != packed.strides()) return false;
+    if (!shape_.bias) return true;
+    const at::Tensor off = plain.flatten(2).select(2, 0).select(0, 0).neg();
+    return at::equal(run(By::PlainCopy, off), run(way, off));
+  }
+
+  at::Tensor run(By way) const override { return run(way, bias_); }
+
+  at::Tensor run(By way, const at::Tensor& bias) const {
+    const Convolution& of = shape_.form.convolution;
+    if (way == By::OneDnn) return onednn_convolution(images_, packed_, bias, of);
+    const auto dims = static_cast<std::size_t>(images_.dim() - 2);
+    const auto each = [&](const Spatial& numbers) { return at::IntArrayRef(numbers.data(), dims); };
+    const auto given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+    return dims == 2 ? at::conv2d(images_, plain_, given, each(of.stride), each(of.padding),
+                                  each(of.dilation), of.groups)
+                     : at::conv3d(images_, plain_, given, each(of.stride), each(of.padding),
+                                  each(of.dilation), of.groups);
+  }
+
+  const ConvolutionShape& shape_;
+  const at::MemoryFormat format_;
+  const at::Tensor images_, plain_, packed_;
+  at::Tensor bias_;
+};
+
+By unmeasured(const ConvolutionShape&) { return By::OneDnn; }
+
+Measured measured(const ConvolutionShape& shape) {
+  return ConvolutionTrial(shape).fastest(shape.packing == Packing::Equal);
+}
+
+Choice shown(const ConvolutionShape& shape) {
+  return {shape.images.back() == 0 ? "conv2d" : "conv3d",
+          sizes_of(shape.images),
+          sizes_of(shape.weight),
+          shape.to,
+          shape.threads,
+          By::PlainCopy,
+          {}};
+}
+
+// Both
+
 // In nobody's profile, and with an error of nobody: who runs out of memory here goes on without.
-By found_out(const Shape& shape) {
+template <typename OfShape>
+Measured found_out(const OfShape& shape) {
   const at::DisableRecordFunctionGuard unseen;
   const c10::InferenceMode no_grad;
   try {
-    return shape.packing == Packing::Always ? unmeasured(shape) : Trial(shape).fastest();
+    return shape.packing == Packing::Always ? Measured{unmeasured(shape), {}} : measured(shape);
   } catch (const c10::Error&) {
   } catch (const std::bad_alloc&) {
   }
-  return By::PlainCopy;
+  return {};
+}
+
+template <typename OfShape>
+By chosen_of(const OfShape& shape) {
+  const OfShape key = tried(shape);
+  auto& choices = process_wide<Choices<OfShape>>();
+  {
+    const std::lock_guard lock(choices.mutex);
+    const auto found = choices.made.find(key);
+    if (found != choices.made.end()) return found->second.by;
+  }
+  const Measured measured = found_out(key);
+  const std::lock_guard lock(choices.mutex);
+  return choices.made.try_emplace(key, measured).first->second.by;
+}
+
+template <typename OfShape>
+void show_all(std::vector<Choice>& all) {
+  auto& choices = process_wide<Choices<OfShape>>();
+  const std::lock_guard lock(choices.mutex);
+  for (const auto& [shape, measured] : choices.made) {
+    Choice choice = shown(shape);
+    choice.by = measured.by;
+    std::ranges::transform(measured.ns, choice.microseconds.begin(),
+                           [](std::uint64_t ns) { return static_cast<double>(ns) / 1e3; });
+    all.push_back(std::move(choice));
+  }
 }
 
 }  // namespace
 
-By chosen(const Shape& shape) {
-  const Shape key = tried(shape);
-  auto& choices = process_wide<Choices>();
-  {
-    const std::lock_guard lock(choices.mutex);
-    const auto found = choices.made.find(key);
-    if (found != choices.made.end()) return found->second;
-  }
-  const By way = found_out(key);
-  const std::lock_guard lock(choices.mutex);
-  return choices.made.try_emplace(key, way).first->second;
+By chosen(const Shape& shape) { return chosen_of(shape); }
+
+By chosen(const ConvolutionShape& shape) { return chosen_of(shape); }
+
+std::vector<Choice> choices() {
+  std::vector<Choice> all;
+  show_all<Shape>(all);
+  show_all<ConvolutionShape>(all);
+  return all;
 }
 
 }  // namespace habana_mp

@@ -1,13 +1,17 @@
-// Which way computes a product: measured once for a shape, in this process, on made-up numbers.
+// Which way computes a product or a convolution: measured once for a shape, in this process, on
+// made-up numbers.
 #pragma once
 
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "call/packed_product.h"
 #include "policy/dtype.h"
+#include "weights/packed_weight.h"
 
 namespace habana_mp {
 
@@ -32,6 +36,29 @@ struct Shape {
   friend auto operator<=>(const Shape&, const Shape&) = default;
 };
 
+struct ConvolutionShape {
+  Form form;
+  DType to;
+  std::array<std::int64_t, 5> images, weight;  // sizes; the last stays 0 where there are four
+  bool bias;
+  int threads;
+  Packing packing;
+
+  friend auto operator<=>(const ConvolutionShape&, const ConvolutionShape&) = default;
+};
+
 By chosen(const Shape& shape);
+By chosen(const ConvolutionShape& shape);
+
+// A choice as it is shown.
+struct Choice {
+  std::string op;
+  std::vector<std::int64_t> input, weight;  // sizes; `input` the largest that shares the choice
+  DType to;
+  int threads;
+  By by;
+  std::array<double, kWays> microseconds;  // of each way; 0 where it was not measured
+};
+std::vector<Choice> choices();
 
 }  // namespace habana_mp

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "policy/dtype.h"
@@ -15,6 +17,8 @@ enum class By : std::uint8_t {
   OneDnn,     // by oneDNN, of the packed weight
   OurKernel,  // by kernels/linear/linear.h, of the packed weight
 };
+inline constexpr std::size_t kWays = 3;
+inline constexpr std::array<const char*, kWays> kWayNames = {"plain", "onednn", "own"};
 
 // Above so many rows oneDNN is as fast as our kernel.
 inline constexpr std::int64_t kFewRows = 32;

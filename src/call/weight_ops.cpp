@@ -94,7 +94,7 @@ struct Packed<at::_ops::linear> {
   static at::Tensor call(const at::Tensor& input, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias, at::ScalarType to) {
     const at::Tensor added = bias.value_or(at::Tensor());
-    return call_packed({Layout::Linear, input, weight, added, dtype_of_type(to), kCaller});
+    return packed_product(Layout::Linear, {input, weight, added, dtype_of_type(to), kCaller});
   }
 };
 
@@ -103,9 +103,29 @@ struct Packed<at::_ops::addmm> {
   static at::Tensor call(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight,
                          const at::Scalar& beta, const at::Scalar& alpha, at::ScalarType to) {
     if (!beta.equal(1) || !alpha.equal(1)) return {};
-    return call_packed({Layout::Addmm, input, weight, bias, dtype_of_type(to), kCaller});
+    return packed_product(Layout::Addmm, {input, weight, bias, dtype_of_type(to), kCaller});
   }
 };
+
+struct PackedConvolution {
+  static at::Tensor call(const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                         const c10::SymInt& groups, at::ScalarType to) {
+    const auto known = [](c10::SymIntArrayRef numbers) {
+      return c10::asIntArrayRefSlowOpt(numbers);
+    };
+    if (!known(stride) || !known(padding) || !known(dilation) || groups.is_symbolic()) return {};
+    const at::Tensor added = bias.value_or(at::Tensor());
+    return packed_convolution(
+        {input, weight, added, dtype_of_type(to), kCaller},
+        {*known(stride), *known(padding), *known(dilation), groups.as_int_unchecked()});
+  }
+};
+template <>
+struct Packed<at::_ops::conv2d> : PackedConvolution {};
+template <>
+struct Packed<at::_ops::conv3d> : PackedConvolution {};
 
 template <typename AtenOp, typename Signature>
 struct WeightOp;

@@ -26,10 +26,10 @@ std::vector<std::string> weight_op_names();
 // By the name of the op of aten, with its overload: "conv_transpose2d.input".
 std::optional<c10::OperatorHandle> weight_op(std::string_view name);
 
-// Whether the tensor stands in a compiler's trace for a parameter in float32 on the CPU, and for
-// one that the cache takes. An op of ours casts parameters of any size, where it has one that is
-// cached.
+// Whether a compiler traces the tensor in place of a float32 parameter on the CPU.
 bool is_traced_parameter(const at::Tensor& tensor);
+// The same of a parameter that is large enough for the cache. With one of them, an op of ours casts
+// the small ones of its call, too.
 bool is_traced_weight(const at::Tensor& tensor);
 
 }  // namespace habana_mp

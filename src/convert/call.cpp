@@ -1,11 +1,16 @@
 #include "convert/call.h"
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/python_error.h"
 #include "base/torch_private.h"
@@ -58,29 +63,62 @@ PyObject* refuse(const PatchedOp& op) {
   return nullptr;
 }
 
+// A number, or one for each dimension, of a convolution. None where it is something else: a name of
+// a padding, a symbol.
+std::optional<c10::SmallVector<std::int64_t, 3>> whole_numbers(PyObject* given) {
+  const auto is_number = [](PyObject* value) { return PyLong_CheckExact(value) != 0; };
+  c10::SmallVector<std::int64_t, 3> numbers;
+  if (is_number(given)) {
+    numbers.push_back(PyLong_AsLongLong(given));
+  } else if (PyTuple_CheckExact(given) && PyTuple_GET_SIZE(given) <= 3) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+      if (!is_number(PyTuple_GET_ITEM(given, i))) return std::nullopt;
+      numbers.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(given, i)));
+    }
+  } else {
+    return std::nullopt;
+  }
+  if (PyErr_Occurred() != nullptr) {  // too large: torch says so
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return numbers;
+}
+
 // The call with a packed weight. Null without a Python error where that is not for this call:
-// linear(input, weight, bias) and addmm(bias, input, weight) as modules write them.
+// linear(input, weight, bias), addmm(bias, input, weight) and conv2d(input, weight, bias, stride,
+// padding, dilation, groups) as modules write them.
 PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
                            const Decision& decision, PyObject* const* args, Py_ssize_t positional,
                            PyObject* kwnames) {
   if (kwnames != nullptr || arguments.overridden() || torch_private::in_function_mode()) {
     return nullptr;
   }
-  const bool linear = op.layout == Layout::Linear;
+  const bool convolution = op.layout == Layout::Convolution;
   const auto is_tensor = [&](Py_ssize_t i) { return THPVariable_CheckTypeExact(Py_TYPE(args[i])); };
-  const bool has_bias = positional == 3 && args[2] != Py_None;
-  if (positional != 3 && !(linear && positional == 2)) return nullptr;
-  if (!is_tensor(0) || !is_tensor(1) || (has_bias && !is_tensor(2))) return nullptr;
+  const bool has_third = positional >= 3 && args[2] != Py_None;
+  const Py_ssize_t least = op.layout == Layout::Addmm ? 3 : 2;
+  if (positional < least || positional > (convolution ? 7 : 3)) return nullptr;
+  if (!is_tensor(0) || !is_tensor(1) || (has_third && !is_tensor(2))) return nullptr;
+  if (op.layout == Layout::Addmm && !has_third) return nullptr;
+  std::array<c10::SmallVector<std::int64_t, 3>, 4> numbers{{{1}, {0}, {1}, {1}}};
+  for (Py_ssize_t i = 3; i < positional; ++i) {
+    auto given = whole_numbers(args[i]);
+    if (!given || given->empty()) return nullptr;
+    numbers[static_cast<std::size_t>(i - 3)] = std::move(*given);
+  }
   HANDLE_TH_ERRORS
   static const at::Tensor none;
-  const at::Tensor& first = THPVariable_Unpack(args[0]);
-  const at::Tensor& second = THPVariable_Unpack(args[1]);
-  const at::Tensor& third = has_bias ? THPVariable_Unpack(args[2]) : none;
-  constexpr auto kCaller = WeightCache::Caller::Python;
+  const at::Tensor& third = has_third ? THPVariable_Unpack(args[2]) : none;
+  const PackedOperands operands =
+      packed_operands(op.layout, THPVariable_Unpack(args[0]), THPVariable_Unpack(args[1]), third,
+                      decision.to, WeightCache::Caller::Python);
   at::Tensor result;
   {
     const pybind11::gil_scoped_release no_gil;
-    result = call_packed(product_call(op.layout, first, second, third, decision.to, kCaller));
+    const auto& [stride, padding, dilation, groups] = numbers;
+    result = convolution ? packed_convolution(operands, {stride, padding, dilation, groups.front()})
+                         : packed_product(op.layout, operands);
   }
   return result.defined() ? THPVariable_Wrap(std::move(result)) : nullptr;
   END_HANDLE_TH_ERRORS

@@ -1,9 +1,10 @@
-// Weights in the layout that oneDNN's matrix product reads. torch gives it plain ones, which it
-// lays out anew at every call.
+// Weights in the layout that oneDNN's products and convolutions read. torch gives it plain ones,
+// which it lays out anew at every call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,18 +15,39 @@ namespace habana_mp {
 // How a copy in the weight cache lies in memory: as its weight, or packed for an op.
 enum class Layout : std::uint8_t {
   Plain,
-  Linear,  // outputs x inputs, of linear
-  Addmm,   // inputs x outputs, of addmm
+  Linear,       // outputs x inputs, of linear
+  Addmm,        // inputs x outputs, of addmm
+  Convolution,  // outputs x inputs of a group x the kernel, of conv2d and conv3d
+};
+
+// A number for each dimension of an image; those that there are not stay 0.
+using Spatial = std::array<std::int64_t, 3>;
+
+struct Convolution {
+  Spatial stride{}, padding{}, dilation{};
+  std::int64_t groups = 0;
+
+  friend auto operator<=>(const Convolution&, const Convolution&) = default;
+};
+
+// A layout, with all that it depends on: a copy serves calls of its own form alone.
+struct Form {
+  Layout layout = Layout::Plain;
+  Convolution convolution{};
+  bool channels_last = false;  // the weight of a convolution
+
+  friend auto operator<=>(const Form&, const Form&) = default;
 };
 
 // Whether this torch and this CPU have a packed product of the dtype.
 bool can_pack(DType dtype);
 
-// The packed copy of a plain low one, for a layout other than Plain.
-at::Tensor pack(const at::Tensor& low, Layout layout);
+// The packed copy of a plain low one, for a layout other than Plain. Of a convolution `images` are
+// the sizes of its input: it may have another then, and is the fastest with this one.
+at::Tensor pack(const at::Tensor& low, const Form& form, at::IntArrayRef images = {});
 
-// Whether the copy was packed of a weight of these sizes, which lies without gaps.
-bool is_packed_from(const at::Tensor& copy, Layout layout, const at::Tensor& weight);
+// Whether the copy was packed of a weight of these sizes and strides.
+bool is_packed_from(const at::Tensor& copy, const Form& form, const at::Tensor& weight);
 
 // The memory of a packed copy; null where torch does not tell.
 const void* packed_data(const at::Tensor& copy);
@@ -33,7 +55,17 @@ const void* packed_data(const at::Tensor& copy);
 // Bytes that a copy takes, its padding included.
 std::size_t bytes_of_copy(const at::Tensor& copy);
 
-// rows x inputs by a packed weight, plus a bias that may be undefined.
-at::Tensor packed_product(const at::Tensor& rows, const at::Tensor& packed, const at::Tensor& bias);
+// By oneDNN: rows x inputs by a packed weight, plus a bias that may be undefined.
+at::Tensor onednn_product(const at::Tensor& rows, const at::Tensor& packed, const at::Tensor& bias);
+
+// The same of images whose channels come last in memory.
+at::Tensor onednn_convolution(const at::Tensor& images, const at::Tensor& packed,
+                              const at::Tensor& bias, const Convolution& convolution);
+
+// The layout of images, and of the weights of convolutions, that oneDNN computes with.
+inline bool channels_come_last(const at::Tensor& tensor) {
+  return tensor.is_contiguous(tensor.dim() == 4 ? at::MemoryFormat::ChannelsLast
+                                                : at::MemoryFormat::ChannelsLast3d);
+}
 
 }  // namespace habana_mp

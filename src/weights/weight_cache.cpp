@@ -33,9 +33,11 @@ std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
   return torch_private::current_stream(weight.device());
 }
 
-bool fits(const at::Tensor& copy, Layout layout, const at::Tensor& weight, DType to) {
-  if (layout != Layout::Plain) {
-    return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, layout, weight);
+const Form kPlain;
+
+bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& weight, DType to) {
+  if (form.layout != Layout::Plain) {
+    return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, form, weight);
   }
   return number_dtype(copy) == to && copy.device() == weight.device() &&
          copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
@@ -43,9 +45,11 @@ bool fits(const at::Tensor& copy, Layout layout, const at::Tensor& weight, DType
 
 // A tensor that grad mode can use, wherever it is made; a plain one over `memory` if that is
 // defined.
-at::Tensor cast_for_cache(const at::Tensor& weight, DType to, Layout layout, at::Tensor memory) {
+at::Tensor cast_for_cache(const at::Tensor& weight, DType to, const Form& form, at::Tensor memory,
+                          at::IntArrayRef images) {
   const c10::InferenceMode off(false);
-  if (layout != Layout::Plain) return pack(cast_numbers(weight, to, {}, Lifetime::Call), layout);
+  if (form.layout != Layout::Plain)
+    return pack(cast_numbers(weight, to, {}, Lifetime::Call), form, images);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
   return memory;
@@ -93,7 +97,7 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
   if (entry.ended) return entry.ended;
   const State& then = entry.state;
   if (!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
-      !fits(entry.copy, entry.layout, weight, to)) {
+      !fits(entry.copy, entry.form, weight, to)) {
     return Ended::Storage;
   }
   if (then.version != now.version) return Ended::Version;
@@ -106,9 +110,9 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
 // Takes the copy out of its entry. What comes back is memory to be written again: defined where it
 // fits the weight and nobody else holds it, such as a graph that waits for its backward pass.
 at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& weight, DType to) {
-  const bool plain = entry.layout == Layout::Plain;
+  const bool plain = entry.form.layout == Layout::Plain;
   at::Tensor copy = release(entry);
-  if (plain && fits(copy, Layout::Plain, weight, to) && entry.copy_version == copy._version() &&
+  if (plain && fits(copy, kPlain, weight, to) && entry.copy_version == copy._version() &&
       copy.use_count() == 1 && copy.storage().use_count() == 1) {
     return copy;
   }
@@ -118,19 +122,19 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
 
 at::Tensor WeightCache::cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached) {
   bool found = false;
-  const at::Tensor copy = copy_of(weight, to, Layout::Plain, caller, found).copy;
+  const at::Tensor copy = copy_of(weight, to, kPlain, caller, found, {}).copy;
   if (was_cached != nullptr) *was_cached = found;
   return tensor_over(copy, weight);
 }
 
-WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, Layout layout,
-                                        Caller caller, bool& was_cached) {
-  return copy_of(weight, to, layout, caller, was_cached);
+WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, const Form& form,
+                                        Caller caller, bool& was_cached, at::IntArrayRef images) {
+  return copy_of(weight, to, form, caller, was_cached, images);
 }
 
 // Whether a copy that an op would read packed is to be plain, as other uses of the weight need it.
 bool WeightCache::stays_plain(Entry& entry, bool valid) {
-  if (valid && entry.layout != Layout::Plain) return true;  // packed for another op
+  if (valid && entry.form.layout != Layout::Plain) return true;  // packed for another op
   if (!entry.wanted_plain) return false;
   if (entry.packable >= entry.patience) {
     entry.packable = 0;
@@ -140,8 +144,9 @@ bool WeightCache::stays_plain(Entry& entry, bool valid) {
   return true;
 }
 
-WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Layout layout,
-                                         Caller caller, bool& was_cached) {
+WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, const Form& form,
+                                         Caller caller, bool& was_cached, at::IntArrayRef images) {
+  const bool plain = form.layout == Layout::Plain;
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
   if (any_writes_.load(std::memory_order_acquire)) settle_writes();
@@ -170,15 +175,15 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Lay
       why = why_ended(entry, now, weight, to);
     }
     // Cast at every use, which is no use of packing.
-    if (layout != Layout::Plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
+    if (!plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
     const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
     if (why) entry.patience = kPatience;
-    if (layout == Layout::Plain) {
+    if (plain) {
       entry.wanted_plain = true;
       if (entry.packable > 0) --entry.packable;
-      if (valid && entry.layout != layout)
+      if (valid && entry.form.layout != Layout::Plain)
         entry.patience = std::min(4 * entry.patience, kMostPatience);
-    } else if (!(valid && entry.layout == layout) && stays_plain(entry, valid)) {
+    } else if (!(valid && entry.form == form) && stays_plain(entry, valid)) {
       return {};
     }
     if (entry.after_backward && entry.state.epoch == now.epoch &&
@@ -188,14 +193,14 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Lay
     entry.after_backward = false;
     if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
     keep = why != Ended::Shared && !written;
-    if (valid && entry.layout == layout) {
+    if (valid && entry.form == form) {
       found = {entry.copy, entry.packed_data};
       keep = false;
     } else {
       if (entry.copy.defined()) {
         memory = take(section, entry, weight, to);
         // On another stream it may still be written to, or read.
-        if (entry.state.stream != now.stream || layout != Layout::Plain) {
+        if (entry.state.stream != now.stream || !plain) {
           section.freed.push_back(std::exchange(memory, at::Tensor()));
         }
       }
@@ -205,9 +210,9 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Lay
   }
   was_cached = found.copy.defined();
   if (!found.copy.defined()) {
-    found.copy = cast_for_cache(weight, to, layout, std::move(memory));
-    if (layout != Layout::Plain) found.data = packed_data(found.copy);
-    if (keep) store(weight, std::move(now), found, layout);
+    found.copy = cast_for_cache(weight, to, form, std::move(memory), images);
+    if (!plain) found.data = packed_data(found.copy);
+    if (keep) store(weight, std::move(now), found, form);
   }
   return found;
 }
@@ -220,7 +225,8 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
 }
 
 // What torch is asked for comes before the lock: a mode may have an op of it run Python.
-void WeightCache::store(const at::Tensor& weight, State state, const Packed& made, Layout layout) {
+void WeightCache::store(const at::Tensor& weight, State state, const Packed& made,
+                        const Form& form) {
   const at::Tensor& copy = made.copy;
   const std::size_t bytes = bytes_of_copy(copy);
   Section section(mutex);
@@ -232,16 +238,17 @@ void WeightCache::store(const at::Tensor& weight, State state, const Packed& mad
   entry.state = std::move(state);
   entry.copy = copy;
   entry.copy_version = copy._version();
-  entry.layout = layout;
+  entry.form = form;
   entry.bytes = bytes;
   entry.packed_data = made.data;
   // Nobody but our ops gets a packed one.
-  if (layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
+  if (form.layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
 }
 
 at::Tensor WeightCache::release(Entry& entry) {
   bytes_ -= entry.bytes;
-  if (entry.layout == Layout::Plain) by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
+  if (entry.form.layout == Layout::Plain)
+    by_copy_.erase(entry.copy.storage().unsafeGetStorageImpl());
   return std::exchange(entry.copy, at::Tensor());
 }
 
@@ -366,7 +373,7 @@ WeightCache::Info WeightCache::info() {
   for (const auto& [storage, entry] : entries_) {
     if (!entry.copy.defined()) continue;
     ++info.entries;
-    info.packed += entry.layout == Layout::Plain ? 0 : 1;
+    info.packed += entry.form.layout == Layout::Plain ? 0 : 1;
   }
   info.bytes = bytes_;
   info.limit = limit_;

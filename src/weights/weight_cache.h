@@ -65,7 +65,7 @@ class WeightCache {
  public:
   struct Info {
     std::size_t entries = 0;
-    std::size_t packed = 0;  // of them, by layout
+    std::size_t packed = 0;  // of them
     std::size_t bytes = 0;   // of the copies
     std::size_t limit = 0;
     std::size_t hits = 0;       // copies used again
@@ -94,12 +94,13 @@ class WeightCache {
   at::Tensor cast(const at::Tensor& weight, DType to, Caller caller, bool* was_cached = nullptr);
 
   // The same, packed in a layout other than Plain: for an op that records no graph. Undefined, and
-  // nothing is counted, where the copy of the weight is to be a plain one.
+  // nothing is counted, where the copy of the weight is to be a plain one. `images`: of pack().
   struct Packed {
     at::Tensor copy;
     const void* data = nullptr;  // null where torch does not tell
   };
-  Packed packed(const at::Tensor& weight, DType to, Layout layout, Caller caller, bool& was_cached);
+  Packed packed(const at::Tensor& weight, DType to, const Form& form, Caller caller,
+                bool& was_cached, at::IntArrayRef images = {});
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -147,7 +148,7 @@ class WeightCache {
     State state;
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
-    Layout layout = Layout::Plain;
+    Form form;
     std::size_t bytes = 0;  // of the copy
     const void* packed_data = nullptr;
     // Where a plain copy has been needed once, one is packed when so many more uses would do with
@@ -176,14 +177,14 @@ class WeightCache {
     std::lock_guard<ForkSafeMutex> lock;
   };
 
-  Packed copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
-                 bool& was_cached);
+  Packed copy_of(const at::Tensor& weight, DType to, const Form& form, Caller caller,
+                 bool& was_cached, at::IntArrayRef images);
   static bool stays_plain(Entry& entry, bool valid);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
-  void store(const at::Tensor& weight, State state, const Packed& made, Layout layout);
+  void store(const at::Tensor& weight, State state, const Packed& made, const Form& form);
   at::Tensor release(Entry& entry);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);

@@ -383,8 +383,7 @@ def test_threads_share_a_packed_copy():
     assert packed() == 1
 
 
-def test_the_fixture_of_both_layouts_is_one(in_either_layout):
-    """That the tables of changes and aliases do run with packed copies."""
+def test_the_tables_of_changes_run_with_packed_copies(in_either_layout):
     hmp.convert()
     w = weight()
     use(w)

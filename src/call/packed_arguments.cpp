@@ -1,0 +1,80 @@
+#include "call/packed_arguments.h"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "call/cast_argument.h"
+#include "cast/dtypes.h"
+#include "cast/numbers.h"
+#include "watch/observer.h"
+#include "watch/probe.h"
+
+namespace habana_mp {
+namespace {
+
+std::atomic<Packing> packing = Packing::Equal;
+
+bool records_graph(const PackedOperands& call) {
+  return c10::GradMode::is_enabled() &&
+         (call.input.requires_grad() || call.weight.requires_grad() ||
+          (call.bias.defined() && call.bias.requires_grad()));
+}
+
+bool is_of(const at::Tensor& tensor, DType to) {
+  const DType dtype = number_dtype(tensor);
+  return (dtype == DType::Float32 || dtype == to) && tensor.is_cpu() && is_ordinary(tensor);
+}
+
+at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
+  if (!tensor.defined() || number_dtype(tensor) == to) return tensor;
+  return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
+}
+
+}  // namespace
+
+void set_packing(Packing to) { packing = to; }
+
+Packing packing_here() {
+  const Packing asked = packing.load(std::memory_order_relaxed);
+  const bool may_differ = asked == Packing::Fastest;
+  return may_differ && at::globalContext().deterministicAlgorithms() ? Packing::Equal : asked;
+}
+
+bool may_be_packed(const PackedOperands& call) {
+  const auto& [input, weight, bias, to, caller] = call;
+  // A probe looks at the numbers of casts.
+  return packing.load(std::memory_order_relaxed) != Packing::Off && watch::probe() == nullptr &&
+         is_of(weight, to) && is_of(input, to) && (!bias.defined() || is_of(bias, to)) &&
+         WeightCache::accepts(weight, to) && !records_graph(call) && input.numel() > 0;
+}
+
+bool onednn_packs(DType to) { return at::globalContext().userEnabledMkldnn() && can_pack(to); }
+
+bool is_bias_of(const at::Tensor& bias, std::int64_t outputs) {
+  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs);
+}
+
+PackedArguments packed_arguments(const PackedOperands& call, const Form& form, bool contiguous,
+                                 at::IntArrayRef images) {
+  PackedArguments result;
+  bool was_cached = false;
+  const std::uint64_t start = watch::in_watched_call() ? now_ns() : 0;
+  result.weight =
+      weight_cache().packed(call.weight, call.to, form, call.caller, was_cached, images);
+  if (!result) return result;
+  const std::uint64_t ns = start == 0 ? 0 : now_ns() - start;
+  result.input = low(call.input, call.to, contiguous);
+  if (start != 0) {
+    watch::notify_cast(
+        call.weight, result.weight.copy,
+        {DType::Float32, call.to, was_cached, bytes_of(call.weight, call.to), start, ns});
+  }
+  result.bias = low(call.bias, call.to, contiguous);
+  return result;
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,63 @@
+#include "call/packed_trial.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "base/clock.h"
+#include "cast/dtypes.h"
+
+namespace habana_mp {
+
+at::Tensor made_up(at::IntArrayRef sizes, DType dtype) {
+  constexpr std::int64_t kPattern = 65'521;  // a prime: it falls elsewhere in each row
+  at::Tensor result = at::empty(sizes, at::dtype(scalar_type(dtype)));
+  const auto fill = [&]<typename Number>(Number* numbers) {
+    const std::int64_t count = result.numel();
+    for (std::int64_t i = 0; i < std::min(count, kPattern); ++i) {
+      const auto hash = static_cast<std::uint32_t>(i + 1) * 2'654'435'769U;
+      numbers[i] = static_cast<Number>(static_cast<float>(hash >> 8) / 8388608.0F - 1.0F);
+    }
+    for (std::int64_t i = kPattern; i < count; i += kPattern) {
+      std::copy_n(numbers, std::min(kPattern, count - i), numbers + i);
+    }
+  };
+  if (dtype == DType::Float16) {
+    fill(result.mutable_data_ptr<at::Half>());
+  } else {
+    fill(result.mutable_data_ptr<at::BFloat16>());
+  }
+  return result;
+}
+
+Measured Trial::fastest(bool equal) const {
+  std::vector<By> ways{By::PlainCopy};
+  for (const By way : {By::OneDnn, By::OurKernel}) {
+    if (is_possible(way) && (!equal || is_equal(way))) ways.push_back(way);
+  }
+  constexpr std::uint64_t kEnough = 5'000'000;  // ns
+  constexpr int kMostRounds = 7;
+  constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();
+  Measured found;
+  found.ns.fill(kNone);
+  const std::uint64_t start = now_ns();
+  for (int round = 0; round < kMostRounds && now_ns() - start < kEnough; ++round) {
+    for (const By way : ways) {
+      const std::uint64_t begun = now_ns();
+      run(way);
+      auto& best = found.ns[static_cast<std::size_t>(way)];
+      best = std::min(best, now_ns() - begun);
+    }
+  }
+  // Packing saves work at best, so what is slower by a little is a disturbed measurement.
+  auto with_chance = found.ns;
+  with_chance[0] += with_chance[0] / 16;
+  found.by = static_cast<By>(std::ranges::min_element(with_chance) - with_chance.begin());
+  std::ranges::replace(found.ns, kNone, 0U);
+  return found;
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,39 @@
+// The trial of the ways to compute something: which give the numbers of a plain copy, and which of
+// these is the fastest.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+
+#include "call/packed_product.h"
+#include "policy/dtype.h"
+
+namespace habana_mp {
+
+struct Measured {
+  By by = By::PlainCopy;
+  std::array<std::uint64_t, kWays> ns{};  // of each way; 0 where it was not measured
+};
+
+// Numbers of both signs that are no multiples of each other, so that another order of additions
+// shows, and another place of a number. Torch's random numbers stay as they are.
+at::Tensor made_up(at::IntArrayRef sizes, DType dtype);
+
+class Trial {
+ public:
+  virtual ~Trial() = default;
+
+  // Of the ways that are possible here, and equal where that is asked for.
+  Measured fastest(bool equal) const;
+
+ protected:
+  Trial() = default;
+
+  virtual bool is_possible(By way) const = 0;
+  virtual bool is_equal(By way) const = 0;
+  virtual at::Tensor run(By way) const = 0;
+};
+
+}  // namespace habana_mp

@@ -10,6 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+BENCHMARKS ?= overhead kernels casts inference training memory decode linear compiled values tuner accuracy
 
 CPP_FILES = $(shell find benchmarks src tests/cpp -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done
@@ -88,12 +89,12 @@ docs: $(BUILT)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> build/site/index.html"
 
+# Some 40 minutes on two cores, with nothing else running. BENCHMARKS="decode linear" runs some of them; the others' figures stay.
 bench: $(BUILT)
-	@for script in overhead kernels models decode compiled evidence tuner; do \
-	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --markdown docs/benchmarks.md >build/bench-$$script.log || exit 1; \
+	@for script in $(BENCHMARKS); do \
+	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --write . >build/bench-$$script.log || exit 1; \
 	done
-	@echo "==> accuracy" && $(BIN)/python benchmarks/accuracy.py --markdown docs/accuracy.md >build/bench-accuracy.log
-	@echo "==> docs/benchmarks.md, docs/accuracy.md"
+	@echo "==> docs/benchmarks.md, docs/benchmarks-tables.md, docs/accuracy.md, benchmarks/goals.md"
 
 # The lists of the preset balanced, measured anew: a quarter of an hour, with nothing else running.
 tune-presets: $(BUILT)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from bench import Report, Row, run, table
+from harness.command import Report, run
+from harness.rows import Row, table
 from torch import nn
 from torch.nn import functional
 
@@ -221,7 +222,7 @@ def measure(quick: bool) -> Report:
             f"### {task.name}\n\n{steps} steps, {len(runs['float32'])} seeds. Moved to float32 by `hmp.tune`, from `balanced`: {wide}.\n\n"
             f"{table(head, lines)}\n\n![Losses of {task.name}]({picture}.svg)"
         )
-    return Report("Losses", rows, "\n\n".join(sections), pictures, head=HEAD)
+    return Report("Losses", rows, "\n\n".join(sections), pictures, page="accuracy", head=HEAD)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The processes take turns.
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import subprocess
@@ -14,15 +13,17 @@ import sys
 import timeit
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import model_zoo
-import models
 import torch
-from bench import Report, Row, run, shortest, take_turns
-from model_zoo import Model, forward
-from models import VARIANTS, Comparison, Ratio, Variant, named, table_of
+from harness.command import Report, run
+from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
+from harness.timing import shortest, take_turns
+from subjects import model_zoo, steps
+from subjects.model_zoo import Model, forward
+from subjects.steps import infer, inference_of, named
+from subjects.variants import VARIANTS, Variant
 
 NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
 OURS = ("hmp", "hmp.autocast")
@@ -47,7 +48,7 @@ FULL = Effort(
     ],
     batches=(1, 8),
     threads=(1, 2),
-    rounds=5,
+    rounds=4,
     runs=3,
     visit_seconds=0.15,
 )
@@ -60,6 +61,7 @@ QUICK = Effort(
     visit_seconds=0,
 )
 WARM_UP = 3  # calls of every visit; the first of all compiles
+COMPILING = 2  # processes that compile at a time; nothing is measured meanwhile
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def cases(effort: Effort) -> list[Case]:
 # One variant
 
 
-class Trainer(models.Trainer):
+class Trainer(steps.Trainer):
     def __init__(self, model: Model, batch: int, variant: Variant) -> None:
         super().__init__(model, batch, variant)
         self.module.compile(dynamic=False)
@@ -103,12 +105,9 @@ def call_of(case: Case, variant: Variant) -> Callable[[], object]:
             trainer.module.zero_grad(set_to_none=True)
 
         return step
-    module: Any = case.model.make().eval()
-    x, _ = case.model.example(case.batch)
-    if variant.held:
-        module, x = copy.deepcopy(module).to(torch.bfloat16), models.held(x)
+    module, x = inference_of(case.model, case.model.make().eval(), case.batch, variant)
     module.compile(dynamic=False)
-    return functools.partial(models.infer, module, x, variant)
+    return functools.partial(infer, module, x, variant)
 
 
 def serve(name: str, quick: str) -> None:
@@ -163,8 +162,8 @@ def measure(quick: bool) -> Report:
     inferences, trainings = [], []
     for number, case in enumerate(cases(effort)):
         visits = {name: functools.partial(server.visit, number) for name, server in servers.items()}
-        for visit in visits.values():  # compiles
-            visit()
+        with ThreadPoolExecutor(COMPILING) as pool:
+            list(pool.map(lambda visit: visit(), visits.values()))
         taken = take_turns(visits, effort.rounds)
         what = named(case.model, case.batch, case.threads)
         if case.training:
@@ -177,26 +176,21 @@ def measure(quick: bool) -> Report:
     for server in servers.values():
         server.close()
     text = f"""\
-The models are compiled by `torch.compile(dynamic=False)`, as in [Models](#models) otherwise: random weights, sequences of
+The models are compiled by `torch.compile(dynamic=False)`, as in [Inference](#inference) otherwise: random weights, sequences of
 {model_zoo.SEQUENCE}; every variant has a process of its own, and the processes take turns.
 
 ### Compiled inference
 
 Under `torch.inference_mode()`.
 
-{table_of(inferences)}
+{table_of_comparisons(inferences)}
 
 ### Compiled training
 
 Forward, loss and backward; the loss is not compiled.
 
-{table_of(trainings)}"""
-    rows = [
-        Row(f"{group}, {row.what}", row.measured, row.unit, row.goal, row.beside, row.at_least)
-        for group, comparisons in {"compiled inference": inferences, "compiled training": trainings}.items()
-        for one in comparisons
-        for row in one.rows()
-    ]
+{table_of_comparisons(trainings)}"""
+    rows = rows_of({"compiled inference": inferences, "compiled training": trainings})
     return Report("Compiled models", rows, text)
 
 

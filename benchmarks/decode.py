@@ -8,10 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import model_zoo
 import torch
-from bench import Report, Row, run, take_turns
-from models import VARIANTS, Comparison, Ratio, Variant, table_of
+from harness.command import Report, run
+from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
+from harness.timing import take_turns
+from subjects import model_zoo
+from subjects.variants import VARIANTS, Variant
 
 NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
 PROMPT = 32
@@ -34,7 +36,7 @@ FULL = Effort(
     batches=(1, 8),
     threads=(1, 2),
     tokens=12,
-    rounds=8,
+    rounds=5,
 )
 QUICK = Effort(
     {
@@ -98,15 +100,10 @@ def measure(quick: bool) -> Report:
     text = f"""\
 The time of the shortest decoding step, in milliseconds, without the prompt. A step makes one token for each sequence of the batch. The models
 have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.inference_mode()`. The variants are those of
-[Models](#models); `hmp` and `hmp.autocast` use [packed copies](cache.md#packed-copies).
+[Inference](#inference); `hmp` and `hmp.autocast` use [packed copies](cache.md#packed-copies).
 
-{table_of(found)}"""
-    rows = [
-        Row(f"decoding, {row.what}", row.measured, row.unit, row.goal, row.beside, row.at_least)
-        for one in found
-        for row in one.rows()
-    ]
-    return Report("Decoding", rows, text)
+{table_of_comparisons(found)}"""
+    return Report("Decoding", rows_of({"decoding": found}), text)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,21 @@
-"""The cast kernels beside memcpy, and the cast of a tensor beside Tensor.to.
-
-What the kernels do on raw arrays is measured by kernels.cpp, which is built into build/bench for it.
-"""
+"""The cast kernels on raw arrays, beside memcpy: kernels.cpp measures them, and is built into build/bench for it."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import subprocess
 import sys
-import timeit
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from bench import INK, Report, Row, converted, run, shortest, table, table_of, take_turns
+from harness.command import Report, run
+from harness.pictures import INK
+from harness.rows import Row, elements, table, table_of
 from matplotlib.figure import Figure
 
-from habana_mp import hmp
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parent.parent
@@ -42,23 +32,10 @@ Figures = dict[Key, dict[str, float]]
 class Effort:
     log2_elements: int
     kernel_seconds: float
-    rounds: int
-    seconds: float
-    log2_sizes: tuple[int, ...]
 
 
-FULL = Effort(26, kernel_seconds=0.1, rounds=5, seconds=3, log2_sizes=(6, 10, 14, 17, 20, 24))
-QUICK = Effort(18, kernel_seconds=0, rounds=1, seconds=0, log2_sizes=(6, 17))
-
-
-def elements(count: int) -> str:
-    for factor, unit in ((1 << 20, " Mi"), (1 << 10, " Ki")):
-        if count >= factor:
-            return f"{count // factor}{unit}"
-    return str(count)
-
-
-# The kernels
+FULL = Effort(26, kernel_seconds=0.1)
+QUICK = Effort(18, kernel_seconds=0)
 
 
 def kernel_figures(effort: Effort) -> Figures:
@@ -160,110 +137,17 @@ def draw_variants(axes: Axes, figures: Figures, names: list[str], count: int) ->
     axes.grid(visible=False, axis="x")
 
 
-# The cast of a tensor
-
-
-@dataclass(frozen=True)
-class Way:
-    scope: Callable[[], AbstractContextManager[Any]]
-    call: Callable[[torch.Tensor, torch.dtype], Any]
-
-
-POSITIVE_LOWER = hmp.Policy.from_ops(lower=["positive"], rest="inputs")
-
-
-def through_an_op() -> AbstractContextManager[Any]:
-    """Tensor.positive returns its input: with it in a list, the cast is all that the call does."""
-    return converted(POSITIVE_LOWER)
-
-
-def ways(count: int) -> dict[str, Way]:
-    out = torch.empty(count, dtype=torch.bfloat16)
-    return {
-        "Tensor.to": Way(nullcontext, lambda x, dtype: x.to(dtype)),
-        "patched op": Way(through_an_op, lambda x, _: x.positive()),
-        "hmp.cast": Way(nullcontext, hmp.cast),
-        "Tensor.copy_": Way(nullcontext, lambda x, _: out.copy_(x)),
-        "hmp.cast, out=": Way(nullcontext, lambda x, dtype: hmp.cast(x, dtype, out=out)),
-    }
-
-
-def cast_seconds(count: int, effort: Effort) -> dict[str, float]:
-    """Of float32 to bfloat16, by each way."""
-    x = torch.randn(count)
-    calls = max(1, min(1000, (1 << 20) // count))
-
-    def visit(way: Way) -> float:
-        with way.scope():
-            timer = timeit.Timer("call(x, dtype)", globals={"call": way.call, "x": x, "dtype": torch.bfloat16})
-            timer.timeit(calls)
-            return shortest(timer, 5, calls)
-
-    return take_turns(
-        {name: functools.partial(visit, way) for name, way in ways(count).items()}, effort.rounds, effort.seconds
-    )
-
-
-# By way, then by (threads, elements).
-Times = dict[str, dict[tuple[int, int], float]]
-
-
-def cast_times(effort: Effort) -> Times:
-    times: Times = {}
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        for log2 in effort.log2_sizes:
-            for way, seconds in cast_seconds(1 << log2, effort).items():
-                times.setdefault(way, {})[threads, 1 << log2] = seconds
-    return times
-
-
-def cast_rows(times: Times) -> list[Row]:
-    goals = {(1, 1 << 17): 2.5, (1, 1 << 24): 3.0, (2, 1 << 24): 3.0}
-    rows = []
-    for way, other in (("patched op", "Tensor.to"), ("hmp.cast", "Tensor.to"), ("hmp.cast, out=", "Tensor.copy_")):
-        for (threads, count), seconds in times[way].items():
-            what = f"float32 -> bfloat16, {elements(count)} elements, {threads} thread{'s' * (threads > 1)}: {other} over {way}"
-            theirs = times[other][threads, count]
-            goal = goals.get((threads, count)) if other == "Tensor.to" else None
-            beside = f"{theirs * 1e6:.3g} us against {seconds * 1e6:.3g}"
-            rows.append(Row(what, theirs / seconds, "x", goal, beside, at_least=True))
-    return rows
-
-
-def draw_casts(times: Times) -> Figure:
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    colors = {"patched op": "#d9822b", "hmp.cast": "#2fa866"}
-    for axes, threads in zip(panels, (1, 2), strict=True):
-        counts = [count for one, count in times["Tensor.to"] if one == threads]
-        for way, color in colors.items():
-            speeds = [times["Tensor.to"][threads, count] / times[way][threads, count] for count in counts]
-            axes.plot(counts, speeds, "o-", color=color, label=way)
-        axes.axhline(1, color=INK, linewidth=1.5, linestyle="--")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(counts, map(elements, counts))
-        axes.minorticks_off()
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{threads} thread{'s' * (threads > 1)}")
-        axes.set_xlabel("elements")
-    panels[0].set_ylabel("times as fast as Tensor.to")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
 def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
-    figures, times = kernel_figures(effort), cast_times(effort)
-    rows, casts = kernel_rows(figures, effort), cast_rows(times)
+    figures = kernel_figures(effort)
+    rows = kernel_rows(figures, effort)
     measured = [
         Row(f"{variant}, {start} -> {end}, {elements(count)} elements, {table_name}: {name}", speed, "GB/s")
         for (table_name, variant, start, end, count), runs in figures.items()
         for name, speed in runs.items()
     ]
     text = f"""\
-One thread, except where the threads are named. GB/s count what is read and what is written.
+One thread. GB/s count what is read and what is written.
 
 {table_of(rows)}
 
@@ -278,18 +162,8 @@ its target, and into new memory each time:
 
 Transposed squares:
 
-{transposed_table(figures)}
-
-### A tensor
-
-Into a new tensor each time, as `Tensor.to` does; the patched op does nothing but cast (`positive` in the lower list). With `out=`,
-beside `Tensor.copy_`.
-
-![Speed of a cast of a tensor, by its size, beside Tensor.to](casts.svg)
-
-{table_of(casts)}"""
-    pictures = {"kernels": lambda: draw_kernels(figures), "casts": lambda: draw_casts(times)}
-    return Report("Kernels", [*rows, *casts, *measured], text, pictures)
+{transposed_table(figures)}"""
+    return Report("Kernels", [*rows, *measured], text, {"kernels": lambda: draw_kernels(figures)})
 
 
 if __name__ == "__main__":

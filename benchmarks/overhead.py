@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from bench import Report, Row, autocast, converted, run, shortest, table_of, take_turns
+from harness.command import Report, run
+from harness.rows import Row, table_of
+from harness.timing import shortest, take_turns
+from subjects.variants import autocast, converted
 
 from habana_mp import hmp
 from habana_mp._hpu.mapping import map_hpu, unmap_hpu
@@ -103,6 +106,8 @@ def nothing_to_cast(effort: Effort) -> list[Row]:
     return [
         Row("mm(8x8), nothing to cast, only mm patched: extra", extra["mm alone"], "ns", 30, beside),
         Row("the same, policy hmp: every home patched, rest = first_input", extra["hmp"], "ns", 40, beside),
+        Row("mm(8x8), nothing to cast, only mm patched: native call", best["native"], "ns"),
+        Row("mm(8x8), nothing to cast, only mm patched: extra of torch.autocast", extra["autocast"], "ns"),
     ]
 
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 import transformers
-from bench import Report, Row, run, table, table_of, take_turns
-from rivals import RIVALS, Trial
+from harness.command import Report, run
+from harness.rows import Row, table, table_of
+from harness.timing import take_turns
+from subjects.rivals import RIVALS, Trial
 from torch import nn
 from torch.nn import functional
 

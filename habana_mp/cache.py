@@ -1,7 +1,7 @@
 """``hmp.cache``: the weight cache, looked at and emptied.
 
 Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
-until the optimizer's step, in inference for as long as the model runs. docs/benchmarks.md has what that saves,
+until the optimizer's step, in inference for as long as the model runs. docs/benchmarks-tables.md has what that saves,
 src/weights/weight_cache.h how a change is noticed.
 """
 

@@ -1,4 +1,4 @@
-"""The models of models.py: random weights, random inputs, nothing is fetched. Sizes are those that two CPU cores can train."""
+"""The models of the benchmarks: random weights, random inputs, nothing is fetched. Sizes are those that two CPU cores can train."""
 
 from __future__ import annotations
 
@@ -69,6 +69,35 @@ def cnn(width: int) -> Model:
         return torch.randn(batch, 3, 64, 64), torch.randint(CLASSES, (batch,))
 
     return Model("CNN", make, example, cross_entropy)
+
+
+def channels_last(model: Model) -> Model:
+    """The same model of images, whose weights and inputs lie channels last."""
+
+    def make() -> nn.Module:
+        made: nn.Module = model.make()
+        return made.to(memory_format=torch.channels_last)
+
+    def example(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, target = model.example(batch)
+        return x.contiguous(memory_format=torch.channels_last), target
+
+    return Model(f"{model.name}, channels last", make, example, model.loss)
+
+
+def resnet(name: str, **sizes: Any) -> Model:
+    """Without sizes it is the ResNet-50."""
+
+    def make() -> nn.Module:
+        from transformers import ResNetConfig, ResNetForImageClassification
+
+        return ResNetForImageClassification(ResNetConfig(num_labels=CLASSES, **sizes))
+
+    return Model(name, make, images, cross_entropy)
+
+
+def images(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(batch, 3, 224, 224), torch.randint(CLASSES, (batch,))
 
 
 def mlp(width: int, layers: int) -> Model:
@@ -160,6 +189,15 @@ def llama(layers: int, width: int) -> nn.Module:
     )
 
 
+def llama_prefill(layers: int, width: int) -> Model:
+    """What a llama does with a prompt: all tokens at once, into an empty KV cache."""
+
+    def example(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(VOCABULARY, (batch, SEQUENCE)), torch.randint(VOCABULARY, (batch, SEQUENCE))
+
+    return Model(f"llama {layers}x{width}, prefill", lambda: llama(layers, width), example, cross_entropy)
+
+
 def vit(layers: int, width: int) -> Model:
     def make() -> nn.Module:
         from transformers import ViTConfig, ViTForImageClassification
@@ -173,26 +211,37 @@ def vit(layers: int, width: int) -> Model:
         )
         return ViTForImageClassification(config)
 
-    def example(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(batch, 3, 224, 224), torch.randint(CLASSES, (batch,))
-
-    return Model(f"ViT {layers}x{width}", make, example, cross_entropy)
+    return Model(f"ViT {layers}x{width}", make, images, cross_entropy)
 
 
+# In training the encoder has no fast path. Where it infers without, torch calls F.linear with a transposed input; where neither that nor
+# the weight needs a gradient it takes a path that copies the weight: frozen weights, and those that torch.autocast has cast.
 MODELS = [
     cnn(32),
+    channels_last(cnn(32)),
     mlp(2048, 3),
     transformer_encoder(4, 512),
     bert(4, 512),
     gpt2(4, 512),
     vit(4, 512),
 ]
-# Only their inference differs. Without the fast path torch calls F.linear with a transposed input; where neither that nor the
-# weight needs a gradient it takes a path that copies the weight: frozen weights, and those that torch.autocast has cast.
 UNFUSED_ENCODER = transformer_encoder(4, 512, fast_path=False)
 SMALL_UNFUSED_ENCODER = transformer_encoder(2, 256, fast_path=False)
+LARGE_MODELS = [channels_last(resnet("ResNet-50")), llama_prefill(6, 1024)]  # too large to be trained here
 
 # Not so tiny that their memory could not be told.
-TINY_MODELS = [cnn(16), mlp(256, 2), transformer_encoder(1, 128), bert(1, 64), gpt2(1, 64), vit(1, 128)]
+TINY_MODELS = [
+    cnn(16),
+    channels_last(cnn(16)),
+    mlp(256, 2),
+    transformer_encoder(1, 128),
+    bert(1, 64),
+    gpt2(1, 64),
+    vit(1, 128),
+]
 TINY_UNFUSED_ENCODER = transformer_encoder(1, 128, fast_path=False)
 TINIEST_UNFUSED_ENCODER = transformer_encoder(1, 64, fast_path=False)
+TINY_LARGE_MODELS = [
+    channels_last(resnet("ResNet", embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1])),
+    llama_prefill(1, 64),
+]

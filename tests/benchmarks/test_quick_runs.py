@@ -1,4 +1,4 @@
-"""Each benchmark runs, prints its rows as JSON and writes its section. How fast anything is, is not tested."""
+"""Each benchmark runs, prints its rows as JSON and writes its section, its goals and its pictures. How fast anything is, is not tested."""
 
 import json
 import re
@@ -18,6 +18,7 @@ CASES = [
         [],
         {
             "mm(8x8), nothing to cast, only mm patched: extra": 30,
+            "mm(8x8), nothing to cast, only mm patched: native call": None,
             "mm(8x8), two float32 inputs, grad off: extra over torch.autocast's extra": 0.45,
             "mm(8x8), two float32 inputs, grad on: extra over torch.autocast's extra": 0.45,
             "disable_casts, enter and exit": 0.5,
@@ -30,32 +31,83 @@ CASES = [
     pytest.param(
         "kernels",
         "Kernels",
-        ["kernels.svg", "casts.svg"],
+        ["kernels.svg"],
         {
             "float32 -> bfloat16, 256 Ki elements: kernel over memcpy of the same bytes": 0.9,
             "float16 -> float32, 256 Ki elements: kernel over memcpy of the same bytes": 0.9,
-            "float32 -> bfloat16, 128 Ki elements, 1 thread: Tensor.to over patched op": 2.5,
-            "float32 -> bfloat16, 64 elements, 1 thread: Tensor.to over hmp.cast": None,
-            "float32 -> bfloat16, 128 Ki elements, 2 threads: Tensor.copy_ over hmp.cast, out=": None,
             "scalar, bfloat16 -> float16, 128 Ki elements, variants: memcpy": None,
         },
         id="kernels",
     ),
     pytest.param(
-        "models",
-        "Models",
-        ["inference.svg", "training.svg"],
+        "casts",
+        "Casts",
+        ["casts.svg"],
         {
-            "inference, CNN, batch 1, 1 thread: hmp / bf16": 1.05,
+            "float32 -> bfloat16, 128 Ki elements, 1 thread: Tensor.to over patched op": 2.5,
+            "float32 -> bfloat16, 64 elements, 1 thread: Tensor.to over hmp.cast": None,
+            "float32 -> bfloat16, 128 Ki elements, 2 threads: Tensor.to over hmp.cast": 1,
+            "bfloat16 -> float32, 128 Ki elements, 2 threads: Tensor.to over patched op": 1,
+            "float32 -> bfloat16, 128 Ki elements, 2 threads: Tensor.copy_ over hmp.cast, out=": None,
+        },
+        id="casts",
+    ),
+    pytest.param(
+        "inference",
+        "Inference",
+        [],
+        {
+            "inference, CNN, batch 1, 1 thread: hmp / bf16": 1.01,
+            "inference, CNN, channels last, batch 1, 1 thread: hmp.autocast / bf16": 0.8,
+            "inference, ResNet, channels last, batch 1, 1 thread: hmp / bf16": 0.8,
+            "inference, MLP 256x2, batch 1, 1 thread: hmp / bf16": 0.5,
+            "inference, MLP 256x2, batch 2, 1 thread: fp32": None,
+            "inference, BERT 1x64, batch 1, 1 thread: hmp / bf16": 0.9,
+            "inference, TransformerEncoder 1x128, no fast path, batch 1, 1 thread: hmp / bf16": 0.9,
+            "inference, llama 1x64, prefill, batch 1, 1 thread: hmp.autocast / bf16": 0.9,
             "inference, GPT-2 1x64, batch 1, 1 thread: autocast / hmp: torch-cpu": None,
             "frozen, TransformerEncoder 1x64, no fast path, batch 1, 1 thread: hmp / bf16": 1.0,
+            "inference, the most of 11 comparisons: hmp over bf16": 1.01,
+        },
+        id="inference",
+    ),
+    pytest.param(
+        "training",
+        "Training",
+        [],
+        {
             "training step, MLP 256x2, batch 1, 1 thread: hmp / autocast": 0.85,
+            "training step, MLP 256x2, batch 1, 1 thread: hmp.autocast / autocast": 0.85,
             "training step, ViT 1x128, batch 1, 1 thread: hmp / autocast": 1.0,
             "training step, ViT 1x128, batch 1, 1 thread: hmp / bf16": 1.1,
+        },
+        id="training",
+    ),
+    pytest.param(
+        "memory",
+        "Memory",
+        [],
+        {
             "peak memory, BERT 1x64, batch 1: hmp: torch-cpu / autocast": 1.0,
             "peak memory, BERT 1x64, batch 1: fp32": None,
+            "memory of inference, ViT 1x128, batch 1: hmp / bf16 + float32 weights": 1.05,
+            "memory of inference, ViT 1x128, batch 1: hmp.autocast / bf16 + float32 weights": 1.05,
+            "memory of inference, ViT 1x128, batch 1: bf16": None,
         },
-        id="models",
+        id="memory",
+    ),
+    pytest.param(
+        "linear",
+        "Linear layers",
+        [],
+        {
+            "linear 256 x 256, 1 row, 1 thread: share of the read bandwidth, hmp": 0.85,
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, hmp.autocast": 0.8,
+            "linear 256 x 256, 16 rows, 1 thread: share of the read bandwidth, hmp": 0.7,
+            "linear 256 x 256, 16 rows, 1 thread: share of the read bandwidth, oneDNN, packed": None,
+            "linear 256 x 256, 1 row, 1 thread: read bandwidth": None,
+        },
+        id="linear",
     ),
     pytest.param(
         "decode",
@@ -79,7 +131,7 @@ CASES = [
         id="compiled",
     ),
     pytest.param(
-        "evidence",
+        "values",
         "Values",
         [],
         {
@@ -90,7 +142,7 @@ CASES = [
             "float16 overflow and underflow: recall": 1,
             "GPT: a step with values=True": 3,
         },
-        id="evidence",
+        id="values",
     ),
     pytest.param(
         "tuner",
@@ -109,12 +161,17 @@ CASES = [
 ]
 
 
+# What is drawn from the rows of more than one script.
+DRAWN = {"Inference": ["inference.svg"], "Training": ["training.svg"], "Memory": ["training.svg"]}
+
+
 @pytest.mark.unsanitized(reason="it measures, and calls programs that have no sanitizers")
 @pytest.mark.parametrize(("script", "section", "pictures", "goals"), CASES)
 def test_quick_run(script, section, pictures, goals, tmp_path):
-    path = tmp_path / "benchmarks.md"
-    path.write_text(f"# Benchmarks\n\n## {section}\n\nold\n\n## Others\n\nAs they were.\n")
-    command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--quick", "--json", "--markdown", path]
+    page = tmp_path / "docs" / ("accuracy.md" if script == "accuracy" else "benchmarks-tables.md")
+    page.parent.mkdir()
+    page.write_text(f"# Benchmarks\n\n## {section}\n\nold\n\n## Others\n\nAs they were.\n")
+    command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--quick", "--json", "--write", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -124,10 +181,23 @@ def test_quick_run(script, section, pictures, goals, tmp_path):
     assert {what: rows[what]["goal"] for what in goals} == goals
     assert {type(row["measured"]) for row in rows.values()} == {float}
 
-    text = path.read_text()
+    text = page.read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == [f"## {section}", "## Others"]
     assert f"## {section}\n\nMachine: {report['machine']}.\n" in text
     assert "\nold\n" not in text
     assert text.endswith("\n## Others\n\nAs they were.\n")
     assert re.findall(r"^!\[.+\]\((.+)\)$", text, re.MULTILINE) == pictures
-    assert sorted(picture.name for picture in tmp_path.glob("*.svg")) == sorted(pictures)
+    drawn = [*pictures, *DRAWN.get(section, [])]
+    assert sorted(picture.name for picture in page.parent.glob("*.svg")) == sorted(drawn)
+
+    # Goals are for contributors.
+    front, goals_page = (tmp_path / path for path in ("docs/benchmarks.md", "benchmarks/goals.md"))
+    assert [what for what in ("missed", "goal", "≤", "≥") if what in text + front.read_text()] == []
+    with_goal = [what for what, row in rows.items() if row["goal"] is not None]
+    assert all(f"| {what} |" in goals_page.read_text() for what in with_goal)
+
+
+def test_make_bench_runs_every_script():
+    named = re.search(r"^BENCHMARKS \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert sorted(named) == sorted(scripts) == sorted(case.values[0] for case in CASES)

@@ -1,0 +1,89 @@
+"""Where the results of a run go: results.json and goals.md in benchmarks/, the pages and pictures in docs/."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from harness import goals, pictures, results, summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.command import Report
+
+TABLES_HEAD = (
+    "# Tables of the benchmarks\n\n"
+    "Written by `make bench`; [Benchmarks](benchmarks.md) has them in short. Variants that are compared take turns: each round visits every one of them, and the shortest run of "
+    "each counts, so that what else the machine does matters little. Ratios say more than times.\n"
+)
+FRONT_HEAD = "# Benchmarks\n"
+FRONT_FOOT = (
+    "`fp32` is the model as it is, `autocast` is `torch.autocast`, `bf16` the model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()` with the lists of Habana's guide, "
+    "`hmp: torch-cpu` the same with the lists of `torch.autocast`, and `hmp.autocast` a region. Dots further left are better. [Tables of the benchmarks](benchmarks-tables.md) "
+    "has every figure and how it was measured.\n"
+)
+FRONT_PICTURES = {
+    "inference": "Time of inference by model and variant, as a multiple of the model held in bfloat16",
+    "training": "Time of a training step and its peak memory by model and variant, as a multiple of torch.autocast",
+}
+# The sections of the tables in this order; others come after them.
+ORDER = (
+    "Inference",
+    "Decoding",
+    "Linear layers",
+    "Compiled models",
+    "Training",
+    "Memory",
+    "Overhead",
+    "Kernels",
+    "Casts",
+    "Values",
+    "Tuning",
+)
+
+
+def write(root: Path, report: Report, machine: str) -> None:
+    """The sections of other benchmarks stay as they are."""
+    docs, path = root / "docs", root / "benchmarks" / "results.json"
+    docs.mkdir(parents=True, exist_ok=True)
+    found = results.load(path)
+    found[report.title] = results.Section(machine, report.rows)
+    found = {title: found[title] for title in in_order(found)}
+    results.save(path, found)
+    write_section(docs / f"{report.page}.md", report.title, f"Machine: {machine}.\n\n{report.text}", report.head)
+    for name, draw in {**report.pictures, **pictures.of_results(found)}.items():
+        pictures.save(draw, docs / f"{name}.svg")
+    write_pages(root, found)
+
+
+def write_pages(root: Path, found: results.Results) -> None:
+    """What is computed from the results alone."""
+    (root / "benchmarks" / "goals.md").write_text(goals.goals_page(found))
+    (root / "docs" / "benchmarks.md").write_text(front_page(found))
+
+
+def write_section(path: Path, title: str, text: str, head: str) -> None:
+    parts = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)[1:] if path.exists() else []
+    sections = dict(part.split("\n", 1) for part in parts)
+    sections[title] = text
+    path.write_text(head + "".join(f"\n## {each}\n\n{sections[each].strip()}\n" for each in in_order(sections)))
+
+
+def in_order(titles: object) -> list[str]:
+    known = {title: place for place, title in enumerate(ORDER)}
+    return sorted(titles, key=lambda title: known.get(title, len(known)))
+
+
+def front_page(found: results.Results) -> str:
+    """Five lines, a table and pictures: what a user wants to know of the tables."""
+    drawn = pictures.of_results(found)
+    machines = sorted({section.machine for section in found.values()})
+    shown = [f"![{alt}]({name}.svg)" for name, alt in FRONT_PICTURES.items() if name in drawn]
+    parts = [
+        FRONT_HEAD,
+        "\n".join(f"{number}. {line}" for number, line in enumerate(summary.lines(found), 1)) + "\n",
+        f"Medians over models, batches and threads, with the least and the most in brackets; smaller is better. Measured by `make bench` on {'; '.join(machines)}.\n",
+        summary.short_table(found) + "\n",
+    ]
+    return "\n".join([*parts, *(f"{picture}\n" for picture in shown), FRONT_FOOT])

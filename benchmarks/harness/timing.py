@@ -1,0 +1,30 @@
+"""Variants that take turns, and the shortest run of each."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import timeit
+    from collections.abc import Callable, Mapping
+
+
+def shortest(timer: timeit.Timer, runs: int, calls: int = 1, seconds: float = 0) -> float:
+    """Seconds a call takes in the shortest run: of so many runs, and of more until so many seconds are over."""
+    end = time.perf_counter() + seconds
+    best = min(timer.repeat(runs, calls))
+    while time.perf_counter() < end:
+        best = min(best, timer.timeit(calls))
+    return best / calls
+
+
+def take_turns(visits: Mapping[str, Callable[[], float]], rounds: int, seconds: float = 0) -> dict[str, float]:
+    """The least that each visit gives: in so many rounds, and in more until so many seconds are over."""
+    best = dict.fromkeys(visits, float("inf"))
+    end = time.perf_counter() + seconds
+    while rounds > 0 or time.perf_counter() < end:
+        rounds -= 1
+        for name, visit in visits.items():
+            best[name] = min(best[name], visit())
+    return best

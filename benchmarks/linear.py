@@ -1,0 +1,156 @@
+"""Linear layers of few rows, as in decoding: how much of the memory's read bandwidth they reach.
+
+Several weights are visited in turn, together much larger than a cache, so that each product reads its weight from memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from harness.command import Report, run
+from harness.rows import Row, table
+from harness.timing import take_turns
+from subjects.variants import converted
+from torch.nn import functional
+
+from habana_mp import hmp
+
+# Share of the read bandwidth, by rows.
+GOALS = {1: 0.85, 8: 0.80, 16: 0.70}
+OURS = ("hmp", "hmp.autocast")
+PACKED, PLAIN = "oneDNN, packed", "F.linear in bf16"
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "sum of int64": lambda weight: weight.view(torch.int64).sum(),
+    "sum of float32": lambda weight: weight.view(torch.float32).sum(),
+    "largest of float32": lambda weight: weight.view(torch.float32).amax(),
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    side: int  # of a weight
+    weights: int
+    threads: tuple[int, ...]
+    rounds: int
+    seconds: float
+
+
+FULL = Effort(4096, weights=6, threads=(1, 2), rounds=5, seconds=5)
+QUICK = Effort(256, weights=2, threads=(1,), rounds=1, seconds=0)
+
+
+@dataclass(frozen=True)
+class Way:
+    scope: Callable[[], AbstractContextManager[Any]]
+    calls: list[Callable[[], object]]  # one for each weight
+
+    def visit(self) -> float:
+        """Seconds a weight: the second time round, when what is kept of the weights has been made."""
+        with torch.no_grad(), self.scope():
+            for call in self.calls:
+                call()
+            begun = time.perf_counter()
+            for call in self.calls:
+                call()
+            return (time.perf_counter() - begun) / len(self.calls)
+
+
+def packed_calls(x: torch.Tensor, weights: list[torch.Tensor]) -> list[Callable[[], object]]:
+    """What torch.compile calls for a frozen weight: oneDNN with a weight that lies as oneDNN reads it."""
+    ops = torch.ops.mkldnn
+    found: list[Callable[[], object]] = []
+    for weight in weights:
+        packed = ops._reorder_linear_weight(weight, len(x))
+        found.append(functools.partial(ops._linear_pointwise, x, packed, None, "none", [], ""))
+    return found
+
+
+def ways(rows: int, weights: list[torch.nn.Parameter], low: list[torch.Tensor]) -> dict[str, Way]:
+    x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
+
+    def product(weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)  # looked up at each call: convert puts another function there
+
+    ours = [functools.partial(product, weight) for weight in weights]
+    return {
+        "hmp": Way(converted, ours),
+        "hmp.autocast": Way(lambda: hmp.autocast("cpu"), ours),
+        PACKED: Way(nullcontext, packed_calls(x, low)),
+        PLAIN: Way(nullcontext, [functools.partial(product, weight) for weight in low]),
+        **{name: Way(nullcontext, [functools.partial(read, weight) for weight in low]) for name, read in READS.items()},
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    rows: int
+    threads: int
+    read: float  # GB/s, by the fastest way of reading
+    speeds: dict[str, float]  # GB/s of the weight's bytes in bfloat16
+
+    @property
+    def what(self) -> str:
+        return f"{self.rows} row{'s' * (self.rows > 1)}, {self.threads} thread{'s' * (self.threads > 1)}"
+
+    def report_rows(self, side: int) -> list[Row]:
+        start = f"linear {side} x {side}, {self.what}: "
+        beside = f"{self.read:.3g} GB/s are read"
+        return [
+            *(
+                Row(
+                    f"{start}share of the read bandwidth, {name}",
+                    speed / self.read,
+                    "",
+                    GOALS[self.rows] if name in OURS else None,
+                    f"{speed:.3g} GB/s; {beside}",
+                    at_least=True,
+                )
+                for name, speed in self.speeds.items()
+            ),
+            Row(f"{start}read bandwidth", self.read, "GB/s"),
+        ]
+
+
+def measured(effort: Effort) -> list[Found]:
+    torch.manual_seed(0)
+    side = effort.side
+    weights = [torch.nn.Parameter(torch.randn(side, side)) for _ in range(effort.weights)]
+    low = [weight.detach().to(torch.bfloat16) for weight in weights]
+    found = []
+    for threads in effort.threads:
+        torch.set_num_threads(threads)
+        for rows in GOALS:
+            visits = {name: way.visit for name, way in ways(rows, weights, low).items()}
+            seconds = take_turns(visits, effort.rounds, effort.seconds)
+            speeds = {name: 2 * side * side / each / 1e9 for name, each in seconds.items()}
+            read = max(speeds.pop(name) for name in READS)
+            found.append(Found(rows, threads, read, speeds))
+    return found
+
+
+def measure(quick: bool) -> Report:
+    effort = QUICK if quick else FULL
+    found = measured(effort)
+    side = effort.side
+    names = list(found[0].speeds)
+    lines = [
+        [each.what, f"{each.read:.1f}", *(f"{speed:.1f} ({speed / each.read:.2f})" for speed in each.speeds.values())]
+        for each in found
+    ]
+    text = f"""\
+`F.linear` under `torch.no_grad()` with weights of {side} x {side}; {effort.weights} weights are visited in turn, so that none stays in a cache of the CPU. The bytes of a
+weight in bfloat16 over the time of its product, in GB/s, and in brackets as a share of the read bandwidth. That is the fastest of {len(READS)} ways to read the same
+bytes ({", ".join(READS)}), in the same rounds. "{PACKED}" calls oneDNN with a weight that lies as oneDNN reads it.
+
+{table(["", "read, GB/s", *names], lines)}"""
+    return Report("Linear layers", [row for each in found for row in each.report_rows(side)], text)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

@@ -1,0 +1,82 @@
+"""The variants of a model that take turns: float32, torch.autocast, held in bfloat16, converted, and in a region of hmp.autocast."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from harness.timing import shortest, take_turns
+
+from habana_mp import hmp
+
+Scope = Callable[[], AbstractContextManager[Any]]
+WARM_UP = 2  # calls of every visit: the first fills what a variant keeps, the second finds it
+
+
+@contextlib.contextmanager
+def converted(policy: hmp.Policy | str | None = None, log: str = "") -> Iterator[None]:
+    if log:
+        os.environ["HABANA_MP_LOG"] = log
+    hmp.convert(policy=policy)
+    try:
+        yield
+    finally:
+        hmp.revert()
+        os.environ.pop("HABANA_MP_LOG", None)
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Variant:
+    # Around the whole visit, around forward and loss, around the update.
+    process: Scope = nullcontext
+    forward: Scope = nullcontext
+    update: Scope = nullcontext
+    held: bool = False
+
+
+# "hmp: torch-cpu" casts what torch.autocast casts.
+VARIANTS = {
+    "fp32": Variant(),
+    "autocast": Variant(forward=autocast),
+    "bf16": Variant(held=True),
+    "hmp": Variant(process=converted, update=hmp.disable_casts),
+    "hmp: torch-cpu": Variant(process=functools.partial(converted, "torch-cpu"), update=hmp.disable_casts),
+    "hmp.autocast": Variant(forward=lambda: hmp.autocast("cpu")),
+}
+OURS = ("hmp", "hmp: torch-cpu")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How long the variants of one comparison take turns: at least so many rounds of so many runs."""
+
+    rounds: int
+    seconds: float  # for the rounds of one comparison
+    runs: int
+    visit_seconds: float
+
+
+QUICK_TURNS = Turns(rounds=1, seconds=0, runs=1, visit_seconds=0)
+
+
+def compare(turns: Turns, calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds of a call, by variant."""
+
+    def visit(name: str) -> float:
+        with VARIANTS[name].process():
+            timer = timeit.Timer(calls[name])
+            timer.timeit(WARM_UP)
+            return shortest(timer, turns.runs, seconds=turns.visit_seconds) * 1e3
+
+    return take_turns({name: functools.partial(visit, name) for name in calls}, turns.rounds, turns.seconds)

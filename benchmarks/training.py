@@ -1,0 +1,58 @@
+"""A training step of whole models: float32, torch.autocast, held in bfloat16, and converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from harness.command import Report, run
+from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
+from subjects import model_zoo
+from subjects.model_zoo import Model
+from subjects.steps import Trainer, named
+from subjects.variants import OURS, QUICK_TURNS, VARIANTS, Turns, compare
+
+
+@dataclass(frozen=True)
+class Effort:
+    models: list[Model]
+    batch: int
+    threads: tuple[int, ...]
+    turns: Turns
+
+
+FULL = Effort(model_zoo.MODELS, 8, (1, 2), Turns(rounds=2, seconds=5, runs=2, visit_seconds=0.05))
+QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
+
+
+def trainings(effort: Effort) -> list[Comparison]:
+    found = []
+    for model in effort.models:
+        mlp = model.name.startswith("MLP")
+        steps: dict[str, Callable[[], object]] = {
+            name: Trainer(model, effort.batch, variant).step for name, variant in VARIANTS.items()
+        }
+        ratios = [
+            *(Ratio(name, "autocast", 0.85 if mlp else 1.0) for name in (*OURS, "hmp.autocast")),
+            Ratio("hmp", "bf16", 1.35 if mlp else 1.1),
+        ]
+        for threads in effort.threads:
+            torch.set_num_threads(threads)
+            taken = compare(effort.turns, steps)
+            found.append(Comparison(named(model, effort.batch, threads), "ms", taken, ratios))
+    return found
+
+
+def measure(quick: bool) -> Report:
+    train_all = trainings(QUICK if quick else FULL)
+    text = f"""\
+The models and variants of [Inference](#inference). Forward, loss, backward, `AdamW` (its defaults, under `hmp.disable_casts()`),
+`zero_grad(set_to_none=True)`; the region of `hmp.autocast` is round forward and loss.
+
+{table_of_comparisons(train_all)}"""
+    return Report("Training", rows_of({"training step": train_all}), text)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

@@ -1,0 +1,3 @@
+"""Written by the build."""
+
+TORCH_VERSION = "2.13.0+cpu"

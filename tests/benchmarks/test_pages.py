@@ -1,0 +1,153 @@
+"""What is made of the rows of benchmarks: the page that users read, and the goals of contributors."""
+
+import re
+from pathlib import Path
+
+import pytest
+from harness import goals, pages, results, summary
+from harness.rows import Comparison, Ratio, Row, rows_of, table_of, table_of_comparisons
+
+ROOT = Path(__file__).parent.parent.parent
+OVERHEAD = "mm(8x8), nothing to cast, only mm patched: "
+
+
+def section(*rows, machine="a machine"):
+    return results.Section(machine, [*rows])
+
+
+def compared(group, **times):
+    """Comparisons of one thread, by model: milliseconds of autocast, bf16 and hmp."""
+    comparisons = [
+        Comparison(f"{model}, batch 1, 1 thread", "ms", dict(zip(("autocast", "bf16", "hmp"), taken, strict=True)), [])
+        for model, taken in times.items()
+    ]
+    return section(*rows_of({group: comparisons}))
+
+
+OVERHEADS = section(
+    Row(f"{OVERHEAD}extra", 12.4, "ns", 30),
+    Row(f"{OVERHEAD}native call", 1000, "ns"),
+    Row(f"{OVERHEAD}extra of torch.autocast", 41, "ns"),
+)
+
+
+def test_lines_come_from_the_rows():
+    found = {
+        "Inference": compared("inference", cnn=(10, 10, 5), mlp=(8, 3, 2), vit=(10, 10, 10)),
+        "Decoding": compared("decoding", llama=(8, 4, 2)),
+        "Compiled models": compared("compiled inference", cnn=(10, 10, 10.1)),
+        "Training": compared("training step", cnn=(10, 5, 12)),
+        "Overhead": OVERHEADS,
+    }
+    lines = summary.lines(found)
+    assert [line.partition(". ")[0] for line in lines[:4]] == [
+        "**Inference** is faster than `torch.autocast` (0.50 of its time, 0.25 to 1.00 by model), and faster than the model held in bfloat16 (0.67 of its time, 0.50 to 1.00 by model)",
+        "**Decoding** is faster than `torch.autocast` (0.25 of its time, 0.25 to 0.25 by model), and faster than the model held in bfloat16 (0.50 of its time, 0.50 to 0.50 by model)",
+        "**Compiled inference** is about as fast as `torch.autocast` (1.01 of its time, 1.01 to 1.01 by model), and about as fast as the model held in bfloat16 (1.01 of its time, 1.01 to 1.01 by model)",
+        "**A training step** is slower than `torch.autocast` (1.20 of its time, 1.20 to 1.20 by model), and slower than the model held in bfloat16 (2.40 of its time, 2.40 to 2.40 by model)",
+    ]
+    assert lines[4].startswith(
+        "**A patched op** with nothing to cast takes 12 ns more than torch's own, whose call takes 1000 ns; `torch.autocast` takes 41 ns more."
+    )
+
+
+def test_what_is_not_measured_is_said():
+    lines = summary.lines({"Decoding": compared("decoding", llama=(8, 4, 2))})
+    assert len(lines) == 5
+    assert [line for line in lines if line.endswith(" is not measured yet.")] == [lines[0], *lines[2:]]
+
+
+def test_short_table():
+    found = {
+        "Decoding": compared("decoding", llama=(8, 4, 2), gpt=(10, 10, 5), t5=(10, 2, 4)),
+        "Memory": section(*(Row(f"peak memory, cnn, batch 8: {name}", 100, "MiB") for name in ("hmp", "autocast"))),
+    }
+    assert summary.short_table(found).splitlines()[2:] == [
+        "| Decoding, batch 1 | 0.40 (0.25 to 0.50) | 0.50 (0.50 to 2.00) | 3 |",
+        "| Peak memory of a training step | 1.00 (1.00 to 1.00) |  | 1 |",
+    ]
+
+
+def test_goals_page_has_every_goal_and_says_which_is_missed():
+    found = {
+        "Overhead": OVERHEADS,
+        "Others": section(Row("a", 2, "x", 3, at_least=True), Row("b", 4, "x", 3), Row("c", 0, "", 0), machine="other"),
+        "Without": section(Row("d", 1, "ms")),
+    }
+    text = goals.goals_page(found)
+    assert [line for line in text.splitlines() if line.startswith(("|", "## ", "Machine"))] == [
+        "| section | goals | met | missed |",
+        "| --- | ---: | ---: | ---: |",
+        "| [Overhead](#overhead) | 1 | 1 | 0 |",
+        "| [Others](#others) | 3 | 1 | 2 |",
+        "| all | 4 | 2 | 2 |",
+        "## Overhead",
+        "Machine: a machine.",
+        "| what | measured | goal |  |",
+        "| --- | ---: | ---: | --- |",
+        f"| {OVERHEAD}extra | 12.4 ns | ≤ 30 ns | met |",
+        "## Others",
+        "Machine: other.",
+        "| what | measured | goal |  |",
+        "| --- | ---: | ---: | --- |",
+        "| a | 2 x | ≥ 3 x | **missed** |",
+        "| b | 4 x | ≤ 3 x | **missed** |",
+        "| c | 0 | ≤ 0 | met |",
+    ]
+
+
+def test_tables_of_users_have_no_goals():
+    ratios = [Ratio("hmp", "bf16", 0.9), Ratio("bf16", "hmp", 2, at_least=True)]
+    comparison = Comparison("cnn", "ms", {"bf16": 2.0, "hmp": 4.0}, ratios)
+    assert table_of_comparisons([comparison]).splitlines()[0::2] == [
+        "|  | bf16, ms | hmp, ms | hmp / bf16 | bf16 / hmp |",
+        "| cnn | 2 | 4 | 2.00 | 0.50 |",
+    ]
+    assert table_of([Row("a", 1, "ms", 0.5)]).splitlines() == ["| what | measured |", "| --- | ---: |", "| a | 1 ms |"]
+    assert table_of([Row("a", 1, "ms", 0.5, "beside")]).splitlines()[2] == "| a | 1 ms | beside |"
+
+
+def test_results_come_back(tmp_path):
+    rows = [Row("a", 1.25, "ms", 0.0), Row("b", 1 / 3, "", 2, "beside", at_least=True), Row("c", 0.0, "x")]
+    path = tmp_path / "benchmarks" / "results.json"
+    results.save(path, {"One": section(*rows), "Two": section(machine="other")})
+    again = results.load(path)
+    assert [row.measured for row in again["One"].rows] == [1.25, 0.333333, 0.0]
+    assert [(row.what, row.goal, row.beside, row.at_least) for row in again["One"].rows] == [
+        ("a", 0.0, "", False),
+        ("b", 2, "beside", True),
+        ("c", None, "", False),
+    ]
+    assert (again["Two"].machine, again["Two"].rows) == ("other", [])
+
+
+def test_sections_are_in_order():
+    assert pages.in_order(["Others", "Tuning", "Inference", "Overhead"]) == [
+        "Inference",
+        "Overhead",
+        "Tuning",
+        "Others",
+    ]
+
+
+@pytest.mark.parametrize("path", ["docs/benchmarks.md", "benchmarks/goals.md"])
+def test_pages_are_those_of_the_results(path, tmp_path):
+    """A page that is edited by hand, or results without their page, are stale."""
+    for folder in ("docs", "benchmarks"):
+        (tmp_path / folder).mkdir()
+    pages.write_pages(tmp_path, results.load(ROOT / "benchmarks" / "results.json"))
+    assert (tmp_path / path).read_text() == (ROOT / path).read_text()
+
+
+def test_the_page_of_users_opens_with_five_lines():
+    lines = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
+    assert lines[:2] == ["# Benchmarks", ""]
+    assert [line.partition(". **")[0] for line in lines[2:7]] == ["1", "2", "3", "4", "5"]
+    assert lines[7] == ""
+
+
+def test_every_section_of_the_tables_has_results():
+    text = (ROOT / "docs" / "benchmarks-tables.md").read_text()
+    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert titles == [title for title in results.load(ROOT / "benchmarks" / "results.json") if title != "Losses"]
+    assert [what for what in ("missed", "goal", "≤", "≥") if what in text] == []

@@ -54,8 +54,9 @@ bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& weight, DT
 at::Tensor cast_for_cache(const at::Tensor& weight, DType to, const Form& form, at::Tensor memory,
                           at::IntArrayRef images) {
   const c10::InferenceMode off(false);
+  // Of what is packed the plain numbers are not needed again, so their memory is not kept.
   if (form.layout != Layout::Plain)
-    return pack(cast_numbers(weight, to, {}, Lifetime::Call), form, images);
+    return pack(cast_numbers(weight, to, {}, Lifetime::Graph), form, images);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
   return memory;

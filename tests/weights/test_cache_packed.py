@@ -1,6 +1,7 @@
 """Packed weights: which products use them, that their numbers are those of plain copies bit for bit, and when a weight stays plain."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -388,3 +389,35 @@ def test_the_tables_of_changes_run_with_packed_copies(in_either_layout):
     w = weight()
     use(w)
     assert packed() == (in_either_layout == "packed")
+
+
+RESIDENT = """
+import torch
+from habana_mp import hmp
+
+def resident():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+torch.set_num_threads(1)
+hmp.convert()
+x, small, large = torch.randn(4, 2048), torch.nn.Linear(2048, 8), torch.nn.Linear(2048, 2048)
+with torch.inference_mode():
+    small(x)
+    before = resident()
+    large(x)
+print((resident() - before) / hmp.cache.info().bytes)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_packing_keeps_no_memory_but_the_copy():
+    maps_every_tensor = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **maps_every_tensor},
+    )
+    assert float(done.stdout) < 1.5  # twice as much where the plain numbers stay

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -15,18 +14,11 @@
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "cast/storage_check.h"
+#include "weights/weight.h"
 #include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {
-
-// Measured: below, a cast costs no more than the look-up and the tensor over the copy.
-constexpr std::int64_t kSmallest = 4096;
-
-bool is_parameter(const at::Tensor& tensor) {
-  const PyObject* object = torch_private::python_object(tensor);
-  return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
-}
 
 std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
   if (weight.is_cpu()) return std::nullopt;
@@ -64,16 +56,11 @@ at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
   return result;
 }
 
-bool may_be_weight(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && tensor.numel() >= kSmallest && tensor.is_leaf() &&
-         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
-         tensor.is_non_overlapping_and_dense();
-}
-
-// Whether somebody holds the tensor beside torch itself.
-bool is_held_elsewhere(const at::Tensor& weight) {
-  const auto holds = static_cast<std::size_t>(weight.use_count());
-  return holds > 1 && holds > torch_private::most_known_holds(weight);
+// Of an offloaded weight that has its copy. A step of an optimizer would read it soon.
+void drop_source(const at::Tensor& weight) {
+  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
+  if (!is_offloaded(storage) || (c10::GradMode::is_enabled() && weight.requires_grad())) return;
+  if (is_first_cast(storage)) drop_unsampled_pages(weight);
 }
 
 }  // namespace
@@ -85,7 +72,7 @@ bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
 
 bool WeightCache::accepts_size(const c10::SymInt& numel) {
   return weight_cache().enabled_.load(std::memory_order_relaxed) &&
-         TORCH_GUARD_OR_FALSE(numel.sym_ge(kSmallest));
+         TORCH_GUARD_OR_FALSE(numel.sym_ge(kSmallestWeight));
 }
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
@@ -128,6 +115,27 @@ WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, Layo
   return copy_of(weight, to, layout, caller, was_cached);
 }
 
+std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write,
+                                                 Caller caller) {
+  if (is_shared(weight)) return Ended::Shared;
+  if (others_write || !is_own_memory(weight) ||
+      (caller == Caller::Python && is_held_elsewhere(weight))) {
+    return Ended::Foreign;
+  }
+  return std::nullopt;
+}
+
+std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
+  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
+  bool others_write = false;
+  {
+    const Section section(mutex);
+    const auto it = entries_.find(storage);
+    others_write = (it != entries_.end() && it->second.exported) || is_written(storage);
+  }
+  return why_never_kept(weight, others_write, Caller::Python);
+}
+
 // Whether a copy that an op would read packed is to be plain, as other uses of the weight need it.
 bool WeightCache::stays_plain(Entry& entry, bool valid) {
   if (valid && entry.layout != Layout::Plain) return true;  // packed for another op
@@ -159,16 +167,9 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Lay
     Section section(mutex);
     now.epoch = epoch_;
     Entry& entry = entry_of(section, weight);
-    std::optional<Ended> why;
     const bool written = is_written(weight.storage().unsafeGetStorageImpl());
-    if (is_shared(weight)) {
-      why = Ended::Shared;
-    } else if (written || !is_own_memory(weight) || entry.exported ||
-               (caller == Caller::Python && is_held_elsewhere(weight))) {
-      why = Ended::Foreign;
-    } else if (entry.copy.defined()) {
-      why = why_ended(entry, now, weight, to);
-    }
+    std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
+    if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
     // Cast at every use, which is no use of packing.
     if (layout != Layout::Plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
     const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
@@ -207,7 +208,7 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, Lay
   if (!found.copy.defined()) {
     found.copy = cast_for_cache(weight, to, layout, std::move(memory));
     if (layout != Layout::Plain) found.data = packed_data(found.copy);
-    if (keep) store(weight, std::move(now), found, layout);
+    if (keep && store(weight, std::move(now), found, layout)) drop_source(weight);
   }
   return found;
 }
@@ -220,12 +221,12 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
 }
 
 // What torch is asked for comes before the lock: a mode may have an op of it run Python.
-void WeightCache::store(const at::Tensor& weight, State state, const Packed& made, Layout layout) {
+bool WeightCache::store(const at::Tensor& weight, State state, const Packed& made, Layout layout) {
   const at::Tensor& copy = made.copy;
   const std::size_t bytes = bytes_of_copy(copy);
   Section section(mutex);
   if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
-  if (bytes_ + bytes > limit_) return;
+  if (bytes_ + bytes > limit_) return false;
   Entry& entry = entry_of(section, weight);
   if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
   bytes_ += bytes;
@@ -237,6 +238,7 @@ void WeightCache::store(const at::Tensor& weight, State state, const Packed& mad
   entry.packed_data = made.data;
   // Nobody but our ops gets a packed one.
   if (layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
+  return true;
 }
 
 at::Tensor WeightCache::release(Entry& entry) {
@@ -308,8 +310,7 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   if (it == entries_.end()) {
     // Nothing shows later, when the weight is cast for the first time, that somebody holds the
     // alias.
-    if (exported && is_ordinary(tensor) && may_be_weight(tensor))
-      entry_of(section, tensor).exported = true;
+    if (exported && is_weight(tensor)) entry_of(section, tensor).exported = true;
     return;
   }
   it->second.ended = Ended::Alias;
@@ -392,9 +393,5 @@ void WeightCache::set_limit(std::size_t bytes) {
 }
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
-
-bool held_elsewhere(const at::Tensor& tensor) {
-  return is_ordinary(tensor) && may_be_weight(tensor) && is_held_elsewhere(tensor);
-}
 
 }  // namespace habana_mp

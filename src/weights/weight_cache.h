@@ -101,6 +101,10 @@ class WeightCache {
   };
   Packed packed(const at::Tensor& weight, DType to, Layout layout, Caller caller, bool& was_cached);
 
+  // Why a tensor that may be a weight is cast at every use, if it is: Shared or Foreign. The caller
+  // has it from its Python object and holds it no further.
+  std::optional<Ended> why_never_kept(const at::Tensor& weight);
+
   // Every copy has ended.
   void end_all(Ended why);
   // Another number after each of these: weights may be others though their versions are not.
@@ -178,12 +182,14 @@ class WeightCache {
 
   Packed copy_of(const at::Tensor& weight, DType to, Layout layout, Caller caller,
                  bool& was_cached);
+  static std::optional<Ended> why_never_kept(const at::Tensor& weight, bool others_write,
+                                             Caller caller);
   static bool stays_plain(Entry& entry, bool valid);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
-  void store(const at::Tensor& weight, State state, const Packed& made, Layout layout);
+  bool store(const at::Tensor& weight, State state, const Packed& made, Layout layout);
   at::Tensor release(Entry& entry);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);
@@ -209,9 +215,5 @@ class WeightCache {
 };
 
 WeightCache& weight_cache();
-
-// Whether the tensor is one that the cache takes, and somebody holds it who may write to it, such
-// as a DLPack capsule. The caller has it from its Python object and holds it no further.
-bool held_elsewhere(const at::Tensor& tensor);
 
 }  // namespace habana_mp

@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import tempfile
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import torch
@@ -130,6 +131,7 @@ def _move(weights: list[torch.nn.Parameter], folder: str | os.PathLike[str] | No
         number = file.fileno()
         mapped: list[torch.nn.Parameter] = []
         try:
+            _check_room_for_mappings(len(weights))
             os.posix_fallocate(number, 0, offsets[-1])
             for p, offset in zip(weights, offsets, strict=False):
                 _core.write_pages(p, number, offset)
@@ -139,19 +141,30 @@ def _move(weights: list[torch.nn.Parameter], folder: str | os.PathLike[str] | No
                 _core.map_pages(p, number, offset)
                 mapped.append(p)
         except BaseException as error:
-            # Where memory is short for this too, the others stay in the file, and work.
+            # Where memory is short for this too, they stay in the file, and work.
             with contextlib.suppress(OSError):
                 for p in mapped:
                     _core.restore_pages(p)
             if not isinstance(error, OSError):
                 raise
             why = error.errno or errno.EIO
-            text = f"hmp.cache.offload cannot move {offsets[-1]} bytes there: {os.strerror(why)}"
+            text = f"hmp.cache.offload cannot move {offsets[-1]} bytes there: {error.strerror}"
             raise OSError(why, text, place) from None
         # What was written is still in the system's cache.
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
         for p in weights:
             _core.drop_pages(p)
+
+
+def _check_room_for_mappings(weights: int) -> None:
+    """Before anything is mapped: to give memory back takes some, too."""
+    taken = len(Path("/proc/self/maps").read_bytes().splitlines())
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if taken + 2 * weights + 16 > limit:
+        raise OSError(
+            errno.ENOMEM,
+            f"{weights} weights take {2 * weights} memory mappings; this process has {taken}, vm.max_map_count is {limit}",
+        )
 
 
 def _file_in(folder: str | os.PathLike[str] | None) -> tuple[IO[bytes], str]:

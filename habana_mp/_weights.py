@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -159,3 +160,8 @@ def close_cache() -> None:
         _hooks.pop().remove()
     _patches_of_autocast.uninstall()
     _core.clear_cache()
+    left = _core.restore_all_pages()
+    if left:
+        warnings.warn(
+            f"{left} offloaded weights stay in their file, because memory is short or the disk fails", stacklevel=3
+        )

@@ -1,19 +1,25 @@
-"""``hmp.cache``: the weight cache, looked at and emptied.
+"""``hmp.cache``: the weight cache, looked at and emptied, and the float32 weights that its copies stand for, moved to a file and back.
 
 Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
 until the optimizer's step, in inference for as long as the model runs. docs/benchmarks-tables.md has what that saves,
-src/weights/weight_cache.h how a change is noticed.
+src/weights/weight_cache.h how a change is noticed, src/weights/offloaded_memory.h how a weight lies in a file.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import errno
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import IO, NamedTuple
 
 import torch
 
 import habana_mp._core as _core
 
-__all__ = ["CacheInfo", "Choice", "choices", "clear", "info"]
+__all__ = ["CacheInfo", "Choice", "Offloaded", "choices", "clear", "info", "offload", "restore"]
 
 
 class CacheInfo(NamedTuple):
@@ -89,3 +95,131 @@ def choices() -> list[Choice]:
 def clear() -> None:
     """Forget every copy, set the counts to zero, and give back the memory that large casts keep for the next ones."""
     _core.clear_cache()
+
+
+class Offloaded(NamedTuple):
+    """What ``offload`` returns."""
+
+    weights: int
+    """Weights of the model that lie in a file now."""
+    bytes: int
+    """What they take there, and no longer in memory."""
+    left: dict[str, str]
+    """Large float32 weights that stay where they are, by name, and why: ``shared`` or ``foreign`` as in ``CacheInfo.invalidated``, because
+    these are cast, and so read, at every use; ``mapped`` (they lie in a file already, as ``torch.load(mmap=True)`` leaves them);
+    ``device`` (they are not in the memory of the CPU)."""
+
+
+def offload(model: torch.nn.Module, folder: str | os.PathLike[str] | None = None) -> Offloaded:
+    """Move the float32 weights of a model that is only used to a temporary file, so that memory holds their cast copies alone.
+
+    The numbers stay what they are, bit for bit, and the parameters stay the same objects with the same memory addresses: the system reads
+    a page of the file when somebody reads that part of a weight, and may drop it again. ``state_dict()``, ``torch.save``, aliases,
+    compiled code and training work as before. What is written to a weight stays in memory; another call moves it again.
+    Copies that are in the cache stay valid.
+
+    ``folder`` is a folder on a disk with room for the weights; by default that for temporary files, or ``/var/tmp`` where that one lies in
+    memory (tmpfs). The file has no name, and is gone with the last of its weights or the process. Weights of fewer than 65536 numbers stay in
+    memory. Nothing may write to the weights while they are moved. ``restore`` and ``hmp.revert()`` bring them back.
+
+    TypeError for what is no module; ValueError for a folder that lies in memory, or a model that lies on another device; OSError where the
+    file cannot be made or written, such as on a full disk. The weights then stay in memory.
+
+    >>> model = torch.nn.Linear(1024, 1024)
+    >>> hmp.cache.offload(model)
+    Offloaded(weights=1, bytes=..., left={})
+    >>> hmp.cache.restore(model)
+
+    See also: ``clear``, ``info``.
+    """
+    weights = {name: (p, _core.offload_state(p)) for name, p in _parameters(model, "offload")}
+    states = {state for _, state in weights.values()}
+    if "device" in states and states <= {"device", "other"}:
+        name, p = next((name, p) for name, (p, state) in weights.items() if state == "device")
+        raise ValueError(f"hmp.cache.offload moves weights out of the CPU's memory; '{name}' is on {p.device}")
+    new = [p for p, state in weights.values() if state in ("ready", "written")]
+    if new:
+        _move(new, folder)
+    for p, state in weights.values():
+        if state == "offloaded":
+            _core.drop_pages(p)
+    moved = [p for p, state in weights.values() if state in ("ready", "written", "offloaded")]
+    left = {name: state for name, (_, state) in weights.items() if state in ("shared", "foreign", "mapped", "device")}
+    return Offloaded(len(moved), sum(map(_core.offloaded_bytes, moved)), left)
+
+
+def restore(model: torch.nn.Module) -> None:
+    """Bring the weights that ``offload`` has moved back into memory. ``hmp.revert()`` does it for all models.
+
+    OSError where memory is short, or the disk fails: the weights that are not back then stay in the file, and work.
+    """
+    for _, p in _parameters(model, "restore"):
+        _core.restore_pages(p)
+
+
+def _parameters(model: torch.nn.Module, function: str) -> list[tuple[str, torch.nn.Parameter]]:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"hmp.cache.{function} takes a torch.nn.Module, not {type(model).__name__}")
+    return list(model.named_parameters())
+
+
+def _move(weights: list[torch.nn.Parameter], folder: str | os.PathLike[str] | None) -> None:
+    sizes = [_core.offloaded_bytes(p) for p in weights]
+    offsets = [0, *itertools.accumulate(sizes)]
+    file, place = _file_in(folder)
+    with file:
+        number = file.fileno()
+        mapped: list[torch.nn.Parameter] = []
+        try:
+            _check_room_for_mappings(len(weights))
+            os.posix_fallocate(number, 0, offsets[-1])
+            for p, offset in zip(weights, offsets, strict=False):
+                _core.write_pages(p, number, offset)
+            # Only what the disk has can be dropped.
+            os.fsync(number)
+            for p, offset in zip(weights, offsets, strict=False):
+                _core.map_pages(p, number, offset)
+                mapped.append(p)
+        except BaseException as error:
+            # Where memory is short for this too, they stay in the file, and work.
+            with contextlib.suppress(OSError):
+                for p in mapped:
+                    _core.restore_pages(p)
+            if not isinstance(error, OSError):
+                raise
+            why = error.errno or errno.EIO
+            text = f"hmp.cache.offload cannot move {offsets[-1]} bytes there: {error.strerror}"
+            raise OSError(why, text, place) from None
+        # What was written is still in the system's cache.
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        for p in weights:
+            _core.drop_pages(p)
+
+
+def _check_room_for_mappings(weights: int) -> None:
+    """Before anything is mapped: to give memory back takes some, too."""
+    taken = len(Path("/proc/self/maps").read_bytes().splitlines())
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if taken + 2 * weights + 16 > limit:
+        raise OSError(
+            errno.ENOMEM,
+            f"{weights} weights take {2 * weights} memory mappings; this process has {taken}, vm.max_map_count is {limit}",
+        )
+
+
+def _file_in(folder: str | os.PathLike[str] | None) -> tuple[IO[bytes], str]:
+    """A file without a name, on a disk, and its folder."""
+    folders = [tempfile.gettempdir(), "/var/tmp"] if folder is None else [os.fspath(folder)]  # noqa: S108
+    for place in folders:
+        try:
+            file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            why = error.errno or errno.EIO
+            raise OSError(why, f"hmp.cache.offload cannot make a file there: {os.strerror(why)}", place) from None
+        if not _core.lies_in_memory(file.fileno()):
+            return file, place
+        file.close()
+    raise ValueError(
+        f"hmp.cache.offload: {' and '.join(folders)} lies in memory (tmpfs), so a file there frees none; "
+        "name a folder on a disk: hmp.cache.offload(model, folder=...)"
+    )

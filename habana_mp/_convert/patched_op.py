@@ -54,8 +54,8 @@ def _refusal(name: str, rule: str) -> str:
 
 
 @run_while_traced
-def _caches_size(numel: int) -> bool:
-    return _core.caches_size(numel)
+def _caches_size(numel: int, dims: int) -> bool:
+    return _core.caches_size(numel, dims)
 
 
 @run_while_traced
@@ -219,7 +219,7 @@ def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwar
     tensors = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
         return False
-    return any(place in weights and _is_parameter(tensor) and _caches_size(tensor.numel()) for place, tensor in tensors)
+    return any(place in weights and _is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim()) for place, tensor in tensors)
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

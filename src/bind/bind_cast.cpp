@@ -122,8 +122,9 @@ void bind_cast(py::module_& module) {
     return THPVariable_Check(tensor.ptr()) && is_traced_parameter(THPVariable_Unpack(tensor.ptr()));
   });
   module.def(
-      "caches_size", [](std::int64_t numel) { return WeightCache::accepts_size(numel); },
-      py::arg("numel"), "Whether the weight cache takes weights of so many numbers");
+      "caches_size",
+      [](std::int64_t numel, std::int64_t dims) { return WeightCache::accepts_size(numel, dims); },
+      py::arg("numel"), py::arg("dims"), "Whether the weight cache takes weights of this size");
 
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
   testing.def("cast_variants", &cast_variants, "From the plainest to the fastest.");

@@ -10,7 +10,9 @@
 #include "cast/node.h"
 #include "cast/result_memory.h"
 #include "weights/alias_watch.h"
+#include "weights/offloaded_memory.h"
 #include "weights/op_watch.h"
+#include "weights/weight.h"
 #include "weights/weight_cache.h"
 #include "weights/weight_memory.h"
 
@@ -47,10 +49,56 @@ py::list choices_made() {
   return rows;
 }
 
+c10::StorageImpl& storage_of(const py::handle& weight) {
+  return *THPVariable_Unpack(weight.ptr()).storage().unsafeGetStorageImpl();
+}
+
+// What offload() may do with a parameter. Below some pages, the samples that every use reads are
+// most of a weight.
+constexpr std::int64_t kSmallestOffloaded = std::int64_t{1} << 16;
+
+std::string_view offload_state(const py::handle& parameter) {
+  const at::Tensor& weight = THPVariable_Unpack(parameter.ptr());
+  if (!is_weight(weight) || weight.numel() < kSmallestOffloaded) return "other";
+  if (!weight.is_cpu()) return "device";
+  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
+  if (is_offloaded(storage)) return has_written_pages(storage) ? "written" : "offloaded";
+  if (storage.data_ptr().get_deleter() == slices_deleter) return "mapped";
+  if (const auto why = weight_cache().why_never_kept(weight)) {
+    return kEndedNames[static_cast<std::size_t>(*why)];
+  }
+  // What a device reads by itself keeps its old pages.
+  return weight.is_pinned() ? "foreign" : "ready";
+}
+
+void bind_offloading(py::module_& module) {
+  module.def("offload_state", &offload_state);
+  module.def("offloaded_bytes",
+             [](const py::handle& weight) { return pages_of(storage_of(weight)).size(); });
+  module.def("write_pages", [](const py::handle& weight, int file, std::size_t offset) {
+    const c10::StorageImpl& storage = storage_of(weight);
+    const py::gil_scoped_release no_gil;
+    write_pages(storage, file, offset);
+  });
+  module.def("map_pages", [](const py::handle& weight, int file, std::size_t offset) {
+    map_pages(THPVariable_Unpack(weight.ptr()), file, offset);
+  });
+  module.def("drop_pages", [](const py::handle& weight) {
+    drop_unsampled_pages(THPVariable_Unpack(weight.ptr()));
+  });
+  module.def("restore_pages", [](const py::handle& parameter) {
+    const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+    if (tensor.has_storage()) restore_pages(*tensor.storage().unsafeGetStorageImpl());
+  });
+  module.def("restore_all_pages", &restore_all_pages);
+  module.def("lies_in_memory", &lies_in_memory);
+}
+
 }  // namespace
 
 void bind_weights(py::module_& module) {
   register_copy_backwards();
+  bind_offloading(module);
   const py::object slice =
       py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
   learn_slices(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
@@ -89,9 +137,9 @@ void bind_weights(py::module_& module) {
       // By its type: isinstance would ask proxies what they stand for.
       const bool is_tensor = PyType_IsSubtype(Py_TYPE(object.ptr()),
                                               reinterpret_cast<PyTypeObject*>(THPVariableClass));
-      if (is_tensor && held_elsewhere(THPVariable_Unpack(object.ptr()))) {
-        found.append(object);
-      }
+      if (!is_tensor) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+      if (is_weight(tensor) && is_held_elsewhere(tensor)) found.append(object);
     }
     return found;
   });

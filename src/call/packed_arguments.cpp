@@ -54,8 +54,9 @@ bool may_be_packed(const PackedOperands& call) {
 
 bool onednn_packs(DType to) { return at::globalContext().userEnabledMkldnn() && can_pack(to); }
 
-bool is_bias_of(const at::Tensor& bias, std::int64_t outputs) {
-  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs);
+bool is_bias_of(const at::Tensor& bias, std::int64_t outputs, DType to) {
+  return !bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs &&
+                             (bias.is_contiguous() || number_dtype(bias) != to));
 }
 
 PackedArguments packed_arguments(const PackedOperands& call, const Form& form, bool contiguous,
@@ -73,7 +74,7 @@ PackedArguments packed_arguments(const PackedOperands& call, const Form& form, b
         call.weight, result.weight.copy,
         {DType::Float32, call.to, was_cached, bytes_of(call.weight, call.to), start, ns});
   }
-  result.bias = low(call.bias, call.to, contiguous);
+  result.bias = low(call.bias, call.to, /*contiguous=*/true);
   return result;
 }
 

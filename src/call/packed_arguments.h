@@ -29,8 +29,8 @@ bool may_be_packed(const PackedOperands& call);
 // Whether oneDNN has packed weights of the dtype here, and the user has not switched it off.
 bool onednn_packs(DType to);
 
-// A bias that may be added to so many outputs, or none.
-bool is_bias_of(const at::Tensor& bias, std::int64_t outputs);
+// A bias that oneDNN may add to so many outputs, or none. It reads a low one number after number.
+bool is_bias_of(const at::Tensor& bias, std::int64_t outputs, DType to);
 
 // When a copy is packed, as calls of now ask it.
 Packing packing_here();

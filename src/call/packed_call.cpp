@@ -29,7 +29,7 @@ std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
   const std::int64_t inputs = weight.size(turned ? 0 : 1);
   if (input.dim() == 0 || input.size(-1) != inputs) return std::nullopt;
   if (turned && (input.dim() != 2 || !bias.defined())) return std::nullopt;
-  if (!is_bias_of(bias, outputs) || !will_be_contiguous(input, to) || !onednn_packs(to)) {
+  if (!is_bias_of(bias, outputs, to) || !will_be_contiguous(input, to) || !onednn_packs(to)) {
     return std::nullopt;
   }
   return Shape{.layout = layout,
@@ -42,13 +42,15 @@ std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
                .packing = packing_here()};
 }
 
-// One number for each dimension of an image; none where there are others.
+// One number for each dimension of an image; none where there are others, or such that torch
+// refuses them or sums of them overflow.
 std::optional<Spatial> spatial(at::IntArrayRef given, std::size_t dims, std::int64_t least) {
   if (given.size() != 1 && given.size() != dims) return std::nullopt;
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;
   Spatial result{};
   for (std::size_t i = 0; i < dims; ++i) result[i] = given[given.size() == 1 ? 0 : i];
   if (std::any_of(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(dims),
-                  [&](std::int64_t number) { return number < least; })) {
+                  [&](std::int64_t number) { return number < least || number > kMost; })) {
     return std::nullopt;
   }
   return result;
@@ -94,7 +96,8 @@ std::optional<ConvolutionShape> shape_of(const PackedOperands& call,
       .threads = at::get_num_threads(),
       .packing = packing_here()};
   if (weight.size(1) * groups != input.size(1) || weight.size(0) % groups != 0 ||
-      !kernel_fits(input, weight, shape.form.convolution) || !is_bias_of(bias, weight.size(0))) {
+      !kernel_fits(input, weight, shape.form.convolution) ||
+      !is_bias_of(bias, weight.size(0), to)) {
     return std::nullopt;
   }
   if (!computed_channels_last(input, weight) || !onednn_packs(to)) return std::nullopt;

@@ -243,7 +243,7 @@ bool is_traced_parameter(const at::Tensor& tensor) {
 }
 
 bool is_traced_weight(const at::Tensor& tensor) {
-  return is_traced_parameter(tensor) && WeightCache::accepts_size(tensor.sym_numel());
+  return is_traced_parameter(tensor) && WeightCache::accepts_size(tensor.sym_numel(), tensor.dim());
 }
 
 }  // namespace habana_mp

@@ -211,7 +211,8 @@ c10::Allocator* result_memory(Lifetime lifetime) {
   // Never destroyed: tensors may outlive them.
   static const std::array memory{new ResultMemory(true, kSmallestOfCall, kSmallestOfCall),
                                  new ResultMemory(false, kSmallestLarge, kSmallestLarge),
-                                 new ResultMemory(true, kSmallestOfStep / 2, kSmallestOfStep)};
+                                 new ResultMemory(true, kSmallestOfStep / 2, kSmallestOfStep),
+                                 new ResultMemory(false, kSmallestOfCall, kSmallestOfCall)};
   return memory[static_cast<std::size_t>(lifetime)];
 }
 

@@ -19,6 +19,7 @@ enum class Lifetime : std::uint8_t {
   // Weights' copies, which end when their gradients begin, and their gradients, which end before
   // the next copies begin: kept, for they take turns in it.
   Step,
+  Once,  // on the way to something else, such as a packed weight: not kept
 };
 
 // Of any size.

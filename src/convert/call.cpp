@@ -104,7 +104,8 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
   std::array<c10::SmallVector<std::int64_t, 3>, 4> numbers{{{1}, {0}, {1}, {1}}};
   for (Py_ssize_t i = 3; i < positional; ++i) {
     auto given = whole_numbers(args[i]);
-    if (!given || given->empty()) return nullptr;
+    const bool groups = i == 6;
+    if (!given || given->empty() || (groups && !PyLong_CheckExact(args[i]))) return nullptr;
     numbers[static_cast<std::size_t>(i - 3)] = std::move(*given);
   }
   HANDLE_TH_ERRORS

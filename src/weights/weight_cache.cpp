@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -15,24 +14,11 @@
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "cast/storage_check.h"
+#include "weights/weight.h"
 #include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {
-
-// Measured: below, a cast costs no more than the look-up and the tensor over the copy. Weights of
-// convolutions gain more where they are packed: 6 to 14 us of 19 to 95 at 128 to 1728 numbers.
-constexpr std::int64_t kSmallest = 4096;
-constexpr std::int64_t kSmallestOfConvolution = 256;
-
-bool is_large_enough(const at::Tensor& tensor) {
-  return tensor.numel() >= (tensor.dim() < 4 ? kSmallest : kSmallestOfConvolution);
-}
-
-bool is_parameter(const at::Tensor& tensor) {
-  const PyObject* object = torch_private::python_object(tensor);
-  return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
-}
 
 std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
   if (weight.is_cpu()) return std::nullopt;
@@ -54,9 +40,8 @@ bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& weight, DT
 at::Tensor cast_for_cache(const at::Tensor& weight, DType to, const Form& form, at::Tensor memory,
                           at::IntArrayRef images) {
   const c10::InferenceMode off(false);
-  // Of what is packed the plain numbers are not needed again, so their memory is not kept.
   if (form.layout != Layout::Plain)
-    return pack(cast_numbers(weight, to, {}, Lifetime::Graph), form, images);
+    return pack(cast_numbers(weight, to, {}, Lifetime::Once), form, images);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
   cast_numbers_into(weight, memory);
   return memory;
@@ -75,16 +60,11 @@ at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
   return result;
 }
 
-bool may_be_weight(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && is_large_enough(tensor) && tensor.is_leaf() &&
-         (tensor.requires_grad() || is_parameter(tensor)) && !tensor.is_inference() &&
-         tensor.is_non_overlapping_and_dense();
-}
-
-// Whether somebody holds the tensor beside torch itself.
-bool is_held_elsewhere(const at::Tensor& weight) {
-  const auto holds = static_cast<std::size_t>(weight.use_count());
-  return holds > 1 && holds > torch_private::most_known_holds(weight);
+// Of an offloaded weight that has its copy. A step of an optimizer would read it soon.
+void drop_source(const at::Tensor& weight) {
+  const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
+  if (!is_offloaded(storage) || (c10::GradMode::is_enabled() && weight.requires_grad())) return;
+  if (is_first_cast(storage)) drop_unsampled_pages(weight);
 }
 
 }  // namespace
@@ -94,9 +74,9 @@ bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
          may_be_weight(tensor);
 }
 
-bool WeightCache::accepts_size(const c10::SymInt& numel) {
+bool WeightCache::accepts_size(const c10::SymInt& numel, std::int64_t dims) {
   return weight_cache().enabled_.load(std::memory_order_relaxed) &&
-         TORCH_GUARD_OR_FALSE(numel.sym_ge(kSmallest));
+         TORCH_GUARD_OR_FALSE(numel.sym_ge(smallest_weight(dims)));
 }
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
@@ -139,6 +119,27 @@ WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, cons
   return copy_of(weight, to, form, caller, was_cached, images);
 }
 
+std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write,
+                                                 Caller caller) {
+  if (is_shared(weight)) return Ended::Shared;
+  if (others_write || !is_own_memory(weight) ||
+      (caller == Caller::Python && is_held_elsewhere(weight))) {
+    return Ended::Foreign;
+  }
+  return std::nullopt;
+}
+
+std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
+  const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
+  bool others_write = false;
+  {
+    const Section section(mutex);
+    const auto it = entries_.find(storage);
+    others_write = (it != entries_.end() && it->second.exported) || is_written(storage);
+  }
+  return why_never_kept(weight, others_write, Caller::Python);
+}
+
 // Whether a copy that an op would read packed is to be plain, as other uses of the weight need it.
 bool WeightCache::stays_plain(Entry& entry, bool valid) {
   if (valid && entry.form.layout != Layout::Plain) return true;  // packed for another op
@@ -171,22 +172,16 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
     Section section(mutex);
     now.epoch = epoch_;
     Entry& entry = entry_of(section, weight);
-    std::optional<Ended> why;
     const bool written = is_written(weight.storage().unsafeGetStorageImpl());
-    if (is_shared(weight)) {
-      why = Ended::Shared;
-    } else if (written || !is_own_memory(weight) || entry.exported ||
-               (caller == Caller::Python && is_held_elsewhere(weight))) {
-      why = Ended::Foreign;
-    } else if (entry.copy.defined()) {
-      why = why_ended(entry, now, weight, to);
-    }
+    std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
+    if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
     // Cast at every use, which is no use of packing.
     if (!plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
     const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
     if (why) entry.patience = kPatience;
     if (plain) {
-      entry.wanted_plain = true;
+      // Not by what is cast at every use while something holds it: it may be let go.
+      entry.wanted_plain |= why != Ended::Shared && why != Ended::Foreign;
       if (entry.packable > 0) --entry.packable;
       if (valid && entry.form.layout != Layout::Plain)
         entry.patience = std::min(4 * entry.patience, kMostPatience);
@@ -219,7 +214,7 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   if (!found.copy.defined()) {
     found.copy = cast_for_cache(weight, to, form, std::move(memory), images);
     if (!plain) found.data = packed_data(found.copy);
-    if (keep) store(weight, std::move(now), found, form);
+    if (keep && store(weight, std::move(now), found, form)) drop_source(weight);
   }
   return found;
 }
@@ -232,13 +227,13 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
 }
 
 // What torch is asked for comes before the lock: a mode may have an op of it run Python.
-void WeightCache::store(const at::Tensor& weight, State state, const Packed& made,
+bool WeightCache::store(const at::Tensor& weight, State state, const Packed& made,
                         const Form& form) {
   const at::Tensor& copy = made.copy;
   const std::size_t bytes = bytes_of_copy(copy);
   Section section(mutex);
   if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
-  if (bytes_ + bytes > limit_) return;
+  if (bytes_ + bytes > limit_) return false;
   Entry& entry = entry_of(section, weight);
   if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
   bytes_ += bytes;
@@ -250,6 +245,7 @@ void WeightCache::store(const at::Tensor& weight, State state, const Packed& mad
   entry.packed_data = made.data;
   // Nobody but our ops gets a packed one.
   if (form.layout == Layout::Plain) by_copy_[copy.storage().unsafeGetStorageImpl()] = &entry;
+  return true;
 }
 
 at::Tensor WeightCache::release(Entry& entry) {
@@ -322,8 +318,7 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
   if (it == entries_.end()) {
     // Nothing shows later, when the weight is cast for the first time, that somebody holds the
     // alias.
-    if (exported && is_ordinary(tensor) && may_be_weight(tensor))
-      entry_of(section, tensor).exported = true;
+    if (exported && is_weight(tensor)) entry_of(section, tensor).exported = true;
     return;
   }
   it->second.ended = Ended::Alias;
@@ -406,9 +401,5 @@ void WeightCache::set_limit(std::size_t bytes) {
 }
 
 WeightCache& weight_cache() { return process_wide<WeightCache>(); }
-
-bool held_elsewhere(const at::Tensor& tensor) {
-  return is_ordinary(tensor) && may_be_weight(tensor) && is_held_elsewhere(tensor);
-}
 
 }  // namespace habana_mp

@@ -86,8 +86,9 @@ class WeightCache {
 
   // Whether a cast of an ordinary tensor (cast/numbers.h) may be cached: asked before cast().
   static bool accepts(const at::Tensor& tensor, DType to);
-  // Whether weights of so many numbers may be: what is known of them in a compiler's trace.
-  static bool accepts_size(const c10::SymInt& numel);
+  // Whether weights of so many numbers and dimensions may be: what is known of them in a compiler's
+  // trace.
+  static bool accepts_size(const c10::SymInt& numel, std::int64_t dims);
 
   // The cast of a weight that is accepted, differentiable. On any thread, with or without the GIL.
   // `was_cached`, where given, is set to whether the copy was there already.
@@ -101,6 +102,10 @@ class WeightCache {
   };
   Packed packed(const at::Tensor& weight, DType to, const Form& form, Caller caller,
                 bool& was_cached, at::IntArrayRef images = {});
+
+  // Why a tensor that may be a weight is cast at every use, if it is: Shared or Foreign. The caller
+  // has it from its Python object and holds it no further.
+  std::optional<Ended> why_never_kept(const at::Tensor& weight);
 
   // Every copy has ended.
   void end_all(Ended why);
@@ -179,12 +184,14 @@ class WeightCache {
 
   Packed copy_of(const at::Tensor& weight, DType to, const Form& form, Caller caller,
                  bool& was_cached, at::IntArrayRef images);
+  static std::optional<Ended> why_never_kept(const at::Tensor& weight, bool others_write,
+                                             Caller caller);
   static bool stays_plain(Entry& entry, bool valid);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);
   Entry& entry_of(Section& section, const at::Tensor& weight);
-  void store(const at::Tensor& weight, State state, const Packed& made, const Form& form);
+  bool store(const at::Tensor& weight, State state, const Packed& made, const Form& form);
   at::Tensor release(Entry& entry);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);
@@ -210,9 +217,5 @@ class WeightCache {
 };
 
 WeightCache& weight_cache();
-
-// Whether the tensor is one that the cache takes, and somebody holds it who may write to it, such
-// as a DLPack capsule. The caller has it from its Python object and holds it no further.
-bool held_elsewhere(const at::Tensor& tensor);
 
 }  // namespace habana_mp

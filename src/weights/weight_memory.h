@@ -6,9 +6,12 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/torch_private.h"
+#include "weights/offloaded_memory.h"
 
 namespace habana_mp {
 
@@ -29,7 +32,7 @@ inline bool is_own_memory(const at::Tensor& weight) {
   if (!weight.is_cpu()) return storage.resizable();
   const c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
   if (deleter == slices_deleter) return true;
-  return deleter == c10::GetCPUAllocator()->raw_deleter() &&
+  return (deleter == c10::GetCPUAllocator()->raw_deleter() || is_offloaded(storage)) &&
          (storage.resizable() || storage.allocator() == nullptr);
 }
 
@@ -42,18 +45,35 @@ inline bool is_shared(const at::Tensor& weight) {
          !torch_private::is_sole_owner_of_python_object(*storage.unsafeGetStorageImpl());
 }
 
-// A fingerprint of some numbers spread over the weight.
+// Where the samples of a weight lie, in ascending order: spread over it, the last number too.
+inline constexpr std::int64_t kSamples = 17;
+inline std::array<const std::uint32_t*, kSamples> samples_in(const at::Tensor& weight) {
+  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
+  const std::int64_t step = weight.numel() / (kSamples - 1);
+  std::array<const std::uint32_t*, kSamples> samples{};
+  for (std::int64_t i = 0; i < kSamples - 1; ++i) samples[i] = numbers + i * step;
+  samples.back() = numbers + weight.numel() - 1;
+  return samples;
+}
+
+// A fingerprint of them.
 inline std::uint64_t samples_of(const at::Tensor& weight) {
   if (!weight.is_cpu()) return 0;
-  constexpr std::int64_t kSamples = 16;
-  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
-  const std::int64_t step = weight.numel() / kSamples;
-  std::uint64_t hash = numbers[weight.numel() - 1];
+  const auto samples = samples_in(weight);
+  std::uint64_t hash = *samples.back();
   // Not one after the other in memory's time: the loads do not wait for each other.
-  for (std::int64_t i = 0; i < kSamples; ++i) {
-    hash = (hash ^ numbers[i * step]) * 0x9E3779B97F4A7C15U;
+  for (std::int64_t i = 0; i < kSamples - 1; ++i) {
+    hash = (hash ^ *samples[i]) * 0x9E3779B97F4A7C15U;
   }
   return hash;
+}
+
+// Drops the pages of an offloaded weight but for those that every use of its copy reads.
+inline void drop_unsampled_pages(const at::Tensor& weight) {
+  const auto samples = samples_in(weight);
+  std::array<const void*, kSamples> kept{};
+  for (std::size_t i = 0; i < kept.size(); ++i) kept[i] = samples[i];
+  drop_pages(*weight.storage().unsafeGetStorageImpl(), kept);
 }
 
 }  // namespace habana_mp

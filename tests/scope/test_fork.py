@@ -40,6 +40,12 @@ def uses_weights():
     hmp.cache.info()
 
 
+def offloads_weights():
+    model = nn.Linear(256, 256)
+    assert hmp.cache.offload(model).weights == 1
+    hmp.cache.restore(model)
+
+
 def enters_regions():
     policy = hmp.Policy.from_ops(lower=["mm"], name=f"fork{next(NUMBERS)}")
     with hmp.autocast("cpu", policy=policy):
@@ -72,7 +78,15 @@ def fork(work):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(
     "work",
-    [opens_reports, converts, uses_weights, enters_regions, frees_large_results, asks_for_a_private_name],
+    [
+        opens_reports,
+        converts,
+        uses_weights,
+        offloads_weights,
+        enters_regions,
+        frees_large_results,
+        asks_for_a_private_name,
+    ],
     ids=lambda work: work.__name__.replace("_", " "),
 )
 def test_a_child_forked_while_a_thread(work):

@@ -1,0 +1,33 @@
+#include "weights/weight.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstddef>
+
+#include "base/torch_private.h"
+#include "cast/numbers.h"
+
+namespace habana_mp {
+namespace {
+
+bool is_parameter(const at::Tensor& tensor) {
+  const PyObject* object = torch_private::python_object(tensor);
+  return object != nullptr && Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(ParameterClass);
+}
+
+}  // namespace
+
+bool may_be_weight(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && tensor.numel() >= smallest_weight(tensor.dim()) &&
+         tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor)) &&
+         !tensor.is_inference() && tensor.is_non_overlapping_and_dense();
+}
+
+bool is_weight(const at::Tensor& tensor) { return is_ordinary(tensor) && may_be_weight(tensor); }
+
+bool is_held_elsewhere(const at::Tensor& weight) {
+  const auto holds = static_cast<std::size_t>(weight.use_count());
+  return holds > 1 && holds > torch_private::most_known_holds(weight);
+}
+
+}  // namespace habana_mp

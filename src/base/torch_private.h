@@ -252,13 +252,25 @@ inline bool stands_for_parameter(const at::Tensor& fake) {
   return mark.is(pybind11::bool_(true));
 }
 
-// Whether inductor, where it compiles, takes weights for constants, which it casts and packs then.
-inline bool freezes_weights() {
+// Whether inductor, where it compiles here, takes weights for constants of its own: it freezes
+// them, which is to cast and to pack them now, or it compiles ahead of time.
+inline bool owns_weights() {
   const pybind11::gil_scoped_acquire gil;
   const pybind11::dict modules = pybind11::module_::import("sys").attr("modules");
-  if (!modules.contains("torch._inductor.config")) return false;
-  const pybind11::object config = modules["torch._inductor.config"];
-  return pybind11::getattr(config, "freezing", pybind11::bool_(false)).is(pybind11::bool_(true));
+  const auto find = [&](const char* module, const auto&... path) {
+    if (!modules.contains(module)) return pybind11::object(pybind11::none());
+    pybind11::object found = modules[module];
+    ((found = pybind11::getattr(found, path, pybind11::none())), ...);
+    return found;
+  };
+  const pybind11::bool_ yes(true);
+  if (find("torch._inductor.virtualized", "V", "aot_compilation").is(yes)) return true;
+  if (!find("torch._inductor.config", "freezing").is(yes)) return false;
+  // It freezes what Dynamo has left in the module; that asks for more than this setting.
+  const pybind11::object trace = find("torch._guards", "TracingContext", "try_get");
+  if (trace.is_none()) return true;
+  const pybind11::object left = pybind11::getattr(trace(), "params_flat", pybind11::none());
+  return PyObject_IsTrue(left.ptr()) == 1;
 }
 
 // Autograd

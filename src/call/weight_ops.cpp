@@ -140,8 +140,8 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   }
 
   // The same where autograd looks on. A graph keeps the op whole only where nobody will
-  // differentiate it, and where its weights are no constants: inductor casts and packs those when
-  // it compiles.
+  // differentiate it, and where its weights are the model's: the cache does not take copies of
+  // them, and a program that was compiled ahead of time runs where nobody imports this package.
   static at::Tensor compute_with_autograd(Args... args, at::ScalarType to) {
     const bool differentiable = any_tensor(
         [](const at::Tensor& tensor) {
@@ -149,7 +149,7 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
                  tensor._fw_grad(/*level=*/0).defined();
         },
         args...);
-    if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::freezes_weights()))
+    if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::owns_weights()))
       return compute(args..., to);
     if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
       if (auto result = linear_apart(handle(), args..., to)) return *result;

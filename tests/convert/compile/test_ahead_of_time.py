@@ -1,0 +1,191 @@
+"""Programs that are compiled now and run elsewhere: torch.export, AOTInductor, and inductor's C++ wrapper and frozen weights."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+
+from habana_mp import hmp
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
+SIZE = 128
+FRONT_ENDS = {
+    "convert": lambda: hmp.convert() and contextlib.nullcontext(),
+    "autocast": lambda: hmp.autocast("cpu"),
+}
+front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
+
+
+@pytest.fixture(autouse=True)
+def _revert():
+    yield
+    hmp.revert()
+
+
+def linears() -> nn.Module:
+    return nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE)).eval()
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, SIZE)
+
+
+def run_python(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], check=False, capture_output=True, text=True
+    )
+
+
+# torch.export
+
+LOAD = """
+import sys, torch
+path, imports = sys.argv[1:]
+if imports: import habana_mp
+program = torch.export.load(path).module()
+x, expected = torch.load(path + ".results")
+assert torch.equal(program(x), expected)
+assert ("habana_mp" in sys.modules) == bool(imports)
+"""
+
+
+@front_ends
+@pytest.mark.parametrize("mode", [torch.no_grad, contextlib.nullcontext], ids=["no_grad", "grad"])
+def test_an_exported_program_elsewhere(front_end, mode, tmp_path):
+    """Without gradients it holds our ops, which the process that loads it needs."""
+    model, x, path = linears(), batch(), tmp_path / "program.pt2"
+    with front_end(), mode():
+        torch.save((x, model(x).detach()), f"{path}.results")
+        torch.export.save(torch.export.export(model, (x,)), path)
+    done = run_python(LOAD, path, "yes")
+    assert done.returncode == 0, done.stderr
+    done = run_python(LOAD, path, "")
+    if mode is contextlib.nullcontext:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "failed to resolve torch.ops.habana_mp.linear.default" in done.stderr
+        assert "Please import the custom op" in done.stderr
+
+
+# AOTInductor
+
+RUN = """
+import sys, torch
+for path in sys.argv[1:]:
+    program = torch._inductor.aoti_load_package(path)
+    x, weights, *expected = torch.load(path + ".results")
+    torch.testing.assert_close(program(x), expected[0], rtol=2e-2, atol=2e-2)
+    if "frozen" not in path:
+        program.load_constants(weights, check_full_update=True)
+        torch.testing.assert_close(program(x), expected[1], rtol=2e-2, atol=2e-2)
+assert "habana_mp" not in sys.modules
+"""
+HOW = {
+    "plain": {},
+    "folded": {"aot_inductor.use_runtime_constant_folding": True},
+    "frozen": {"freezing": True},
+}
+# A cast of a weight where the program runs, as the generated C++ spells it.
+CAST_IN_RUN = r"cpp_fused__to_copy\w*\(.*\(const float\*\)\(constant_"
+
+
+def test_a_program_of_aotinductor_needs_no_habana_mp(tmp_path):
+    """It sees new weights, and casts them once where it is told to fold constants."""
+    model, x, hits = linears(), batch(), {}
+    weights = {name: value * 2 for name, value in model.state_dict().items()}
+    hmp.convert()
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+        assert "habana_mp.linear" in str(program.graph)
+        expected = [model(x), torch.func.functional_call(model, weights, (x,))]
+        for how, settings in HOW.items():
+            path = tmp_path / f"{how}.pt2"
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+            torch.save((x, weights, *expected), f"{path}.results")
+            with zipfile.ZipFile(path) as package:
+                source = next(name for name in package.namelist() if name.endswith("wrapper.cpp"))
+                code = package.read(source).decode()
+            assert "habana_mp::" not in code
+            hits[how] = len(re.findall(CAST_IN_RUN, code[code.index("::run_impl(") :]))
+    assert hits == {"plain": 2, "folded": 0, "frozen": 0}
+    done = run_python(RUN, *(tmp_path / f"{how}.pt2" for how in HOW))
+    assert done.returncode == 0, done.stderr
+
+
+# Inductor's settings
+
+
+def casts_in_two_calls(compiled, x) -> int:
+    """Calls of the cache that cast."""
+    compiled(x)
+    before = hmp.cache.info()
+    compiled(x)
+    after = hmp.cache.info()
+    return after.misses + after.refreshed - before.misses - before.refreshed
+
+
+@front_ends
+def test_the_cpp_wrapper_takes_weights_from_the_cache(front_end):
+    model, x = linears(), batch()
+    with front_end(), torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, options={"cpp_wrapper": True})
+        for factor in (1, 2):
+            model[0].weight.mul_(factor)
+            assert torch.equal(compiled(x), model(x))
+        before = hmp.cache.info().hits
+        assert casts_in_two_calls(compiled, x) == 0
+        assert hmp.cache.info().hits == before + 4
+
+
+def products(code: str) -> collections.Counter[str]:
+    return collections.Counter(re.findall(r"(?:torch\.ops|extern_kernels)\.[\w.]+(?=\()", code))
+
+
+@front_ends
+def test_frozen_code_is_that_of_the_model_in_bfloat16(front_end):
+    model, x = linears(), batch()
+    held = copy.deepcopy(model).bfloat16()
+    with torch.no_grad(), config.patch(freezing=True):
+        _, (code_of_held,) = run_and_get_code(torch.compile(held, fullgraph=True), x.bfloat16())
+        with front_end():
+            expected = model(x)
+            result, (code,) = run_and_get_code(torch.compile(model, fullgraph=True), x)
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    assert products(code) == products(code_of_held)
+    assert "habana_mp" not in code
+    assert re.findall(r"^ +(\S.*) = args$", code, re.MULTILINE) == ["arg4_1,"]  # the batch; four weights are gone
+
+
+SETTINGS = {
+    # torch.compile has read the weights before it reads its options.
+    "options": (torch.no_grad, {"freezing": True}, False),
+    "grad mode": (contextlib.nullcontext, None, True),
+}
+
+
+@front_ends
+@pytest.mark.parametrize(("mode", "options", "in_config"), SETTINGS.values(), ids=SETTINGS)
+def test_where_inductor_freezes_nothing_the_cache_is_used(front_end, mode, options, in_config):
+    model, x = linears().requires_grad_(False), batch()
+    with front_end(), mode(), config.patch(freezing=in_config):
+        compiled = torch.compile(model, fullgraph=True, options=options)
+        expected = model(x)
+        result, (code,) = run_and_get_code(compiled, x)
+        assert torch.equal(result, expected)
+        assert code.count("torch.ops.habana_mp.linear.default(") == 2
+        assert casts_in_two_calls(compiled, x) == 0
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        assert torch.equal(compiled(x), model(x))

@@ -219,7 +219,10 @@ def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwar
     tensors = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
         return False
-    return any(place in weights and _is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim()) for place, tensor in tensors)
+    return any(
+        place in weights and _is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
+        for place, tensor in tensors
+    )
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

@@ -52,10 +52,12 @@ CONVOLUTIONS = {
 LYING = {"images": (True, False), "weight": (False, True), "both": (True, True)}
 
 
+@pytest.mark.parametrize("packing", ["always", "equal"])
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("lying", LYING)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_the_numbers_and_the_format_of_a_plain_copy(name, lying, front):
+def test_the_numbers_and_the_format_of_a_plain_copy(name, lying, front, packing, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
     sizes, make = CONVOLUTIONS[name]
     images_last, weight_last = LYING[lying]
     last = LAST if len(sizes) == 4 else LAST_3D
@@ -75,7 +77,11 @@ def test_the_numbers_and_the_format_of_a_plain_copy(name, lying, front):
             more = torch.cat([x, x], 2).contiguous(memory_format=last)
             assert torch.equal(conv(more), plain_conv(more, conv))
     info = hmp.cache.info()
-    assert (info.entries, info.packed, info.misses, info.hits) == (1, 1, 1, 2)
+    if packing == "always":
+        assert (info.entries, info.packed, info.misses, info.hits) == (1, 1, 1, 2)
+    else:  # what is the faster depends on the machine; every one was measured
+        rows = [row for row in hmp.cache.choices() if row.weight == tuple(conv.weight.shape) and row.microseconds]
+        assert {way for row in rows for way in row.microseconds} == {"plain", "onednn"}
 
 
 IMAGES = torch.randn(2, 32, 9, 9)
@@ -92,6 +98,9 @@ CALLS = {
     "by keywords": (0, lambda x: F.conv2d(x, W, stride=2)),
     "one image": (0, lambda x: F.conv2d(x[0], W)),
     "transposed": (0, lambda x: F.conv_transpose2d(x, W)),
+    "a bias with gaps": (1, lambda x: F.conv2d(x, W, torch.arange(64.0)[::2])),
+    "a low bias with gaps": (0, lambda x: F.conv2d(x, W, torch.arange(64.0).to(BF16)[::2])),
+    "a low bias of one number": (0, lambda x: F.conv2d(x, W, torch.ones(1).to(BF16).expand(32))),
     "no parameter": (0, lambda x: F.conv2d(x, W.detach().clone())),
     "no images": (0, lambda x: F.conv2d(x[:0], W)),
     "a list of strides": (0, lambda x: F.conv2d(x, W, None, [2, 2])),
@@ -99,17 +108,20 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_which_calls_use_it(name):
+def test_which_calls_use_it(name, monkeypatch):
     count, call = CALLS[name]
-    hmp.convert(policy="hmp")
     x = IMAGES.contiguous(memory_format=LAST)
-    with torch.no_grad():
-        y = call(x)
-        assert packed() == count
+    results = []
+    for packing in ("always", "off"):
+        monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+        hmp.convert(policy="hmp")
+        with torch.no_grad():
+            results.append(call(x))
+        assert packed() == (count if packing == "always" else 0)
         hmp.revert()
-        want = call(x.to(BF16)) if name == "no images" else None
-    assert y.dtype == BF16
-    assert want is None or y.shape == call(x).shape
+    assert results[0].dtype == BF16
+    assert torch.equal(*results)
+    assert results[0].stride() == results[1].stride()
 
 
 def test_a_graph_keeps_it_plain():
@@ -128,6 +140,10 @@ BAD = {
     "negative padding": (lambda x: F.conv2d(x, W, None, 1, -1), RuntimeError, "padding"),
     "bias": (lambda x: F.conv2d(x, W, torch.zeros(3)), RuntimeError, "bias"),
     "three strides": (lambda x: F.conv2d(x, W, None, (1, 1, 1)), RuntimeError, "stride"),
+    "a tuple of groups": (lambda x: F.conv2d(x, W, None, 1, 0, 1, (1,)), TypeError, "groups"),
+    "a huge padding": (lambda x: F.conv2d(x, W, None, 1, 2**33), RuntimeError, "overflow"),
+    "the hugest padding": (lambda x: F.conv2d(x, W, None, 1, 2**63 - 1), RuntimeError, "padding"),
+    "a huge dilation": (lambda x: F.conv2d(x, W, None, 1, 0, 2**62), RuntimeError, "SymInt|Kernel size"),
     "a huge stride": (lambda x: F.conv2d(x, W, None, 2**70), ValueError, "Overflow"),
 }
 
@@ -173,10 +189,10 @@ def test_measured_choices_give_the_same_numbers(packing, monkeypatch):
             x = torch.randn(sizes).contiguous(memory_format=LAST)
             assert torch.equal(F.conv2d(x, w), F.conv2d(x.to(BF16), w.to(BF16)))
     rows = [row for row in hmp.cache.choices() if row.weight == (48, 32, 3, 3) and row.microseconds]
-    assert {row.input for row in rows} >= {(1, 32, 10, 10), (8, 32, 10, 10), (1, 32, 64, 40)}
+    assert {row.input for row in rows} >= {(1, 32, 8, 8), (2, 32, 8, 8), (8, 32, 8, 8), (1, 32, 56, 40)}
     for row in rows:
         assert row.by in row.microseconds
-        assert row.microseconds["plain"] > 0
+        assert set(row.microseconds) == {"plain", "onednn"}
 
 
 def test_images_of_many_sizes_share_a_few_choices(monkeypatch):
@@ -186,7 +202,37 @@ def test_images_of_many_sizes_share_a_few_choices(monkeypatch):
     with torch.no_grad():
         for size in range(32, 64):
             F.conv2d(torch.randn(1, 40, size, size).contiguous(memory_format=LAST), w)
-    assert len([row for row in hmp.cache.choices() if row.weight == (40, 40, 3, 3) and row.microseconds]) <= 5
+    rows = [row for row in hmp.cache.choices() if row.weight == (40, 40, 3, 3) and row.microseconds]
+    assert [row.input[2] for row in rows] == [32, 40, 48, 56]
+
+
+LARGE = {
+    "of many images": ((64, 16, 32, 32), (16, 16, 3, 3), (8, 16, 32, 32)),
+    "of large images": ((2, 16, 1024, 512), (16, 16, 3, 3), (1, 16, 128, 512)),
+    "of many outputs": ((2, 16, 128, 128), (256, 16, 1, 1), (1, 16, 32, 128)),
+    "of a kernel larger than the images": ((1, 16, 2, 3), (16, 16, 4, 4), (1, 16, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_trial_is_no_larger_than_the_call(name, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    sizes, kernel, tried = LARGE[name]
+    hmp.convert(policy="hmp")
+    w = nn.Parameter(torch.randn(kernel))
+    with torch.no_grad():
+        F.conv2d(torch.randn(sizes).contiguous(memory_format=LAST), w, None, 1, kernel[-1] // 2)
+    assert tried in [row.input for row in hmp.cache.choices() if row.weight == kernel and row.microseconds]
+
+
+def test_a_copy_that_padding_would_blow_up_stays_plain(monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    hmp.convert(policy="hmp")
+    conv = nn.Conv2d(4000, 4000, 1, groups=2000).to(memory_format=LAST)  # 8 times the size
+    with torch.no_grad():
+        conv(torch.randn(1, 4000, 2, 2).contiguous(memory_format=LAST))
+    info = hmp.cache.info()
+    assert (info.entries, info.packed, info.bytes) == (1, 0, conv.weight.numel() * 2)
 
 
 def test_a_resnet_under_both_fronts_has_the_bits_of_plain_copies(monkeypatch):

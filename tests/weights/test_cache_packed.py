@@ -152,6 +152,8 @@ CALLS = {
     "a transposed parameter": (0, lambda x, w: F.linear(x, LYING)),
     "small": (0, lambda x, w: F.linear(x[:, :16], SMALL)),
     "by keywords": (0, lambda x, w: F.linear(input=x, weight=w)),
+    "a low bias with gaps": (0, lambda x, w: F.linear(x, w, torch.arange(2.0 * N).to(BF16)[::2])),
+    "a low bias of one number": (0, lambda x, w: torch.addmm(torch.ones(1).to(BF16).expand(N), x, w)),
     "addmm with alpha": (0, lambda x, w: torch.addmm(torch.zeros(N), x, w, alpha=2)),
     "addmm with a matrix added": (0, lambda x, w: torch.addmm(torch.zeros(2, N), x, w)),
     "no rows": (0, lambda x, w: F.linear(x[:0], w)),

@@ -1,3 +1,0 @@
-"""Written by the build."""
-
-TORCH_VERSION = "2.13.0+cpu"

@@ -108,11 +108,12 @@ def run(cell: str, commit: str, jobs: int, keep: bool) -> tuple[Row, tuple[str, 
     torch, _, version = cell.partition("/")
     folder = FOLDER / f"torch{torch}-py{version}"
     tree, venv, results = folder / "tree", folder / "venv", folder / commit
-    results.mkdir(parents=True, exist_ok=True)
     done = results / "done"
     if not done.exists():
+        python = _python(version)
+        results.mkdir(parents=True, exist_ok=True)
         print(f"{cell}: logs in {results.relative_to(ROOT)}", flush=True)
-        _set_up(torch, _python(version), venv, results)
+        _set_up(torch, python, venv, results)
         _build(tree, venv, results, commit, jobs)
         for part in parts(tree):
             _test(tree, venv, results, part, jobs)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import matrix
 from tools.matrix import CELLS, HEAD, PAGE, Row, counted, with_row
 
 ROOT = Path(__file__).parent.parent.parent
@@ -74,6 +75,23 @@ def test_tests_are_counted_once(tmp_path):
     counts = counted(tmp_path.glob("*.xml"))
     assert counts[:3] == (1, 2, 1)
     assert counts.failures == ("policy: tests.a::fails", "policy: tests.a::no_fixture")
+
+
+def test_what_was_done_for_a_commit_is_not_done_again(tmp_path, monkeypatch):
+    """Nor is its environment made again, which is gone by then."""
+    monkeypatch.setattr(matrix, "FOLDER", tmp_path)
+    results = tmp_path / "torch2.13-py3.99" / "abcdef012"
+    results.mkdir(parents=True)
+    (results / "done").write_text("2.13.0+cpu\n3.99.1\n2026-11-22")
+    for part, seconds in (("policy", "61.5"), ("scope", "60.0")):
+        (results / f"{part}.xml").write_text(REPORT)
+        (results / f"{part}.seconds").write_text(seconds)
+    row, failures = matrix.run("2.13/3.99", "abcdef012", jobs=1, keep=False)
+    assert row == Row("2.13.0+cpu", "3.99.1", 2, 4, 2, 2, "2026-11-22", "abcdef012")
+    assert len(failures) == 4
+    assert [path.name for path in results.parent.iterdir()] == ["abcdef012"]
+    with pytest.raises(matrix.CannotRun, match=r"there is no Python 3.99 here"):
+        matrix.run("2.13/3.99", "another00", jobs=1, keep=False)
 
 
 CANNOT = [

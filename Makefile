@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | fuzz | clean
+# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo fuzz clean
+.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo matrix fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -103,6 +103,11 @@ tune-presets: $(BUILT)
 # Every op, module and architecture under the policies: up to an hour. What was stopped goes on where it was.
 zoo: $(BUILT)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m zoo --jobs $(JOBS)
+
+# The suite on each torch and Python that is supported, in environments of their own: an hour and gigabytes each. CELLS="2.15/3.12", CELLS=next.
+matrix:
+	@tools/system_packages.sh $(PYTHON) test
+	@$(PYTHON) tools/matrix.py --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
 
 fuzz: $(SETUP)
 	@tools/system_packages.sh $(PYTHON) fuzz

@@ -103,6 +103,11 @@ def _find(path: str) -> Any:
     return found
 
 
+def _the_generator(*paths: str) -> str:
+    """The path of the first that is a generator function; all, which torch then has not, where none is."""
+    return next((path for path in paths if inspect.isgeneratorfunction(_find(path))), " or ".join(paths))
+
+
 def _words(path: str, lost: str) -> str:
     root = path.partition(":")[0].partition(".")[0]
     version = getattr(sys.modules.get(root), "__version__", None)
@@ -169,10 +174,14 @@ SET_POLICIES = Feature(
 FASTPATH = Feature(
     "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"
 )
-# Where torch recomputes; the other form is a public class.
+# Where torch recomputes; the other form is a public class. From 2.15 on the older name only calls the newer one, which torch's own
+# callers call themselves. The one that recomputes is a generator.
 CHECKPOINT = Feature(
     "torch.utils.checkpoint(use_reentrant=False) recomputes under the policy of the backward pass",
-    generator="torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+    generator=_the_generator(
+        "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+        "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+    ),
 )
 # Wraps the step of an optimizer's class; the wrapper has it in a cell named func.
 OPTIMIZERS = Feature("the steps of optimizers run under casts", hook="torch.optim:Optimizer.profile_hook_step")
@@ -398,8 +407,8 @@ WHAT_STAYS = (
     Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
     Change("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "autocast", "our key is in it; no call has the key outside of regions"),
     Change("torch._ops._higher_order_ops", "autocast", "each passes our key by, which torch cannot take back"),
-    Change("torch.utils.checkpoint._checkpoint_without_reentrant_generator", "autocast", f"{_THREADS}; a backward pass may still recompute"),
-    Change("torch.distributed._composable.checkpoint_activation._checkpoint_without_reentrant_generator", "autocast", "the same function, which it imports"),
+    Change(CHECKPOINT.paths["generator"].replace(":", "."), "autocast", f"{_THREADS}; a backward pass may still recompute"),
+    Change(f"{COMPOSABLE_CHECKPOINT}.{CHECKPOINT.place('generator')[1]}", "autocast", "the same function, which it imports"),
     Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
     Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
     Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),

@@ -1,56 +1,96 @@
 """Policies on disk: a folder with policy.toml, lower.txt, fp32.txt and promote.txt, as the presets under lists/ are.
 
+What differs between versions of torch is in files of edits beside the lists: fp32.since-2.15.txt is for torch 2.15 and later,
+fp32.before-2.13.txt for those that are older than 2.13.
+
 Knows the form of the folder; what its values mean is checked by src/policy/policy.cpp.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import habana_mp._core as core
-from habana_mp._policy.list_file import limited_of, read_list
+from habana_mp._policy.list_file import ListFile, limited_of, merged_limited, merged_lists, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
 
 LISTS = ("lower", "fp32", "promote")
 SHIPPED = Path(__file__).parent.parent / "lists"
 DESCRIPTION = "policy.toml"
+# One that is misspelled is an error: passed over, it would be a rule that is missing.
+_EDITS = re.compile(rf"({'|'.join(LISTS)})\.(since|before)-(\d+)\.(\d+)\.txt")
 _KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
 
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
-    lower, fp32, promote = lists = [read_list(folder / f"{name}.txt") for name in LISTS]
-    for file in lists:
+    files = {title: read_list(folder / f"{title}.txt") for title in LISTS}
+    for file in files.values():
         if file.edits:
             raise ValueError(
                 f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
             )
+    lists, limited = {title: file.named for title, file in files.items()}, limited_of(files)
+    for edits in edits_for(torch.__version__, folder):
+        lists, limited = merged_lists(lists, edits), merged_limited(limited, edits)
     error = [(op, str(folder / DESCRIPTION), 0) for op in described.get("error", [])]
     try:
         made = core.Policy(
             described.get("name", folder.name),
             described["low_dtype"],
             described["rest"],
-            lower.named,
-            fp32.named,
-            promote.named,
+            lists["lower"],
+            lists["fp32"],
+            lists["promote"],
             error,
             described["low_dtypes"],
             described["cache"],
-            limited_of(dict(zip(LISTS, lists, strict=True))),
+            limited,
         )
     except ValueError as mistake:
         message = str(mistake)
         raise ValueError(message if str(folder) in message else f"{folder / DESCRIPTION}: {message}") from None
     if not shipped:
-        for file in lists:
-            check_known([*file.named, *(entry for entry, _ in file.limited)], file.path, strict=False)
+        for title, entries in lists.items():
+            of_modules = [(name, file, line) for other, name, _, file, line in limited if other == title]
+            check_known([*entries, *of_modules], files[title].path, strict=False)
         check_known(error, str(folder / DESCRIPTION), strict=False)
     return made
+
+
+def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
+    """The edits to the lists of a folder for a version of torch, in the order in which they are made: by the list that each is for.
+
+    Raises OSError, or ValueError for what is no edits.
+    """
+    found = []
+    major, minor = version.split(".")[:2]
+    for path in folder.glob("*.*.txt"):
+        if path.name.partition(".")[0] not in LISTS:
+            continue
+        named = _EDITS.fullmatch(path.name)
+        if named is None:
+            raise ValueError(f"{path}: edits to a list for some torch are in LIST.since-2.N.txt or LIST.before-2.N.txt")
+        title, side, *release = named.groups()
+        of_file = (int(release[0]), int(release[1]))
+        file = read_list(path)
+        if not file.edits:
+            if not file.named and not file.limited:
+                continue  # an empty list would take the place of the other
+            raise ValueError(f"{path}: its names begin with + or -, as they edit {title}.txt")
+        is_newer = (int(major), int(minor)) >= of_file
+        if is_newer == (side == "since"):
+            # From the lists outwards: 2.14 before 2.15, and before 2.13 before before 2.12.
+            order = of_file if side == "since" else (-of_file[0], -of_file[1])
+            found.append((side, order, title, file))
+    return [{title: file} for _, _, title, file in sorted(found, key=lambda each: each[:3])]
 
 
 def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mapping[str, str] | None = None) -> None:

@@ -127,6 +127,19 @@ def merged(
     return [*file.named, *kept] if file else kept
 
 
+def merged_lists(defaults: Mapping[str, list[Entry]], files: Mapping[str, ListFile]) -> dict[str, list[Entry]]:
+    """The lists of a policy after files, by the lists that both are."""
+    return {
+        title: merged(
+            default,
+            files.get(title),
+            [file for other, file in files.items() if other != title],
+            asked_last=title == "promote",
+        )
+        for title, default in defaults.items()
+    }
+
+
 def limited_of(files: Mapping[str, ListFile]) -> list[Limited]:
     """Of files by the lists that they are."""
     return [

@@ -26,8 +26,8 @@ from habana_mp._policy.list_file import (
     comment_of,
     less,
     less_limited,
-    merged,
     merged_limited,
+    merged_lists,
     read_list,
     whole_op,
 )
@@ -390,16 +390,7 @@ def with_files(
         low = low_name(low_dtype, "low_dtype")
     if files and not name.endswith("+files"):
         name += "+files"
-    defaults = dict(zip(LISTS, (lower, fp32, promote), strict=True))
-    lists = {
-        title: merged(
-            default,
-            files.get(title),
-            [file for other, file in files.items() if other != title],
-            asked_last=title == "promote",
-        )
-        for title, default in defaults.items()
-    }
+    lists = merged_lists(dict(zip(LISTS, (lower, fp32, promote), strict=True)), files)
     named = Claims(whole_op(entry) for file in files.values() for entry, _, _ in file.named)
     made = core.Policy(
         name,

@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from namespaces import F16, F32, a, changed, snapshot
 
 from habana_mp import hmp
+from habana_mp._torch_private import CHECKPOINT
 
 
 class Refusing(types.ModuleType):
@@ -139,7 +140,7 @@ FROZEN = {
     "torch.special": (torch.special, "softmax"),
     "torch._C._linalg": (sys.modules["torch._C._linalg"], "linalg_inv"),
     "torch.jit": (torch.jit, "script"),
-    "torch.utils.checkpoint": (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
+    "torch.utils.checkpoint": CHECKPOINT.place("generator"),
     "the last one": (sys.modules["habana_mp._scope.in_force"], "verbose"),
 }
 

@@ -18,9 +18,13 @@ bool is_parameter(const at::Tensor& tensor) {
 }  // namespace
 
 bool may_be_weight(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat && tensor.numel() >= smallest_weight(tensor.dim()) &&
-         tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor)) &&
-         !tensor.is_inference() && tensor.is_non_overlapping_and_dense();
+  if (tensor.scalar_type() != at::kFloat || tensor.numel() < smallest_weight(tensor.dim()) ||
+      !tensor.is_leaf() || tensor.is_inference() || !tensor.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  // Images that require grad are as small as weights of convolutions, and change at every call.
+  const bool small = tensor.numel() < smallest_weight(/*dims=*/2);
+  return (tensor.requires_grad() && !small) || is_parameter(tensor);
 }
 
 bool is_weight(const at::Tensor& tensor) { return is_ordinary(tensor) && may_be_weight(tensor); }

@@ -131,6 +131,14 @@ def test_a_graph_keeps_it_plain():
     W.grad = None
 
 
+def test_images_that_require_grad_are_no_weights():
+    hmp.convert(policy="hmp")
+    x = torch.randn(1, 32, 8, 8).requires_grad_()
+    with torch.no_grad():
+        F.conv2d(x, W)
+    assert hmp.cache.info().entries == 1
+
+
 BAD = {
     "channels": (lambda x: F.conv2d(x[:, :30].contiguous(memory_format=LAST), W), RuntimeError, "to have 32 channels"),
     "groups": (lambda x: F.conv2d(x, W, None, 1, 0, 1, 3), RuntimeError, "groups"),

@@ -140,7 +140,7 @@ def measure(quick: bool) -> Report:
     found = all_figures(quick)
     peaks, resident = training_peaks(quick, found["peak memory"]), inferring(quick, found["memory of inference"])
     text = f"""\
-The models and variants of [Inference](#inference), one thread. A process for each variant reads its resident memory; `malloc` is told to map
+The models and variants of [Inference](#inference), one thread. A process for each variant reads its resident memory; `malloc` maps
 every block of 64 KiB and more by itself, so that freed memory is resident no longer.
 
 ### Peak memory of a training step

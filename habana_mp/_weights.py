@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import habana_mp._core as _core
 from habana_mp import _torch_private as private
+from habana_mp._show.warning import warn
 
 
 class Asked(NamedTuple):
@@ -162,6 +162,4 @@ def close_cache() -> None:
     _core.clear_cache()
     left = _core.restore_all_pages()
     if left:
-        warnings.warn(
-            f"{left} offloaded weights stay in their file, because memory is short or the disk fails", stacklevel=3
-        )
+        warn(f"{left} offloaded weights stay in their file, because memory is short or the disk fails")

@@ -154,7 +154,7 @@ at::Tensor Call::packed_convolution_of(const PackedOperands& operands) {
   }
   const auto numbers = [&](std::uint8_t position) { return slot(position).toDimVector(); };
   const auto stride = numbers(3), padding = numbers(4), dilation = numbers(5);
-  return packed_convolution(operands, {stride, padding, dilation, slot(6).toInt()});
+  return packed_convolution(operands, {padding, stride, dilation, slot(6).toInt()});
 }
 
 bool Call::lends() const {

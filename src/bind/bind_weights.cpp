@@ -38,12 +38,13 @@ py::list choices_made() {
   for (const Choice& choice : choices()) {
     py::dict taken;
     for (std::size_t i = 0; i < kWays; ++i) {
-      if (choice.microseconds[i] > 0) taken[kWayNames[i]] = choice.microseconds[i];
+      const auto ns = static_cast<double>(choice.measured.ns[i]);
+      if (ns > 0) taken[kWayNames[i]] = ns / 1e3;
     }
     rows.append(py::dict(py::arg("op") = choice.op, py::arg("weight") = choice.weight,
                          py::arg("input") = choice.input, py::arg("dtype") = dtype_name(choice.to),
                          py::arg("threads") = choice.threads,
-                         py::arg("by") = kWayNames[static_cast<std::size_t>(choice.by)],
+                         py::arg("by") = kWayNames[static_cast<std::size_t>(choice.measured.by)],
                          py::arg("microseconds") = taken));
   }
   return rows;

@@ -75,7 +75,7 @@ bool computed_channels_last(const at::Tensor& images, const at::Tensor& weight) 
 
 // The shape of a convolution that a packed weight may serve. What torch refuses has none.
 std::optional<ConvolutionShape> shape_of(const PackedOperands& call,
-                                         const ConvolutionNumbers& numbers) {
+                                         const torch_private::ConvolutionNumbers& numbers) {
   const auto& [input, weight, bias, to, caller] = call;
   const std::int64_t dims = weight.dim();
   if (!may_be_packed(call) || (dims != 4 && dims != 5) || input.dim() != dims) return std::nullopt;
@@ -130,7 +130,8 @@ at::Tensor packed_product(Layout layout, const PackedOperands& call) {
   return product(way, given.input, given.weight, given.bias);
 }
 
-at::Tensor packed_convolution(const PackedOperands& call, const ConvolutionNumbers& numbers) {
+at::Tensor packed_convolution(const PackedOperands& call,
+                              const torch_private::ConvolutionNumbers& numbers) {
   const auto shape = shape_of(call, numbers);
   if (!shape) return {};
   const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);

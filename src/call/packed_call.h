@@ -8,6 +8,7 @@
 
 #include <string_view>
 
+#include "base/torch_private.h"
 #include "call/packed_arguments.h"
 
 namespace habana_mp {
@@ -17,7 +18,7 @@ namespace habana_mp {
 Layout packed_layout(std::string_view op);
 
 // The operands of linear(input, weight, bias), addmm(bias, input, weight) or
-// conv2d(input, weight, bias) as they stand in the call.
+// conv2d(input, weight, bias), of its first three arguments.
 inline PackedOperands packed_operands(Layout layout, const at::Tensor& first,
                                       const at::Tensor& second, const at::Tensor& third, DType to,
                                       WeightCache::Caller caller) {
@@ -31,13 +32,7 @@ at::Tensor packed_product(Layout layout, const PackedOperands& call);
 
 // The same of a convolution, whose numbers are given for as many dimensions as the images have;
 // where there is only one, it is that of all.
-struct ConvolutionNumbers {
-  at::IntArrayRef stride, padding, dilation;
-  std::int64_t groups;
-};
-at::Tensor packed_convolution(const PackedOperands& call, const ConvolutionNumbers& numbers);
-
-// From now on, in every thread.
-void set_packing(Packing packing);
+at::Tensor packed_convolution(const PackedOperands& call,
+                              const torch_private::ConvolutionNumbers& numbers);
 
 }  // namespace habana_mp

@@ -16,7 +16,6 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
-#include "call/packed_trial.h"
 
 namespace habana_mp {
 namespace {
@@ -107,11 +106,11 @@ By unmeasured(const Shape& shape) {
              : By::OneDnn;
 }
 
-Measured measured(const Shape& shape) {
+Measured measure(const Shape& shape) {
   return ProductTrial(shape).fastest(shape.packing == Packing::Equal);
 }
 
-Choice shown(const Shape& shape) {
+Choice shown(const Shape& shape, const Measured& measured) {
   const bool turned = shape.layout == Layout::Addmm;
   const auto first = turned ? shape.inputs : shape.outputs;
   const auto second = turned ? shape.outputs : shape.inputs;
@@ -120,8 +119,7 @@ Choice shown(const Shape& shape) {
           {first, second},
           shape.to,
           shape.threads,
-          By::PlainCopy,
-          {}};
+          measured};
 }
 
 // Convolutions
@@ -217,18 +215,17 @@ class ConvolutionTrial final : public Trial {
 
 By unmeasured(const ConvolutionShape&) { return By::OneDnn; }
 
-Measured measured(const ConvolutionShape& shape) {
+Measured measure(const ConvolutionShape& shape) {
   return ConvolutionTrial(shape).fastest(shape.packing == Packing::Equal);
 }
 
-Choice shown(const ConvolutionShape& shape) {
+Choice shown(const ConvolutionShape& shape, const Measured& measured) {
   return {shape.images.back() == 0 ? "conv2d" : "conv3d",
           sizes_of(shape.images),
           sizes_of(shape.weight),
           shape.to,
           shape.threads,
-          By::PlainCopy,
-          {}};
+          measured};
 }
 
 // Both
@@ -239,7 +236,7 @@ Measured found_out(const OfShape& shape) {
   const at::DisableRecordFunctionGuard unseen;
   const c10::InferenceMode no_grad;
   try {
-    return shape.packing == Packing::Always ? Measured{unmeasured(shape), {}} : measured(shape);
+    return shape.packing == Packing::Always ? Measured{unmeasured(shape), {}} : measure(shape);
   } catch (const std::exception&) {  // oneDNN has errors of its own
   }
   return {};
@@ -263,13 +260,7 @@ template <typename OfShape>
 void show_all(std::vector<Choice>& all) {
   auto& choices = process_wide<Choices<OfShape>>();
   const std::lock_guard lock(choices.mutex);
-  for (const auto& [shape, measured] : choices.made) {
-    Choice choice = shown(shape);
-    choice.by = measured.by;
-    std::ranges::transform(measured.ns, choice.microseconds.begin(),
-                           [](std::uint64_t ns) { return static_cast<double>(ns) / 1e3; });
-    all.push_back(std::move(choice));
-  }
+  for (const auto& [shape, measured] : choices.made) all.push_back(shown(shape, measured));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "call/packed_product.h"
+#include "call/packed_trial.h"
 #include "policy/dtype.h"
 #include "weights/packed_weight.h"
 
@@ -53,11 +53,10 @@ By chosen(const ConvolutionShape& shape);
 // A choice as it is shown.
 struct Choice {
   std::string op;
-  std::vector<std::int64_t> input, weight;  // sizes; `input` the largest that shares the choice
+  std::vector<std::int64_t> input, weight;  // sizes that were tried
   DType to;
   int threads;
-  By by;
-  std::array<double, kWays> microseconds;  // of each way; 0 where it was not measured
+  Measured measured;
 };
 std::vector<Choice> choices();
 

@@ -119,7 +119,7 @@ struct PackedConvolution {
     const at::Tensor added = bias.value_or(at::Tensor());
     return packed_convolution(
         {input, weight, added, dtype_of_type(to), kCaller},
-        {*known(stride), *known(padding), *known(dilation), groups.as_int_unchecked()});
+        {*known(padding), *known(stride), *known(dilation), groups.as_int_unchecked()});
   }
 };
 template <>

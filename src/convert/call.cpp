@@ -118,7 +118,7 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
   {
     const pybind11::gil_scoped_release no_gil;
     const auto& [stride, padding, dilation, groups] = numbers;
-    result = convolution ? packed_convolution(operands, {stride, padding, dilation, groups.front()})
+    result = convolution ? packed_convolution(operands, {padding, stride, dilation, groups.front()})
                          : packed_product(op.layout, operands);
   }
   return result.defined() ? THPVariable_Wrap(std::move(result)) : nullptr;

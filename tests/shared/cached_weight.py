@@ -1,8 +1,11 @@
 """A weight that is cached, what it is used for, and how its result is held against the cast by hand."""
 
 import contextlib
+import copy
 import ctypes
+import io
 import multiprocessing
+import pickle
 
 import numpy as np
 import pytest
@@ -127,3 +130,13 @@ OPTIMIZERS = {
     "rprop": lambda ps: torch.optim.Rprop(ps, lr=0.5),
     "muon": lambda ps: torch.optim.Muon(ps, lr=0.5, weight_decay=0),
 }
+
+
+def copied(model, way):
+    """A copy of a module: by ``deepcopy`` or ``copy``, or through ``pickle`` or ``torch.save``."""
+    if way == "torch.save":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+    return pickle.loads(pickle.dumps(model)) if way == "pickle" else getattr(copy, way)(model)

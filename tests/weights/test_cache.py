@@ -1,11 +1,8 @@
 """The weight cache: what is cached and how often it is cast, its limit, and how long its entries live."""
 
-import copy
 import gc
-import io
 import itertools
 import os
-import pickle
 import subprocess
 import sys
 import weakref
@@ -13,7 +10,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, BYTES, FP32, MODES, ROW, N, X, by_hand, casts, is_fresh, module_of, use, weight
+from cached_weight import BF16, BYTES, FP32, MODES, ROW, N, X, by_hand, casts, copied, is_fresh, module_of, use, weight
 from torch import nn
 
 from habana_mp import hmp
@@ -226,18 +223,10 @@ class TestLifetime:
 
     @pytest.mark.parametrize("way", ["deepcopy", "copy", "pickle", "torch.save"])
     def test_a_copy_of_a_model_has_copies_of_its_own(self, way):
-        def through(model):
-            if way == "torch.save":
-                file = io.BytesIO()
-                torch.save(model, file)
-                file.seek(0)
-                return torch.load(file, weights_only=False)
-            return pickle.loads(pickle.dumps(model)) if way == "pickle" else getattr(copy, way)(model)
-
         hmp.convert()
         model = module_of(weight())
         use(model.weight)
-        other = through(model)
+        other = copied(model, way)
         with torch.no_grad():
             other.weight[ROW] = 3
         assert is_fresh(other.weight)

@@ -2,12 +2,8 @@
 
 import copy
 import ctypes
-import errno
 import gc
-import io
 import itertools
-import pickle
-import re
 import threading
 from pathlib import Path
 
@@ -15,47 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, OPTIMIZERS, casts, fork, may_fork
+from cached_weight import BF16, OPTIMIZERS, casts, copied, fork, may_fork
+from offloaded import N, X, all_in_file, bits, is_in_file, net, same, weights_of
 from torch import nn
 
-import habana_mp._core as _core
 from habana_mp import hmp
 
-N = 256  # a weight is N x N: the smallest that is offloaded
-X = torch.linspace(-1, 1, 2 * N).view(2, N)
-
 pytestmark = pytest.mark.usefixtures("empty_cache")
-
-
-def net(layers=3):
-    return nn.Sequential(*(nn.Linear(N, N) for _ in range(layers)))
-
-
-def bits(model):
-    """All numbers of a model, as integers: NaN and -0 count too."""
-    return {name: value.clone().view(torch.int32) for name, value in model.state_dict().items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def weights_of(model):
-    return [p for p in model.parameters() if p.ndim == 2]
-
-
-def is_in_file(tensor):
-    """Whether the memory in the middle of a tensor is that of a file that has no name."""
-    address = tensor.detach().data_ptr() + tensor.nbytes // 2
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(each, 16) for each in line.split()[0].split("-"))
-        if begin <= address < end:
-            return line.endswith("(deleted)")
-    raise AssertionError(hex(address))
-
-
-def all_in_file(model):
-    return [is_in_file(p) for p in weights_of(model)]
 
 
 class TestNumbers:
@@ -358,17 +320,9 @@ class TestOtherHolders:
 
     @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
     def test_a_copy_of_the_model_lies_in_memory(self, way):
-        def through(model):
-            if way == "torch.save":
-                file = io.BytesIO()
-                torch.save(model, file)
-                file.seek(0)
-                return torch.load(file, weights_only=False)
-            return pickle.loads(pickle.dumps(model)) if way == "pickle" else copy.deepcopy(model)
-
         model = net(1)
         hmp.cache.offload(model)
-        other = through(model)
+        other = copied(model, way)
         assert same(bits(other), bits(model))
         assert not is_in_file(other[0].weight)
         with torch.no_grad():
@@ -470,103 +424,12 @@ class TestRevert:
         assert hmp.cache.offload(model).weights == 1
 
 
-class TestErrors:
-    @pytest.mark.parametrize("function", ["offload", "restore"])
-    @pytest.mark.parametrize(
-        "given", [None, torch.ones(2), [nn.Linear(2, 2)], nn.Linear], ids=["None", "tensor", "list", "class"]
-    )
-    def test_no_module(self, function, given):
-        with pytest.raises(TypeError, match=rf"^hmp\.cache\.{function} takes a torch\.nn\.Module, not "):
-            getattr(hmp.cache, function)(given)
-
-    def test_a_model_on_another_device(self):
-        with pytest.raises(ValueError, match=r"moves weights out of the CPU's memory; '0\.weight' is on meta"):
-            hmp.cache.offload(net().to("meta"))
-
-    def test_a_model_on_two_devices(self):
-        model = nn.Sequential(net(1), net(1).to("meta"))
-        assert hmp.cache.offload(model)[::2] == (1, {"1.0.weight": "device"})
-
-    def test_a_folder_that_is_not_there(self, tmp_path):
-        model = net(1)
-        with pytest.raises(FileNotFoundError, match=r"cannot make a file there: No such file or directory: '.*absent'"):
-            hmp.cache.offload(model, tmp_path / "absent")
-        assert all_in_file(model) == [False]
-
-    def test_a_file_for_a_folder(self, tmp_path):
-        (tmp_path / "file").touch()
-        with pytest.raises(NotADirectoryError, match="cannot make a file there"):
-            hmp.cache.offload(net(1), folder=str(tmp_path / "file"))
-
-    def test_a_folder_in_memory(self):
-        with pytest.raises(ValueError, match=r"/dev/shm lies in memory \(tmpfs\), so a file there frees none"):
-            hmp.cache.offload(net(1), "/dev/shm")
-
-    def test_a_folder_for_temporary_files_that_lies_in_memory(self, monkeypatch):
-        monkeypatch.setattr("tempfile.tempdir", "/dev/shm")
-        model = net(1)
-        hmp.cache.offload(model)
-        assert all_in_file(model) == [True]
-        assert "/var/tmp/#" in Path("/proc/self/maps").read_text()
-
-    def test_a_folder_of_ones_own(self, tmp_path):
-        model = net(1)
-        hmp.cache.offload(model, tmp_path)
-        assert str(tmp_path) in Path("/proc/self/maps").read_text()
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize(
-        "error", [OSError(errno.ENOMEM, "none left"), KeyboardInterrupt()], ids=["OSError", "interrupt"]
-    )
-    @pytest.mark.parametrize("step", ["write_pages", "map_pages"])
-    def test_what_fails_in_the_middle_leaves_the_weights_in_memory(self, step, error, monkeypatch):
-        hmp.convert()
-        model = net(4)
-        before = bits(model)
-        with torch.no_grad():
-            expected = model(X)
-            original, calls = getattr(_core, step), []
-
-            def fails(*arguments):
-                calls.append(arguments)
-                if len(calls) == 3:
-                    raise error
-                original(*arguments)
-
-            monkeypatch.setattr(_core, step, fails)
-            with pytest.raises(type(error)) as raised:
-                hmp.cache.offload(model)
-            monkeypatch.undo()
-            assert isinstance(error, KeyboardInterrupt) or re.match(
-                r"\[Errno 12\] hmp\.cache\.offload cannot move \d+ bytes there: none left: '", str(raised.value)
-            )
-            assert torch.equal(model(X), expected)
-        assert casts() == (4, 4)
-        assert all_in_file(model) == [False] * 4
-        assert same(bits(model), before)
-        assert hmp.cache.offload(model).weights == 4
-
-    def test_no_descriptor_stays_open(self, tmp_path):
-        model = net(1)
-        gc.collect()
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        for folder in (None, None, "/dev/shm", tmp_path / "absent"):
-            with torch.no_grad():
-                model[0].weight.add_(1)
-            try:
-                hmp.cache.offload(model, folder)
-            except (OSError, ValueError):
-                assert folder is not None
-        gc.collect()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 def test_the_same_weights_many_times():
     """Moves, writes and calls in every order leave what they leave in memory."""
     hmp.convert()
     for order in itertools.permutations(range(4)):
         torch.manual_seed(1)
-        model, plain = net(1), None
+        model = net(1)
         plain = copy.deepcopy(model)
         actions = [
             lambda m, moved: hmp.cache.offload(m) if moved else None,

@@ -102,7 +102,7 @@ CAST_IN_RUN = r"cpp_fused__to_copy\w*\(.*\(const float\*\)\(constant_"
 
 
 def test_a_program_of_aotinductor_needs_no_habana_mp(tmp_path):
-    """It sees new weights, and casts them once where it is told to fold constants."""
+    """It sees new weights, and casts them once where it folds constants."""
     model, x, hits = linears(), batch(), {}
     weights = {name: value * 2 for name, value in model.state_dict().items()}
     hmp.convert()

@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | fuzz | clean
+# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | wheel | package-test | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -19,12 +19,12 @@ BUILT := build/.built
 # $(call core_tests,FOLDER,OPTIONS OF CMAKE,OPTIONS OF CTEST)
 define core_tests
 @mkdir -p build
-@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHABANA_MP_CORE_ONLY=ON $(2) -S . -B build/$(1) >build/core.log 2>&1 \
+@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHABANA_MP_CORE_ONLY=ON -DHABANA_MP_WERROR=ON $(2) -S . -B build/$(1) >build/core.log 2>&1 \
     && $(BIN)/cmake --build build/$(1) --parallel $(JOBS) >>build/core.log 2>&1 || { cat build/core.log; exit 1; }
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo matrix fuzz clean
+.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo matrix wheel package-test fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -44,11 +44,11 @@ $(SETUP): requirements.txt requirements-dev.txt tools/system_packages.sh
 	@$(PIP) install --quiet --requirement requirements-dev.txt
 	@touch $@
 
-$(BUILT): $(SETUP) CMakeLists.txt pyproject.toml $(shell find src -name '*.cpp' -o -name '*.h')
-	@echo "==> building habana_mp (a minute the first time)"
+$(BUILT): $(SETUP) CMakeLists.txt pyproject.toml tools/torch_to_build_for.py $(shell find src -name '*.cpp' -o -name '*.h')
+	@echo "==> building habana_mp (ten minutes the first time)"
 	@mkdir -p build
 	@PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    $(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	    $(PIP) install --quiet --no-build-isolation --no-deps --editable . -C cmake.define.HABANA_MP_WERROR=ON
 	@touch $@
 
 demo: $(BUILT)
@@ -109,9 +109,17 @@ matrix:
 	@tools/system_packages.sh $(PYTHON) test
 	@$(PYTHON) tools/matrix.py --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
 
+# dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one.
+wheel: $(SETUP)
+	@$(PYTHON) tools/wheel.py $(TORCHES)
+
+# The wheel, the sdist and a clone, each installed in a fresh environment: two builds. WAYS="wheel" is one.
+package-test: $(SETUP)
+	@$(PYTHON) tools/newcomer.py $(WAYS)
+
 fuzz: $(SETUP)
 	@tools/system_packages.sh $(PYTHON) fuzz
-	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=clang++ -DHABANA_MP_FUZZ=ON \
+	@$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_CXX_COMPILER=clang++ -DHABANA_MP_FUZZ=ON -DHABANA_MP_WERROR=ON \
 	    -S . -B build/fuzz >/dev/null && $(BIN)/cmake --build build/fuzz --parallel $(JOBS)
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/fuzz_op_list -verbosity=0 -print_final_stats=1 -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*

@@ -7,23 +7,9 @@
 ...     optimizer.step()
 """
 
-import torch as _torch
+from habana_mp import _loading
 
-try:
-    from habana_mp._built_against import TORCH_VERSION as _TORCH_VERSION
-except ModuleNotFoundError:
-    raise ImportError("habana_mp is not built: run `make build` in its source tree, or install it with pip.") from None
-
-if _torch.__version__.split(".")[:2] != _TORCH_VERSION.split(".")[:2]:
-    raise ImportError(
-        f"habana_mp was built against torch {_TORCH_VERSION} and torch {_torch.__version__} is installed. "
-        "Build it again (pip install --no-build-isolation .) or install that torch."
-    )
-
-try:
-    import habana_mp._core as _core  # noqa: F401
-except ModuleNotFoundError:
-    raise ImportError("habana_mp was built for another Python: run `make build` in its source tree again.") from None
+_loading.load_core(__path__)
 
 from habana_mp import _old_pickles, hmp  # noqa: F401
 from habana_mp._watch import error_note as _error_note  # noqa: F401 - registers itself with the core

@@ -213,8 +213,12 @@ def _build(tree: Path, venv: Path, results: Path, commit: str, jobs: int) -> Non
     _logged(results / "clone.log", ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
     pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     environment = _environment(venv) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
+    strict = ["-C", "cmake.define.HABANA_MP_WERROR=ON"]
     _logged(
-        results / "build.log", [*pip, "--no-build-isolation", "--no-deps", "--editable", "."], tree, env=environment
+        results / "build.log",
+        [*pip, "--no-build-isolation", "--no-deps", "--editable", ".", *strict],
+        tree,
+        env=environment,
     )
     built.touch()
 

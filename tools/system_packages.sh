@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes sure of what comes from the system and not from pip: a C++20 compiler, Python's headers and venv, spdlog, fmt,
-# doctest. As root on a Debian or Ubuntu it installs what is missing; elsewhere it names it in one line and fails.
+# doctest. As root on a Debian or Ubuntu it installs what is missing. Others get spdlog, fmt and doctest, which are headers alone, in
+# third_party/, where apt can fetch them; the rest is named in one line.
 # Usage: tools/system_packages.sh PYTHON [fuzz|test]
 # "fuzz" asks for clang and its libFuzzer as well, "test" for a browser and for Graphviz, which the pictures are made with.
 set -eu
@@ -21,11 +22,20 @@ version=$("$compiler" -dumpfullversion -dumpversion 2>/dev/null | cut -d. -f1 ||
 [ "${version:-0}" -ge 12 ] || missing="$missing g++"
 
 has_header() {
-    echo "#include <$1>" | "$compiler" -E -x c++ - >/dev/null 2>&1
+    echo "#include <$1>" | "$compiler" -E -x c++ -I third_party - >/dev/null 2>&1
 }
-has_header spdlog/spdlog.h || missing="$missing libspdlog-dev"
-has_header fmt/format.h || missing="$missing libfmt-dev"
-has_header doctest/doctest.h || missing="$missing doctest-dev"
+headers=
+has_header spdlog/spdlog.h || headers="$headers libspdlog-dev"
+has_header fmt/format.h || headers="$headers libfmt-dev"
+has_header doctest/doctest.h || headers="$headers doctest-dev"
+if [ -n "$headers" ] && [ "$(id -u)" != 0 ]; then
+    rm -rf build/packages
+    mkdir -p build/packages third_party
+    # shellcheck disable=SC2086 # a list of names
+    (cd build/packages && apt-get download -qq $headers >/dev/null 2>&1 && for package in *.deb; do dpkg-deb -x "$package" .; done) &&
+        cp -r build/packages/usr/include/* third_party/ && echo "    in third_party:$headers" && headers=
+fi
+missing="$missing$headers"
 if [ "${2:-}" = fuzz ]; then
     command -v clang++ >/dev/null || missing="$missing clang"
 elif [ "${2:-}" = test ]; then

@@ -13,8 +13,7 @@ import click
 import torch
 
 import habana_mp._core as _core
-from habana_mp import _weights
-from habana_mp._built_against import TORCH_VERSION
+from habana_mp import _loading, _weights
 from habana_mp._hpu import gaudi_flags, gaudi_switches
 from habana_mp._hpu.mapping import DEVICE_VARIABLE
 from habana_mp._policy.environment import LIST_VARIABLES
@@ -91,7 +90,7 @@ def _examine() -> Examination:
         versions={
             "habana_mp": version("habana_mp"),
             "torch": torch.__version__,
-            "built against torch": TORCH_VERSION,
+            "compiled for torch": ", ".join(_loading.torches(Path(_core.__file__).parents[1])),
             "python": platform.python_version(),
         },
         cpu=_cpu(),
@@ -100,7 +99,8 @@ def _examine() -> Examination:
     )
     say = found.verdicts.append
     # Another minor version does not get this far: the import raises.
-    say(Verdict("ok", f"torch {torch.__version__} fits the {TORCH_VERSION} that habana_mp was built against"))
+    core = Path(_core.__file__).parent.name.removeprefix("torch")
+    say(Verdict("ok", f"torch {torch.__version__} runs with the core that was compiled for torch {core}"))
     _examine_kernels(found)
     _examine_cache(found)
     _examine_environment(found)

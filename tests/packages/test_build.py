@@ -1,18 +1,15 @@
-"""What the build promises: a module that needs only torch, with its lists inside; with another torch it says so."""
+"""What the build promises: a module that needs only torch, with its lists inside. test_loading.py has which module is loaded."""
 
 import importlib.metadata
 import importlib.resources
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import habana_mp._core as _core
-from habana_mp import _built_against
 
 ROOT = Path(__file__).parent.parent.parent
 PRESETS = sorted(folder.name for folder in (ROOT / "lists").iterdir())
@@ -20,49 +17,6 @@ PRESETS = sorted(folder.name for folder in (ROOT / "lists").iterdir())
 
 def run(script: str) -> str:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_built_against_the_torch_that_runs() -> None:
-    assert torch.__version__.split(".")[:2] == _built_against.TORCH_VERSION.split(".")[:2]
-
-
-def test_another_torch_is_reported_in_words() -> None:
-    printed = run("""
-import sys, types
-sys.modules["habana_mp._built_against"] = types.SimpleNamespace(TORCH_VERSION="1.13.1")
-try:
-    import habana_mp
-except ImportError as error:
-    print(error)
-""")
-    assert "built against torch 1.13.1" in printed
-    assert f"torch {torch.__version__} is installed" in printed
-    assert "pip install --no-build-isolation" in printed
-
-
-def without(folder: Path, *built: str) -> str:
-    """What an import says of a copy of the package that lacks files of the build."""
-    shutil.copytree(Path(_core.__file__).parent, folder / "habana_mp", ignore=shutil.ignore_patterns(*built))
-    shutil.copytree(ROOT / "habana_mp", folder / "habana_mp", ignore=shutil.ignore_patterns(*built), dirs_exist_ok=True)
-    return run(f"""
-import sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
-sys.path.insert(0, {str(folder)!r})
-try:
-    import habana_mp
-except ImportError as error:
-    print(error)
-""")
-
-
-def test_a_tree_that_is_not_built_is_reported_in_words(tmp_path: Path) -> None:
-    printed = without(tmp_path, "_built_against.py", "_core*.so", "__pycache__")
-    assert printed == "habana_mp is not built: run `make build` in its source tree, or install it with pip."
-
-
-def test_a_tree_that_another_python_built_is_reported_in_words(tmp_path: Path) -> None:
-    printed = without(tmp_path, "_core*.so", "__pycache__")
-    assert printed == "habana_mp was built for another Python: run `make build` in its source tree again."
 
 
 def test_a_plain_import_has_hmp_and_imports_nothing_to_show_things_with() -> None:
@@ -113,4 +67,5 @@ before = set(sys.modules)
 import habana_mp
 print(*{name.partition(".")[0] for name in sys.modules.keys() - before}, "torch._dynamo" in sys.modules)
 """
-    assert run(script).split() == ["habana_mp", "False"]
+    interpreters = {"_interpreters", "_xxsubinterpreters"}  # a small part of Python, by its version
+    assert {*run(script).split()} - interpreters == {"habana_mp", "False"}

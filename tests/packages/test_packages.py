@@ -159,7 +159,7 @@ class TestSourceDistribution:
         } <= files.keys()
 
     def test_has_nothing_else(self, files):
-        allowed = ("habana_mp/", "src/", "third_party/", "tools/")
+        allowed = ("LICENSES/", "habana_mp/", "src/", "third_party/", "tools/")
         assert [name for name in files if "/" in name and not name.startswith(allowed)] == []
         assert [name for name in files if name.endswith((".so", ".pyc"))] == []
 

@@ -151,3 +151,20 @@ def test_every_section_of_the_tables_has_results():
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert titles == [title for title in results.load(ROOT / "benchmarks" / "results.json") if title != "Losses"]
     assert [what for what in ("missed", "goal", "≤", "≥") if what in text] == []
+
+
+@pytest.mark.parametrize(
+    ("in_readme", "on_the_page"),
+    [
+        ("time of inference, batch 1", "Inference, batch 1"),
+        ("time of decoding, batch 1", "Decoding, batch 1"),
+        ("time of a training step", "Training step"),
+    ],
+    ids=lambda name: name,
+)
+def test_the_readme_has_the_figures_of_the_page(in_readme, on_the_page):
+    def cells(path, first):
+        (line,) = [line for line in (ROOT / path).read_text().splitlines() if line.startswith(f"| {first} |")]
+        return [cell.strip() for cell in line.strip("|").split("|")]
+
+    assert cells("README.md", in_readme)[4] == cells("docs/benchmarks.md", on_the_page)[1]

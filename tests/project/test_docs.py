@@ -162,6 +162,19 @@ def test_every_block_says_what_it_is(page):
         assert block.language in LANGUAGES, f"{page}:{block.line}: {block.language!r}"
 
 
+def test_every_question_is_in_the_table():
+    table = (ROOT / "docs/threads.md").read_text()
+    count = 0
+    for page in sorted((ROOT / "docs/threads").glob("*.md")):
+        for entry in re.split("^## ", page.read_text(), flags=re.MULTILINE)[1:]:
+            question, _, text = entry.partition("\n")
+            count += 1
+            assert f"| [{question}](threads/{page.name}#" in table
+            assert "https://github.com/" in text, question
+            assert len([block for block in blocks(text) if block.runs]) >= 2, question
+    assert f": {count} questions from" in table
+
+
 def test_the_readme_has_examples():
     assert len([block for block in blocks(PAGES["README.md"].read_text()) if block.runs]) >= 3
 

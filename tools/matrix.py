@@ -206,11 +206,7 @@ def _build(tree: Path, venv: Path, results: Path, commit: str, jobs: int) -> Non
     built = tree / "build" / commit
     if built.exists():
         return
-    if not tree.exists():
-        _logged(results / "clone.log", ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(tree)])
-    else:
-        _logged(results / "clone.log", ["git", "-C", str(tree), "fetch", "--quiet", "origin", commit])
-    _logged(results / "clone.log", ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
+    _check_out(tree, results / "clone.log", commit)
     pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     environment = _environment(venv) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
     strict = ["-C", "cmake.define.HABANA_MP_WERROR=ON"]
@@ -221,6 +217,14 @@ def _build(tree: Path, venv: Path, results: Path, commit: str, jobs: int) -> Non
         env=environment,
     )
     built.touch()
+
+
+def _check_out(tree: Path, log: Path, commit: str) -> None:
+    if not tree.exists():
+        _logged(log, ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(tree)])
+    else:  # kept from an earlier commit; git fetches no abbreviated ones
+        _logged(log, ["git", "-C", str(tree), "fetch", "--quiet", "origin", _output("git", "rev-parse", commit)])
+    _logged(log, ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
 
 
 def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:

@@ -94,6 +94,25 @@ def test_what_was_done_for_a_commit_is_not_done_again(tmp_path, monkeypatch):
         matrix.run("2.13/3.99", "another00", jobs=1, keep=False)
 
 
+def git(where, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(where), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_kept_clone_goes_on_to_the_next_commit(tmp_path, monkeypatch):
+    checkout, tree = tmp_path / "checkout", tmp_path / "tree"
+    checkout.mkdir()
+    monkeypatch.setattr(matrix, "ROOT", checkout)
+    git(checkout, "init", "--quiet")
+    for text in ("first", "second"):
+        (checkout / "file").write_text(text)
+        git(checkout, "add", "file")
+        git(checkout, "commit", "--quiet", "--message", text)
+        matrix._check_out(tree, tmp_path / "log", git(checkout, "rev-parse", "--short=9", "HEAD"))
+        assert (tree / "file").read_text() == text
+
+
 CANNOT = [
     ("2.13/3.99", "2.13/3.99: there is no Python 3.99 here"),
     ("2.13", "2.13: a cell is torch/Python, such as 2.15/3.12, or next"),

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes sure of what comes from the system and not from pip: a C++20 compiler, Python's headers and venv, spdlog, fmt,
 # doctest. As root on a Debian or Ubuntu it installs what is missing; elsewhere it names it in one line and fails.
-# Usage: tools/system_packages.sh PYTHON [fuzz|test]
-# "fuzz" asks for clang and its libFuzzer as well, "test" for a browser and for Graphviz, which the pictures are made with.
+# Usage: tools/system_packages.sh PYTHON [aarch64|fuzz|test]
+# "aarch64" asks for a compiler for that CPU and for QEMU as well, "fuzz" for clang and its libFuzzer, "test" for a browser and for
+# Graphviz, which the pictures are made with.
 set -eu
 
 python=$1
@@ -26,7 +27,10 @@ has_header() {
 has_header spdlog/spdlog.h || missing="$missing libspdlog-dev"
 has_header fmt/format.h || missing="$missing libfmt-dev"
 has_header doctest/doctest.h || missing="$missing doctest-dev"
-if [ "${2:-}" = fuzz ]; then
+if [ "${2:-}" = aarch64 ]; then
+    command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
+    command -v qemu-aarch64 >/dev/null || missing="$missing qemu-user"
+elif [ "${2:-}" = fuzz ]; then
     command -v clang++ >/dev/null || missing="$missing clang"
 elif [ "${2:-}" = test ]; then
     command -v dot >/dev/null || missing="$missing graphviz"

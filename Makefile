@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | fuzz | clean
+# make setup | build | demo | test | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix fuzz clean
+.PHONY: help setup build demo test asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -114,6 +114,10 @@ zoo: $(BUILT)
 matrix:
 	@tools/system_packages.sh $(PYTHON) test
 	@$(PYTHON) -m tools.matrix --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
+
+# The device part of the suite and the benchmarks on CUDA, with the torch that PYTHON has: half an hour. make gpu PYTHON=/path/to/python
+gpu:
+	@$(PYTHON) -m tools.gpu --jobs $(JOBS)
 
 fuzz: $(SETUP)
 	@tools/system_packages.sh $(PYTHON) fuzz

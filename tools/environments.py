@@ -83,10 +83,10 @@ def install_pins(venv: Path, results: Path) -> None:
     install(venv, results / "requirements.log", "--no-deps", "--requirement", str(file))
 
 
-def build(venv: Path, tree: Path, log: Path, jobs: int) -> None:
+def build(venv: Path, tree: Path, log: Path, jobs: int, *options: str) -> None:
     """Builds the package of a tree into the environment, against the torch that is there."""
     env = environment(venv) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
-    install(venv, log, "--no-build-isolation", "--no-deps", "--editable", ".", folder=tree, env=env)
+    install(venv, log, "--no-build-isolation", "--no-deps", "--editable", ".", *options, folder=tree, env=env)
 
 
 def environment(venv: Path) -> dict[str, str]:

@@ -180,6 +180,15 @@ def test_values_of_a_report(device):
     assert 0 < report.local_error("linear").relative < 0.01
 
 
+def test_what_looks_at_numbers(device):
+    """It runs on the device of the tensors."""
+    model, (x, _) = net(device).eval(), batch(device)
+    tuned = hmp.tune(lambda: model(x), budget=0.02)
+    assert tuned.error <= 0.02
+    assert hmp.compare(lambda: model(x), None, "balanced").first is not None
+    assert hmp.find_nonfinite(lambda: model(x * float("inf"))).op is not None
+
+
 class TestWeightCache:
     def test_one_cast_for_many_uses_and_one_for_each_change(self, device):
         """Changes that move the version counter, and those that do not."""

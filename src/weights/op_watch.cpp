@@ -84,8 +84,8 @@ std::vector<at::Tensor> written_by(const c10::OperatorHandle& op, const torch::j
   return tensors;
 }
 
-// Whether a call with these tensors is captured into a graph, which writes only when it is replayed.
-// Every copy ends then (habana_mp/_weights.py). Until then its events may not be queried.
+// Whether a call with these tensors is captured into a graph, which writes only when it is
+// replayed. Every copy ends then (habana_mp/_weights.py). Until then its events may not be queried.
 bool is_captured(const std::vector<at::Tensor>& tensors) {
   return std::ranges::any_of(tensors, [](const at::Tensor& tensor) {
     return !tensor.is_cpu() && is_ordinary(tensor) &&

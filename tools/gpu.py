@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(python: str, found: Found, jobs: int) -> int:
     """1 if a test or a benchmark has failed, else 0."""
     print(f"==> {found}", flush=True)
-    subprocess.run([str(ROOT / "tools/system_packages.sh"), python], cwd=ROOT, check=True)
+    if subprocess.run([str(ROOT / "tools/system_packages.sh"), python], cwd=ROOT, check=False).returncode:
+        return 1  # it says why
     venv, results = FOLDER / "venv", FOLDER / "results"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
@@ -194,9 +195,14 @@ def with_row(page: str, found: Found, result: str, date: str, commit: str) -> st
 
 
 def _today() -> tuple[str, str]:
-    commit = output("git", "rev-parse", "--short=9", "HEAD")
-    changed = " and changes" if output("git", "status", "--porcelain", "--untracked-files=no") else ""
-    return dt.datetime.now(tz=dt.timezone.utc).date().isoformat(), commit + changed
+    """The date and the commit. A copy of the tree need not be a clone."""
+    date = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
+    try:
+        commit = output("git", "rev-parse", "--short=9", "HEAD")
+        changed = " and changes" if output("git", "status", "--porcelain", "--untracked-files=no") else ""
+    except (OSError, subprocess.CalledProcessError):
+        return date, "unknown"
+    return date, commit + changed
 
 
 if __name__ == "__main__":

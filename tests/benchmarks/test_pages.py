@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import goals, pages, results, summary
+from harness.command import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of, table_of_comparisons
 
 ROOT = Path(__file__).parent.parent.parent
@@ -137,6 +138,18 @@ def test_pages_are_those_of_the_results(path, tmp_path):
         (tmp_path / folder).mkdir()
     pages.write_pages(tmp_path, results.load(ROOT / "benchmarks" / "results.json"))
     assert (tmp_path / path).read_text() == (ROOT / path).read_text()
+
+
+def test_a_run_on_a_gpu_writes_its_section_alone(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "benchmarks-gpu.md"
+    page.write_text((ROOT / "docs" / "benchmarks-gpu.md").read_text())
+    assert page.read_text().startswith(pages.GPU_HEAD)
+    for title in ("Training", "Inference"):
+        pages.write_gpu(tmp_path, Report(title, [Row("a", 1, "ms")], "A table."), "a GPU")
+    sections = [f"## {title}\n\nMachine: a GPU.\n\nA table.\n" for title in ("Inference", "Training")]
+    assert page.read_text() == "\n".join([pages.GPU_HEAD, *sections])
+    assert [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.svg")] == []
 
 
 def test_the_page_of_users_opens_with_five_lines():

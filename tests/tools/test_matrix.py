@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tools import matrix
-from tools.matrix import CELLS, HEAD, PAGE, Row, counted, with_row
+from tools.environments import PAGE, counted
+from tools.matrix import CELLS, HEAD, Row, with_row
 
 ROOT = Path(__file__).parent.parent.parent
 ROW = Row("2.14.1+cu130", "3.12.1", 90, 2, 3, 41, "2026-11-22", "abcdef012")
@@ -32,7 +33,7 @@ def rows(page: str) -> list[str]:
 
 
 def test_a_row_takes_the_place_of_the_one_of_its_cell():
-    page = with_row(TABLE, "2.14/3.12", ROW)
+    page = with_row(TABLE, ROW)
     assert rows(page) == [rows(TABLE)[0], SHOWN, rows(TABLE)[2]]
     assert page == TABLE.replace(rows(TABLE)[1], SHOWN)
 
@@ -43,7 +44,7 @@ def test_a_new_row_is_put_in_order(cell, at):
     new = str(ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))
     expected = rows(TABLE)
     expected.insert(at, new)
-    assert rows(with_row(TABLE, cell, ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))) == expected
+    assert rows(with_row(TABLE, ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))) == expected
 
 
 def test_the_page_has_a_row_for_each_cell():
@@ -123,7 +124,7 @@ CANNOT = [
 def test_a_cell_that_cannot_be_run_says_why(cell, words):
     before = PAGE.read_text()
     done = subprocess.run(
-        [sys.executable, "tools/matrix.py", cell], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-m", "tools.matrix", cell], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.stdout.splitlines()[-1] == words
     assert done.returncode == 1

@@ -105,7 +105,7 @@ def test_saved_files(tmp_path: Path) -> None:
         ("x.gif", ValueError, "'x.gif': a drawing is saved as .svg or .png"),
         ("x", ValueError, "'x': a drawing"),
         ("no/folder/x.svg", FileNotFoundError, "no/folder"),
-        (3, TypeError, "not int"),
+        (3, TypeError, "not '?int"),
     ],
 )
 def test_files_that_cannot_be_saved(path, error, message, tmp_path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | wheel | package-test | fuzz | clean
+# make setup | build | demo | test | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan exhaustive lint format docs bench tune-presets zoo matrix wheel package-test fuzz clean
+.PHONY: help setup build demo test asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -71,6 +71,12 @@ asan: $(SETUP)
 	@echo "==> Python tests under the sanitizers"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/asan.sh -n $(JOBS)
 
+# The C++ tests for another CPU, cross-compiled and run by QEMU: some three minutes.
+aarch64: $(SETUP)
+	@tools/system_packages.sh $(PYTHON) aarch64
+	@echo "==> C++ tests on aarch64"
+	$(call core_tests,aarch64,--toolchain tools/aarch64.cmake)
+
 # Every float32 that there is, through every variant of the kernels: minutes.
 exhaustive: $(SETUP)
 	$(call core_tests,core,,-C exhaustive -R all_float32)
@@ -107,7 +113,11 @@ zoo: $(BUILT)
 # The suite on each torch and Python that is supported, in environments of their own: an hour and gigabytes each. CELLS="2.15/3.12", CELLS=next.
 matrix:
 	@tools/system_packages.sh $(PYTHON) test
-	@$(PYTHON) tools/matrix.py --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
+	@$(PYTHON) -m tools.matrix --jobs $(JOBS) $(if $(KEEP),--keep) $(CELLS)
+
+# The device part of the suite and the benchmarks on CUDA, with the torch that PYTHON has: half an hour. make gpu PYTHON=/path/to/python
+gpu:
+	@$(PYTHON) -m tools.gpu --jobs $(JOBS)
 
 # dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one.
 wheel: $(SETUP)

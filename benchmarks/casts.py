@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import timeit
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from harness.command import Report, run
+from harness.device import DEVICE, DEVICES, placed, thread_counts
 from harness.pictures import INK
 from harness.rows import Row, elements, table_of
-from harness.timing import shortest, take_turns
+from harness.timing import shortest, take_turns, timer
 from matplotlib.figure import Figure
 from subjects.variants import converted
 
@@ -65,7 +65,7 @@ DIRECTIONS = [
 
 
 def ways(direction: Direction, count: int) -> dict[str, Way]:
-    out = torch.empty(count, dtype=direction.end)
+    out = torch.empty(count, dtype=direction.end, device=DEVICE)
     return {
         "Tensor.to": Way(nullcontext, lambda x, dtype: x.to(dtype)),
         "patched op": Way(functools.partial(converted, direction.policy), lambda x, _: x.positive()),
@@ -77,14 +77,14 @@ def ways(direction: Direction, count: int) -> dict[str, Way]:
 
 def cast_seconds(direction: Direction, count: int, effort: Effort) -> dict[str, float]:
     """By each way."""
-    x = torch.randn(count).to(direction.start)
+    x = placed(torch.randn(count)).to(direction.start)
     calls = max(1, min(1000, (1 << 20) // count))
 
     def visit(way: Way) -> float:
         with way.scope():
-            timer = timeit.Timer("call(x, dtype)", globals={"call": way.call, "x": x, "dtype": direction.end})
-            timer.timeit(calls)
-            return shortest(timer, 5, calls)
+            call = timer("call(x, dtype)", {"call": way.call, "x": x, "dtype": direction.end})
+            call.timeit(calls)
+            return shortest(call, 5, calls)
 
     visits = {name: functools.partial(visit, way) for name, way in ways(direction, count).items()}
     return take_turns(visits, effort.rounds, effort.seconds)
@@ -97,9 +97,9 @@ Times = dict[tuple[str, str], dict[tuple[int, int], float]]
 def cast_times(effort: Effort) -> Times:
     times: Times = {}
     for direction in DIRECTIONS:
-        for threads, sizes in effort.log2_sizes.items():
+        for threads in thread_counts(tuple(effort.log2_sizes)):
             torch.set_num_threads(threads)
-            for log2 in sizes:
+            for log2 in effort.log2_sizes[threads]:
                 for way, seconds in cast_seconds(direction, 1 << log2, effort).items():
                     times.setdefault((str(direction), way), {})[threads, 1 << log2] = seconds
     return times
@@ -150,15 +150,15 @@ def draw_direction(axes: Axes, times: Times, direction: str, threads: int) -> No
 def measure(quick: bool) -> Report:
     times = cast_times(QUICK if quick else FULL)
     rows = cast_rows(times)
+    on_cpu = DEVICE == "cpu"
+    picture = "![Speed of a cast of a tensor, by its size, beside Tensor.to](casts.svg)\n\n" if on_cpu else ""
     text = f"""\
 Into a new tensor each time, as `Tensor.to` does; the patched op does nothing but cast (`positive` in the list lower, or fp32). With `out=`,
 beside `Tensor.copy_`.
 
-![Speed of a cast of a tensor, by its size, beside Tensor.to](casts.svg)
-
-{table_of(rows)}"""
-    return Report("Casts", rows, text, {"casts": lambda: draw_casts(times)})
+{picture}{table_of(rows)}"""
+    return Report("Casts", rows, text, {"casts": lambda: draw_casts(times)} if on_cpu else {})
 
 
 if __name__ == "__main__":
-    run(__doc__, measure)
+    run(__doc__, measure, DEVICES)

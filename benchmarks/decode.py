@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from harness.command import Report, run
+from harness.device import DEVICE, DEVICES, placed, thread_counts
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
-from harness.timing import take_turns
+from harness.timing import clock, take_turns
 from subjects import model_zoo
 from subjects.variants import VARIANTS, Variant
 
@@ -57,9 +57,9 @@ def decode(model: Any, prompt: torch.Tensor, tokens: int, variant: Variant) -> f
         out = model(prompt, use_cache=True)
         for _ in range(tokens):
             token = out.logits[:, -1:].argmax(-1)
-            begun = time.perf_counter()
+            begun = clock()
             out = model(token, past_key_values=out.past_key_values, use_cache=True)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, clock() - begun)
     return best * 1e3
 
 
@@ -67,11 +67,11 @@ def decodings(effort: Effort) -> list[Comparison]:
     found = []
     for name, make in effort.models.items():
         torch.manual_seed(0)
-        plain = make().eval()
+        plain = placed(make()).eval()
         low = copy.deepcopy(plain).to(torch.bfloat16)
         for batch in effort.batches:
-            prompt = torch.randint(model_zoo.VOCABULARY, (batch, PROMPT))
-            for threads in effort.threads:
+            prompt = placed(torch.randint(model_zoo.VOCABULARY, (batch, PROMPT)))
+            for threads in thread_counts(effort.threads):
                 torch.set_num_threads(threads)
 
                 def visit(which: str, prompt: torch.Tensor = prompt, plain: Any = plain, low: Any = low) -> float:
@@ -97,14 +97,15 @@ def decodings(effort: Effort) -> list[Comparison]:
 def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     found = decodings(effort)
+    packed = "; `hmp` and `hmp.autocast` use [packed copies](cache.md#packed-copies)" if DEVICE == "cpu" else ""
     text = f"""\
 The time of the shortest decoding step, in milliseconds, without the prompt. A step makes one token for each sequence of the batch. The models
 have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.inference_mode()`. The variants are those of
-[Inference](#inference); `hmp` and `hmp.autocast` use [packed copies](cache.md#packed-copies).
+[Inference](#inference){packed}.
 
 {table_of_comparisons(found)}"""
     return Report("Decoding", rows_of({"decoding": found}), text)
 
 
 if __name__ == "__main__":
-    run(__doc__, measure)
+    run(__doc__, measure, DEVICES)

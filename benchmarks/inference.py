@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from harness.command import Report, run
+from harness.device import DEVICES, placed, thread_counts
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import infer, inference_of, named
-from subjects.variants import OURS, QUICK_TURNS, VARIANTS, WARM_UP, Turns, compare
+from subjects.variants import AS_AUTOCAST, OURS, QUICK_TURNS, VARIANTS, WARM_UP, Turns, compare
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ def inference(
     effort: Effort, turns: Turns, model: Model, batch: int, names: list[str], *, frozen: bool = False
 ) -> dict[int, dict[str, float]]:
     """By number of threads, then by variant."""
-    plain = model.make().eval().requires_grad_(not frozen)
+    plain = placed(model.make()).eval().requires_grad_(not frozen)
     calls: dict[str, Callable[[], object]] = {}
     for name in names:
         variant = VARIANTS[name]
         calls[name] = functools.partial(infer, *inference_of(model, plain, batch, variant), variant)
     taken = {}
-    for threads in effort.threads:
+    for threads in thread_counts(effort.threads):
         torch.set_num_threads(threads)
         taken[threads] = compare(turns, calls)
     return taken
@@ -125,7 +126,7 @@ def measure(quick: bool) -> Report:
     infer_all, frozen = inferences(effort), frozen_inferences(effort)
     text = f"""\
 Random weights; sequences of {model_zoo.SEQUENCE}, images of 64 x 64 (CNN) and 224 x 224 (ViT, ResNet-50), {model_zoo.VOCABULARY} words. `bf16` is the
-model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()`; `hmp: torch-cpu` casts by the lists of `torch.autocast` and so
+model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()`; `{AS_AUTOCAST}` casts by the lists of `torch.autocast` and so
 does the same arithmetic; `hmp.autocast` is a region round forward. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
 
 Under `torch.inference_mode()`. "No fast path": torch runs its own `TransformerEncoderLayer` as one fused op, under
@@ -144,4 +145,4 @@ The same with frozen weights (`requires_grad_(False)`):
 
 
 if __name__ == "__main__":
-    run(__doc__, measure)
+    run(__doc__, measure, DEVICES)

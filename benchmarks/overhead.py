@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import timeit
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from harness.command import Report, run
+from harness.device import DEVICE, DEVICES
 from harness.rows import Row, table_of
-from harness.timing import shortest, take_turns
+from harness.timing import shortest, take_turns, timer
 from subjects.variants import autocast, converted
 
 from habana_mp import hmp
@@ -71,8 +71,8 @@ class Variant:
 def best_ns(effort: Effort, variants: Mapping[str, Variant]) -> dict[str, float]:
     def visit(variant: Variant) -> float:
         with variant.scope():
-            timer = timeit.Timer(variant.statement, globals={"hmp": hmp, "mm": torch.mm, **(variant.values or {})})
-            return shortest(timer, effort.runs, effort.calls) * 1e9
+            call = timer(variant.statement, {"hmp": hmp, "mm": torch.mm, **(variant.values or {})})
+            return shortest(call, effort.runs, effort.calls) * 1e9
 
     visits = {name: functools.partial(visit, variant) for name, variant in variants.items()}
     return take_turns(visits, effort.rounds)
@@ -80,7 +80,7 @@ def best_ns(effort: Effort, variants: Mapping[str, Variant]) -> dict[str, float]
 
 def pair(dtype: torch.dtype, *, grad: bool = False) -> dict[str, torch.Tensor]:
     """Two operands. With grad they are activations, not leaves: torch.autocast caches the casts of leaves."""
-    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    a, b = torch.randn(8, 8, device=DEVICE), torch.randn(8, 8, device=DEVICE)
     if grad:
         a, b = a.requires_grad_() * 1, b.requires_grad_() * 1
     return {"a": a.to(dtype), "b": b.to(dtype)}
@@ -238,10 +238,10 @@ def import_time(effort: Effort) -> Row:
 
 def regions(effort: Effort) -> list[Row]:
     """hmp.autocast with the lists of torch.autocast, beside it."""
-    lists = hmp.Policy.load("torch-cpu")
+    lists = hmp.Policy.load(f"torch-{DEVICE}").with_low_dtype(torch.bfloat16)
 
     def ours(policy: hmp.Policy = lists) -> AbstractContextManager[Any]:
-        return hmp.autocast("cpu", policy=policy)
+        return hmp.autocast(DEVICE, policy=policy)
 
     def beside_torch(
         values: Mapping[str, Any], policy: hmp.Policy = lists, op: str = "mm", native: Mapping[str, Any] | None = None
@@ -263,7 +263,7 @@ def regions(effort: Effort) -> list[Row]:
     unlisted = beside_torch(low, op="add")
     dropped = beside_torch(low, lists.with_edits("-mm"))
     extra = {name: value - cast["native"] for name, value in cast.items()}
-    scope = {"ours": functools.partial(hmp.autocast, "cpu", torch.bfloat16), "theirs": autocast}
+    scope = {"ours": functools.partial(hmp.autocast, DEVICE, torch.bfloat16), "theirs": autocast}
     enter = best_ns(
         effort,
         {
@@ -354,20 +354,25 @@ def measure(quick: bool) -> Report:
         *nothing_to_cast(effort),
         two_casts(effort, grad=False),
         two_casts(effort, grad=True),
-        disable_casts(effort),
         *regions(effort),
-        *device_names(effort),
-        *convert_and_revert(effort),
-        verbose_line(effort),
-        *open_report(effort),
-        import_time(effort),
     ]
+    queued = "A call ends when the device has done it, or when the next one can be queued. "
+    if DEVICE == "cpu":
+        queued = ""
+        rows += [
+            disable_casts(effort),
+            *device_names(effort),
+            *convert_and_revert(effort),
+            verbose_line(effort),
+            *open_report(effort),
+            import_time(effort),
+        ]
     text = (
-        f"One thread; {effort.rounds} rounds, the best of {effort.rounds * effort.runs} short runs. "
+        f"One thread; {effort.rounds} rounds, the best of {effort.rounds * effort.runs} short runs. {queued}"
         f'"Extra" is the time above the plain op on bfloat16 tensors.\n\n{table_of(rows)}'
     )
     return Report("Overhead", rows, text)
 
 
 if __name__ == "__main__":
-    run(__doc__, measure)
+    run(__doc__, measure, DEVICES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from harness.command import Report, run
+from harness.device import DEVICES, thread_counts
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
@@ -37,7 +38,7 @@ def trainings(effort: Effort) -> list[Comparison]:
             *(Ratio(name, "autocast", 0.85 if mlp else 1.0) for name in (*OURS, "hmp.autocast")),
             Ratio("hmp", "bf16", 1.35 if mlp else 1.1),
         ]
-        for threads in effort.threads:
+        for threads in thread_counts(effort.threads):
             torch.set_num_threads(threads)
             taken = compare(effort.turns, steps)
             found.append(Comparison(named(model, effort.batch, threads), "ms", taken, ratios))
@@ -55,4 +56,4 @@ The models and variants of [Inference](#inference). Forward, loss, backward, `Ad
 
 
 if __name__ == "__main__":
-    run(__doc__, measure)
+    run(__doc__, measure, DEVICES)

@@ -14,16 +14,16 @@ import shutil
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tools import environments
+from tools.environments import PAGE, ROOT, CannotRun, counted, environment, logged, output
 
 # torch and Python. A new torch is a row here, and one in docs/versions.md.
 CELLS = ("2.11/3.10", "2.12/3.11", "2.13/3.11", "2.14/3.12", "2.15/3.12", "2.15/3.13")
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/versions.md"
 FOLDER = ROOT / "build/matrix"
 HEAD = "| torch | Python | passed | failed | skipped | minutes | date | commit |"
 _NEEDED_GIB = 15  # a CUDA build of torch with its libraries takes 6, and pip twice that while it installs
@@ -45,19 +45,6 @@ class Row(NamedTuple):
         return f"| {' | '.join(map(str, self))} |"
 
 
-class Counts(NamedTuple):
-    """Of the tests of a run, and the names of those that failed."""
-
-    passed: int
-    failed: int
-    skipped: int
-    failures: tuple[str, ...]
-
-
-class CannotRun(Exception):  # noqa: N818 - it may be for want of a Python
-    """Why a cell could not be run to its end."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -66,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="of the compiler and of pytest (2)")
     parser.add_argument("--keep", action="store_true", help="keep the environments, some 6 GB each")
     given = parser.parse_args(arguments)
-    commit = _output("git", "rev-parse", "--short=9", "HEAD")
-    if _output("git", "status", "--porcelain", "--untracked-files=no"):
+    commit = output("git", "rev-parse", "--short=9", "HEAD")
+    if output("git", "status", "--porcelain", "--untracked-files=no"):
         print(f"uncommitted changes are not tested: this is {commit}")
     red = False
     for cell in given.cells or CELLS:
@@ -84,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in failures:
             print(f"    {name}")
         red |= row.failed > 0
-        PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), cell, row), encoding="utf-8")
+        PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), row), encoding="utf-8")
     return int(red)
 
 
@@ -134,37 +121,16 @@ def parts(tree: Path) -> list[str]:
     return sorted({path.relative_to(tree / "tests").parts[0] for path in (tree / "tests").rglob("test_*.py")})
 
 
-def counted(files: Iterator[Path]) -> Counts:
-    """Of reports of pytest in the form of JUnit. A test whose set-up or tear-down failed has failed, once."""
-    passed = skipped = 0
-    failures = set()
-    for file in sorted(files):
-        # Ours: pytest wrote it.
-        for case in ET.parse(file).iter("testcase"):
-            if case.find("failure") is not None or case.find("error") is not None:
-                failures.add(f"{file.stem}: {case.get('classname')}::{case.get('name')}")
-            elif case.find("skipped") is not None:
-                skipped += 1
-            else:
-                passed += 1
-    return Counts(passed, len(failures), skipped, tuple(sorted(failures)))
-
-
-def with_row(page: str, cell: str, row: Row) -> str:
+def with_row(page: str, row: Row) -> str:
     """The page with the row of a cell, in the place of the one that it had."""
-    lines = page.splitlines()
-    first = lines.index(HEAD) + 2
-    after = next(number for number in range(first, len(lines) + 1) if not [*lines, ""][number].startswith("|"))
-    rows = {_cell_of(line): line for line in lines[first:after]} | {cell: str(row)}
-    ordered = sorted(rows, key=lambda each: [int(number) for part in each.split("/") for number in part.split(".")])
-    return "\n".join([*lines[:first], *(rows[each] for each in ordered), *lines[after:], ""])
+    return environments.with_row(page, HEAD, str(row), _cell_of)
 
 
-def _cell_of(line: str) -> str:
+def _cell_of(line: str) -> tuple[int, ...]:
     torch, python = (re.match(r"\d+\.\d+", text.strip()) for text in line.split("|")[1:3])
     assert torch, line
     assert python, line
-    return f"{torch[0]}/{python[0]}"
+    return tuple(int(number) for part in (torch[0], python[0]) for number in part.split("."))
 
 
 def _python(version: str) -> str:
@@ -187,18 +153,9 @@ def _set_up(torch: str, python: str, venv: Path, results: Path) -> None:
     free = shutil.disk_usage(FOLDER).free >> 30
     if free < _NEEDED_GIB:
         raise CannotRun(f"{free} GiB are free, and {_NEEDED_GIB} are needed")
-    pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    if not (venv / "bin/python").exists():
-        _logged(results / "venv.log", [python, "-m", "venv", str(venv)])
-    _logged(results / "torch.log", [*pip, f"torch=={torch}.*", "numpy"])
-    pins = [
-        line
-        for name in ("requirements.txt", "requirements-dev.txt")
-        for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
-        if not line.startswith(("-r", "torch=="))
-    ]
-    (results / "requirements.txt").write_text("\n".join(pins))
-    _logged(results / "requirements.log", [*pip, "--no-deps", "--requirement", str(results / "requirements.txt")])
+    environments.make(python, venv, results / "venv.log")
+    environments.install(venv, results / "torch.log", f"torch=={torch}.*", "numpy")
+    environments.install_pins(venv, results)
     installed.touch()
 
 
@@ -206,21 +163,20 @@ def _build(tree: Path, venv: Path, results: Path, commit: str, jobs: int) -> Non
     built = tree / "build" / commit
     if built.exists():
         return
-    if not tree.exists():
-        _logged(results / "clone.log", ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(tree)])
-    else:
-        _logged(results / "clone.log", ["git", "-C", str(tree), "fetch", "--quiet", "origin", commit])
-    _logged(results / "clone.log", ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
-    pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    environment = _environment(venv) | {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs)}
-    strict = ["-C", "cmake.define.HABANA_MP_WERROR=ON"]
-    _logged(
-        results / "build.log",
-        [*pip, "--no-build-isolation", "--no-deps", "--editable", ".", *strict],
-        tree,
-        env=environment,
-    )
+    _check_out(tree, results / "clone.log", commit)
+    environments.build(venv, tree, results / "build.log", jobs, "-C", "cmake.define.HABANA_MP_WERROR=ON")
     built.touch()
+
+
+def _check_out(tree: Path, log: Path, commit: str) -> None:
+    if not tree.exists():
+        logged(log, ["git", "clone", "--quiet", "--no-checkout", str(ROOT), str(tree)])
+    else:  # kept from an earlier commit; git fetches no abbreviated ones
+        logged(
+            log,
+            ["git", "-C", str(tree), "fetch", "--quiet", "origin", output("git", "-C", str(ROOT), "rev-parse", commit)],
+        )
+    logged(log, ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
 
 
 def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:
@@ -234,7 +190,7 @@ def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:
         code = subprocess.run(
             [*command, f"--junitxml={unfinished}"],
             cwd=tree,
-            env=_environment(venv) | {"OMP_NUM_THREADS": "1"},
+            env=environment(venv) | {"OMP_NUM_THREADS": "1"},
             stdout=log,
             stderr=subprocess.STDOUT,
             check=False,
@@ -245,32 +201,9 @@ def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:
     unfinished.replace(report)
 
 
-def _environment(venv: Path) -> dict[str, str]:
-    """Programs of the environment first: pages of the documentation call habana-mp and torchrun."""
-    clean = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
-    }
-    return clean | {"PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-
-
 def _versions(venv: Path) -> list[str]:
     program = "import platform, torch; print(torch.__version__, platform.python_version())"
-    return _output(str(venv / "bin/python"), "-c", program).split()
-
-
-def _logged(log: Path, command: list[str], folder: Path = ROOT, env: dict[str, str] | None = None) -> None:
-    with log.open("a") as file:
-        done = subprocess.run(command, cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise CannotRun(f"{' '.join(command[:6])} ... failed: {log}\n{_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return "".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-12:])
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return output(str(venv / "bin/python"), "-c", program).split()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 # Makes sure of what comes from the system and not from pip: a C++20 compiler, Python's headers and venv, spdlog, fmt,
 # doctest. As root on a Debian or Ubuntu it installs what is missing. Others get spdlog, fmt and doctest, which are headers alone, in
 # third_party/, where apt can fetch them; the rest is named in one line.
-# Usage: tools/system_packages.sh PYTHON [fuzz|test]
-# "fuzz" asks for clang and its libFuzzer as well, "test" for a browser and for Graphviz, which the pictures are made with.
+# Usage: tools/system_packages.sh PYTHON [aarch64|fuzz|test]
+# "aarch64" asks for a compiler for that CPU and for QEMU as well, "fuzz" for clang and its libFuzzer, "test" for a browser and for
+# Graphviz, which the pictures are made with.
 set -eu
 
 python=$1
@@ -36,7 +37,10 @@ if [ -n "$headers" ] && [ "$(id -u)" != 0 ]; then
         cp -r build/packages/usr/include/* third_party/ && echo "    in third_party:$headers" && headers=
 fi
 missing="$missing$headers"
-if [ "${2:-}" = fuzz ]; then
+if [ "${2:-}" = aarch64 ]; then
+    command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
+    command -v qemu-aarch64 >/dev/null || missing="$missing qemu-user"
+elif [ "${2:-}" = fuzz ]; then
     command -v clang++ >/dev/null || missing="$missing clang"
 elif [ "${2:-}" = test ]; then
     command -v dot >/dev/null || missing="$missing graphviz"

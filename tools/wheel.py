@@ -23,11 +23,8 @@ MINORS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 _TORCHES = ROOT / "build/torches"
 _WHEELS = ROOT / "build/wheel"
 _LINKED = {f"torch/lib/lib{name}.so" for name in ("torch", "torch_cpu", "torch_python", "c10")}
-# Headers alone, of the system that the distribution is made on; with their licences, so that no other system need have them.
-_THIRD_PARTY = {
-    "spdlog": Path("/usr/share/doc/libspdlog-dev/copyright"),
-    "fmt": Path("/usr/share/doc/libfmt-dev/copyright"),
-}
+# Headers of the system that the distribution is made on, so that no other system need have them.
+_THIRD_PARTY = ("spdlog", "fmt")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,9 +59,8 @@ def _third_party() -> Iterator[None]:
         yield
         return
     try:
-        for name, licence in _THIRD_PARTY.items():
+        for name in _THIRD_PARTY:
             shutil.copytree(Path("/usr/include", name), folder / name)
-            shutil.copy(licence, folder / f"LICENSE.{name}")
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)

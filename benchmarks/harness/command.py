@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from harness import pages
+from harness import device, pages
+from harness.device import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,20 +39,25 @@ def machine() -> str:
     flags = next((line.split(":")[1].split() for line in info.splitlines() if line.startswith("flags")), [])
     kinds = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
     cpus = len(os.sched_getaffinity(0))
+    gpu = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, " if DEVICE == "cuda" else ""
     return (
-        f"{model}, {cpus} CPUs ({', '.join(kinds)}), {platform.system()}, "
+        f"{gpu}{model}, {cpus} CPUs ({', '.join(kinds)}), {platform.system()}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 
 
-def run(description: str | None, measure: Callable[[bool], Report]) -> None:
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+def run(description: str | None, measure: Callable[[bool], Report], devices: tuple[str, ...] = ("cpu",)) -> None:
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0], parents=[device.parser])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument(
         "--write", type=Path, metavar="ROOT", help="write results, goals, pages and pictures below this folder"
     )
     parser.add_argument("--quick", action="store_true", help="show that it works, with figures that mean nothing")
     arguments = parser.parse_args()
+    if DEVICE not in devices:
+        parser.error(f"this benchmark runs on {', '.join(devices)}")
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device")
     report = measure(arguments.quick)
     if arguments.json:
         rows = [{**asdict(row), "reached": row.reached} for row in report.rows]
@@ -59,4 +65,5 @@ def run(description: str | None, measure: Callable[[bool], Report]) -> None:
     else:
         print(report.text)
     if arguments.write:
-        pages.write(arguments.write, report, machine())
+        write = pages.write if DEVICE == "cpu" else pages.write_gpu
+        write(arguments.write, report, machine())

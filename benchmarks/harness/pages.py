@@ -17,6 +17,12 @@ TABLES_HEAD = (
     "Written by `make bench`; [Benchmarks](benchmarks.md) has them in short. Variants that are compared take turns: each round visits every one of them, and the shortest run of "
     "each counts, so that what else the machine does matters little. Ratios say more than times.\n"
 )
+GPU_PAGE = "benchmarks-gpu"
+GPU_HEAD = (
+    "# Benchmarks on a GPU\n\n"
+    "Written by `make gpu`, on a machine with CUDA. What is measured is as on the CPU, whose figures are in [Benchmarks](benchmarks.md); clocks are read when the device has done "
+    "its work. [Versions](versions.md#devices) has what was tested on a GPU.\n"
+)
 FRONT_HEAD = "# Benchmarks\n"
 FRONT_FOOT = (
     "`fp32` is the model as it is, `autocast` is `torch.autocast`, `bf16` the model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()` with the lists of Habana's guide, "
@@ -55,6 +61,12 @@ def write(root: Path, report: Report, machine: str) -> None:
     for name, draw in {**report.pictures, **pictures.of_results(found)}.items():
         pictures.save(draw, docs / f"{name}.svg")
     write_pages(root, found)
+
+
+def write_gpu(root: Path, report: Report, machine: str) -> None:
+    """The section alone: goals and pictures are those of the CPU."""
+    page = root / "docs" / f"{GPU_PAGE}.md"
+    write_section(page, report.title, f"Machine: {machine}.\n\n{report.text}", GPU_HEAD)
 
 
 def write_pages(root: Path, found: results.Results) -> None:

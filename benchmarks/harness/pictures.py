@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from harness.rows import Row
     from matplotlib.axes import Axes
 
-# Nothing is drawn behind a picture, and what is drawn has a contrast of 4 to 1 or so to white and to black alike.
+# What a picture has on PNG. An SVG has the colour of the scheme in its place: nothing is drawn behind a picture. A page with a switch for
+# light and dark sets color-scheme, which the pictures on it follow.
 INK = "#7b838c"
+SCHEMES = "svg{color: #59616b} @media (prefers-color-scheme: dark){svg{color: #aab2bd}}"
 STYLE = {
     "axes.edgecolor": INK,
     "axes.grid": True,
@@ -53,8 +55,16 @@ Panels = dict[str, dict[str, dict[str, float]]]
 
 
 def save(draw: Callable[[], Figure], path: Path) -> None:
+    is_svg = path.suffix == ".svg"
     with mpl.rc_context(STYLE):
-        draw().savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        draw().savefig(path, metadata={"Date": None} if is_svg else None)
+    if is_svg:
+        path.write_text(with_schemes(path.read_text()))
+
+
+def with_schemes(svg: str) -> str:
+    """matplotlib writes no rules for schemes: the ink of its SVG becomes the colour that such a rule sets."""
+    return svg.replace(INK, "currentColor").replace("</style>", f"{SCHEMES}</style>", 1)
 
 
 def of_results(results: Results) -> dict[str, Callable[[], Figure]]:

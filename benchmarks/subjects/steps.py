@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
+from harness.device import placed
 from subjects.model_zoo import Model, forward
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def inference_of(
     model: Model, plain: torch.nn.Module, batch: int, variant: Variant
 ) -> tuple[torch.nn.Module, torch.Tensor]:
     """The module and the input that a variant runs. Variants share the module that ``plain`` is, if they run it in float32."""
-    x, _ = model.example(batch)
+    x = placed(model.example(batch)[0])
     return (copy.deepcopy(plain).to(torch.bfloat16), held(x)) if variant.held else (plain, x)
 
 
@@ -38,8 +39,8 @@ class Trainer:
 
     def __init__(self, model: Model, batch: int, variant: Variant) -> None:
         torch.manual_seed(0)
-        self.module = model.make().train()
-        self.x, self.target = model.example(batch)
+        self.module = placed(model.make()).train()
+        self.x, self.target = map(placed, model.example(batch))
         if variant.held:
             self.module, self.x, self.target = self.module.to(torch.bfloat16), held(self.x), held(self.target)
         self.loss = model.loss

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import timeit
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness.timing import shortest, take_turns
+from harness.device import DEVICE
+from harness.timing import shortest, take_turns, timer
 
 from habana_mp import hmp
 
@@ -33,7 +33,7 @@ def converted(policy: hmp.Policy | str | None = None, log: str = "") -> Iterator
 
 
 def autocast() -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16)
+    return torch.autocast(DEVICE, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,22 @@ class Variant:
     held: bool = False
 
 
-# "hmp: torch-cpu" casts what torch.autocast casts.
+AS_AUTOCAST = f"hmp: torch-{DEVICE}"  # casts what torch.autocast casts
+
+
+def as_autocast() -> AbstractContextManager[Any]:
+    return converted(hmp.Policy.load(f"torch-{DEVICE}").with_low_dtype(torch.bfloat16))
+
+
 VARIANTS = {
     "fp32": Variant(),
     "autocast": Variant(forward=autocast),
     "bf16": Variant(held=True),
     "hmp": Variant(process=converted, update=hmp.disable_casts),
-    "hmp: torch-cpu": Variant(process=functools.partial(converted, "torch-cpu"), update=hmp.disable_casts),
-    "hmp.autocast": Variant(forward=lambda: hmp.autocast("cpu")),
+    AS_AUTOCAST: Variant(process=as_autocast, update=hmp.disable_casts),
+    "hmp.autocast": Variant(forward=lambda: hmp.autocast(DEVICE, torch.bfloat16)),
 }
-OURS = ("hmp", "hmp: torch-cpu")
+OURS = ("hmp", AS_AUTOCAST)
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ def compare(turns: Turns, calls: dict[str, Callable[[], object]]) -> dict[str, f
 
     def visit(name: str) -> float:
         with VARIANTS[name].process():
-            timer = timeit.Timer(calls[name])
-            timer.timeit(WARM_UP)
-            return shortest(timer, turns.runs, seconds=turns.visit_seconds) * 1e3
+            call = timer(calls[name])
+            call.timeit(WARM_UP)
+            return shortest(call, turns.runs, seconds=turns.visit_seconds) * 1e3
 
     return take_turns({name: functools.partial(visit, name) for name in calls}, turns.rounds, turns.seconds)

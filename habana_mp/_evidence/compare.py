@@ -177,7 +177,7 @@ def under(policy: Policy | None) -> Iterator[None]:
 
 
 def _devices() -> list[str]:
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ["cpu", *([accelerator.type] if accelerator is not None else [])]
 
 

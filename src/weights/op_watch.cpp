@@ -16,6 +16,8 @@
 #include "base/fork_safe_mutex.h"
 #include "base/op_schema.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
+#include "cast/numbers.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp {
@@ -82,6 +84,15 @@ std::vector<at::Tensor> written_by(const c10::OperatorHandle& op, const torch::j
   return tensors;
 }
 
+// Whether a call with these tensors is captured into a graph, which writes only when it is
+// replayed. Every copy ends then (habana_mp/_weights.py). Until then its events may not be queried.
+bool is_captured(const std::vector<at::Tensor>& tensors) {
+  return std::ranges::any_of(tensors, [](const at::Tensor& tensor) {
+    return !tensor.is_cpu() && is_ordinary(tensor) &&
+           torch_private::is_capturing(torch_private::current_stream(tensor.device()));
+  });
+}
+
 // Of a collective that goes on after its call: whether it still does. It may write until its Work
 // is complete, or, where nobody waits for that, gone.
 WeightCache::GoesOn goes_on(const c10::IValue& result) {
@@ -104,7 +115,7 @@ void call_and_notify(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   // Without a guard: what an op does inside, on threads of its own too, moves version counters. An
   // op that is made of others runs with autograd, as ever: these keys are for its kernel alone.
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-  if (is_collective(op)) {
+  if (is_collective(op) && !is_captured(tensors)) {
     for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
       const WeightCache::GoesOn writes = goes_on(result);
       if (writes) weight_cache().begin_writes(tensors, writes);

@@ -157,15 +157,17 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   const bool plain = form.layout == Layout::Plain;
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
-  if (any_writes_.load(std::memory_order_acquire)) settle_writes();
+  const std::optional<c10::Stream> stream = stream_of(weight);
+  bool keep = !(stream && torch_private::is_capturing(*stream));
+  // What still writes may be asked by an event, and a capture allows no query of one.
+  if (keep && any_writes_.load(std::memory_order_acquire)) settle_writes();
   const auto* impl = weight.unsafeGetTensorImpl();
   State now{impl->version_counter(),
             impl->version_counter().current_version(),
             weight.const_data_ptr(),
             samples_of(weight),
             0,
-            stream_of(weight)};
-  bool keep = !(now.stream && torch_private::is_capturing(*now.stream));
+            stream};
   Packed found;
   at::Tensor memory;
   if (keep) {

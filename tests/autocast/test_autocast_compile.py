@@ -164,7 +164,6 @@ def test_higher_order_ops() -> None:
         assert torch.compile(function, backend="aot_eager", fullgraph=True)(x()).dtype == BF16
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jit
 def test_torchscript_casts_nothing_by_itself() -> None:
     """Its own autocast pass knows torch's lists only."""
     script = torch.jit.script(product)
@@ -334,7 +333,6 @@ def test_vmap_and_grad() -> None:
     assert (gradient.dtype, mapped.dtype, tangent.dtype) == (FP32, FP32, BF16)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jit
 def test_jit_trace_and_freeze() -> None:
     """F169, F172, F174"""
     with hmp.autocast("cpu", policy=A, cache_enabled=False):

@@ -179,7 +179,6 @@ def test_a_part_that_is_called_before_its_model():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_scripted_models_run_beside_others():
     scripted = torch.jit.trace(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), check_trace=False)
     with on_models_called(LIMITED), converted(LIMITED):

@@ -13,7 +13,6 @@ HIGH = hmp.Policy.from_ops(fp32=["linear"], name="high")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 def test_compiled_models_keep_them_under_convert(backend: str) -> None:
     torch._dynamo.reset()
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))

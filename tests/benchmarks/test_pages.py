@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import goals, pages, results, summary
+from harness.command import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of, table_of_comparisons
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,6 +140,18 @@ def test_pages_are_those_of_the_results(path, tmp_path):
     assert (tmp_path / path).read_text() == (ROOT / path).read_text()
 
 
+def test_a_run_on_a_gpu_writes_its_section_alone(tmp_path):
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "benchmarks-gpu.md"
+    page.write_text((ROOT / "docs" / "benchmarks-gpu.md").read_text())
+    assert page.read_text().startswith(pages.GPU_HEAD)
+    for title in ("Training", "Inference"):
+        pages.write_gpu(tmp_path, Report(title, [Row("a", 1, "ms")], "A table."), "a GPU")
+    sections = [f"## {title}\n\nMachine: a GPU.\n\nA table.\n" for title in ("Inference", "Training")]
+    assert page.read_text() == "\n".join([pages.GPU_HEAD, *sections])
+    assert [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.svg")] == []
+
+
 def test_the_page_of_users_opens_with_five_lines():
     lines = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
     assert lines[:2] == ["# Benchmarks", ""]
@@ -151,3 +164,20 @@ def test_every_section_of_the_tables_has_results():
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert titles == [title for title in results.load(ROOT / "benchmarks" / "results.json") if title != "Losses"]
     assert [what for what in ("missed", "goal", "≤", "≥") if what in text] == []
+
+
+@pytest.mark.parametrize(
+    ("in_readme", "on_the_page"),
+    [
+        ("time of inference, batch 1", "Inference, batch 1"),
+        ("time of decoding, batch 1", "Decoding, batch 1"),
+        ("time of a training step", "Training step"),
+    ],
+    ids=lambda name: name,
+)
+def test_the_readme_has_the_figures_of_the_page(in_readme, on_the_page):
+    def cells(path, first):
+        (line,) = [line for line in (ROOT / path).read_text().splitlines() if line.startswith(f"| {first} |")]
+        return [cell.strip() for cell in line.strip("|").split("|")]
+
+    assert cells("README.md", in_readme)[4] == cells("docs/benchmarks.md", on_the_page)[1]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -195,6 +196,19 @@ def test_quick_run(script, section, pictures, goals, tmp_path):
     assert [what for what in ("missed", "goal", "≤", "≥") if what in text + front.read_text()] == []
     with_goal = [what for what, row in rows.items() if row["goal"] is not None]
     assert all(f"| {what} |" in goals_page.read_text() for what in with_goal)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("casts", "torch sees no CUDA device"), ("kernels", "this benchmark runs on cpu")],
+    ids=["no device", "for the CPU"],
+)
+def test_a_device_that_cannot_be_used(script, words):
+    command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--quick", "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"error: {words}\n")
 
 
 def test_make_bench_runs_every_script():

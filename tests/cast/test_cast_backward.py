@@ -49,7 +49,6 @@ def flat(value):
 
 
 class TestBackward:
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     @pytest.mark.parametrize("transform", TRANSFORMS)
     def test_transforms(self, transform):
         x, v = numbers(3, 4), dense(numbers(3, 4))
@@ -193,9 +192,7 @@ class TestBackward:
         assert len(results) == 8
         assert all(result.eq(1).all() for result in results)
 
-    @pytest.mark.filterwarnings(
-        "ignore:`torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor that:UserWarning"
-    )
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that:UserWarning")
     def test_compiled_autograd(self):
         from torch._dynamo import compiled_autograd
 

@@ -68,7 +68,6 @@ def test_policies_and_disable_casts_have_no_say():
         assert hmp.cast(x, "bfloat16").dtype == torch.bfloat16
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_traced_code_casts():
     def f(x):
         return hmp.cast(hmp.cast(x, "bfloat16") * 2, torch.float32)

@@ -1,6 +1,6 @@
 """docs/command-line.md is true: its sessions give what they show.
 
-"..." stands for anything, on a line of its own for any lines. Times, shares and the blanks that they shift do not count.
+"..." stands for anything, on a line of its own for any lines. Times, shares, the blanks that they shift and the version of torch do not count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ STEPS = [
 
 
 def normal(text: str) -> str:
+    text = re.sub(r"(torch) \d+\.\d+\.\d+(\+\w+)?", r"\1 N", text)
     return "".join(
         " ".join(re.sub(r"<?\d[\d.,]* (s|ms|µs|ns|%)", "N", line).split()) + "\n" for line in text.splitlines()
     )

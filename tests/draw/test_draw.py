@@ -284,7 +284,6 @@ def test_a_compiled_model_is_drawn_as_it_was_written() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_scripted_model_has_no_frames() -> None:
     drawing = hmp.draw(torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())), torch.randn(2, 4))
     assert {text for text, _ in names(drawing, "parameter")} == {"0.weight", "0.bias"}

@@ -6,7 +6,7 @@ import torch
 from habana_mp import hmp
 from habana_mp._hpu.mapping import map_hpu, unmap_hpu
 
-pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+pytestmark = pytest.mark.usefixtures("mapped")
 X = torch.arange(12.0).reshape(3, 4)
 
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from habana_mp._hpu.mapping import unmap_hpu
 
-pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+pytestmark = pytest.mark.usefixtures("mapped")
 X = torch.arange(12.0).reshape(3, 4)
 TRUTH = torch.device("cpu")
 NAMES = ["hpu", "hpu:0", "hpu:1", "habana", "habana:0"]

@@ -14,7 +14,7 @@ import habana_mp._core as _core
 from habana_mp._hpu.mapping import map_hpu, unmap_hpu
 from habana_mp.cli import main
 
-pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+pytestmark = pytest.mark.usefixtures("mapped")
 X = torch.arange(12.0).reshape(3, 4)
 TRUTH = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytestmark = [pytest.mark.usefixtures("mapped"), pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
+pytestmark = pytest.mark.usefixtures("mapped")
 X = torch.arange(12.0).reshape(3, 4)
 TRUTH = torch.device("cpu")
 

@@ -159,22 +159,20 @@ class TestSourceDistribution:
         } <= files.keys()
 
     def test_has_nothing_else(self, files):
-        allowed = ("habana_mp/", "src/", "third_party/", "tools/")
+        allowed = ("LICENSES/", "habana_mp/", "src/", "third_party/", "tools/")
         assert [name for name in files if "/" in name and not name.startswith(allowed)] == []
         assert [name for name in files if name.endswith((".so", ".pyc"))] == []
 
     def test_asks_for_every_supported_torch(self, files):
         metadata = files["PKG-INFO"].decode()
-        assert "Requires-Dist: torch>=2.11,<2.16" in metadata.replace(" ", "").replace(
-            "Requires-Dist:", "Requires-Dist: "
-        )
+        assert re.search(r"^Requires-Dist: torch(<2\.16,>=2\.11|>=2\.11,<2\.16)$", metadata, re.MULTILINE)
         assert "Dynamic: Requires-Dist" in metadata
 
 
 def test_newcomers_run_the_first_example_of_the_readme():
     example = newcomer.first_example()
     assert 'hmp.convert(policy="balanced")' in example
-    assert example.endswith("print(torch.__version__, model(torch.randn(64, 1024)).dtype, loss.dtype)\n")
+    assert example.endswith("model.weight.grad.dtype)\nprint(torch.__version__)\n")
 
 
 def test_the_versions_named_are_those_of_the_matrix():

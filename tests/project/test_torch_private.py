@@ -174,7 +174,6 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
 
 
 @pytest.mark.parametrize(("feature", "name"), OF_INSTANCES, ids=by_id(OF_INSTANCES))
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_each_attribute_holds_what_it_is_taken_for(feature: str, name: str) -> None:
     make, holds = INSTANCES[f"{feature}.{name}"]
     assert holds(FEATURES[feature].of(make(), name))

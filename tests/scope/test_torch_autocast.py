@@ -135,7 +135,6 @@ def test_in_the_forward_of_a_module(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["torch.autocast", "maybe_autocast", "a module in it"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
 def test_compiled(case: str, backend: str) -> None:
     torch._dynamo.reset()
     model = Model(FORWARDS[case] if case != "a module in it" else lambda outer, x: outer.inner(x))

@@ -245,7 +245,6 @@ def test_the_rest_of_a_training_step(case: str, policy: str) -> None:
     assert torch.equal(ours, plain)
 
 
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # as torch imports itself
 @pytest.mark.parametrize("optimizer", ["own", "SGD"])
 @pytest.mark.parametrize("policy", [None, "hmp"])
 def test_a_compiled_step_has_no_more_graphs_and_no_casts(optimizer: str, policy: str | None) -> None:

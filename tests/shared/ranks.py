@@ -21,7 +21,9 @@ class Ended(NamedTuple):
     err: str
 
 
-def run_ranks(program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> list[Ended]:
+def run_ranks(
+    program: str, folder: Path, *arguments: str, env: dict[str, str] | None = None, world: int = WORLD
+) -> list[Ended]:
     """What became of the ranks. The program gets the folder, where they meet, and the arguments."""
     shared = Path(__file__).parent
     folders = [str(shared), str(shared / "models"), os.environ.get("PYTHONPATH")]
@@ -38,21 +40,20 @@ def run_ranks(program: str, folder: Path, *arguments: str, env: dict[str, str] |
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),
                 "RANK": str(rank),
-                "WORLD_SIZE": str(WORLD),
+                "WORLD_SIZE": str(world),
             },
         )
-        for rank in range(WORLD)
+        for rank in range(world)
     ]
     printed = [rank.communicate(timeout=120) for rank in ranks]
     return [Ended(rank.returncode, *texts) for rank, texts in zip(ranks, printed, strict=True)]
 
 
-def join(folder: str, **options: object) -> int:
+def join(folder: str, backend: str = "gloo", **options: object) -> int:
     """Called by the program; its rank."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=int(os.environ["RANK"]), world_size=WORLD, **options
-    )
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world, **options)
     return dist.get_rank()
 
 

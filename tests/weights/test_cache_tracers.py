@@ -11,7 +11,6 @@ pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 class TestTracers:
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     def test_a_traced_model_follows_its_weights(self):
         hmp.convert()
         model = net()
@@ -58,7 +57,6 @@ class TestTracers:
             assert is_fresh(p)
             assert torch.equal(p, before)
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     @pytest.mark.parametrize("kind", ["sgd-foreach", "adam-foreach", "adam-loop"])
     def test_compiled_optimizers(self, kind):
         hmp.convert()

@@ -120,7 +120,7 @@ def _handed(parts: Parts, report: dict[str, Any]) -> Iterator[tuple[int, int, in
 
 def seconds_of_casts() -> list[float]:
     """Of a call, and of a number; on the CPU, or the accelerator that there is."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     device = torch.device("cpu") if accelerator is None else accelerator
 
     def best(numbers: int) -> float:

@@ -71,7 +71,6 @@ class TestFullGraph:
         expected = step(model, model, x)
         assert_same(step(model, torch.compile(model, backend=backend, fullgraph=True), x), expected)
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor's own, at its import
     def test_inductor(self):
         layer, x = nn.Linear(4, 4), torch.randn(2, 4)
         hmp.convert()
@@ -132,7 +131,6 @@ class TestFullGraph:
         assert_same(step(other, torch.compile(other, backend="aot_eager", fullgraph=True), x), expected)
         assert_same(list(other.buffers()), list(model.buffers()))
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     def test_the_training_step_with_the_optimizer(self):
         layer = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(layer.parameters(), 0.1)

@@ -1,6 +1,5 @@
 """A function that was compiled under convert follows what is in force, and compiled code is kept: in the process, on disk."""
 
-import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
@@ -97,7 +96,6 @@ class TestCaches:
         finally:
             config.cache_key_tag = before
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     def test_on_disk(self):
         """Tensor.mm stands in a graph by name, whatever it casts: one cache folder, no entry shared between two policies."""
         a = torch.ones(4, 4)

@@ -17,7 +17,6 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 # Forward-mode AD scripts decompositions at its first use: torch's own warning.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)

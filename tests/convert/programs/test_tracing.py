@@ -15,7 +15,6 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 # torch.jit is deprecated; the guides use it (F169).
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean"),
 ]
 

@@ -53,6 +53,14 @@ def test_the_budget_is_kept(budget, cost):
     assert found.error <= found.budget == budget
 
 
+def test_casts_are_timed_on_the_cpu_where_a_build_for_cuda_finds_no_driver(monkeypatch):
+    def current_accelerator(check_available=False):
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+    assert tuned(step_of("cos"), cost="seconds").error <= BUDGET
+
+
 @pytest.mark.parametrize("options", [{}, {"others": "start"}, {"per": "module"}, {"metric": "gradients"}], ids=str)
 def test_the_same_step_gives_the_same_policy(options):
     model = Model("cos", "var")

@@ -153,7 +153,6 @@ class TestHeldAliases:
 
     # Once: what was scripted and run in a process before casts weights in places of its own.
     @pytest.mark.parametrize("in_either_layout", ["plain"], indirect=True)
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
     def test_weights_that_torch_holds_are_cached(self, tmp_path):
         """By a graph, by DistributedDataParallel, or by a scripted module: none of these is an export."""
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tools import matrix
-from tools.matrix import CELLS, HEAD, PAGE, Row, counted, with_row
+from tools.environments import PAGE, counted
+from tools.matrix import CELLS, HEAD, Row, with_row
 
 ROOT = Path(__file__).parent.parent.parent
 ROW = Row("2.14.1+cu130", "3.12.1", 90, 2, 3, 41, "2026-11-22", "abcdef012")
@@ -32,7 +33,7 @@ def rows(page: str) -> list[str]:
 
 
 def test_a_row_takes_the_place_of_the_one_of_its_cell():
-    page = with_row(TABLE, "2.14/3.12", ROW)
+    page = with_row(TABLE, ROW)
     assert rows(page) == [rows(TABLE)[0], SHOWN, rows(TABLE)[2]]
     assert page == TABLE.replace(rows(TABLE)[1], SHOWN)
 
@@ -43,7 +44,7 @@ def test_a_new_row_is_put_in_order(cell, at):
     new = str(ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))
     expected = rows(TABLE)
     expected.insert(at, new)
-    assert rows(with_row(TABLE, cell, ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))) == expected
+    assert rows(with_row(TABLE, ROW._replace(torch=f"{torch}.0", python=f"{python}.0"))) == expected
 
 
 def test_the_page_has_a_row_for_each_cell():
@@ -94,6 +95,25 @@ def test_what_was_done_for_a_commit_is_not_done_again(tmp_path, monkeypatch):
         matrix.run("2.13/3.99", "another00", jobs=1, keep=False)
 
 
+def git(where, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(where), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_kept_clone_goes_on_to_the_next_commit(tmp_path, monkeypatch):
+    checkout, tree = tmp_path / "checkout", tmp_path / "tree"
+    checkout.mkdir()
+    monkeypatch.setattr(matrix, "ROOT", checkout)
+    git(checkout, "init", "--quiet")
+    for text in ("first", "second"):
+        (checkout / "file").write_text(text)
+        git(checkout, "add", "file")
+        git(checkout, "commit", "--quiet", "--message", text)
+        matrix._check_out(tree, tmp_path / "log", git(checkout, "rev-parse", "--short=9", "HEAD"))
+        assert (tree / "file").read_text() == text
+
+
 CANNOT = [
     ("2.13/3.99", "2.13/3.99: there is no Python 3.99 here"),
     ("2.13", "2.13: a cell is torch/Python, such as 2.15/3.12, or next"),
@@ -104,7 +124,7 @@ CANNOT = [
 def test_a_cell_that_cannot_be_run_says_why(cell, words):
     before = PAGE.read_text()
     done = subprocess.run(
-        [sys.executable, "tools/matrix.py", cell], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-m", "tools.matrix", cell], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.stdout.splitlines()[-1] == words
     assert done.returncode == 1

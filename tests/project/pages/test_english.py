@@ -23,7 +23,6 @@ NOT_YET = {
     "docs/api.md": "generated: its words are those of the docstrings",
     "docs/benchmarks*.md": "generated: its words are those of the scripts in benchmarks/",
     "docs/install.md": "is being rewritten",
-    "docs/threads*.md": "is being written",
     "docs/versions.md": "is being rewritten",
 }
 

@@ -1,0 +1,108 @@
+"""README.md and docs/ avoid the words that stop a reader whose first language is not English.
+
+The prose of a page is all of it but code: blocks, indented lines, code in a line, and the targets of links. A new word is a row of
+WORDS.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+
+# Pages that are not checked yet, by a pattern of their names, and why not.
+NOT_YET = {
+    "docs/api.md": "generated: its words are those of the docstrings",
+    "docs/benchmarks*.md": "generated: its words are those of the scripts in benchmarks/",
+    "docs/install.md": "is being rewritten",
+    "docs/versions.md": "is being rewritten",
+}
+
+GLOSSARY = "architecture.md#the-words"  # a page that links to it may use the words of the code
+
+
+class Word(NamedTuple):
+    pattern: str
+    why: str
+    instead: str
+    in_glossary: bool = False
+
+
+WORDS = (
+    Word(r"tells?|told|telling", "only people tell", "prints, shows, returns or warns"),
+    Word(r"stands?(?!-in\b)|stood|standing", "a metaphor", "is; for 'stands for': means, matches or is a name of"),
+    Word(r"fates?", "a metaphor", "result, or what happens to it"),
+    Word(r"mend(?:s|ed|ing)?", "not a verb of the field", "fixes or repairs"),
+    Word(r"(?:has|have|had)\s+(?:a|no)\s+say", "an idiom", "decides or has no effect"),
+    Word(r"(?:gives?|gave)\s+way", "an idiom", "is replaced by"),
+    Word(r"says|said|(?<!you )(?<!to )say", "only people say", "prints, shows, states, sets or means"),
+    Word(
+        r"homes?(?!\s+(?:folder|directory|page)\b)",
+        "a word of the code",
+        f"name, or a link to {GLOSSARY}",
+        in_glossary=True,
+    ),
+)
+
+# In this order: a fence may hold ` and an indented line.
+CODE = (
+    re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL),
+    re.compile(r"(?<=\n\n)(?: {4}.*\n)+(?:\n(?: {4}.*\n)+)*"),  # a note (!!!) has no blank line in front of its text
+    re.compile(r"`[^`]+`"),
+    re.compile(r"(?<=\])\([^)\s]+\)"),
+    re.compile(r"<[^>\n]+>"),
+)
+
+
+def prose(page: str) -> str:
+    """The page with blanks in the place of code: lines and columns stay where they are."""
+    for code in CODE:
+        page = code.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), page)
+    return page
+
+
+def found(name: str, page: str) -> list[str]:
+    """A line for each word of a page that is to be avoided, as an editor reads it."""
+    knows_the_glossary = GLOSSARY in page or name == "docs/architecture.md"
+    text = prose(page)
+    return [
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {' '.join(match[0].split())!r} ({word.why}); write: {word.instead}"
+        for word in WORDS
+        if not (word.in_glossary and knows_the_glossary)
+        for match in re.finditer(rf"\b(?:{word.pattern})\b", text, re.IGNORECASE)
+    ]
+
+
+def why_not_yet(page: str) -> str | None:
+    return next((why for pattern, why in NOT_YET.items() if fnmatch(page, pattern)), None)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if why_not_yet(page) is None])
+def test_page_avoids_hard_words(page: str) -> None:
+    words = found(page, PAGES[page].read_text(encoding="utf-8"))
+    assert not words, "\n".join(words)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        pytest.param("A warning\ntells it.", [(2, "tells")], id="line"),
+        pytest.param("Fate: the log has a\nsay.", [(1, "Fate"), (1, "has a say"), (2, "say")], id="case-and-two-lines"),
+        pytest.param("Its homes are in the home folder.", [(1, "homes")], id="home"),
+        pytest.param(f"Its [homes]({GLOSSARY}).", [], id="home-with-the-glossary"),
+        pytest.param("You say which. To say it, a stand-in understands.", [], id="people-and-other-words"),
+        pytest.param("```\nsays\n```\n\n    says\n\n`says` [a](says.md)\nsays", [(8, "says")], id="code"),
+        pytest.param('!!! note "Stands"\n    It says.\n', [(1, "Stands"), (2, "says")], id="note"),
+    ],
+)
+def test_what_is_found(page: str, expected: list[tuple[int, str]]) -> None:
+    lines = [re.match(r"page.md:(\d+): '([^']+)' \(.+\); write: .+", line) for line in found("page.md", page)]
+    assert sorted((int(line[1]), line[2]) for line in lines if line) == sorted(expected)

@@ -17,7 +17,7 @@ from habana_mp import hmp
 from habana_mp.cli import main, speed
 
 COMMANDS = ["run", "report", "find-nan", "compare", "tune", "diff", "explain", "lists", "doctor"]
-LISTS = ["presets", "show", "diff", "check", "edit"]
+LISTS = ["presets", "show", "diff", "check", "edit", "schema"]
 
 
 def call(*arguments: str, **environment: str | None) -> Result:

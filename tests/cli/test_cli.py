@@ -127,6 +127,7 @@ def test_explain_as_json(policy):
     assert printed["rule"]["action"] == rule.action
     assert printed["rule"]["low_dtype"] == str(rule.low_dtype).removeprefix("torch.")
     assert (printed["rule"]["file"], printed["rule"]["line"]) == (rule.file, rule.line)
+    assert printed["rule"]["comment"] == rule.comment
     assert "torch.Tensor.mm" in printed["homes"]
     assert printed["policy"] == hmp.Policy.load(policy).name
 

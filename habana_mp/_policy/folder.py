@@ -24,6 +24,8 @@ from habana_mp._policy.read_file import read_text
 LISTS = ("lower", "fp32", "promote")
 SHIPPED = Path(__file__).parent.parent / "lists"
 DESCRIPTION = "policy.toml"
+# The rules for DESCRIPTION once more, for editors. tests/policy/policies/test_policy_schema.py holds the two together.
+SCHEMA = Path(__file__).parent / "policy.schema.json"
 # One that is misspelled is an error: passed over, it would be a rule that is missing.
 _EDITS = re.compile(rf"({'|'.join(LISTS)})\.(since|before)-(\d+)\.(\d+)\.txt")
 _KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
@@ -138,13 +140,12 @@ def read_description(path: Path) -> dict[str, Any]:
     for key in ("low_dtype", "rest"):
         if not isinstance(described.get(key), str):
             raise ValueError(f"{path}: {key} must be given, as a string")  # noqa: TRY004 - of the file, not of a call
+    for key in ("name", "source", "device"):
+        if not isinstance(described.get(key, ""), str):
+            raise ValueError(f"{path}: {key} is a string")  # noqa: TRY004 - of the file
     error_ops = described.get("error", [])
-    if (
-        not isinstance(described.get("name", ""), str)
-        or not isinstance(error_ops, list)
-        or not all(isinstance(op, str) for op in error_ops)
-    ):
-        raise ValueError(f"{path}: name is a string and error a list of op names")
+    if not isinstance(error_ops, list) or not all(isinstance(op, str) for op in error_ops):
+        raise ValueError(f"{path}: error is a list of op names")
     low_dtypes = described.setdefault("low_dtypes", [*core.LOW_DTYPES])
     if not isinstance(low_dtypes, list) or not low_dtypes or not all(low in core.LOW_DTYPES for low in low_dtypes):
         raise ValueError(f"{path}: low_dtypes is a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")

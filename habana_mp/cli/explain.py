@@ -42,7 +42,11 @@ def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
 
 
 def _values(explained: Explanation) -> dict[str, Any]:
-    rule = {**dataclasses.asdict(explained.rule), "low_dtype": str(explained.rule.low_dtype).removeprefix("torch.")}
+    rule = {
+        **dataclasses.asdict(explained.rule),
+        "low_dtype": str(explained.rule.low_dtype).removeprefix("torch."),
+        "comment": explained.rule.comment,
+    }
     return {
         "op": explained.op,
         "policy": explained.policy.name,

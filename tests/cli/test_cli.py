@@ -17,7 +17,7 @@ from habana_mp import hmp
 from habana_mp.cli import main, speed
 
 COMMANDS = ["run", "report", "find-nan", "compare", "tune", "diff", "explain", "lists", "doctor"]
-LISTS = ["presets", "show", "diff", "check", "edit"]
+LISTS = ["presets", "show", "diff", "check", "edit", "schema"]
 
 
 def call(*arguments: str, **environment: str | None) -> Result:
@@ -127,6 +127,7 @@ def test_explain_as_json(policy):
     assert printed["rule"]["action"] == rule.action
     assert printed["rule"]["low_dtype"] == str(rule.low_dtype).removeprefix("torch.")
     assert (printed["rule"]["file"], printed["rule"]["line"]) == (rule.file, rule.line)
+    assert printed["rule"]["comment"] == rule.comment
     assert "torch.Tensor.mm" in printed["homes"]
     assert printed["policy"] == hmp.Policy.load(policy).name
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner, Result
 
 from habana_mp import hmp
@@ -226,6 +232,67 @@ def test_check_of_a_folder(here, changed, printed):
     assert done.exit_code == bool(printed)
     assert len(lines) == len(printed)
     assert [line.startswith(begin) for line, begin in zip(lines, printed)] == [True] * len(printed), lines
+
+
+# --- the hook of pre-commit
+
+ROOT = Path(__file__).parent.parent.parent
+HOOK_FILES = {
+    "lists/mine/lower.txt": True,
+    "fp32.txt": True,
+    "a/promote.since-2.15.txt": True,
+    "fp32.before-2.9.txt": True,
+    "slower.txt": False,
+    "requirements.txt": False,
+    "lower.txt.orig": False,
+    "fp32.old.txt": False,
+}
+
+
+@pytest.fixture
+def hook():
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    return hook
+
+
+def test_the_hook_has_what_pre_commit_asks_for(hook):
+    assert {"id", "name", "entry", "language"} <= set(hook)
+    assert all(isinstance(hook[key], str) for key in ("id", "name", "entry", "language", "description", "files"))
+    assert (hook["language"], hook["require_serial"]) == ("system", True)
+
+
+@pytest.mark.parametrize("path", HOOK_FILES)
+def test_the_hook_takes_list_files(hook, path):
+    assert bool(re.search(hook["files"], path)) == HOOK_FILES[path]
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "printed"),
+    [
+        ({"lower.txt": "linear\n"}, 0, "no mistakes found\n"),
+        ({"lower.txt": "linear\n", "fp32.txt": "softmax\nlienar\n"}, 1, "fp32.txt:2: 'lienar' is no op of torch .*\n"),
+    ],
+    ids=["good", "bad"],
+)
+def test_the_entry_of_the_hook(hook, here, files, status, printed):
+    """pre-commit appends the names of the files that are to be committed."""
+    for name, text in files.items():
+        Path(name).write_text(text)
+    command, *arguments = shlex.split(hook["entry"])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [shutil.which(command, path=path), *arguments, *files], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert re.fullmatch(printed, done.stdout)
+
+
+def test_the_hook_of_the_page_is_the_same(hook):
+    page = (ROOT / "docs" / "editors.md").read_text()
+    uses, local = re.findall(r'^```yaml title="[^"\n]*"\n(.*?)^```', page, re.MULTILINE | re.DOTALL)
+    assert yaml.safe_load(uses)["repos"][0]["hooks"][0]["id"] == hook["id"]
+    (written,) = yaml.safe_load(local)["repos"][0]["hooks"]
+    assert {**hook, "files": written["files"]} == {**written, "description": hook["description"]}
 
 
 # --- edit

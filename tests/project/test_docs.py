@@ -5,7 +5,7 @@ Blocks of a page run in order, in one folder of its own and each in a process of
     ```python                                runs; a warning is an error
     ```sh                                    runs
     ```python title="train.py"               is a file for the blocks below it; so is any block whose title is a file name, and a
-                                             list file has to be one
+                                             list file has to be one, and JSON and YAML have to be well-formed
     ```text title="output"                   is what the block above it prints to stdout; "..." stands for anything
     ```console                               is a session of habana-mp, which test_cli_docs.py runs
     ```python title="not run in the tests: a GPU"   is shown and not run; the title says why
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import json
 import os
 import re
 import subprocess
@@ -35,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
-LANGUAGES = {"console", "python", "sh", "text", "toml"}
+LANGUAGES = {"console", "json", "python", "sh", "text", "toml", "yaml"}
 # Lightning warns, whatever runs in it.
 WARNINGS = {"docs/trainers.md": "default"}
 # These pages show what one torch does; another may have changed it.
@@ -92,9 +93,13 @@ def shell(block: Block) -> int:
 
 
 def check_file(block: Block) -> None:
+    import yaml
+
     from habana_mp import Policy
 
     name = Path(block.title)
+    if block.language in ("json", "yaml"):
+        json.loads(block.text) if block.language == "json" else yaml.safe_load(block.text)
     if name.suffix == ".txt" and block.language == "text":
         which = name.stem if name.stem in LIST_FILES else "lower"
         Policy.from_files(**{which: block.title}, strict=True)

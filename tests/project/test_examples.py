@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -37,7 +39,7 @@ def rows(text, title):
 
 def test_the_table_has_every_example():
     named = re.findall(r"^\| \[([\w.]+)\]\(\1\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert sorted(named) == sorted(path.name for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")))
 
 
 def test_digits():
@@ -130,3 +132,50 @@ def test_tune_gpt():
     assert re.search(r"^tuned: loss of the last 20 steps [+-]\d\.\d{4} against float32$", text, re.MULTILINE)
     lists = "".join((EXAMPLES / "out" / "gpt-lists" / f"{name}.txt").read_text() for name in ("lower", "fp32"))
     assert "# in bfloat16: predicted error " in lists
+
+
+@pytest.fixture(scope="module")
+def gallery():
+    """The notebook after its cells ran in a kernel, in order: the outputs of each code cell, by the first line of the cell."""
+    notebook = nbformat.read(EXAMPLES / "gallery.ipynb", as_version=4)
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.outputs for cell in codes] == [[]] * len(codes)  # it is committed without outputs
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return {cell.source.partition("\n")[0]: cell.outputs for cell in codes}
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "part"),
+    [
+        pytest.param("hmp.convert()", "text/html", "Policy hmp", id="policy"),
+        pytest.param("step()", "text/plain", "{'output': torch.bfloat16, 'weight': torch.float32,", id="dtypes"),
+        pytest.param("with hmp.report() as report:", "text/html", "<iframe sandbox", id="report"),
+        pytest.param("with hmp.report(values=True) as values:", "text/html", "<iframe sandbox", id="errors"),
+        pytest.param('hmp.explain("layer_norm")', "text/html", "lists/hmp/lower.txt", id="explanation"),
+        pytest.param('hmp.explain("nn.Linear", "softmax", "add")', "text/html", "softmax", id="explanations"),
+        pytest.param("hmp.draw(model, x)", "image/svg+xml", ">layer_norm<", id="picture"),
+        pytest.param("hmp.draw(model, x, report=values)", "image/svg+xml", ">layer_norm<", id="picture of errors"),
+    ],
+)
+def test_the_gallery_shows(gallery, cell, kind, part):
+    shown = [output.data for output in gallery[cell] if output.output_type == "execute_result"]
+    assert [part in each[kind] for each in shown] == [True]
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ('print(f"{report.casts()} casts', "10 casts in the forward pass, 9 in the backward pass"),
+        ("with hmp.report(values=True)", r"\+linear:fp32: makes \d+ % of the error of the loss .*"),
+        ("hmp.revert()", r"layer_norm +float32 -> bfloat16 +1 +0 +-1"),
+    ],
+    ids=["counts", "edits", "diff"],
+)
+def test_the_gallery_prints(gallery, cell, line):
+    (outputs,) = (found for code, found in gallery.items() if code.startswith(cell))
+    printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    assert re.search(f"^{line}$", printed, re.MULTILINE), printed
+
+
+def test_the_gallery_warns_of_nothing(gallery):
+    assert [o.text for outputs in gallery.values() for o in outputs if o.get("name") == "stderr"] == []

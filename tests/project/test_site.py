@@ -25,7 +25,7 @@ def page(opened):
 
 # Elements that reach beyond the window, and are in nothing that scrolls or that hides them.
 TOO_WIDE = """() => {
-    const kept = (element) => element && (getComputedStyle(element).overflowX !== "visible" || kept(element.parentElement));
+    const kept = (element) => !element.matches(".md-content") && (getComputedStyle(element).overflowX !== "visible" || kept(element.parentElement));
     return [...document.querySelectorAll(".md-content *")]
         .filter((each) => each.getBoundingClientRect().right > innerWidth + 1 && !kept(each.parentElement))
         .map((each) => each.outerHTML.slice(0, 100));

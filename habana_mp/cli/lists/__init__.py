@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from habana_mp._policy.diff import PolicyDiff, action_of, settings_of, words
-from habana_mp._policy.folder import source_of
+from habana_mp._policy.folder import SCHEMA, source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
 from habana_mp.cli.lists.check import check
 from habana_mp.cli.lists.edit import edit
@@ -139,3 +139,13 @@ def diff(a: Policy, b: Policy, as_json: bool) -> None:
         print_table(("", *titles), rows)
     if difference:
         raise SystemExit(1)
+
+
+@lists.command()
+def schema() -> None:
+    """The JSON schema of policy.toml, for editors.
+
+    \b
+      habana-mp lists schema > policy.schema.json
+    """
+    click.echo(SCHEMA.read_text(encoding="utf-8"), nl=False)

@@ -262,7 +262,7 @@ BAD_FOLDERS = {
     "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),
     "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is no key"),
     "no TOML": ("low_dtype = \n", "mm\n", r"policy.toml: .*line 1"),
-    "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error a list of op names"),
+    "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error is a list of op names"),
     "low_dtypes is no list": (
         GOOD + 'low_dtypes = "bfloat16"\n',
         "mm\n",

@@ -21,8 +21,6 @@ PAGES = {
 NOT_YET = {
     "docs/api.md": "generated: its words are those of the docstrings",
     "docs/benchmarks-tables.md": "generated: its words are those of the scripts in benchmarks/",
-    "docs/install.md": "is being rewritten in another change",
-    "docs/versions.md": "is being rewritten in another change",
 }
 
 GLOSSARY = "architecture.md#the-words"  # a page that links to it may use the words of the code

@@ -238,7 +238,7 @@ def test_check_of_a_folder(here, changed, printed):
 
 ROOT = Path(__file__).parent.parent.parent
 HOOK_FILES = {
-    "lists/mine/lower.txt": True,
+    "mine/lower.txt": True,
     "fp32.txt": True,
     "a/promote.since-2.15.txt": True,
     "fp32.before-2.9.txt": True,

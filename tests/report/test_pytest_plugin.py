@@ -98,7 +98,7 @@ def test_it_says_which_casts_are_others(project):
             "      seen, lower: 1 call on bfloat16",
         ]
     )
-    result.stdout.fnmatch_lines(["E*RuntimeError: mat1 and mat2 shapes cannot be multiplied*"])
+    result.stdout.fnmatch_lines(["E*RuntimeError: *mat1 and mat2 shapes cannot be multiplied*"])
 
 
 @pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES)

@@ -221,6 +221,8 @@ class TestDecorator:
             next(generator)
         assert (end.value.value, dtype()) == ("end", ON)
 
+    # Of torch's own decorator, on Python 3.12 and later.
+    @pytest.mark.filterwarnings("ignore:the .type, exc, tb. signature of throw:DeprecationWarning")
     def test_generator_that_is_thrown_at_or_closed(self):
         seen = []
 

@@ -12,6 +12,7 @@ LAYERS, WIDTH = 6, 1536
 FLOAT32 = LAYERS * WIDTH * WIDTH * 4 / 2**20
 # What a process takes beside its weights: for threads, for results, and pages of libraries that are read for the first time.
 ROOM = 12
+FREED = 1  # of what the process had before, while the model was measured
 
 PROGRAM = f"""
 import json, sys
@@ -87,7 +88,7 @@ def in_memory():
 
 def test_copies_take_half_as_much_again(in_memory):
     """What there is to free. Without this the bounds below could hold for nothing."""
-    assert 1.5 * FLOAT32 <= in_memory["memory"] <= 1.5 * FLOAT32 + ROOM
+    assert 1.5 * FLOAT32 - FREED <= in_memory["memory"] <= 1.5 * FLOAT32 + ROOM
     assert in_memory["file"] == 0
 
 
@@ -104,12 +105,12 @@ def test_an_offloaded_model_takes_what_its_copies_take(way, in_memory):
         assert casts.pop(0) <= FLOAT32 / 16
     assert min(casts) >= FLOAT32 * 15 / 16
     assert result["dropped"] <= FLOAT32 / 16
-    assert 1.5 * FLOAT32 <= result["restored"] <= 1.5 * FLOAT32 + ROOM
+    assert 1.5 * FLOAT32 - FREED <= result["restored"] <= 1.5 * FLOAT32 + ROOM
 
 
 def test_what_is_written_takes_memory_until_it_is_moved():
     result = measured("offload-first", "write")
-    assert 1.5 * FLOAT32 <= result["written"] <= 1.5 * FLOAT32 + ROOM
+    assert 1.5 * FLOAT32 - FREED <= result["written"] <= 1.5 * FLOAT32 + ROOM
     assert FLOAT32 / 2 <= result["moved"] <= FLOAT32 / 2 + ROOM
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Written by the build. An editable install has it in another folder than the rest of the package.
 _BUILT = "habana_mp._built"
-COMPILE = "pip install --force-reinstall --no-deps --no-binary habana_mp habana_mp"
+COMPILE = "pip install --force-reinstall --no-deps SOURCE, where SOURCE is a clone or habana_mp-*.tar.gz"
 
 
 def load_core(path: list[str]) -> None:
@@ -37,7 +37,7 @@ def load_core(path: list[str]) -> None:
     if folder is None:
         raise ImportError(
             f"habana_mp was compiled for torch {', '.join(built)}, and torch {torch_version} is installed. "
-            f"Install a torch that it was compiled for, or compile it for this one: {COMPILE} (in a clone of it: make build)."
+            f"Install a torch that it was compiled for, or compile it for this one: {COMPILE}."
         )
     if not any((folder / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
         version = ".".join(map(str, sys.version_info[:2]))
@@ -50,7 +50,7 @@ def load_core(path: list[str]) -> None:
     except ImportError as error:
         raise ImportError(
             f"habana_mp was compiled for another build of torch {minor} than the installed {torch_version} ({error}). "
-            f"Compile it for this one: {COMPILE} (in a clone of it: make build)."
+            f"Compile it for this one: {COMPILE}."
         ) from error
 
 

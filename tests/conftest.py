@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -71,3 +72,14 @@ def place_for_scripts(tmp_path, monkeypatch):
     monkeypatch.setattr(in_force, "cli_policy", None)
     monkeypatch.setattr(in_force, "is_cli_default", False)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, one for the tests of a file."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()

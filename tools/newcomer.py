@@ -39,7 +39,7 @@ class Newcomer:
         self.python = home / "venv/bin/python"
 
     def tries(self, way: str, torch: str) -> str:
-        """What the example printed last. SystemExit with all that was printed where something fails."""
+        """What the example printed. SystemExit with all that was printed where something fails."""
         self.run(sys.executable, "-m", "venv", self.python.parent.parent)
         self.pip("numpy", f"torch=={torch}")
         if way == "wheel":

@@ -15,7 +15,7 @@ import habana_mp._core as _core
 ROOT = Path(__file__).parent.parent.parent
 CORE = Path(_core.__file__)
 MINOR = ".".join(torch.__version__.split(".")[:2])
-COMPILE = "pip install --force-reinstall --no-deps --no-binary habana_mp habana_mp"
+COMPILE = "pip install --force-reinstall --no-deps SOURCE, where SOURCE is a clone or habana_mp-*.tar.gz"
 # What runs before: an editable install must not find the package that is meant to be hidden.
 ALONE = (
     'import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]\n'
@@ -62,7 +62,7 @@ def test_a_core_that_an_older_build_left_is_not_loaded(tmp_path: Path) -> None:
 def test_another_torch_is_reported_in_words(tmp_path: Path) -> None:
     assert printed(tmp_path, "", installed(tmp_path, "1.13", "2.9", "2.10")) == (
         f"habana_mp was compiled for torch 1.13, 2.9, 2.10, and torch {torch.__version__} is installed. "
-        f"Install a torch that it was compiled for, or compile it for this one: {COMPILE} (in a clone of it: make build)."
+        f"Install a torch that it was compiled for, or compile it for this one: {COMPILE}."
     )
 
 

@@ -1,27 +1,17 @@
-"""The documentation, built once, and a browser that opens its pages without a network."""
+"""The documentation, built once, and opened without a network."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
 HOST = "docs.invalid"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,10 @@
-"""One browser for the tests of a file; each test fails for what a page complains of."""
+"""Opens pages of reports; each test fails for what a page complains of."""
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 from page_reader import Reader
-from playwright.sync_api import Browser, sync_playwright
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
+from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="module")

@@ -1,59 +1,49 @@
 """Pickles of before the package had folders name its modules of then. Here these names lead to what they named then.
 
-Only what a checkpoint or a saved report may hold is here.
+Only what a checkpoint or a saved report may hold is here. It is imported when a pickle asks for it.
 """
 
-import importlib
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from habana_mp import _autocast, _convert, _draw, _explain, _policy, _report
-from habana_mp._autocast import custom_function, set_policies
-from habana_mp._autocast.context import autocast
-from habana_mp._convert.conversion import convert, is_converted, revert
-from habana_mp._draw.drawing import draw
-from habana_mp._explain.explanation import Explanation, explain
-from habana_mp._policy import checkpoint
-from habana_mp._policy.policy import OpRule, Policy, _unpickle, presets
-from habana_mp._ranks import check
-from habana_mp._report.cast_report import CastReport, report
-from habana_mp._report.findings import advice
-from habana_mp._report.findings import diff as report_diff
-from habana_mp._scope import disable_casts
-
-
-def _picture(name: str) -> Any:
-    return getattr(importlib.import_module("habana_mp._draw.picture"), name)
-
-
-# A drawing is no reason to import the module before it is asked for.
-_drawings = ModuleType("habana_mp._picture")
-_drawings.__getattr__ = _picture  # type: ignore[method-assign]
-
+# A module of then, and the module that has its names now.
 _MODULES = {
-    "_advice": advice,
-    "_custom_function": custom_function,
-    "_disable": disable_casts,
-    "_modules": set_policies,
-    "_picture": _drawings,
-    "_policy_state": checkpoint,
-    "_rank_policies": check,
-    "_report.diff": report_diff,
-    "_report_diff": report_diff,
+    "_advice": "_report.findings.advice",
+    "_custom_function": "_autocast.custom_function",
+    "_disable": "_scope.disable_casts",
+    "_modules": "_autocast.set_policies",
+    "_picture": "_draw.picture",
+    "_policy_state": "_policy.checkpoint",
+    "_rank_policies": "_ranks.check",
+    "_report.diff": "_report.findings.diff",
+    "_report_diff": "_report.findings.diff",
 }
-# What were modules are folders now.
+# What were modules are folders now: the names that pickles ask them for, and the module that has these.
 _IN_FOLDERS = {
-    _autocast: (autocast,),
-    _convert: (convert, is_converted, revert),
-    _policy: (OpRule, Policy, _unpickle, presets),
-    _draw: (draw,),
-    _explain: (Explanation, explain),
-    _report: (CastReport, report),
+    "_autocast": ("_autocast.context", {"autocast"}),
+    "_convert": ("_convert.conversion", {"convert", "is_converted", "revert"}),
+    "_draw": ("_draw.drawing", {"draw"}),
+    "_explain": ("_explain.explanation", {"Explanation", "explain"}),
+    "_policy": ("_policy.policy", {"OpRule", "Policy", "_unpickle", "presets"}),
+    "_report": ("_report.cast_report", {"CastReport", "report"}),
 }
 
-for _name, _module in _MODULES.items():
-    sys.modules[f"habana_mp.{_name}"] = _module
-for _folder, _values in _IN_FOLDERS.items():
-    for _value in _values:
-        setattr(_folder, _value.__name__, _value)
+
+def _lead(module: ModuleType, target: str, names: set[str] | None) -> None:
+    """Attributes of these names (None: all) that the module has not itself come from the other one."""
+
+    def found(name: str) -> Any:
+        if name.startswith("__") or (names is not None and name not in names):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"habana_mp.{target}"), name)
+
+    module.__getattr__ = found  # type: ignore[method-assign]
+
+
+for _name, _target in _MODULES.items():
+    _module = sys.modules[f"habana_mp.{_name}"] = ModuleType(f"habana_mp.{_name}")
+    _lead(_module, _target, None)
+for _folder, (_target, _names) in _IN_FOLDERS.items():
+    _lead(import_module(f"habana_mp.{_folder}"), _target, _names)

@@ -1,4 +1,11 @@
-"""The public names, also under the name that HMP's scripts use: ``from habana_mp import hmp``."""
+"""The public names, also under the name that HMP's scripts use: ``from habana_mp import hmp``.
+
+What reports, draws, explains and measures is imported when it is first used: that is most of the package, and a script that only converts
+needs none of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from torch.amp import GradScaler, is_autocast_available
 
@@ -9,18 +16,20 @@ from habana_mp._autocast.registered_op import register_op
 from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
-from habana_mp._draw.drawing import draw
-from habana_mp._evidence.compare import compare
-from habana_mp._evidence.comparison import Comparison
-from habana_mp._evidence.nonfinite import find_nonfinite
-from habana_mp._evidence.tune.tune import tune
-from habana_mp._evidence.tune.tuned import Tuned
-from habana_mp._explain.explanation import explain
 from habana_mp._policy.checkpoint import PolicyState
 from habana_mp._policy.policy import Policy, presets
 from habana_mp._ranks.check import check_ranks
-from habana_mp._report.cast_report import CastReport, report
 from habana_mp._scope.disable_casts import disable_casts
+
+if TYPE_CHECKING:
+    from habana_mp._draw.drawing import draw
+    from habana_mp._evidence.compare import compare
+    from habana_mp._evidence.comparison import Comparison
+    from habana_mp._evidence.nonfinite import find_nonfinite
+    from habana_mp._evidence.tune.tune import tune
+    from habana_mp._evidence.tune.tuned import Tuned
+    from habana_mp._explain.explanation import explain
+    from habana_mp._report.cast_report import CastReport, report
 
 __all__ = [
     "CastReport",
@@ -50,6 +59,28 @@ __all__ = [
     "set_policies",
     "tune",
 ]
+
+
+# A public name and the module that has it.
+_AT_FIRST_USE = {
+    "CastReport": "_report.cast_report",
+    "Comparison": "_evidence.comparison",
+    "Tuned": "_evidence.tune.tuned",
+    "compare": "_evidence.compare",
+    "draw": "_draw.drawing",
+    "explain": "_explain.explanation",
+    "find_nonfinite": "_evidence.nonfinite",
+    "report": "_report.cast_report",
+    "tune": "_evidence.tune.tune",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"habana_mp.{_AT_FIRST_USE[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -69,3 +69,25 @@ print(*{name.partition(".")[0] for name in sys.modules.keys() - before}, "torch.
 """
     interpreters = {"_interpreters", "_xxsubinterpreters"}  # a small part of Python, by its version
     assert {*run(script).split()} - interpreters == {"habana_mp", "False"}
+
+
+IMPORTED = {
+    "the-package": ("import habana_mp", ""),
+    "convert": ("from habana_mp import hmp; hmp.convert(); hmp.revert()", ""),
+    "a-region": ("from habana_mp import autocast; autocast('cpu')", ""),
+    "report": ("from habana_mp import report", "_report"),
+    "report-of-hmp": ("from habana_mp import hmp; hmp.report", "_report"),
+    "explain": ("import habana_mp; habana_mp.explain", "_explain"),
+    "all": ("from habana_mp import *; tune, draw", "_draw _evidence _explain _report"),
+}
+
+
+@pytest.mark.parametrize(("statement", "imported"), IMPORTED.values(), ids=IMPORTED)
+def test_what_reports_and_measures_is_imported_when_it_is_used(statement: str, imported: str) -> None:
+    script = f"""
+import sys
+{statement}
+modules = [name.split(".") for name, module in sys.modules.items() if name.startswith("habana_mp.") and module.__spec__]
+print(*sorted({{"_draw", "_evidence", "_explain", "_report"}} & {{name[1] for name in modules if len(name) > 2}}))
+"""
+    assert run(script) == imported

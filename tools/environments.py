@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Counts(NamedTuple):
     failures: tuple[str, ...]
 
 
-def counted(files: Iterator[Path]) -> Counts:
+def counted(files: Iterable[Path]) -> Counts:
     """Of reports of pytest in the form of JUnit. A test whose set-up or tear-down failed has failed, once."""
     passed = skipped = 0
     failures = set()

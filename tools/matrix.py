@@ -1,7 +1,8 @@
 """The test suite on each torch and Python that is supported: `make matrix`. Writes the table of docs/versions.md, a row a cell.
 
 A cell has a clone of the last commit and an environment of its own under build/matrix/. It installs its torch, builds, runs the suite folder by
-folder, and deletes the environment. What was done for this commit is not done again. Knows nothing of the package but how it is built.
+folder, and deletes the environment. What was done for this commit is not done again, nor is a folder of tests that was green at an earlier
+commit if nothing but other folders of tests changed. Knows nothing of the package but how it is built.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def run(cell: str, commit: str, jobs: int, keep: bool) -> tuple[Row, tuple[str, 
         _set_up(torch, python, venv, results)
         _build(tree, venv, results, commit, jobs)
         for part in parts(tree):
-            _test(tree, venv, results, part, jobs)
+            if not _taken_over(folder, results, part, parts(tree)):
+                _test(tree, venv, results, part, jobs)
         done.write_text("\n".join([*_versions(venv), dt.datetime.now(tz=dt.timezone.utc).date().isoformat()]))
         if not keep:
             shutil.rmtree(venv)
@@ -177,6 +179,20 @@ def _check_out(tree: Path, log: Path, commit: str) -> None:
             ["git", "-C", str(tree), "fetch", "--quiet", "origin", output("git", "-C", str(ROOT), "rev-parse", commit)],
         )
     logged(log, ["git", "-C", str(tree), "checkout", "--quiet", "--force", "--detach", commit])
+
+
+def _taken_over(folder: Path, results: Path, part: str, parts: Sequence[str]) -> bool:
+    """Takes the results of this part from an earlier commit that differs in other parts alone, and where it was green."""
+    for earlier in folder.glob(f"*/{part}.xml"):
+        if earlier.parent == results or counted([earlier]).failed:
+            continue
+        changed = output("git", "diff", "--name-only", earlier.parent.name, results.name).splitlines()
+        others = tuple(f"tests/{other}/" for other in parts if other != part)
+        if all(file.startswith(others) for file in changed):
+            shutil.copy(earlier, results)
+            shutil.copy(earlier.with_suffix(".seconds"), results)
+            return True
+    return False
 
 
 def _test(tree: Path, venv: Path, results: Path, part: str, jobs: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import matrix
+from tools import environments, matrix
 from tools.environments import PAGE, counted
 from tools.matrix import CELLS, HEAD, Row, with_row
 
@@ -112,6 +112,37 @@ def test_a_kept_clone_goes_on_to_the_next_commit(tmp_path, monkeypatch):
         git(checkout, "commit", "--quiet", "--message", text)
         matrix._check_out(tree, tmp_path / "log", git(checkout, "rev-parse", "--short=9", "HEAD"))
         assert (tree / "file").read_text() == text
+
+
+GREEN = '<testsuites><testsuite><testcase classname="tests.a" name="passes" /></testsuite></testsuites>'
+TAKEN_OVER = {
+    "another-part": ("tests/scope/test_b.py", GREEN, True),
+    "this-part": ("tests/policy/test_a.py", GREEN, False),
+    "what-parts-share": ("tests/conftest.py", GREEN, False),
+    "the-package": ("habana_mp/hmp.py", GREEN, False),
+    "it-was-red": ("tests/scope/test_b.py", REPORT, False),
+}
+
+
+@pytest.mark.parametrize(("changed", "report", "taken"), TAKEN_OVER.values(), ids=TAKEN_OVER)
+def test_a_part_is_not_run_again_for_tests_of_other_parts(tmp_path, monkeypatch, changed, report, taken):
+    checkout, folder = tmp_path / "checkout", tmp_path / "cell"
+    monkeypatch.setattr(environments, "ROOT", checkout)
+    checkout.mkdir()
+    git(checkout, "init", "--quiet")
+    commits = []
+    for text in ("first", "second"):
+        (checkout / changed).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / changed).write_text(text)
+        git(checkout, "add", changed)
+        git(checkout, "commit", "--quiet", "--message", text)
+        commits.append(git(checkout, "rev-parse", "--short=9", "HEAD"))
+        (folder / commits[-1]).mkdir(parents=True)
+    earlier, results = (folder / commit for commit in commits)
+    (earlier / "policy.xml").write_text(report)
+    (earlier / "policy.seconds").write_text("61.5")
+    assert matrix._taken_over(folder, results, "policy", ["policy", "scope"]) is taken
+    assert sorted(path.name for path in results.iterdir()) == (["policy.seconds", "policy.xml"] if taken else [])
 
 
 CANNOT = [

@@ -11,6 +11,7 @@ import habana_mp._core as _core
 from habana_mp import _weights
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
+from habana_mp._autocast.unseen import warn_of_unseen
 from habana_mp._cast import dtype_named
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
@@ -90,6 +91,7 @@ def rules_of(policy: Policy, dtype: torch.dtype) -> Any:
     made: dict[torch.dtype, Any] = policy.__dict__.setdefault("_rules", {})
     rules = made.get(dtype)
     if rules is None:
+        warn_of_unseen(policy)
         rules = made[dtype] = _core.autocast_rules(policy.with_low_dtype(dtype)._core)
     return rules
 

@@ -16,7 +16,7 @@ from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
 from habana_mp._explain.modules import module_named, ops_of
 from habana_mp._policy.homes import Home, ops
-from habana_mp._policy.names import known_names, names_of, plain_name, registered
+from habana_mp._policy.names import is_dispatched, known_names, names_of, plain_name, registered
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off
@@ -169,7 +169,7 @@ def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Expl
         state=state,
         homes=_homes(name, asked, dispatched),
         arguments=_arguments(name, asked, dispatched),
-        notes=_notes(name, asked),
+        notes=(*_note_of_regions(name, dispatched), *_notes(name, asked)),
     )
 
 
@@ -247,6 +247,12 @@ _noted: set[str] = set()
 
 def _notes(name: str, policy: Policy) -> tuple[str, ...]:
     return (*_note_of_modules(name, policy), *_note_of_kernels(name, policy), *_note_of_cpu(policy))
+
+
+def _note_of_regions(name: str, dispatched: bool) -> tuple[str, ...]:
+    if not dispatched or name in registered or is_dispatched(name):
+        return ()
+    return ("a region of autocast does not see it: torch has it in Python alone. Under hmp.convert the rule holds",)
 
 
 def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:

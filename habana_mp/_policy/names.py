@@ -90,6 +90,17 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     warn(f"{where} has names that decide nothing:\n{text}")
 
 
+@functools.cache
+def _dispatched_names() -> frozenset[str]:
+    ops = {op.partition(".")[0] for op in _core.dispatched_ops()}
+    return frozenset(name for op in ops for level in _core.dispatched_candidates(op) for name in level)
+
+
+def is_dispatched(op: str) -> bool:
+    """Whether a region of autocast sees calls of an op. It does not see functions that torch has in Python alone."""
+    return op.partition("@")[0].removeprefix("aten.").partition(".")[0] in _dispatched_names()
+
+
 def nearest(name: str, known: frozenset[str]) -> list[str]:
     from difflib import get_close_matches
 

@@ -26,13 +26,13 @@ from habana_mp import Policy, hmp
 
 
 class Left(NamedTuple):
-    """What steps leave behind: bytes for each, blocks in all."""
+    """What steps leave behind: bytes for each, and Python's blocks for a fifth of them."""
 
     bytes: float
-    blocks: int
+    blocks: float
 
     def is_nothing(self) -> bool:
-        return self.bytes < 3 and self.blocks < 500  # Python's free lists and tables go up and down by 200
+        return self.bytes < 3 and self.blocks < 100  # Python's free lists and tables go up and down
 
 
 class MallInfo(ctypes.Structure):
@@ -57,15 +57,16 @@ def bytes_in_use() -> int:
 
 
 def left_by(step: Callable[[], object], steps: int) -> Left:
-    """Of the bytes the median of five rounds: what torch allocates once, however late, shows in one of them."""
+    """The medians of five rounds: what torch or Python allocates once, however late, shows in one of them."""
     states = []
     for _ in range(7):  # the first two warm up
         for _ in range(steps // 5):
             step()
         gc.collect()
         states.append((bytes_in_use(), sys.getallocatedblocks()))
-    rounds = [after[0] - before[0] for before, after in itertools.pairwise(states[1:])]
-    return Left(statistics.median(rounds) / (steps // 5), states[-1][1] - states[1][1])
+    rounds = [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(states[1:])]
+    bytes_, blocks = (statistics.median(numbers) for numbers in zip(*rounds, strict=True))
+    return Left(bytes_ / (steps // 5), blocks)
 
 
 X, Y = torch.ones(2, 6), torch.tensor([1, 2])

@@ -6,26 +6,29 @@ from habana_mp._policy.policy import Policy
 from habana_mp._show.warning import warn
 
 _MOST_SHOWN = 3
+# By what decides in modules: neither the name of a policy nor its low dtype, which convert and regions may replace.
 _placed: set[str] = set()
+_warned: set[str] = set()
 
 
 def placed(policy: Policy) -> None:
     """The names are put on models from now on."""
-    _placed.add(_lines(policy))
+    _placed.add(_decisions(policy))
 
 
 def warn_if_nowhere(policy: Policy) -> None:
-    """Once for each policy that has such names, none of them on a model."""
-    if " limited=" not in policy._text or _lines(policy) in _placed:
+    """Once for each policy that has such names and is on no model."""
+    if " limited=" not in policy._text or _decisions(policy) in _placed | _warned:
         return
-    placed(policy)
+    _warned.add(_decisions(policy))
     lines = [line for lines in policy.limited.values() for line in lines]
     shown = ", ".join(lines[:_MOST_SHOWN]) + (", ..." if len(lines) > _MOST_SHOWN else "")
+    advice = "A model keeps the policy that it was called with: call it again" if _placed else "Call it first"
     warn(
-        f"{policy.name} has names that are limited to modules ({shown}). They hold in models that hmp.set_policies(model, policy) is called on: "
-        "call it first"
+        f"{policy.name} has names that are limited to modules ({shown}). They hold in models that hmp.set_policies(model, policy) is called on. "
+        f"{advice}"
     )
 
 
-def _lines(policy: Policy) -> str:
-    return policy._text.rpartition(" limited=")[2]
+def _decisions(policy: Policy) -> str:
+    return policy._text.partition(" rest=")[2]

@@ -99,6 +99,24 @@ def test_a_policy_whose_names_are_on_no_model_warns_once(name):
         pass
 
 
+@pytest.mark.parametrize("in_force", IN_FORCE.values(), ids=IN_FORCE)
+def test_a_model_that_keeps_another_policy_is_warned_of(in_force):
+    """The names for modules are those that the model has, and the other lists are not."""
+    name = f"linear in layers.*.{'first' if in_force is converted else 'last'}"
+    policy = hmp.Policy.from_ops(lower=["linear"]).with_edits(f"+{name}:fp32")
+    model = Net()
+    hmp.set_policies(model, policy)
+    edited = policy.with_edits("+linear:fp32")
+    with (
+        pytest.warns(UserWarning, match="A model keeps the policy that it was called with: call it again"),
+        in_force(edited),
+    ):
+        pass
+    hmp.set_policies(model, edited)
+    with in_force(edited):
+        assert made(model) == [FP32] * 5
+
+
 def test_modules_that_a_model_does_not_have_are_warned_of():
     policy = hmp.Policy.from_ops(fp32=["linear in layers.*.lost", "linear in head"])
     with pytest.warns(

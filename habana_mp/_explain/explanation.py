@@ -160,15 +160,21 @@ def _with_part(text: str) -> list[str]:
     return sorted(name for name in names if name[0] != "_" and name[-1] != "_" and _core.computes(name))
 
 
+_SWITCHED_OFF = "switched off"
+
+
 def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Explanation:
+    homes, arguments = _homes(name, asked, dispatched), _arguments(name, asked, dispatched)
+    if state.startswith(_SWITCHED_OFF):
+        homes, arguments = dict.fromkeys(homes, "left alone"), ("left alone: casts are switched off here",)
     return Explanation(
         op=name,
         rule=asked.rule(name),
         policy=asked,
         in_force=state.startswith("in force"),
         state=state,
-        homes=_homes(name, asked, dispatched),
-        arguments=_arguments(name, asked, dispatched),
+        homes=homes,
+        arguments=arguments,
         notes=(*_note_of_regions(name, dispatched), *_notes(name, asked)),
     )
 
@@ -195,9 +201,9 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
             state += ", and the torch.autocast that is on here has lists of its own"
         return own or policy or Policy.load("hmp"), state, path is not None
     if casts_off():
-        state = "switched off here by disable_casts"
+        state = f"{_SWITCHED_OFF} here by disable_casts"
     elif path is not None and own is None:
-        state = f"switched off inside {path!r} by set_policies, which has it run in float32"
+        state = f"{_SWITCHED_OFF} inside {path!r} by set_policies, which has it run in float32"
     elif path is not None and own is not None and not dispatched:
         return own, f"in force inside {path!r}: set_policies, in place of {current.name}, of convert", True
     elif path is not None and dispatched:

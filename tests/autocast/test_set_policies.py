@@ -366,3 +366,5 @@ def test_explain() -> None:
     assert (outside.rule.action, outside.state) == ("lower", "in force here: autocast for cpu")
     assert head.state == "switched off inside 'head' by set_policies, which has it run in float32"
     assert not head.in_force
+    assert {*head.homes.values()} == {"left alone"}
+    assert head.arguments == ("left alone: casts are switched off here",)

@@ -56,7 +56,9 @@ def test_convert_sees_it_and_a_region_does_not() -> None:
     """F.softmin is softmax of the negated input: a region casts that, by its own rule."""
     policy = hmp.Policy.from_ops(lower=["softmin"])
     x = torch.randn(4, 4)
-    with pytest.warns(UserWarning, match="does not see"), hmp.autocast("cpu", policy=policy):
+    with pytest.warns(UserWarning, match="does not see"):
+        region = hmp.autocast("cpu", policy=policy)
+    with region:
         assert functional.softmin(x, 1).dtype == torch.float32
         explained = hmp.explain("softmin")
     hmp.convert(policy=policy)

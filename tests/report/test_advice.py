@@ -66,3 +66,25 @@ def test_what_no_module_calls_is_found_by_its_line():
         loss(1)
     (line,) = r.advice
     assert re.fullmatch(rf"fp32: cross_entropy, lists/hmp/fp32.txt:\d+; at {re.escape(__file__)}:\d+", line.evidence)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x.mul(2.0)
+
+
+def test_a_chain_names_the_rule_of_its_modules():
+    """Outside of the module the op has another rule."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), Twice(), torch.nn.Linear(64, 64), torch.nn.Flatten())
+    policy = hmp.Policy.from_ops(lower=["linear"], promote=["mul"]).with_edits("+mul in 1:fp32")
+    hmp.set_policies(model, policy)
+    x = torch.randn(64, 64)
+    with hmp.autocast("cpu", policy=policy), hmp.report() as r:
+        x.mul(2.0)
+        for _ in range(20):
+            model(x)
+    report = r.to_dict()
+    for chain in report["ping_pong"]:
+        chain["seconds"] = report["seconds"]  # worth a line, whatever the machine does beside
+    found = next(each for each in advice(report) if each.text.startswith("linear -> mul"))
+    assert found.evidence.startswith("lower: linear, custom+edits; fp32: mul, custom+edits; in ")

@@ -8,8 +8,10 @@ import sys
 
 import fake_reports
 import pytest
+import torch
 from rich.console import Console
 
+from habana_mp import hmp
 from habana_mp._report.shown import table
 from habana_mp._show import units
 
@@ -183,3 +185,25 @@ def test_the_package_imports_neither_rich_nor_jinja2() -> None:
     script = "import sys, habana_mp; print(*{'rich', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""
+
+
+def test_names_of_own_lists_that_nothing_called_are_shown():
+    """Names of presets are not: these are for models of all kinds."""
+    policy = hmp.Policy.load("balanced").with_edits("+softmin:lower", "+rms_norm:fp32", "+softmax:fp32")
+    hmp.convert(policy=policy)
+    with hmp.report() as r:
+        torch.ones(2, 2).softmax(1)
+    shown = str(r).splitlines()
+    at = shown.index("In your lists, never called")
+    assert shown[at + 1 :] == ["  lower  softmin", "   fp32  rms_norm"]
+
+
+def test_a_policy_with_names_for_modules_is_named_once():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    policy = hmp.Policy.from_ops(lower=["linear"]).with_edits("+linear in 0:fp32")
+    hmp.set_policies(model, policy)
+    with hmp.autocast("cpu", policy=policy), hmp.report() as r:
+        torch.mm(model(torch.ones(2, 2)), torch.ones(2, 2))
+        torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
+    assert [each["name"] for each in r.to_dict()["policies"]] == ["custom+edits", "custom+edits"]
+    assert str(r).splitlines()[2] == f"autocast: custom+edits, torch {torch.__version__}"

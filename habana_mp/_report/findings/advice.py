@@ -107,10 +107,11 @@ def _by_rank(uneven: dict[str, Any]) -> str:
 
 
 def _of_ping_pong(report: dict[str, Any]) -> Iterator[_Line]:
-    rules = {row["op"]: row["rule"] for row in reversed(report["rows"]) if row["rule"]}
+    rules = {(row["op"], row["module"]): row["rule"] for row in reversed(report["rows"]) if row["rule"]}
     for chain in report["ping_pong"]:
         ops = [step["op"] for step in chain["ops"]]
-        reasons = dict.fromkeys(rules[op] for op in (ops[0], ops[-1]) if op in rules)
+        ends = [(step["op"], step["module"]) for step in (chain["ops"][0], chain["ops"][-1])]
+        reasons = dict.fromkeys(rules[end] for end in ends if end in rules)
         yield (
             chain["seconds"],
             Advice(

@@ -6,6 +6,7 @@ Names are shown as text, never as markup of rich, and without control characters
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from habana_mp._policy.policy import presets
 from habana_mp._report import sums
 from habana_mp._report.findings.groups import grouped
 from habana_mp._report.numbers import added, local_error, share, with_values
@@ -39,6 +41,9 @@ def text(report: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 
+_OF_PRESETS = re.compile(rf", lists/({'|'.join(map(re.escape, presets()))})/\w+\.txt")
+
+
 class _Report:
     def __init__(self, report: dict[str, Any]) -> None:
         self._report = report
@@ -58,6 +63,7 @@ class _Report:
                 ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
                 ("Missed: held before convert", [_missed(each) for each in sums.missed(report)], 1),
                 ("In no list", [_unlisted(each, report) for each in sums.unlisted(report)], 3),
+                ("In your lists, never called", _never_seen(report["never_seen"]), 1),
             )
             if rows
         ]
@@ -78,7 +84,8 @@ def _headline(report: dict[str, Any]) -> Text:
         f"{report['backward_casts']:,} in backward",
         f"{units.size(report['cast_bytes'])} cast",
     ]
-    policies = [f"{each['front_end']}: {each['name']}" for each in report["policies"]]
+    # One with names for modules is several: what holds in each of them.
+    policies = dict.fromkeys(f"{each['front_end']}: {each['name']}" for each in report["policies"])
     ranks = [counted(len(report["ranks"]), "rank")] if "ranks" in report else []
     facts = [*policies, *ranks, f"torch {report['torch']}"]
     return (
@@ -206,6 +213,13 @@ def _missed(each: sums.MissedOp) -> list[Any]:
 def _unlisted(each: sums.OpSum, report: dict[str, Any]) -> list[Any]:
     part = units.share(each.seconds, report["seconds"])
     return [counted(each.calls, "call"), units.time(each.seconds), part, Text(printable(each.op))]
+
+
+def _never_seen(entries: list[dict[str, str]]) -> list[list[Any]]:
+    """A line for each list. Names of presets are for models of all kinds, so they are on the page alone."""
+    own = [each for each in entries if not _OF_PRESETS.search(each["rule"])]
+    lists = dict.fromkeys(each["list"] for each in own)
+    return [[title, _cut(", ".join(each["op"] for each in own if each["list"] == title))] for title in lists]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:

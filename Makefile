@@ -48,7 +48,7 @@ $(BUILT): $(SETUP) CMakeLists.txt pyproject.toml tools/torch_to_build_for.py $(s
 	@echo "==> building habana_mp (ten minutes the first time)"
 	@mkdir -p build
 	@PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    $(PIP) install --quiet --no-build-isolation --no-deps --editable . -C cmake.define.HABANA_MP_WERROR=ON
+	    $(PIP) install --quiet --no-build-isolation --no-deps --editable . --config-settings cmake.define.HABANA_MP_WERROR=ON
 	@touch $@
 
 demo: $(BUILT)

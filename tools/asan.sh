@@ -14,7 +14,7 @@ report=$PWD/build/asan/report
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 "$bin/python" -c "$packages" >"$("$venv/bin/python" -c "$packages")/tools.pth"
 PATH="$bin:$PATH" "$bin/python" -m pip --disable-pip-version-check --python "$venv/bin/python" install --quiet \
-    --no-build-isolation --no-deps --editable . -C cmake.define.HABANA_MP_SANITIZE=ON -C cmake.define.HABANA_MP_WERROR=ON -C build-dir=build/asan/module
+    --no-build-isolation --no-deps --editable . --config-settings cmake.define.HABANA_MP_SANITIZE=ON --config-settings cmake.define.HABANA_MP_WERROR=ON --config-settings build-dir=build/asan/module
 
 # The programs that pages of the documentation call: those in .venv run the module of the build there.
 for program in pytest:pytest torchrun:torch.distributed.run; do

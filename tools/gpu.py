@@ -109,7 +109,7 @@ def run(python: str, found: Found, jobs: int) -> int:
     print("==> the other requirements, into build/gpu/venv", flush=True)
     set_up(python, found, venv, results)
     print("==> building habana_mp (ten minutes the first time)", flush=True)
-    options = ("-C", f"build-dir={FOLDER / 'module'}")
+    options = ("--config-settings", f"build-dir={FOLDER / 'module'}")
     environments.build(venv, ROOT, results / "build.log", jobs, *options)
     print(f"==> {TESTS}", flush=True)
     counts = test(venv, results)

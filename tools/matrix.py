@@ -166,7 +166,7 @@ def _build(tree: Path, venv: Path, results: Path, commit: str, jobs: int) -> Non
     if built.exists():
         return
     _check_out(tree, results / "clone.log", commit)
-    environments.build(venv, tree, results / "build.log", jobs, "-C", "cmake.define.HABANA_MP_WERROR=ON")
+    environments.build(venv, tree, results / "build.log", jobs, "--config-settings", "cmake.define.HABANA_MP_WERROR=ON")
     built.touch()
 
 

@@ -93,7 +93,7 @@ def built(torches: list[Path]) -> Path:
         settings = [
             each
             for text in (f"build-dir={_WHEELS}/{{wheel_tag}}", "cmake.define.HABANA_MP_WERROR=ON")
-            for each in ("-C", text)
+            for each in ("--config-settings", text)
         ]
         _run(*pip, *settings, HABANA_MP_TORCH=os.pathsep.join(map(str, torches)))
         wheel = next(Path(made).glob("*.whl"))

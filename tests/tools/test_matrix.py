@@ -116,11 +116,11 @@ def test_a_kept_clone_goes_on_to_the_next_commit(tmp_path, monkeypatch):
 
 GREEN = '<testsuites><testsuite><testcase classname="tests.a" name="passes" /></testsuite></testsuites>'
 TAKEN_OVER = {
-    "another-part": ("tests/scope/test_b.py", GREEN, True),
-    "this-part": ("tests/policy/test_a.py", GREEN, False),
+    "another-part": ("tests/scope/b", GREEN, True),
+    "this-part": ("tests/policy/a", GREEN, False),
     "what-parts-share": ("tests/conftest.py", GREEN, False),
     "the-package": ("habana_mp/hmp.py", GREEN, False),
-    "it-was-red": ("tests/scope/test_b.py", REPORT, False),
+    "it-was-red": ("tests/scope/b", REPORT, False),
 }
 
 

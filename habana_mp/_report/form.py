@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from habana_mp._report.values import FORMAT, KEYS, VERSION
 
+# The form once more, for other programs; it has no key that this version does not write. tests/report/test_report_schema.py compares it
+# with reports.
+SCHEMA = Path(__file__).parent / "report.schema.json"
 # A report has at most 2^16 rows and as many events of its timeline (src/report/site.h, src/report/report.h). A row
 # takes 0.5 to 1 KiB of JSON and an event 100 bytes, so these are some 70 MiB; ranks and findings come on top.
 MOST_BYTES = 256 << 20

@@ -11,10 +11,17 @@ import click
 
 from habana_mp import hmp
 from habana_mp._ranks.rank import rank, world_size
+from habana_mp._report.form import SCHEMA
 from habana_mp.cli.console import Problem, print_rich, user_errors, write_files
 from habana_mp.cli.parameters import new_file
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
+
+
+def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
+    if value:
+        click.echo(SCHEMA.read_text(encoding="utf-8"), nl=False)
+        ctx.exit()
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -61,6 +68,14 @@ from habana_mp.cli.script import Script, run_script
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Exit with 1 if the casts are not those of this report (of --json), and print how they differ.",
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON schema of what --json writes, and run no script.",
 )
 @script_command
 def report(

@@ -39,26 +39,33 @@ def cast(x: np.ndarray[Any, Any], dtype: object, *, out: None = None) -> np.ndar
 @overload
 def cast(x: np.ndarray[Any, Any], dtype: object, *, out: _Array) -> _Array: ...
 def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
-    """``x`` in another of the dtypes float32, float16 and bfloat16: a torch tensor, or a NumPy array.
+    """Return ``x`` in another of the dtypes float32, float16 and bfloat16. ``x`` is a torch tensor or a NumPy array of any shape.
 
-    ``dtype`` is one of torch, NumPy or ml_dtypes, or its name. An ``x`` of that dtype is returned itself, as ``Tensor.to`` does.
-    With ``out`` the result is written there, and ``out`` is returned; it has the shape and the dtype of the result and may share
-    memory with ``x``.
+    If ``x`` has the dtype already, the result is ``x`` itself. For a tensor the result is that of ``x.to(dtype)``, and the cast is
+    differentiable without ``out``. For an array the numbers are the same bit for bit, in the memory order of ``x``.
 
-    Of a tensor: what ``x.to(dtype)`` gives; the cast is differentiable, but not into ``out``.
+    NumPy has no bfloat16. The result is an array of ``ml_dtypes.bfloat16`` if that package is installed. Otherwise it holds the 16 bits of
+    each number in the dtype ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``, and ``cast`` accepts such arrays. It does not accept
+    plain uint16 arrays; ``bits.view([("bfloat16", np.uint16)])`` marks them as bfloat16.
 
-    Of an array: bit for bit the same numbers, in the memory order of ``x``. NumPy has no bfloat16 of its own. It is
-    ``ml_dtypes.bfloat16`` where that is installed; else the 16 bits of each number, as uint16 under a name:
-    ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``. Such arrays can be cast back. A plain uint16 array may hold
-    anything and is refused; ``bits.view([("bfloat16", np.uint16)])`` names what it holds.
+    Args:
+        x: the tensor or array.
+        dtype: a dtype of torch, NumPy or ml_dtypes, or its name.
+        out: a tensor or array for the result, with the shape and the dtype of the result. It may share memory with ``x``.
 
-    >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
-    array([1, 1, 1], dtype=bfloat16)
+    Returns:
+        The result, or ``out``.
 
     Raises:
-        TypeError: ``x`` or ``out`` is of another type or dtype; ``dtype`` is no dtype.
-        ValueError: ``dtype`` is another one; ``out`` has another shape or device, or is read-only.
-        RuntimeError: ``out`` is given and gradients would be recorded.
+        TypeError: ``x`` or ``out`` has another type or dtype, or ``dtype`` is not a dtype.
+        ValueError: ``dtype`` is another dtype, or ``out`` has another shape or device or is read-only.
+        RuntimeError: ``out`` is given and torch would record gradients.
+
+    Example:
+        >>> hmp.cast(torch.ones(3), "bfloat16")
+        tensor([1., 1., 1.], dtype=torch.bfloat16)
+        >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
+        array([1, 1, 1], dtype=bfloat16)
     """
     to = _name_of(dtype)
     if isinstance(x, torch.Tensor):

@@ -1,7 +1,7 @@
-"""A pytest plugin: the fixture ``assert_casts``, which asserts exactly which casts a call makes.
+"""A pytest plugin with the fixture ``assert_casts``, which asserts exactly which casts a call makes.
 
-``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of the project switches it on. It is no entry point, as pytest would
-import torch for every project in the environment then.
+To use it, write ``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of your project. It is not an entry point, because
+pytest would then import torch for every project in the environment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Expected = Mapping[str, Mapping[torch.dtype | str, int]]
 
 @pytest.fixture(name="assert_casts")
 def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
-    """``assert_casts(function, {"linear": {"bfloat16": 2}})``: calls it, fails unless these were its casts and all of them.
+    """``assert_casts(function, {"linear": {"bfloat16": 2}})`` calls the function and fails unless these are exactly its casts.
 
-    Keys are ops by any of their names, and dtypes or their names; the counts are those of ``CastReport.casts``, so they do not depend on
-    what the weight cache holds. ``{}`` asserts that nothing is cast. Returns the report, for more questions. Raises TypeError or ValueError
-    for a coroutine function, and for keys and counts that are none of these.
+    The keys are ops, by any of their names, and dtypes or their names. The counts are those of ``CastReport.casts``, so they do not depend
+    on the weight cache. ``{}`` asserts that nothing is cast. Returns the report. Raises TypeError or ValueError for a coroutine function
+    and for keys and counts that are not accepted.
     """
     return assert_casts
 

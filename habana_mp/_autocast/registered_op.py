@@ -22,28 +22,32 @@ from habana_mp._torch_private import run_while_traced
 
 
 def register_op(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
-    """Give a function that is not torch's a name in lists: a decorator, or a call whose result takes the function's place.
+    """Register your own function as an op that lists can name. Use it as a decorator, or call it and use the result in place of the function.
 
-    From then on a list may name it. Where the lower or the fp32 list does, its tensors are cast as those of torch's ops are, under
-    ``convert`` and in regions of ``autocast``, and what it calls is cast no more (D19). Where none does, it is called as it was written,
-    and the ops inside follow their own rules. The report, the log and ``explain`` know it by its name. Of a library's
-    function the result takes the place: ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``; a module that has
-    imported it before keeps the function as it was.
+    If the lower or the fp32 list names the op, its tensors are cast like those of torch's ops, under ``convert`` and in regions of
+    ``autocast``, and the ops that it calls are not cast again (D19). If no list names it, it runs as written, and the ops inside follow
+    their own rules. The report, the log and ``explain`` use its name. For a function of a library, assign the result:
+    ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``. A module that imported the function earlier keeps the
+    original.
 
     Args:
-        function: a Python function, or an op of ``torch.library`` (``torch.ops.mylib.attention``).
-        name: its name in lists, by default ``function.__name__``. Functions of one name share a rule.
+        function: a Python function, or an op of ``torch.library`` such as ``torch.ops.mylib.attention``.
+        name: its name in lists. The default is ``function.__name__``. Functions of the same name share a rule.
 
     Returns:
-        A callable with the same signature, also as a method.
+        A callable with the same signature, which also works as a method.
 
     Raises:
-        TypeError: ``function`` is not callable, or has no name and none is given.
-        ValueError: torch has an op of this name, or it is no name: letters, digits and _ are accepted.
+        TypeError: ``function`` is not callable, or it has no ``__name__`` and ``name`` is not given.
+        ValueError: torch has an op of this name, or the name has characters other than letters, digits and _.
 
-    >>> @hmp.register_op
-    ... def fused_mlp(x, w1, w2): ...
-    >>> policy = hmp.Policy.load("hmp").with_edits("+fused_mlp:lower")
+    Example:
+        >>> @hmp.register_op
+        ... def fused_mlp(x, w1, w2):
+        ...     return torch.relu(x @ w1) @ w2
+        >>> policy = hmp.Policy.load("hmp").with_edits("+fused_mlp:lower")
+        >>> policy.rule("fused_mlp").action
+        'lower'
     """
     if function is None:
         return functools.partial(register_op, name=name)

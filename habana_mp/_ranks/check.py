@@ -40,21 +40,23 @@ _WITHOUT_STORE = ("fake", "threaded", "mpi")
 
 
 def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None = None) -> None:
-    """Compare the policies of the ranks, and raise on every one of them where they differ. All ranks of the group have to call it.
+    """Compare the policies of the ranks, and raise on every rank if they differ.
 
-    ``convert`` has this done when a ``DistributedDataParallel`` or a ``DeviceMesh`` is made. Call it for what comes later or is under
-    no conversion: a policy of ``autocast``, a loop that averages gradients by itself. Without a process group it does nothing.
+    All ranks of the group have to call it. After ``convert``, a ``DistributedDataParallel`` or a ``DeviceMesh`` makes this comparison by
+    itself. Call ``check_ranks`` for what they do not cover: a policy of ``autocast``, or a training loop that averages gradients by
+    itself. Without a process group it does nothing.
 
     Args:
-        policy: the one to compare; by default that of ``convert``, and none is one more.
-        group: the ranks; by default all.
+        policy: the policy to compare. The default is that of ``convert``; a rank without a conversion differs from a rank with one.
+        group: the ranks to compare. The default is all ranks.
 
     Raises:
-        RuntimeError: the ranks have different policies; which rank has which, and the ops that differ. Or a rank did not come within
-            the timeout of the process group.
-        TypeError: ``policy`` is none.
+        RuntimeError: the ranks have different policies. The message shows the policy of each rank and the ops that differ. Or a rank
+            did not call it within the timeout of the process group.
+        TypeError: ``policy`` is not a ``Policy``.
 
-    >>> hmp.check_ranks(policy)  # after torch.distributed.init_process_group
+    Example:
+        >>> hmp.check_ranks(policy)  # after torch.distributed.init_process_group
 
     See Also:
         convert, Policy

@@ -26,9 +26,22 @@ _RUNS = 20  # beside one for two ops
 class Point:
     """A policy that ran.
 
-    ``error`` and ``seconds`` are measured, ``seconds`` as the best of ``timed`` runs; ``memory`` is the measured peak of the accelerator in bytes, None on
-    a CPU. ``predicted_error`` and ``predicted_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
-    ``result_bytes`` how large the results of all parts are by that; both are None for ``start``.
+    Attributes:
+        name: the name of the point.
+        policy: the policy.
+        error: the measured error.
+        seconds: the measured time, the best of ``timed`` runs.
+        timed: how many runs were timed.
+        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
+        predicted_error: the error predicted before the run, or None.
+        predicted_seconds: the time predicted before the run, or None.
+        in_float32: how many parts run in float32; None for ``start``.
+        result_bytes: the size of the results of all parts in bytes; None for ``start``.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> for point in found.front:
+        ...     print(point.name, point.error, point.seconds)
     """
 
     name: str

@@ -14,6 +14,12 @@ _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """The names that habana_mp/hmp.py imports at their first use, which `import *` does not show to griffe."""
+        for name, member in pkg["hmp"].members.items():
+            if member.is_alias and name in pkg["hmp"].exports and name not in pkg.members:
+                pkg.set_member(name, griffe.Alias(name, member.target_path, parent=pkg))
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)

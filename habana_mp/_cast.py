@@ -72,7 +72,7 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
         return _cast_tensor(x, to, out)
     if _is_array(x):
         return _cast_array(x, to, _array_dtype(dtype, to), out)
-    raise TypeError(f"x is a torch tensor or a NumPy array (no masked one), not {type(x).__name__}")
+    raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
 def dtype_named(dtype: object) -> str | None:
@@ -100,7 +100,7 @@ def _name_of(dtype: object) -> str:
 
 def _cast_tensor(x: Any, to: str, out: Any) -> Any:
     if x.dtype not in _NAMES:
-        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast")
+        raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast")
     if out is not None:
         _check_tensor_out(x, to, out)
         # torch.compile traces no call of ours.
@@ -116,7 +116,7 @@ def _cast_tensor(x: Any, to: str, out: Any) -> Any:
 
 def _check_tensor_out(x: torch.Tensor, to: str, out: object) -> None:
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is a torch tensor, as x is, not {type(out).__name__}")
+        raise TypeError(f"out must be a torch tensor, as x is, not {type(out).__name__}")
     if out.dtype != _TORCH[to]:
         raise TypeError(f"out is {out.dtype}, and the cast is to {_TORCH[to]}")
     if out.shape != x.shape:
@@ -145,7 +145,7 @@ def _numpy_dtype(dtype: object) -> np.dtype[Any]:
             return found
     except TypeError:
         pass
-    raise TypeError(f"dtype is a dtype of torch, NumPy or ml_dtypes or its name, {_ACCEPTED}, not {dtype!r}")
+    raise TypeError(f"dtype must be a dtype of torch, NumPy or ml_dtypes, or its name: {_ACCEPTED}, not {dtype!r}")
 
 
 @functools.lru_cache(maxsize=64)  # NumPy takes microseconds to format the name of a dtype
@@ -198,7 +198,7 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
 
     source = _name_of_array(x.dtype)
     if source is None:
-        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast{_uint16_hint(x.dtype, 'x')}")
+        raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast{_uint16_hint(x.dtype, 'x')}")
     if out is not None:
         _check_array_out(x, to, out)
         target = _bits(out)
@@ -218,7 +218,7 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
 
 def _check_array_out(x: np.ndarray[Any, Any], to: str, out: Any) -> None:
     if not _is_array(out):
-        raise TypeError(f"out is a NumPy array (no masked one), as x is, not {type(out).__name__}")
+        raise TypeError(f"out must be a NumPy array without a mask, as x is, not {type(out).__name__}")
     if _name_of_array(out.dtype) != to:
         raise TypeError(f"out is {out.dtype}, and the cast is to {to}{_uint16_hint(out.dtype, 'out')}")
     if out.shape != x.shape:
@@ -230,4 +230,4 @@ def _check_array_out(x: np.ndarray[Any, Any], to: str, out: Any) -> None:
 def _uint16_hint(dtype: np.dtype[Any], argument: str) -> str:
     if dtype.names or dtype.kind != "u" or dtype.itemsize != 2:
         return ""
-    return f'. If these are the bits of bfloat16, say so: {argument}.view([("bfloat16", np.uint16)])'
+    return f'. If these are the bits of bfloat16, mark them: {argument}.view([("bfloat16", np.uint16)])'

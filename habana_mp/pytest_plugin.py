@@ -34,13 +34,13 @@ def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
 def assert_casts(function: Callable[[], object], expected: Expected) -> CastReport:
     __tracebackhide__ = True
     if not callable(function):
-        raise TypeError(f"assert_casts takes a function without arguments, as lambda: model(x), not {function!r}")
+        raise TypeError(f"assert_casts takes a function without arguments, such as lambda: model(x), not {function!r}")
     wanted = _checked(expected)
     with report() as seen:
         result = function()
     if inspect.iscoroutine(result):
         result.close()
-        raise TypeError(f"assert_casts calls {function!r} and awaits nothing: give it lambda: asyncio.run(f())")
+        raise TypeError(f"assert_casts calls {function!r} and does not await it. Pass lambda: asyncio.run(f())")
     counts = _counts(seen, wanted)
     if any(want != got for want, got in counts.values()):
         pytest.fail(_difference(seen, counts), pytrace=False)
@@ -50,17 +50,17 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
 def _checked(expected: Expected) -> dict[tuple[str, str], int]:
     wanted = {}
     if not isinstance(expected, Mapping):
-        raise TypeError(f'the expected casts are {{"linear": {{"bfloat16": 2}}}} or the like, not {expected!r}')
+        raise TypeError(f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {expected!r}')
     taken: dict[str, str] = {}
     for op, by_dtype in expected.items():
         for name in names_of(op):
             if taken.setdefault(name, op) != op:
-                raise ValueError(f"{taken[name]!r} and {op!r} are one op: give its casts under one name")
+                raise ValueError(f"{taken[name]!r} and {op!r} are the same op. Use one name for its casts")
         if not isinstance(by_dtype, Mapping):
-            raise TypeError(f'the casts of {op!r} are {{"bfloat16": 2}} or the like, not {by_dtype!r}')
+            raise TypeError(f'the casts of {op!r} must be a mapping such as {{"bfloat16": 2}}, not {by_dtype!r}')
         for dtype, count in by_dtype.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise TypeError(f"the casts of {op!r} to {dtype!r} are a number from 0 on, not {count!r}")
+                raise TypeError(f"the casts of {op!r} to {dtype!r} must be a number, 0 or more, not {count!r}")
             wanted[op, dtype_name(dtype)] = count
     return wanted
 

@@ -54,16 +54,16 @@ def register_op(function: Callable[..., Any] | None = None, *, name: str | None 
     if isinstance(function, RegisteredOp):
         function = function.original
     if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(f"register_op goes below @{type(function).__name__}, next to the function")
+        raise TypeError(f"write @register_op below @{type(function).__name__}, next to the function")
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"register_op takes a function, not {function!r}")
     own = getattr(function, "__name__", None) if name is None else name
     if not isinstance(own, str):
-        raise TypeError(f"{function!r} has no __name__: give one as name=, a string")
+        raise TypeError(f"{function!r} has no __name__: pass a string as name=")
     if isinstance(function, PatchedOp) or own in names.torch_names():
-        raise ValueError(f"torch has an op {own!r}: lists name it already; give another name as name=")
+        raise ValueError(f"torch has an op {own!r}, so lists can name it already. Pass another name as name=")
     if not (own.isidentifier() and own.isascii()):
-        raise ValueError(f"{own!r} is no name of an op: letters, digits and _ are accepted")
+        raise ValueError(f"{own!r} is not a name of an op. Accepted are letters, digits and _")
     names.registered.add(own)
     return RegisteredOp(function, own)
 

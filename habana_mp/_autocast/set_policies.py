@@ -72,23 +72,23 @@ def set_policies(
         autocast, explain
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
     if isinstance(policies, (Policy, str, os.PathLike)):
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
         lines = lines_of(policy)
         if not lines:
             raise ValueError(
-                f"{policy.name} has no names that are limited to modules; a mapping such as {{'encoder.*': policy}} says where a policy holds"
+                f"{policy.name} has no names that are limited to modules. To set it for some modules, pass a mapping such as {{'encoder.*': policy}}"
             )
         placed(policy)
         handle = put(model, chosen_by_lines(model, lines))
         if idle := [*lines.idle([path for path, _ in model.named_modules()])]:
-            warn(f"{policy.name} has names for modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
+            warn(f"{policy.name} names modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
         return handle
     if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
         raise TypeError(
-            f"policies is a policy, or maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}"
+            f"policies must be a policy, or a mapping of paths of modules to policies such as {{'encoder.*': 'fp32'}}, not {policies!r}"
         )
     SET_POLICIES.need()
     return put(model, _chosen(model, {path: _value(path, policy) for path, policy in policies.items()}))
@@ -159,10 +159,10 @@ def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
     try:
         found = policy if isinstance(policy, Policy) else Policy.load(policy)
     except (TypeError, ValueError) as error:
-        raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
+        raise ValueError(f'the policy for {path!r} must be "fp32" or a policy, not {policy!r}: {error}') from None
     if lines_of(found):
         raise ValueError(
-            f"the policy of {path!r} has names that are limited to modules itself: call set_policies(model, policy) with it, without a mapping"
+            f"the policy for {path!r} has names that are limited to modules. Pass such a policy without a mapping: set_policies(model, policy)"
         )
     return found
 
@@ -183,7 +183,7 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
             from difflib import get_close_matches
 
             near = get_close_matches(pattern, paths, n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
         chosen.update(dict.fromkeys(named, policies[pattern]))
     # Nobody calls a ModuleList: what is said of it is said of the modules in it, unless they are named themselves.

@@ -77,7 +77,7 @@ def convert(
         disable_casts, revert, explain, Policy
     """
     if isVerbose not in (True, False):
-        raise TypeError(f"isVerbose is True or False, not {isVerbose!r}")
+        raise TypeError(f"isVerbose must be True or False, not {isVerbose!r}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )

@@ -55,23 +55,23 @@ def draw(
     from habana_mp._draw.picture import picture
 
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
-        raise ValueError(f"depth is how many levels of modules are open, 0 or more, not {depth!r}")
+        raise ValueError(f"depth must be a number of levels of modules, 0 or more, not {depth!r}")
     if report is not None and not isinstance(report, CastReport):
-        raise TypeError(f"report is an hmp.CastReport with values, not {report!r}")
+        raise TypeError(f"report must be an hmp.CastReport with values, not {report!r}")
     DRAW.need()
     if isinstance(what, torch.nn.Module):
         calls = run(what, args, kwargs)
         outputs = _outputs(calls.output, f"what {type(what).__name__} returned")
     elif args or kwargs or depth is not None or report is not None:
-        raise TypeError(f"arguments, depth and report go with a torch.nn.Module, not with a {type(what).__name__}")
+        raise TypeError(f"arguments, depth and report need a torch.nn.Module, not a {type(what).__name__}")
     else:
         calls = ModuleCalls()
         outputs = _outputs(what, "what draw was given")
     graph = Graph(outputs, calls, {} if report is None else report.error_shares())
     nodes, edges = graph.readable() if depth is None else graph.folded(depth)
     if len(nodes) > _MOST:
-        way = "take a smaller depth" if calls.calls else "hmp.draw(model, x) folds the modules of a model"
-        raise ValueError(f"the picture would have {len(nodes):,} nodes, and {_MOST:,} are the most: {way}")
+        way = "Use a smaller depth" if calls.calls else "Use hmp.draw(model, x), which folds the modules of a model"
+        raise ValueError(f"the picture would have {len(nodes):,} nodes, and at most {_MOST:,} are possible. {way}")
     return picture(nodes, edges)
 
 
@@ -80,12 +80,12 @@ def _outputs(found: Any, what: str) -> dict[str, torch.Tensor]:
     tensors = [(path, leaf) for path, leaf in DRAW.leaves(found)[0] if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise TypeError(
-            f"draw takes a torch.nn.Module, or what has a tensor in it; {what} is of {type(found).__name__} and has none"
+            f"draw takes a torch.nn.Module, or tensors in tuples, lists and dicts; {what} is a {type(found).__name__} without a tensor"
         )
     named = {f"output{DRAW.path_text(path)}": tensor for path, tensor in tensors if tensor.requires_grad}
     if not named:
         raise ValueError(
             f"no tensor in {what} has a graph: it was made under torch.no_grad or torch.inference_mode, was detached, or "
-            "came from nothing that needs a gradient"
+            "nothing that it came from requires a gradient"
         )
     return named

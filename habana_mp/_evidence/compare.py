@@ -59,10 +59,10 @@ def compare(
         report, find_nonfinite, set_policies
     """
     if not callable(step):
-        raise TypeError(f"compare runs a step, a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {step!r}")
     if callable(a) and not isinstance(a, Policy):
         if b is not None:
-            raise TypeError("two steps run under what is in force, so compare takes no policy beside them")
+            raise TypeError("compare runs two steps under the policy in force, so a policy cannot be given as well")
         return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()))
     check_no_conversion("compare")
     policies = [_policy(each) for each in (a, b)]
@@ -109,7 +109,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
     # Before anything is noted: what is noted is put back.
     if running := _core.probe_name():
         inside = (
-            "runs already: one step is looked at at a time"
+            "is running already. Only one can run at a time"
             if running == "compare"
             else f"does not run inside of {running}"
         )
@@ -140,7 +140,7 @@ def check_no_conversion(name: str) -> None:
     """Its casts would come before those of the policies that the step is to run under."""
     if in_force.policy is not None:
         raise RuntimeError(
-            f"{name} runs the step under policies of its own, and a conversion is in force: call hmp.revert() before"
+            f"{name} runs the step under its own policies, but a conversion is in force. Call hmp.revert() first"
         )
 
 
@@ -161,7 +161,7 @@ def _policy(named: object) -> Policy | None:
         return named
     if isinstance(named, (str, os.PathLike)):
         return load_kept(named)
-    raise TypeError(f"a policy is a Policy, the name of a preset, the path of a folder or None, not {named!r}")
+    raise TypeError(f"a policy must be a Policy, the name of a preset, the path of a folder or None, not {named!r}")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Difference:
         return {
             "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
             "result": "other numbers from the same inputs in the same dtypes",
-            "written": "what it was given has been written to by something that is no op of torch",
+            "written": "something that is not an op of torch has written to its inputs",
             "passed on": "passed on from calls before it",
             "only in a": "run a alone calls it",
             "only in b": "run b alone calls it",

@@ -114,7 +114,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
         report
     """
     if not callable(step):
-        raise TypeError(f"find_nonfinite runs a step, a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {step!r}")
     with CastReport():
         returned: list[torch.Tensor] = []
         _core.start_finding()

@@ -141,9 +141,9 @@ def explain(
     ops = (op, *more)
     for each in ops:
         if not isinstance(each, str) and not (isinstance(each, type) and issubclass(each, torch.nn.Module)):
-            raise TypeError(f"explain takes the name of an op, as 'layer_norm', or a class of torch.nn, not {each!r}")
+            raise TypeError(f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {each!r}")
     if module is not None and not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module is a torch.nn.Module, not {module!r}")
+        raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
     asked, state, dispatched = _asked(policy, module)
@@ -285,7 +285,7 @@ def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
         return ()
     low = str(policy.low_dtype).removeprefix("torch.")
     return (
-        f"where the device has no {low} kernel of it, the call runs in float32 and the report says: no {low} kernel",
+        f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel",
     )
 
 

@@ -50,7 +50,7 @@ class PolicyState:
         """
         if not isinstance(state_dict, Mapping) or not all(isinstance(state_dict.get(key), str) for key in _KEYS):
             raise ValueError(
-                f"a policy in a checkpoint is a dict with the strings policy and hash, not {state_dict!r:.80}"
+                f"a policy in a checkpoint must be a dict with the strings policy and hash, not {state_dict!r:.80}"
             )
         if state_dict["hash"] == self.state_dict()["hash"]:
             return
@@ -58,10 +58,10 @@ class PolicyState:
         try:
             saved = Policy.load(text)
         except (ValueError, OSError) as error:
-            warn(f"the policy of the checkpoint cannot be read, and is not compared with {self.policy.name!r}: {error}")
+            warn(f"cannot read the policy of the checkpoint, so it is not compared with {self.policy.name!r}: {error}")
             return
         if difference := PolicyDiff.between(saved, self.policy):
             lines = "".join(f"\n  {line}" for line in str(difference).splitlines())
             warn(
-                f"the checkpoint was made under the policy {saved.name!r}, and {self.policy.name!r} is another:{lines}"
+                f"the checkpoint was made under the policy {saved.name!r}, which differs from {self.policy.name!r}:{lines}"
             )

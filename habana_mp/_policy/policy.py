@@ -115,7 +115,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not isinstance(self._core, core.Policy):
-            raise TypeError(f"a policy is made by Policy.load, from_files or from_ops, not of {self._core!r}")
+            raise TypeError(f"make a policy with Policy.load, from_files or from_ops, not from {self._core!r}")
         object.__setattr__(self, "_text", self._core.text())
 
     @classmethod
@@ -141,7 +141,7 @@ class Policy:
             TypeError: the argument is neither a string nor a path.
         """
         if not isinstance(name_or_path, (str, os.PathLike)):
-            raise TypeError(f"a policy is loaded by its name, its path or its text, not by {name_or_path!r}")
+            raise TypeError(f"Policy.load takes a name, a path or a text, not {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:
@@ -154,8 +154,12 @@ class Policy:
         if (config := gaudi_config_at(text)) is not None:
             return cls._of_gaudi_config(config)
         if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
+            from difflib import get_close_matches
+
+            near = get_close_matches(text, presets(), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
+                f"Unknown policy {text!r}.{hint} Accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                 "a gaudi_config.json, and the text of a policy"
             )
         return cls(read_folder(Path(text), shipped=False))
@@ -231,7 +235,7 @@ class Policy:
         named: dict[str, list[tuple[str, str]]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
-                raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
+                raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [_parted(op) for op in ops]
         low = low_name(low_dtype, "low_dtype")
         lists: dict[str, Any] = {
@@ -266,13 +270,13 @@ class Policy:
         entries: list[Entry] = []
         for edit in edits:
             if not isinstance(edit, str):
-                raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
+                raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}")
             sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
             read = core.read_entry(entry)
             if read is None or (title not in lists if sign == "+" else sign != "-" or colon):
                 raise ValueError(
-                    f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
-                    "and op@float16 or op@bfloat16 for op, with ' in modules' behind it where it is for some modules alone"
+                    f"{edit!r} is not an edit of a policy. Accepted are '+op:list' and '-op', with a list of {', '.join(lists)}, "
+                    "and op@float16 or op@bfloat16 for op, with ' in modules' after it for some modules alone"
                 )
             named, modules = read
             entries.append((named, "", 0))

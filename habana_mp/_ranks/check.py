@@ -62,7 +62,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
         convert, Policy
     """
     if policy is not None and not isinstance(policy, Policy):
-        raise TypeError(f"policy is a Policy, as Policy.load makes it, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, as Policy.load makes it, not {policy!r}")
     if not _has_store():
         return
     STORE.need()
@@ -73,7 +73,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
     timeout: timedelta = meeting.store.timeout
     if late := meeting.wait(timeout):
         raise RuntimeError(
-            f"{_ranks(late)} did not come to hmp.check_ranks() within {timeout.total_seconds():g} seconds"
+            f"{_ranks(late)} did not call hmp.check_ranks() within {timeout.total_seconds():g} seconds"
         )
     meeting.compare("hmp.check_ranks()")
 
@@ -119,8 +119,8 @@ def _meet_at_mesh(meeting: _Meeting) -> None:
         # Who comes later counts from another mesh on: their policies would be of different meshes.
         meeting.give_up()
         warn(
-            f"the policies of the ranks are not compared at a DeviceMesh: in {patience.total_seconds():g} seconds {_ranks(late)} did not "
-            "make it under a conversion. Call hmp.check_ranks() where all of them are converted."
+            f"the policies of the ranks are not compared at a DeviceMesh: within {patience.total_seconds():g} seconds {_ranks(late)} did not "
+            "make the mesh under a conversion. Call hmp.check_ranks() after all of them are converted."
         )
     meeting.compare("a DeviceMesh", late)
 
@@ -179,7 +179,7 @@ class _Meeting:
         self._count("read", len([rank for rank in self._ranks if self._has_told(rank)]))
         with contextlib.suppress(RuntimeError):
             self.store.wait([f"{self._key}/read/all"], _FAREWELL)
-        raise RuntimeError(f"the ranks came to {place} under different policies:\n{said}")
+        raise RuntimeError(f"the ranks have different policies at {place}:\n{said}")
 
     def _count(self, what: str, of: int | None = None) -> None:
         if self.store.add(f"{self._key}/{what}", 1) == (of or len(self._ranks)):

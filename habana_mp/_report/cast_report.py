@@ -55,7 +55,7 @@ class CastReport(MeasuredReport):
         self, values: bool | str = False, *, wait: int = 0, warmup: int = 0, active: int | None = None
     ) -> None:
         if values not in (False, True, "errors"):
-            raise ValueError(f'values is True, False or "errors", not {values!r}')
+            raise ValueError(f'values must be True, False or "errors", not {values!r}')
         self._measures = values
         self._schedule = Schedule(wait, warmup, active)
         self._open: _core.Report | None = None
@@ -67,7 +67,7 @@ class CastReport(MeasuredReport):
 
     def __enter__(self) -> Self:
         if self._entered or self._values is not None:
-            raise RuntimeError("a report is for one with block: call hmp.report() again for another")
+            raise RuntimeError("a report is for one with block. Call hmp.report() again for another one")
         self._entered = True
         if self._schedule.phase != "wait":
             self._start()
@@ -102,7 +102,7 @@ class CastReport(MeasuredReport):
             RuntimeError: the call is outside the with block.
         """
         if not self._entered:
-            raise RuntimeError("step is for the inside of the with block of a report")
+            raise RuntimeError("call step inside the with block of the report")
         before = self._schedule.phase
         self._schedule.step()
         now = self._schedule.phase
@@ -118,7 +118,7 @@ class CastReport(MeasuredReport):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._entered:
-            raise RuntimeError("a report that was not entered cannot be left")
+            raise RuntimeError("the report was never entered")
         self._entered = False
         if self._open is not None:
             counted = self._stop()
@@ -182,7 +182,7 @@ class CastReport(MeasuredReport):
     def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]:
         names = None if op is None else names_of(op)
         if module is not None and not isinstance(module, str):
-            raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
+            raise TypeError(f"module must be a path such as 'encoder.layers.0', not {module!r}")
         for row in self.to_dict()["rows"]:
             if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
                 yield row
@@ -274,7 +274,7 @@ class CastReport(MeasuredReport):
             RuntimeError: the report was never entered.
         """
         if not callable(getattr(writer, "add_scalar", None)):
-            raise TypeError(f"a writer has add_scalar, as torch.utils.tensorboard.SummaryWriter, not {writer!r}")
+            raise TypeError(f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}")
         for name, value in scalars(self.to_dict()).items():
             writer.add_scalar(f"habana_mp/{name}", value, step)
 
@@ -313,7 +313,7 @@ class CastReport(MeasuredReport):
         """
         several = list(reports)
         if wrong := [each for each in several if not isinstance(each, CastReport)]:
-            raise TypeError(f"reports are merged, not {wrong[0]!r}")
+            raise TypeError(f"merged takes reports, not {wrong[0]!r}")
         if not several:
             raise ValueError("there is no report to merge")
         values = merged([each.to_dict() for each in several])
@@ -352,7 +352,7 @@ class CastReport(MeasuredReport):
             RuntimeError: one of the two reports was never entered.
         """
         if not isinstance(other, CastReport):
-            raise TypeError(f"a report is compared with another one, not with {other!r}")
+            raise TypeError(f"diff takes another report, not {other!r}")
         return ReportDiff.between(self.to_dict(), other.to_dict())
 
     def __rich__(self) -> Any:
@@ -418,5 +418,5 @@ def dtype_name(dtype: object) -> str:
     name = dtype_named(dtype)
     if name not in _core.ELIGIBLE_DTYPES:
         *others, last = _core.ELIGIBLE_DTYPES
-        raise ValueError(f"to is {', '.join(others)} or {last}, which casts go to, not {dtype!r}")
+        raise ValueError(f"to must be {', '.join(others)} or {last}, not {dtype!r}")
     return name

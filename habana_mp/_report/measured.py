@@ -109,9 +109,9 @@ class MeasuredReport(ABC):
             ...     r.project(model(x))
         """
         if not self._is_measuring():
-            raise RuntimeError("project is for the inside of a with block of hmp.report(values=True)")
+            raise RuntimeError("call project inside a with block of hmp.report(values=True)")
         if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is how many random sums are taken, 1 or more, not {k!r}")
+            raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
         squares = project(outputs, k, seed, _core.begin_projection, _core.end_projection)
         if squares is None:
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
@@ -135,7 +135,7 @@ class MeasuredReport(ABC):
             >>> edited = hmp.Policy.load("balanced").with_edits(*(edit.text for edit in r.edits()))
         """
         if per not in ("op", "module"):
-            raise ValueError(f'per is "op" or "module", not {per!r}')
+            raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._with_values()
         return tuple(edits(self.to_dict(), per))
 

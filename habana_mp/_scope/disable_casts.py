@@ -53,7 +53,7 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     def __call__(self, orig_func: Any) -> Any:
         if not callable(orig_func):
             raise TypeError(
-                f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing"
+                f"disable_casts decorates functions, not {orig_func!r}. As a context manager it takes no arguments"
             )
         DECORATORS.need()
         if inspect.iscoroutinefunction(orig_func):

@@ -22,8 +22,8 @@ def warn_if_nowhere(policy: Policy) -> None:
     lines = [line for lines in policy.limited.values() for line in lines]
     shown = ", ".join(lines[:_MOST_SHOWN]) + (", ..." if len(lines) > _MOST_SHOWN else "")
     warn(
-        f"{policy.name} has names that are limited to modules ({shown}). They hold in models that hmp.set_policies(model, policy) is called on: "
-        "call it first"
+        f"{policy.name} has names that are limited to modules ({shown}). They apply only in models that "
+        "hmp.set_policies(model, policy) was called on. Call it first"
     )
 
 

@@ -52,11 +52,11 @@ class HMPHook:
         report: bool = False,
     ) -> None:
         if not isinstance(accelerator, Accelerator):
-            raise TypeError(f"the first argument is an Accelerator, not {accelerator!r}")
+            raise TypeError(f"the first argument must be an Accelerator, not {accelerator!r}")
         if accelerator.mixed_precision != "no":
             refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
         if "end_training" in vars(accelerator):
-            raise RuntimeError("the accelerator has a HMPHook already: remove() that one first")
+            raise RuntimeError("the accelerator has an HMPHook already: call its remove() first")
         self._accelerator = accelerator
         self._run = Run(policy, report)
         self._run.begin()

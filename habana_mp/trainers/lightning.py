@@ -56,7 +56,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         of_trainer: bool = isinstance(module, LightningModule)
         if not of_trainer:  # Fabric, which never calls teardown
-            raise TypeError("HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert()")
+            raise TypeError("HMPPrecision works with lightning.Trainer only. In a loop with Fabric, call hmp.convert()")
         # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
         self._run.begin()
         self._run.put_on(module)  # the trainer calls its training_step

@@ -86,7 +86,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
-            raise ValueError("a Trainer runs by one policy, and this one has two HMPCallbacks: leave one of them out")  # noqa: TRY004
+            raise ValueError("a Trainer can have only one HMPCallback, and this one has two. Remove one of them")  # noqa: TRY004
         for name in _OTHERS:
             if getattr(args, name):
                 refuse("HMPCallback", f"TrainingArguments({name}=True)")
@@ -114,8 +114,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if not is_converted():
             warn(
-                f"evaluate and predict outside of train run in float32, not by the policy {self.policy.name!r}: "
-                "call them inside of `with callback:`"
+                f"evaluate and predict outside train run in float32, not under the policy {self.policy.name!r}. "
+                "Call them inside `with callback:`"
             )
 
     def state(self) -> dict[str, Any]:

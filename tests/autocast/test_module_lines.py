@@ -90,7 +90,7 @@ def test_a_policy_whose_names_are_on_no_model_warns_once(name):
     policy = hmp.Policy.from_ops(lower=["linear"], fp32=[f"linear in {name}", *(f"mm in m{i}" for i in range(4))])
     with (
         pytest.warns(
-            UserWarning, match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They hold in models"
+            UserWarning, match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They apply only in models"
         ),
         in_force(policy),
     ):
@@ -102,7 +102,7 @@ def test_a_policy_whose_names_are_on_no_model_warns_once(name):
 def test_modules_that_a_model_does_not_have_are_warned_of():
     policy = hmp.Policy.from_ops(fp32=["linear in layers.*.lost", "linear in head"])
     with pytest.warns(
-        UserWarning, match=r"'linear in layers.\*.lost' names no module; did you mean 'layers.[01].last'"
+        UserWarning, match=r"'linear in layers.\*.lost' names no module. Did you mean 'layers.[01].last'"
     ):
         hmp.set_policies(Net(), policy)
 
@@ -189,7 +189,7 @@ def test_scripted_models_run_beside_others():
 def test_modules_that_no_model_had_are_warned_of_at_the_end():
     policy = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in heat"])
     with (
-        pytest.warns(UserWarning, match="'linear in heat' names no module; did you mean 'head'"),
+        pytest.warns(UserWarning, match="'linear in heat' names no module. Did you mean 'head'"),
         on_models_called(policy),
     ):
         made(Net())

@@ -11,7 +11,7 @@ FLOATS = np.ones(3, np.float32)
 REFUSED = {
     "a list": (lambda: hmp.cast([1.0], "float16"), TypeError, "x is a torch tensor or a NumPy array .*, not list"),
     "a scalar": (lambda: hmp.cast(np.float32(1), "float16"), TypeError, "not float32"),
-    "a masked array": (lambda: hmp.cast(np.ma.array(FLOATS), "float16"), TypeError, "no masked one.*, not MaskedArray"),
+    "a masked array": (lambda: hmp.cast(np.ma.array(FLOATS), "float16"), TypeError, "NumPy array without a mask.*, not MaskedArray"),
     "float64": (
         lambda: hmp.cast(np.ones(3), "float16"),
         TypeError,
@@ -52,7 +52,7 @@ REFUSED = {
     "out: an array": (
         lambda: hmp.cast(torch.ones(3), "float16", out=np.ones(3, np.float16)),
         TypeError,
-        "out is a torch tensor, as x is, not ndarray",
+        "out must be a torch tensor, as x is, not ndarray",
     ),
     "out: another shape": (
         lambda: hmp.cast(FLOATS, "float16", out=np.ones((3, 1), np.float16)),

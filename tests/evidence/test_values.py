@@ -231,7 +231,7 @@ def test_a_file_with_numbers_that_are_none(net, tmp_path) -> None:
 
 @pytest.mark.parametrize("values", ["yes", 3, None])
 def test_wrong_values(values) -> None:
-    with pytest.raises(ValueError, match="values is True, False or"):
+    with pytest.raises(ValueError, match="values must be True, False or"):
         hmp.report(values=values)
 
 

@@ -119,16 +119,16 @@ def tune(
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            raise TypeError(f"{name} is a function without arguments, not {_shown(each)}")
+            raise TypeError(f"{name} must be a function without arguments, not {_shown(each)}")
         if each is not None and (needed := _needed_arguments(each)):
             raise TypeError(
-                f"{name} is a function without arguments, and this one takes {needed}: wrap it, as in lambda: model(x)"
+                f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"
             )
 
 
 def _shown(value: object) -> str:
     return (
-        f"a {type(value).__name__}: pass the function itself, not what it returns"
+        f"a {type(value).__name__}. Pass the function itself, not its result"
         if isinstance(value, torch.Tensor)
         else repr(value)
     )
@@ -149,21 +149,21 @@ def _needed_arguments(function: Callable[..., Any]) -> str:
 
 def _check_seed(seed: object) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed is a whole number, not {seed!r}")
+        raise TypeError(f"seed must be a whole number, not {seed!r}")
     if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed is a number of 64 bits, not {seed}")
+        raise ValueError(f"seed must be a number of 64 bits, not {seed}")
 
 
 def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise ValueError(f"budget is the largest error that is accepted, a number above 0, not {budget!r}")
+        raise ValueError(f"budget must be the largest accepted error, a number above 0, not {budget!r}")
     if isinstance(metric, str) and budget >= 1:
-        raise ValueError(f"budget is a part of the size of the results, below 1: 0.05 for 5 %, not {budget!r}")
+        raise ValueError(f"budget must be a part of the size of the results, below 1 (0.05 for 5 %), not {budget!r}")
     if not callable(metric) and metric not in [*METRICS]:
-        raise ValueError(f'metric is "results", "gradients" or a function of two results, not {metric!r}')
+        raise ValueError(f'metric must be "results", "gradients" or a function of two results, not {metric!r}')
     for name, (each, accepted) in choices.items():
         if each not in accepted:
-            raise ValueError(f"{name} is {' or '.join(map(repr, accepted))}, not {each!r}")
+            raise ValueError(f"{name} must be {' or '.join(map(repr, accepted))}, not {each!r}")
 
 
 def _name_of(metric: object) -> str:

@@ -109,7 +109,7 @@ class Tuned:
         found = [f"{part.name}: {part.list}; {self.why(part)}" for part in self.parts if part.part.op in names]
         if not found:
             decided = ", ".join(sorted({part.part.op for part in self.parts}))
-            raise ValueError(f"the search has not decided {op!r}; it has decided {decided}")
+            raise ValueError(f"the search did not decide {op!r}. It decided {decided}")
         return "\n".join(found)
 
     def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
@@ -126,7 +126,7 @@ class Tuned:
         """
         target = Path(folder)
         if target.is_dir() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
-            raise FileExistsError(errno.EEXIST, "has files in it that are no policy; give a new folder", str(target))
+            raise FileExistsError(errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target))
         target.mkdir(parents=True, exist_ok=True)
         write_folder(target, self.policy._core, self._source(), self._evidence())
 

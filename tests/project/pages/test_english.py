@@ -108,9 +108,9 @@ def test_what_is_found(page: str, expected: list[tuple[int, str]]) -> None:
 
 
 def docstring_prose(text: str) -> str:
-    """A docstring without its examples and without the indentation that a page would take for code."""
+    """A docstring without its examples, the names of arguments, and the indentation that a page would take for code."""
     text = re.sub(r"^ *(?:>>>|\.\.\.).*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"^ +", "", text, flags=re.MULTILINE)
+    return re.sub(r"^ +(?:\*{0,2}\w+: )?", "", text, flags=re.MULTILINE)  # also without the name of an argument
 
 
 @pytest.mark.parametrize("name", documented())
@@ -157,8 +157,12 @@ def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
     yield name, " ".join(filter(None, (command.help, command.short_help, command.epilog)))
     for parameter in command.params:
         yield f"{name} {parameter.opts[0]}", getattr(parameter, "help", None) or ""
-    for each, below in getattr(command, "commands", {}).items():
-        yield from helps(below, f"{name} {each}")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            assert below is not None
+            yield from helps(below, f"{name} {each}")
 
 
 @pytest.mark.parametrize(("name", "text"), [pytest.param(*each, id=each[0]) for each in helps(cli.main, "habana-mp")])

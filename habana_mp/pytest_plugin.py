@@ -50,7 +50,9 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
 def _checked(expected: Expected) -> dict[tuple[str, str], int]:
     wanted = {}
     if not isinstance(expected, Mapping):
-        raise TypeError(f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {expected!r}')
+        raise TypeError(
+            f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {expected!r}'
+        )
     taken: dict[str, str] = {}
     for op, by_dtype in expected.items():
         for name in names_of(op):

@@ -98,7 +98,9 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not hasattr(self, "_made_of"):
-            raise TypeError("the result of hmp.autocast.current() belongs to this process and cannot be copied or pickled")
+            raise TypeError(
+                "the result of hmp.autocast.current() belongs to this process and cannot be copied or pickled"
+            )
         *others, policy = self._made_of
         return functools.partial(autocast, *others, policy=policy), ()
 

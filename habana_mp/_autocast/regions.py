@@ -38,7 +38,9 @@ def region_of(
     if isinstance(dtype, str) and (named := dtype_named(dtype)) is not None:
         dtype = getattr(torch, named)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}. To pass a policy, use policy=")
+        raise TypeError(
+            f"dtype must be {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}. To pass a policy, use policy="
+        )
     if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
         raise TypeError(f"enabled and cache_enabled must be True or False, not {enabled!r} and {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)

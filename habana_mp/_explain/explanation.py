@@ -141,7 +141,9 @@ def explain(
     ops = (op, *more)
     for each in ops:
         if not isinstance(each, str) and not (isinstance(each, type) and issubclass(each, torch.nn.Module)):
-            raise TypeError(f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {each!r}")
+            raise TypeError(
+                f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {each!r}"
+            )
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):

@@ -79,7 +79,9 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
             continue
         named = _EDITS.fullmatch(path.name)
         if named is None:
-            raise ValueError(f"{path}: the name of a file with edits for a version of torch must be LIST.since-2.N.txt or LIST.before-2.N.txt")
+            raise ValueError(
+                f"{path}: the name of a file with edits for a version of torch must be LIST.since-2.N.txt or LIST.before-2.N.txt"
+            )
         title, side, *release = named.groups()
         of_file = (int(release[0]), int(release[1]))
         file = read_list(path)

@@ -72,9 +72,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
     meeting.tell(in_force.policy if policy is None else policy)
     timeout: timedelta = meeting.store.timeout
     if late := meeting.wait(timeout):
-        raise RuntimeError(
-            f"{_ranks(late)} did not call hmp.check_ranks() within {timeout.total_seconds():g} seconds"
-        )
+        raise RuntimeError(f"{_ranks(late)} did not call hmp.check_ranks() within {timeout.total_seconds():g} seconds")
     meeting.compare("hmp.check_ranks()")
 
 

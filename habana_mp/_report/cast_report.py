@@ -274,7 +274,9 @@ class CastReport(MeasuredReport):
             RuntimeError: the report was never entered.
         """
         if not callable(getattr(writer, "add_scalar", None)):
-            raise TypeError(f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}")
+            raise TypeError(
+                f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}"
+            )
         for name, value in scalars(self.to_dict()).items():
             writer.add_scalar(f"habana_mp/{name}", value, step)
 

@@ -125,7 +125,11 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             help="A list file for the lower precision, or an edit of that list. Repeatable.",
         )
         @click.option(
-            "--fp32", multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help="A list file for float32, or an edit of that list. Repeatable."
+            "--fp32",
+            multiple=True,
+            type=ListParameter(),
+            metavar="FILE|+OP|-OP",
+            help="A list file for float32, or an edit of that list. Repeatable.",
         )
         @click.option(
             "--edit",

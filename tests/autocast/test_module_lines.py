@@ -90,7 +90,8 @@ def test_a_policy_whose_names_are_on_no_model_warns_once(name):
     policy = hmp.Policy.from_ops(lower=["linear"], fp32=[f"linear in {name}", *(f"mm in m{i}" for i in range(4))])
     with (
         pytest.warns(
-            UserWarning, match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They apply only in models"
+            UserWarning,
+            match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They apply only in models",
         ),
         in_force(policy),
     ):

@@ -11,7 +11,11 @@ FLOATS = np.ones(3, np.float32)
 REFUSED = {
     "a list": (lambda: hmp.cast([1.0], "float16"), TypeError, "x is a torch tensor or a NumPy array .*, not list"),
     "a scalar": (lambda: hmp.cast(np.float32(1), "float16"), TypeError, "not float32"),
-    "a masked array": (lambda: hmp.cast(np.ma.array(FLOATS), "float16"), TypeError, "NumPy array without a mask.*, not MaskedArray"),
+    "a masked array": (
+        lambda: hmp.cast(np.ma.array(FLOATS), "float16"),
+        TypeError,
+        "NumPy array without a mask.*, not MaskedArray",
+    ),
     "float64": (
         lambda: hmp.cast(np.ones(3), "float16"),
         TypeError,

@@ -270,7 +270,11 @@ def test_the_hook_takes_list_files(hook, path):
     ("files", "status", "printed"),
     [
         ({"lower.txt": "linear\n"}, 0, "no mistakes found\n"),
-        ({"lower.txt": "linear\n", "fp32.txt": "softmax\nlienar\n"}, 1, "fp32.txt:2: 'lienar' is not an op of torch .*\n"),
+        (
+            {"lower.txt": "linear\n", "fp32.txt": "softmax\nlienar\n"},
+            1,
+            "fp32.txt:2: 'lienar' is not an op of torch .*\n",
+        ),
     ],
     ids=["good", "bad"],
 )

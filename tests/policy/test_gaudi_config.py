@@ -61,7 +61,9 @@ def test_mixed_precision_is_off(write):
 
 @pytest.mark.parametrize("config", [{}, OTHERS], ids=["empty", "others"])
 def test_nothing_of_mixed_precision(write, config):
-    with pytest.warns(UserWarning, match=r"gaudi_config\.json has no setting for mixed precision: all ops run in float32"):
+    with pytest.warns(
+        UserWarning, match=r"gaudi_config\.json has no setting for mixed precision: all ops run in float32"
+    ):
         assert hmp.Policy.load(write(config)).name == "float32"
 
 

@@ -84,7 +84,9 @@ def test_a_policy_that_cannot_be_read():
     "state", [{}, None, {"policy": str(BASE)}, {"policy": 1, "hash": 2}, [("policy", "hash")]], ids=str
 )
 def test_what_is_no_state(state):
-    with pytest.raises(ValueError, match="a policy in a checkpoint must be a dict with the strings policy and hash, not"):
+    with pytest.raises(
+        ValueError, match="a policy in a checkpoint must be a dict with the strings policy and hash, not"
+    ):
         hmp.PolicyState("hmp").load_state_dict(state)
 
 

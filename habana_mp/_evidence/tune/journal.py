@@ -47,7 +47,9 @@ class Journal:
         """Random sums of the results in float32, the size of these first. Raises ValueError where the step is not the one of the file."""
         size = max([abs(each) for each in (*sums[:1], *(self._sums or [])[:1])], default=0.0)
         if self._sums and any(abs(a - b) > _SAME * size for a, b in zip(sums, self._sums, strict=True)):
-            raise ValueError(f"{self._path}: the file is of a step with other results. Use another file, or delete this one")
+            raise ValueError(
+                f"{self._path}: the file is of a step with other results. Use another file, or delete this one"
+            )
         self._sums = sums
 
     def _read(self, path: Path) -> None:

@@ -126,7 +126,9 @@ class Tuned:
         """
         target = Path(folder)
         if target.is_dir() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
-            raise FileExistsError(errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target))
+            raise FileExistsError(
+                errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target)
+            )
         target.mkdir(parents=True, exist_ok=True)
         write_folder(target, self.policy._core, self._source(), self._evidence())
 

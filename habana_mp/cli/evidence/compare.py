@@ -43,7 +43,11 @@ class _OtherPolicy(PolicyParameter):
 )
 @click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
-    "--json", "json_file", callback=new_file, metavar="FILE", help="Write the result as JSON, too; - prints it as the last line of stdout."
+    "--json",
+    "json_file",
+    callback=new_file,
+    metavar="FILE",
+    help="Write the result as JSON, too; - prints it as the last line of stdout.",
 )
 @script_command
 def compare(script: Script, other: Policy | None, html: str | None, json_file: str | None) -> None:

@@ -59,7 +59,10 @@ from habana_mp.hmp import Policy
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random numbers of each run.")
 @click.option(
-    "--output", metavar="FOLDER", type=click.Path(file_okay=False), help="Write the policy to this folder, with its evidence."
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False),
+    help="Write the policy to this folder, with its evidence.",
 )
 @click.option(
     "--resume",
@@ -69,7 +72,11 @@ from habana_mp.hmp import Policy
 )
 @click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
-    "--json", "json_file", callback=new_file, metavar="FILE", help="Write the result as JSON, too; - prints it as the last line of stdout."
+    "--json",
+    "json_file",
+    callback=new_file,
+    metavar="FILE",
+    help="Write the result as JSON, too; - prints it as the last line of stdout.",
 )
 @policy_options("The policy to start from: its other lists and its low dtype stay. Default: hmp.")
 @click.argument("target", metavar="SCRIPT.py:STEP")

@@ -75,7 +75,11 @@ def _of_folder(folder: str) -> list[Finding]:
             found += mistakes
             if list_file.edits:
                 found.append(
-                    Finding(str(path), 0, "names that begin with + or - edit another list, and a list of a policy cannot have them")
+                    Finding(
+                        str(path),
+                        0,
+                        "names that begin with + or - edit another list, and a list of a policy cannot have them",
+                    )
                 )
     found += _claimed_twice(lists)
     description = str(Path(folder) / DESCRIPTION)

@@ -129,7 +129,8 @@ def test_a_file_of_other_settings_is_refused(options, said, kept):
 def test_a_file_of_another_step_is_refused(kept):
     before = kept.read_bytes()
     with pytest.raises(
-        ValueError, match=r"search.json: the file is of a step with other results. Use another file, or delete this one$"
+        ValueError,
+        match=r"search.json: the file is of a step with other results. Use another file, or delete this one$",
     ):
         hmp.tune(Counted(), 1e-2, cost="numbers", resume=kept)
     assert kept.read_bytes() == before

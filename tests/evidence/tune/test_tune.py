@@ -363,7 +363,7 @@ def test_a_step_that_lowers_by_itself_is_refused():
         with torch.autocast("cpu"):
             return model(X)
 
-    with pytest.raises(ValueError, match="the step runs gelu in bfloat16 by itself. Remove torch"):
+    with pytest.raises(ValueError, match=r"the step runs gelu in bfloat16 by itself\. Remove torch"):
         tuned(step)
 
 

@@ -115,7 +115,9 @@ def test_edits_for_one_low_dtype(case):
 
 @pytest.mark.parametrize("edit", ["+mm@float64:fp32", "-mm@", "+mm:fp32@float16", "-mm@float16:fp32", "+@float16:fp32"])
 def test_edits_that_are_refused(edit):
-    with pytest.raises(ValueError, match=f"^'{re.escape(edit)}' is not an edit of a policy: .* op@float16 or op@bfloat16"):
+    with pytest.raises(
+        ValueError, match=f"^'{re.escape(edit)}' is not an edit of a policy: .* op@float16 or op@bfloat16"
+    ):
         EDITED.with_edits(edit)
 
 
@@ -268,9 +270,17 @@ BAD_FOLDERS = {
         "mm\n",
         "policy.toml: low_dtypes must be a list of bfloat16",
     ),
-    "no low_dtypes": (GOOD + "low_dtypes = []\n", "mm\n", "policy.toml: low_dtypes must be a list of bfloat16 and float16"),
+    "no low_dtypes": (
+        GOOD + "low_dtypes = []\n",
+        "mm\n",
+        "policy.toml: low_dtypes must be a list of bfloat16 and float16",
+    ),
     "low_dtypes is a number": (GOOD + "low_dtypes = 3\n", "mm\n", "policy.toml: low_dtypes must be a list of bfloat16"),
-    "other low_dtypes": (GOOD + "low_dtypes = [[1], 2]\n", "mm\n", "policy.toml: low_dtypes must be a list of bfloat16"),
+    "other low_dtypes": (
+        GOOD + "low_dtypes = [[1], 2]\n",
+        "mm\n",
+        "policy.toml: low_dtypes must be a list of bfloat16",
+    ),
     "low_dtype is none of them": (
         GOOD + 'low_dtypes = ["float16"]\n',
         "mm\n",

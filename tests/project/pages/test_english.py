@@ -72,9 +72,9 @@ def prose(page: str) -> str:
     return page
 
 
-def found(name: str, page: str) -> list[str]:
+def found(name: str, page: str, *, knows_the_glossary: bool = False) -> list[str]:
     """A line for each word of a page that is to be avoided, as an editor reads it."""
-    knows_the_glossary = GLOSSARY in page or name == "docs/architecture.md"
+    knows_the_glossary |= GLOSSARY in page or name == "docs/architecture.md"
     text = prose(page)
     return [
         f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {' '.join(match[0].split())!r} ({word.why}); write: {word.instead}"
@@ -124,7 +124,9 @@ def test_public_docstring_avoids_hard_words(name: str) -> None:
 
 
 # Calls whose strings a user reads; a class of error or warning is one too.
-SPEAKS = re.compile(r"\w*(?:Error|Warning|Exception|Exit|BadParameter)|warn|fail|echo|refuse|Option|option|argument|command|group")
+SPEAKS = re.compile(
+    r"\w*(?:Error|Warning|Exception|Exit|BadParameter)|warn|fail|echo|refuse|Option|option|argument|command|group"
+)
 MODULES = sorted((ROOT / "habana_mp").rglob("*.py"))
 
 
@@ -132,14 +134,18 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
     """The strings in calls that raise, warn or print, with the line of each; what is put into them is "..."."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and SPEAKS.fullmatch(called(node.func)):
-            inside = (each for value in (*node.args, *(word.value for word in node.keywords)) for each in ast.walk(value))
+            inside = (
+                each for value in (*node.args, *(word.value for word in node.keywords)) for each in ast.walk(value)
+            )
             for each in inside:
                 if isinstance(each, ast.Constant) and isinstance(each.value, str):
                     yield each.lineno, each.value
 
 
 def called(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -149,6 +155,16 @@ def test_messages_avoid_hard_words(module: Path) -> None:
         for line, text in messages(module.read_text(encoding="utf-8"))
         for word in found(module.name, text)
     ]
+    assert not words, "\n".join(words)
+
+
+TEMPLATES = sorted((ROOT / "habana_mp" / "templates").glob("*.html"))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_pages_of_reports_avoid_hard_words(template: Path) -> None:
+    text = re.sub(r"\{%.*?%\}|\{#.*?#\}", "", template.read_text(encoding="utf-8"), flags=re.DOTALL)
+    words = found(template.name, text, knows_the_glossary=True)  # the page shows the homes of an op, as hmp.explain does
     assert not words, "\n".join(words)
 
 
@@ -172,11 +188,11 @@ def test_help_of_the_command_line_avoids_hard_words(name: str, text: str) -> Non
 
 
 def test_what_is_a_message() -> None:
-    source = '''
+    source = """
 raise ValueError(f"{name!r} says no", *more)
 warn("it tells")
 x = y("says")
 @click.option("--x", help="it stands")
 def f(): ...
-'''
+"""
     assert [text for _, text in messages(source) if " " in text] == [" says no", "it tells", "it stands"]

@@ -91,7 +91,7 @@ def _name_of(dtype: object) -> str:
         found = _numpy_dtype(dtype)
         name = _name_of_array(found) if found.isnative else None
     if name not in _NUMBERS:
-        raise ValueError(f"dtype is {_ACCEPTED}, not {dtype!r}")
+        raise ValueError(f"dtype must be {_ACCEPTED}, not {dtype!r}")
     return name
 
 

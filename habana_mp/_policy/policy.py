@@ -417,7 +417,7 @@ def low_name(dtype: object, argument: str) -> str:
     """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
     name = dtype_named(dtype)
     if name not in core.LOW_DTYPES:
-        raise ValueError(f"{argument} is {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
+        raise ValueError(f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
     return name
 
 

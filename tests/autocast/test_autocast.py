@@ -158,7 +158,7 @@ def test_hpu_refuses_float16() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": "fp8"}, "dtype is torch.bfloat16 or torch.float16, not 'fp8'"),
+        ({"dtype": "fp8"}, "dtype must be torch.bfloat16 or torch.float16, not 'fp8'"),
         ({"dtype": A}, "To pass a policy, use policy="),
         ({"dtype": 16}, "not 16"),
         ({"enabled": "no"}, "enabled and cache_enabled must be True or False, not 'no' and None"),

@@ -238,7 +238,7 @@ def test_models_that_are_compiled_are_found():
 def test_what_set_policies_does_not_take():
     with pytest.raises(ValueError, match="hmp has no names that are limited to modules"):
         hmp.set_policies(Net(), "hmp")
-    with pytest.raises(ValueError, match="the policy of 'head' has names that are limited to modules itself"):
+    with pytest.raises(ValueError, match="the policy for 'head' has names that are limited to modules"):
         hmp.set_policies(Net(), {"head": LIMITED})
 
 

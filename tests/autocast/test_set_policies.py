@@ -275,10 +275,10 @@ def test_an_error_inside_leaves_it() -> None:
     [
         ({"haed": HIGH}, "'haed' names no module of Net. Did you mean 'head'?"),
         ({"layers.*.nrm": HIGH}, r"'layers\.\*\.nrm' names no module of Net"),
-        ({"head": "no-such-policy"}, "the policy of 'head' is 'no-such-policy', which is not \"fp32\" and no policy"),
-        ({"head": "FP32"}, "the policy of 'head' is 'FP32'"),
-        ({"head": 3}, "the policy of 'head' is 3"),
-        ({"head": None}, "the policy of 'head' is None"),
+        ({"head": "no-such-policy"}, "the policy for 'head' must be \"fp32\" or a policy, not 'no-such-policy'"),
+        ({"head": "FP32"}, "or a policy, not 'FP32'"),
+        ({"head": 3}, "or a policy, not 3"),
+        ({"head": None}, "or a policy, not None"),
     ],
 )
 def test_mistakes(policies, message: str) -> None:

@@ -97,7 +97,7 @@ def test_edits_of_modules_are_written_and_taken(here):
         (["--max-error", "1"], 2, "--max-error needs --values"),
         (["--write-edits", "d.txt"], 2, "--write-edits needs --values"),
         (["--baseline", "none.json"], 2, "File 'none.json' does not exist"),
-        (["--baseline", "train.py"], 2, "train.py: no report"),
+        (["--baseline", "train.py"], 2, "train.py: not a report"),
         (["--baseline", "before.json"], 0, ""),
         (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts are others"),
     ],

@@ -615,10 +615,10 @@ def test_json_is_read_back_as_it_was(asked, tmp_path):
 
 
 WRONG = {
-    "empty": (b"", "no report: Expecting value"),
+    "empty": (b"", "not a report: Expecting value"),
     "not text": (b"\xff\xfe", "'utf-8' codec"),
-    "other": (b"[]", "format is to be 'habana_mp.report'"),
-    "other dict": (b'{"format": "x"}', "format is to be 'habana_mp.report'"),
+    "other": (b"[]", "format must be 'habana_mp.report'"),
+    "other dict": (b'{"format": "x"}', "format must be 'habana_mp.report'"),
     "no version": (b'{"format": "habana_mp.report"}', "version None; this habana_mp reads version 1"),
     "newer": (b'{"format": "habana_mp.report", "version": 2}', "version 2; this habana_mp reads version 1"),
     "in part": (b'{"format": "habana_mp.report", "version": 1, "casts": 3}', "it lacks policies, "),

@@ -31,8 +31,16 @@ REFUSED = {
     "float8": (lambda: hmp.cast(FLOATS.astype(ml_dtypes.float8_e5m2), "float16"), TypeError, "x is float8_e5m2"),
     "other fields": (lambda: hmp.cast(np.ones(3, [("bfloat16", "u2"), ("b", "u2")]), "float16"), TypeError, "x is "),
     "a name of another field": (lambda: hmp.cast(np.ones(3, [("bfloat16", "f2")]), "float16"), TypeError, "x is "),
-    "a float64 tensor": (lambda: hmp.cast(torch.ones(3).double(), "float16"), TypeError, "x is torch.float64, and only float32"),
-    "an int tensor": (lambda: hmp.cast(torch.ones(3).int(), "float16"), TypeError, "x is torch.int32, and only float32"),
+    "a float64 tensor": (
+        lambda: hmp.cast(torch.ones(3).double(), "float16"),
+        TypeError,
+        "x is torch.float64, and only float32",
+    ),
+    "an int tensor": (
+        lambda: hmp.cast(torch.ones(3).int(), "float16"),
+        TypeError,
+        "x is torch.int32, and only float32",
+    ),
     "to float64": (
         lambda: hmp.cast(FLOATS, "float64"),
         ValueError,

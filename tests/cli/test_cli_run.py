@@ -227,7 +227,10 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
             ["--dtype", "fp8", "script.py"],
             "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not 'fp8'",
         ),
-        (["--dtype", "float32", "script.py"], "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not"),
+        (
+            ["--dtype", "float32", "script.py"],
+            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

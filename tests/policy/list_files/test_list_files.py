@@ -58,7 +58,9 @@ def test_d2_the_file_may_be_deleted(written):
 
 @pytest.mark.parametrize("low", [torch.float32, torch.float64, torch.int8, "float32", 16, None])
 def test_d9_low_precision_type(low):
-    with pytest.raises(ValueError, match=r"low_precision_type must be torch\.bfloat16 or torch\.float16, or its name, not "):
+    with pytest.raises(
+        ValueError, match=r"low_precision_type must be torch\.bfloat16 or torch\.float16, or its name, not "
+    ):
         for_convert(low=low)
 
 

@@ -164,7 +164,9 @@ TEMPLATES = sorted((ROOT / "habana_mp" / "templates").glob("*.html"))
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
 def test_pages_of_reports_avoid_hard_words(template: Path) -> None:
     text = re.sub(r"\{%.*?%\}|\{#.*?#\}", "", template.read_text(encoding="utf-8"), flags=re.DOTALL)
-    words = found(template.name, text, knows_the_glossary=True)  # the page shows the homes of an op, as hmp.explain does
+    words = found(
+        template.name, text, knows_the_glossary=True
+    )  # the page shows the homes of an op, as hmp.explain does
     assert not words, "\n".join(words)
 
 

@@ -1,10 +1,10 @@
-"""Mixed precision for PyTorch, decided, shown and undone from plain text lists of op names.
+"""Mixed precision for PyTorch by plain text lists of op names.
 
->>> from habana_mp import hmp
->>> hmp.convert()
->>> ...
->>> with hmp.disable_casts():
-...     optimizer.step()
+Example:
+    >>> from habana_mp import hmp
+    >>> policy = hmp.convert(policy="balanced")
+    >>> with hmp.disable_casts():
+    ...     optimizer.step()
 """
 
 from typing import TYPE_CHECKING, Any

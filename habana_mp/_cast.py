@@ -39,33 +39,40 @@ def cast(x: np.ndarray[Any, Any], dtype: object, *, out: None = None) -> np.ndar
 @overload
 def cast(x: np.ndarray[Any, Any], dtype: object, *, out: _Array) -> _Array: ...
 def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
-    """``x`` in another of the dtypes float32, float16 and bfloat16: a torch tensor, or a NumPy array.
+    """Return ``x`` in another of the dtypes float32, float16 and bfloat16. ``x`` is a torch tensor or a NumPy array of any shape.
 
-    ``dtype`` is one of torch, NumPy or ml_dtypes, or its name. An ``x`` of that dtype is returned itself, as ``Tensor.to`` does.
-    With ``out`` the result is written there, and ``out`` is returned; it has the shape and the dtype of the result and may share
-    memory with ``x``.
+    If ``x`` has the dtype already, the result is ``x`` itself. For a tensor the result is that of ``x.to(dtype)``, and the cast is
+    differentiable without ``out``. For an array the numbers are the same bit for bit, in the memory order of ``x``.
 
-    Of a tensor: what ``x.to(dtype)`` gives; the cast is differentiable, but not into ``out``.
+    NumPy has no bfloat16. The result is an array of ``ml_dtypes.bfloat16`` if that package is installed. Otherwise it holds the 16 bits of
+    each number in the dtype ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``, and ``cast`` accepts such arrays. It does not accept
+    plain uint16 arrays; ``bits.view([("bfloat16", np.uint16)])`` marks them as bfloat16.
 
-    Of an array: bit for bit the same numbers, in the memory order of ``x``. NumPy has no bfloat16 of its own. It is
-    ``ml_dtypes.bfloat16`` where that is installed; else the 16 bits of each number, as uint16 under a name:
-    ``np.dtype((np.uint16, [("bfloat16", np.uint16)]))``. Such arrays can be cast back. A plain uint16 array may hold
-    anything and is refused; ``bits.view([("bfloat16", np.uint16)])`` names what it holds.
+    Args:
+        x: the tensor or array.
+        dtype: a dtype of torch, NumPy or ml_dtypes, or its name.
+        out: a tensor or array for the result, with the shape and the dtype of the result. It may share memory with ``x``.
 
-    >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
-    array([1, 1, 1], dtype=bfloat16)
+    Returns:
+        The result, or ``out``.
 
     Raises:
-        TypeError: ``x`` or ``out`` is of another type or dtype; ``dtype`` is no dtype.
-        ValueError: ``dtype`` is another one; ``out`` has another shape or device, or is read-only.
-        RuntimeError: ``out`` is given and gradients would be recorded.
+        TypeError: ``x`` or ``out`` has another type or dtype, or ``dtype`` is not a dtype.
+        ValueError: ``dtype`` is another dtype, or ``out`` has another shape or device or is read-only.
+        RuntimeError: ``out`` is given and torch would record gradients.
+
+    Example:
+        >>> hmp.cast(torch.ones(3), "bfloat16")
+        tensor([1., 1., 1.], dtype=torch.bfloat16)
+        >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
+        array([1, 1, 1], dtype=bfloat16)
     """
     to = _name_of(dtype)
     if isinstance(x, torch.Tensor):
         return _cast_tensor(x, to, out)
     if _is_array(x):
         return _cast_array(x, to, _array_dtype(dtype, to), out)
-    raise TypeError(f"x is a torch tensor or a NumPy array (no masked one), not {type(x).__name__}")
+    raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
 def dtype_named(dtype: object) -> str | None:
@@ -84,7 +91,7 @@ def _name_of(dtype: object) -> str:
         found = _numpy_dtype(dtype)
         name = _name_of_array(found) if found.isnative else None
     if name not in _NUMBERS:
-        raise ValueError(f"dtype is {_ACCEPTED}, not {dtype!r}")
+        raise ValueError(f"dtype must be {_ACCEPTED}, not {dtype!r}")
     return name
 
 
@@ -93,7 +100,7 @@ def _name_of(dtype: object) -> str:
 
 def _cast_tensor(x: Any, to: str, out: Any) -> Any:
     if x.dtype not in _NAMES:
-        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast")
+        raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast")
     if out is not None:
         _check_tensor_out(x, to, out)
         # torch.compile traces no call of ours.
@@ -109,7 +116,7 @@ def _cast_tensor(x: Any, to: str, out: Any) -> Any:
 
 def _check_tensor_out(x: torch.Tensor, to: str, out: object) -> None:
     if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is a torch tensor, as x is, not {type(out).__name__}")
+        raise TypeError(f"out must be a torch tensor, as x is, not {type(out).__name__}")
     if out.dtype != _TORCH[to]:
         raise TypeError(f"out is {out.dtype}, and the cast is to {_TORCH[to]}")
     if out.shape != x.shape:
@@ -138,7 +145,7 @@ def _numpy_dtype(dtype: object) -> np.dtype[Any]:
             return found
     except TypeError:
         pass
-    raise TypeError(f"dtype is a dtype of torch, NumPy or ml_dtypes or its name, {_ACCEPTED}, not {dtype!r}")
+    raise TypeError(f"dtype must be a dtype of torch, NumPy or ml_dtypes, or its name: {_ACCEPTED}, not {dtype!r}")
 
 
 @functools.lru_cache(maxsize=64)  # NumPy takes microseconds to format the name of a dtype
@@ -191,7 +198,7 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
 
     source = _name_of_array(x.dtype)
     if source is None:
-        raise TypeError(f"x is {x.dtype}; {_ACCEPTED} is cast{_uint16_hint(x.dtype, 'x')}")
+        raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast{_uint16_hint(x.dtype, 'x')}")
     if out is not None:
         _check_array_out(x, to, out)
         target = _bits(out)
@@ -211,7 +218,7 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
 
 def _check_array_out(x: np.ndarray[Any, Any], to: str, out: Any) -> None:
     if not _is_array(out):
-        raise TypeError(f"out is a NumPy array (no masked one), as x is, not {type(out).__name__}")
+        raise TypeError(f"out must be a NumPy array without a mask, as x is, not {type(out).__name__}")
     if _name_of_array(out.dtype) != to:
         raise TypeError(f"out is {out.dtype}, and the cast is to {to}{_uint16_hint(out.dtype, 'out')}")
     if out.shape != x.shape:
@@ -223,4 +230,4 @@ def _check_array_out(x: np.ndarray[Any, Any], to: str, out: Any) -> None:
 def _uint16_hint(dtype: np.dtype[Any], argument: str) -> str:
     if dtype.names or dtype.kind != "u" or dtype.itemsize != 2:
         return ""
-    return f'. If these are the bits of bfloat16, say so: {argument}.view([("bfloat16", np.uint16)])'
+    return f'. If these are the bits of bfloat16, mark them: {argument}.view([("bfloat16", np.uint16)])'

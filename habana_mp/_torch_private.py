@@ -274,7 +274,7 @@ DRAW = Feature(
     map_tensors="torch.utils._pytree:tree_map_only",
 )
 CPU = Feature(
-    "hmp.explain does not say whether this CPU has bfloat16 instructions",
+    "hmp.explain does not show whether this CPU has bfloat16 instructions",
     avx512="torch.cpu:_is_avx512_bf16_supported",
     amx="torch.cpu:_is_amx_tile_supported",
 )
@@ -286,7 +286,7 @@ LOAD = Feature(
     registry="torch.serialization:_package_registry",
     restore="torch.serialization:_deserialize",
 )
-COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it stands for", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
+COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it is mapped to", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
 DEVICE_INDEX = Feature("torch.load finds no device for 'hpu'", of_cuda="torch.cuda:_utils._get_device_index")
 RECORDING = Feature("torch.hpu.HPUGraph does not work", mode="torch.utils._python_dispatch:TorchDispatchMode")
 NCCL = Feature(

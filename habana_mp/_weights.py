@@ -162,4 +162,4 @@ def close_cache() -> None:
     _core.clear_cache()
     left = _core.restore_all_pages()
     if left:
-        warn(f"{left} offloaded weights stay in their file, because memory is short or the disk fails")
+        warn(f"{left} offloaded weights stay in their file: memory is short or the disk fails")

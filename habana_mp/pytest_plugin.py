@@ -1,7 +1,7 @@
-"""A pytest plugin: the fixture ``assert_casts``, which asserts exactly which casts a call makes.
+"""A pytest plugin with the fixture ``assert_casts``, which asserts exactly which casts a call makes.
 
-``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of the project switches it on. It is no entry point, as pytest would
-import torch for every project in the environment then.
+To use it, write ``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of your project. It is not an entry point, because
+pytest would then import torch for every project in the environment.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Expected = Mapping[str, Mapping[torch.dtype | str, int]]
 
 @pytest.fixture(name="assert_casts")
 def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
-    """``assert_casts(function, {"linear": {"bfloat16": 2}})``: calls it, fails unless these were its casts and all of them.
+    """``assert_casts(function, {"linear": {"bfloat16": 2}})`` calls the function and fails unless these are exactly its casts.
 
-    Keys are ops by any of their names, and dtypes or their names; the counts are those of ``CastReport.casts``, so they do not depend on
-    what the weight cache holds. ``{}`` asserts that nothing is cast. Returns the report, for more questions. Raises TypeError or ValueError
-    for a coroutine function, and for keys and counts that are none of these.
+    The keys are ops, by any of their names, and dtypes or their names. The counts are those of ``CastReport.casts``, so they do not depend
+    on the weight cache. ``{}`` asserts that nothing is cast. Returns the report. Raises TypeError or ValueError for a coroutine function
+    and for keys and counts that are not accepted.
     """
     return assert_casts
 
@@ -34,13 +34,13 @@ def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
 def assert_casts(function: Callable[[], object], expected: Expected) -> CastReport:
     __tracebackhide__ = True
     if not callable(function):
-        raise TypeError(f"assert_casts takes a function without arguments, as lambda: model(x), not {function!r}")
+        raise TypeError(f"assert_casts takes a function without arguments, such as lambda: model(x), not {function!r}")
     wanted = _checked(expected)
     with report() as seen:
         result = function()
     if inspect.iscoroutine(result):
         result.close()
-        raise TypeError(f"assert_casts calls {function!r} and awaits nothing: give it lambda: asyncio.run(f())")
+        raise TypeError(f"assert_casts calls {function!r} and does not await it. Pass lambda: asyncio.run(f())")
     counts = _counts(seen, wanted)
     if any(want != got for want, got in counts.values()):
         pytest.fail(_difference(seen, counts), pytrace=False)
@@ -50,17 +50,19 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
 def _checked(expected: Expected) -> dict[tuple[str, str], int]:
     wanted = {}
     if not isinstance(expected, Mapping):
-        raise TypeError(f'the expected casts are {{"linear": {{"bfloat16": 2}}}} or the like, not {expected!r}')
+        raise TypeError(
+            f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {expected!r}'
+        )
     taken: dict[str, str] = {}
     for op, by_dtype in expected.items():
         for name in names_of(op):
             if taken.setdefault(name, op) != op:
-                raise ValueError(f"{taken[name]!r} and {op!r} are one op: give its casts under one name")
+                raise ValueError(f"{taken[name]!r} and {op!r} are the same op. Use one name for its casts")
         if not isinstance(by_dtype, Mapping):
-            raise TypeError(f'the casts of {op!r} are {{"bfloat16": 2}} or the like, not {by_dtype!r}')
+            raise TypeError(f'the casts of {op!r} must be a mapping such as {{"bfloat16": 2}}, not {by_dtype!r}')
         for dtype, count in by_dtype.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise TypeError(f"the casts of {op!r} to {dtype!r} are a number from 0 on, not {count!r}")
+                raise TypeError(f"the casts of {op!r} to {dtype!r} must be a number, 0 or more, not {count!r}")
             wanted[op, dtype_name(dtype)] = count
     return wanted
 

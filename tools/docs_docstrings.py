@@ -10,10 +10,16 @@ import griffe
 # Where a rule comes from, such as "(D7)": of use to who reads the code.
 _ORIGIN = re.compile(r"(?:,? \(|, )(?:[DF]\d+(?:, | and | to |,\s+)?)+\)(?=\W|$)", re.MULTILINE)
 _SEE_ALSO = re.compile(r"^See Also:\n +(.+)$", re.MULTILINE)
-_EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.MULTILINE)
+_EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """The names that habana_mp/hmp.py imports at their first use, which `import *` does not show to griffe."""
+        for name, member in pkg["hmp"].members.items():
+            if member.is_alias and name in pkg["hmp"].exports and name not in pkg.members:
+                pkg.set_member(name, griffe.Alias(name, member.target_path, parent=pkg))
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
@@ -21,7 +27,7 @@ class Docstrings(griffe.Extension):
 
 def markdown(text: str) -> str:
     text = _ORIGIN.sub(lambda found: ")" if found[0].startswith(", ") else "", text)
-    text = _EXAMPLE.sub(r"```pycon\n\g<0>\n```", text)
+    text = _EXAMPLE.sub("Examples:", text)  # the section that mkdocstrings shows as code
     text = _SEE_ALSO.sub(
         lambda found: "See also " + re.sub(r"\w+", r"[`\g<0>`][habana_mp.\g<0>]", found[1]) + ".", text
     )

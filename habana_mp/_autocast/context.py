@@ -23,32 +23,35 @@ if TYPE_CHECKING:
 
 
 class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast is
-    """Run ops in mixed precision inside a block or a decorated function, by a policy: ``torch.autocast`` with lists of your own.
+    """Run ops in mixed precision inside a block or a decorated function: ``torch.autocast`` with your own lists.
 
-    It acts where every call of an op passes, also those from C++, on this thread alone. Ops of the policy's lists run in its low
-    dtype, in float32, or in the widest dtype of their inputs; all others run in the dtypes of their inputs. Left alone as well:
-    in-place calls, calls with ``dtype=`` or ``out=``, and calls with a float64 or complex tensor. Weights stay as they are.
+    A region acts on its own thread, at torch's dispatcher, so it also casts for ops that C++ code calls. Ops of the policy's lists run in
+    its low dtype, in float32, or in the widest dtype of their inputs. All other ops run in the dtypes of their inputs. A region does not
+    change in-place calls, calls with ``dtype=`` or ``out=``, or calls with a float64 or complex tensor. Weights keep their dtype.
 
-    Regions nest, with one another and with ``torch.autocast``: the inner one is in force. One instance may be nested in itself,
-    be entered on several threads and decorate recursive functions. ``disable_casts`` switches casts off inside as well.
+    Regions nest, also with ``torch.autocast``, and the inner one is in force. One instance may be nested in itself, entered on several
+    threads, and used to decorate recursive functions. ``disable_casts`` switches the casts of a region off, too.
 
     Args:
-        device_type: "cpu", "cuda", "xpu", "hpu", or the name of a backend of your own: whose tensors are cast. "hpu" on a machine
-            without one acts on the tensors of every device.
-        dtype: what ops of the lower list run in, ``torch.bfloat16`` or ``torch.float16``, or a name of one ("bf16"); by default the policy's, and for "cpu" and
-            "cuda" without a policy what ``torch.get_autocast_dtype`` says. Another one is refused with a warning, and the region is off.
+        device_type: the type of the tensors to cast: "cpu", "cuda", "xpu", "hpu", or the name of your own backend. On a machine without
+            an HPU, "hpu" casts the tensors of every device.
+        dtype: the dtype for ops of the lower list: ``torch.bfloat16`` or ``torch.float16``, or its name ("bf16"). The default is that of
+            the policy; for "cpu" and "cuda" without a policy it is ``torch.get_autocast_dtype(device_type)``. Another dtype triggers a
+            warning, and the region casts nothing.
         enabled: False switches autocast off inside.
-        cache_enabled: whether casts of weights are kept between calls; on unless the policy says otherwise.
-        policy: a ``Policy``, or the name or path of one. By default that of the device type: torch's own lists for "cpu" and "cuda",
-            "xpu" and "hpu-autocast" for these; a backend of your own has none.
+        cache_enabled: True keeps the casts of weights between calls. The default is that of the policy, which is True unless it sets
+            another value.
+        policy: a ``Policy``, or its name or path. The default depends on the device type: torch's own lists for "cpu" and "cuda", the
+            presets "xpu" and "hpu-autocast" for these two. Your own backend has no default.
 
     Raises:
-        ValueError: a device_type that is no string, or a policy that is none.
-        TypeError: a dtype that is none, or enabled or cache_enabled that are no bool.
-        RuntimeError: a device type that autocast is not for.
+        ValueError: device_type is not a string, or the policy does not exist or has an error in it.
+        TypeError: dtype is not a dtype, or enabled or cache_enabled is not a bool.
+        RuntimeError: autocast does not support the device type.
 
-    >>> with hmp.autocast("cpu", policy="hpu-autocast"):
-    ...     loss = loss_function(model(x), y)
+    Example:
+        >>> with hmp.autocast("cpu", policy="hpu-autocast"):
+        ...     loss = loss_function(model(x), y)
 
     See Also:
         convert, disable_casts, set_policies, Policy
@@ -78,12 +81,15 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
     @classmethod
     def current(cls) -> autocast:
-        """What is in force on this thread, for another one to be in: a new thread starts with autocast off (F142).
+        """Return what is in force on this thread, as a context manager for another thread.
 
-        >>> state = hmp.autocast.current()
-        >>> def work():
-        ...     with state:
-        ...         return model(x)
+        A new thread starts with autocast off (F142).
+
+        Example:
+            >>> state = hmp.autocast.current()
+            >>> def work():
+            ...     with state:
+            ...         return model(x)
         """
         state = cls.__new__(cls)
         state._region = _core.current_autocast()
@@ -92,7 +98,9 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not hasattr(self, "_made_of"):
-            raise TypeError("what hmp.autocast.current() gives belongs to this process: it is not copied or pickled")
+            raise TypeError(
+                "the result of hmp.autocast.current() belongs to this process and cannot be copied or pickled"
+            )
         *others, policy = self._made_of
         return functools.partial(autocast, *others, policy=policy), ()
 

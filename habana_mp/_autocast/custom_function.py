@@ -15,7 +15,23 @@ from habana_mp._autocast.devices import acts_on
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
 ) -> Callable[..., Any]:
-    """``torch.amp.custom_fwd``, for the forward of a ``torch.autograd.Function`` whose backward ``custom_bwd`` decorates (F150)."""
+    """Decorate the forward of a ``torch.autograd.Function``, as ``torch.amp.custom_fwd`` does. ``custom_bwd`` decorates its backward (F150).
+
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     @hmp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     @hmp.custom_bwd(device_type="cpu")
+        ...     def backward(ctx, grad):
+        ...         return 2 * grad
+        >>> with hmp.autocast("cpu"):
+        ...     Double.apply(x.bfloat16()).dtype
+        torch.float32
+    """
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
     if len(acts_on(device_type)) > 1:
@@ -47,7 +63,23 @@ def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | Non
 
 
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
-    """``torch.amp.custom_bwd`` that knows policies: backward runs under what the forward that ``custom_fwd`` decorates ran under (F151)."""
+    """Decorate the backward of a ``torch.autograd.Function``, as ``torch.amp.custom_bwd`` does, with policies.
+
+    The backward runs under the policy of its forward, which ``custom_fwd`` decorates (F151).
+
+    Example:
+        >>> class Negate(torch.autograd.Function):
+        ...     @staticmethod
+        ...     @hmp.custom_fwd(device_type="cpu")
+        ...     def forward(ctx, x):
+        ...         return -x
+        ...
+        ...     @staticmethod
+        ...     @hmp.custom_bwd(device_type="cpu")
+        ...     def backward(ctx, grad):
+        ...         return -grad
+        >>> Negate.apply(x.requires_grad_()).sum().backward()
+    """
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
     torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)

@@ -33,7 +33,7 @@ def checked_device(device_type: object) -> str:
 
 def default_policy(device: str) -> str:
     if device not in _PRESET_OF:
-        raise ValueError(f"no policy is known for {device!r}: give one, as policy='torch-cuda'")
+        raise ValueError(f"there is no default policy for {device!r}: pass one, such as policy='torch-cuda'")
     return _PRESET_OF[device]
 
 

@@ -44,7 +44,7 @@ def on_models_called(policy: Policy) -> Iterator[ModelsCalled]:
         stack.callback(models.leave)
         yield models
     if idle := [*lines_of(policy).idle(models.paths)]:
-        warn(f"{policy.name} has names for modules that no model which was called has:\n" + "\n".join(idle))
+        warn(f"{policy.name} names modules that none of the called models has:\n" + "\n".join(idle))
 
 
 class ModelsCalled:

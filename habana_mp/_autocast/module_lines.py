@@ -70,7 +70,7 @@ class ModuleLines:
             if line in self._named or file.startswith(str(SHIPPED)):
                 continue
             near = get_close_matches(modules, [path for path in paths if path], n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
             place = f"{file}:{number}: " if number else ""
             yield f"{place}{f'{entry} in {modules}'!r} names no module{hint}"
 

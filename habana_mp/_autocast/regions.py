@@ -35,13 +35,15 @@ def region_of(
     """What a region sets, and the name by which traced code finds it."""
     device = checked_device(device_type)
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
-        raise ValueError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+        raise ValueError(f"policy must be a Policy, the name of a preset or the path of a folder, not {policy!r}")
     if isinstance(dtype, str) and (named := dtype_named(dtype)) is not None:
         dtype = getattr(torch, named)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype is {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r} (a policy is given as policy=)")
+        raise TypeError(
+            f"dtype must be {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}. To pass a policy, use policy="
+        )
     if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
-        raise TypeError(f"enabled and cache_enabled are True or False, not {enabled!r} and {cache_enabled!r}")
+        raise TypeError(f"enabled and cache_enabled must be True or False, not {enabled!r} and {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
     if dtype is None:
         # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.

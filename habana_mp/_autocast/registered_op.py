@@ -22,44 +22,48 @@ from habana_mp._torch_private import run_while_traced
 
 
 def register_op(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Callable[..., Any]:
-    """Give a function that is not torch's a name in lists: a decorator, or a call whose result takes the function's place.
+    """Register your own function as an op that lists can name. Use it as a decorator, or call it and use the result in place of the function.
 
-    From then on a list may name it. Where the lower or the fp32 list does, its tensors are cast as those of torch's ops are, under
-    ``convert`` and in regions of ``autocast``, and what it calls is cast no more (D19). Where none does, it is called as it was written,
-    and the ops inside follow their own rules. The report, the log and ``explain`` know it by its name. Of a library's
-    function the result takes the place: ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``; a module that has
-    imported it before keeps the function as it was.
+    If the lower or the fp32 list names the op, its tensors are cast like those of torch's ops, under ``convert`` and in regions of
+    ``autocast``, and the ops that it calls are not cast again (D19). If no list names it, it runs as written, and the ops inside follow
+    their own rules. The report, the log and ``explain`` use its name. For a function of a library, assign the result:
+    ``flash_attn.flash_attn_func = hmp.register_op(flash_attn.flash_attn_func)``. A module that imported the function earlier keeps the
+    original.
 
     Args:
-        function: a Python function, or an op of ``torch.library`` (``torch.ops.mylib.attention``).
-        name: its name in lists, by default ``function.__name__``. Functions of one name share a rule.
+        function: a Python function, or an op of ``torch.library`` such as ``torch.ops.mylib.attention``.
+        name: its name in lists. The default is ``function.__name__``. Functions of the same name share a rule.
 
     Returns:
-        A callable with the same signature, also as a method.
+        A callable with the same signature, which also works as a method.
 
     Raises:
-        TypeError: ``function`` is not callable, or has no name and none is given.
-        ValueError: torch has an op of this name, or it is no name: letters, digits and _ are accepted.
+        TypeError: ``function`` is not callable, or it has no ``__name__`` and ``name`` is not given.
+        ValueError: torch has an op of this name, or the name has characters other than letters, digits and _.
 
-    >>> @hmp.register_op
-    ... def fused_mlp(x, w1, w2): ...
-    >>> policy = hmp.Policy.load("hmp").with_edits("+fused_mlp:lower")
+    Example:
+        >>> @hmp.register_op
+        ... def fused_mlp(x, w1, w2):
+        ...     return torch.relu(x @ w1) @ w2
+        >>> policy = hmp.Policy.load("hmp").with_edits("+fused_mlp:lower")
+        >>> policy.rule("fused_mlp").action
+        'lower'
     """
     if function is None:
         return functools.partial(register_op, name=name)
     if isinstance(function, RegisteredOp):
         function = function.original
     if isinstance(function, (staticmethod, classmethod)):
-        raise TypeError(f"register_op goes below @{type(function).__name__}, next to the function")
+        raise TypeError(f"write @register_op below @{type(function).__name__}, next to the function")
     if not callable(function) or isinstance(function, type):
         raise TypeError(f"register_op takes a function, not {function!r}")
     own = getattr(function, "__name__", None) if name is None else name
     if not isinstance(own, str):
-        raise TypeError(f"{function!r} has no __name__: give one as name=, a string")
+        raise TypeError(f"{function!r} has no __name__: pass a string as name=")
     if isinstance(function, PatchedOp) or own in names.torch_names():
-        raise ValueError(f"torch has an op {own!r}: lists name it already; give another name as name=")
+        raise ValueError(f"torch has an op {own!r}, so lists can name it already. Pass another name as name=")
     if not (own.isidentifier() and own.isascii()):
-        raise ValueError(f"{own!r} is no name of an op: letters, digits and _ are accepted")
+        raise ValueError(f"{own!r} is not a name of an op. Accepted are letters, digits and _")
     names.registered.add(own)
     return RegisteredOp(function, own)
 

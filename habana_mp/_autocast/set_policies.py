@@ -35,54 +35,60 @@ _map_tensors = SET_POLICIES.get("map_tensors")
 def set_policies(
     model: torch.nn.Module, policies: Mapping[str, Policy | str | os.PathLike[str]] | Policy | str | os.PathLike[str]
 ) -> PoliciesHandle:
-    """Give modules of a model policies of their own, which are in force inside them under ``convert`` and in regions of ``autocast``.
+    """Set policies of their own for modules of a model. They act inside the modules, under ``convert`` and in regions of ``autocast``.
+
+    A module inside a named module follows it, unless a name matches the inner module itself. Inside, the policy acts like one of
+    ``autocast``, in place of that of ``convert``. The low dtype is that of the region or of ``convert``.
 
     Args:
-        model: what it set before on its modules is removed.
-        policies: a policy, whose names that are limited to modules ("mul in *.rotary_emb") then hold in these modules of the model, and
-            in what is inside of them, with the other names of that policy; the rest of the model stays under the policy that is in force. A name for
-            modules that the model does not have triggers a warning. Or a mapping: by the path of a module as ``named_modules`` returns it ("" is the model), or a pattern of paths below the model:
-            ``*`` stands for any characters but a dot, ``**`` for any. An exact path wins over a pattern, a later pattern over an
-            earlier one; what none names stays under the policy that is in force. A module inside one that is named follows it, unless
-            it is named itself. The policy is a ``Policy``, the name or path of one, or "fp32": casts are off inside, and tensors
-            that come in in lower precision are cast to float32. The low dtype is that of the region, or of ``convert``. Inside, the policy
-            acts as one of ``autocast`` does, in place of that of ``convert``.
+        model: the model. Policies that an earlier call set on its modules are removed.
+        policies: a policy, or a mapping of modules to policies.
+
+            Of a policy, the names that are limited to modules ("mul in *.rotary_emb") apply inside these modules, together with the
+            other names of that policy. The rest of the model runs under the policy that is in force. If the model has none of the
+            modules, the name triggers a warning.
+
+            A mapping has paths of modules as ``named_modules`` returns them ("" is the model itself), or patterns of paths below the
+            model: ``*`` matches any characters but a dot, ``**`` matches any characters. An exact path takes precedence over a pattern,
+            and a later pattern over an earlier one. The values are a ``Policy``, its name or path, or "fp32". "fp32" switches casts off
+            inside and casts bfloat16 and float16 inputs of the module to float32.
 
     Returns:
-        A handle; its ``remove()`` takes the policies off the model again, and so does leaving it as a context manager.
+        A handle. Its ``remove()`` takes the policies off the model. As a context manager it does so at the end of the block.
 
     Raises:
-        TypeError: no module, or neither a policy nor a mapping of paths to policies.
-        ValueError: a path or pattern that no module has, or a policy that is none.
+        TypeError: model is not a module, or policies is neither a policy nor a mapping of paths to policies.
+        ValueError: no module has the path or matches the pattern, or a policy is not accepted.
 
-    >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")
-    >>> handle = hmp.set_policies(model, policy)
-    >>> with hmp.autocast("cpu", policy=policy):
-    ...     y = model(x)
+    Example:
+        >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")
+        >>> handle = hmp.set_policies(model, policy)
+        >>> with hmp.autocast("cpu", policy=policy):
+        ...     y = model(x)
 
-    >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": "hmp-o2"})
+        >>> handle = hmp.set_policies(model, {"encoder.layers.*.norm1": "fp32", "lm_head": "hmp-o2"})
 
     See Also:
         autocast, explain
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"set_policies is for a torch.nn.Module, not {model!r}")
+        raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
     if isinstance(policies, (Policy, str, os.PathLike)):
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
         lines = lines_of(policy)
         if not lines:
             raise ValueError(
-                f"{policy.name} has no names that are limited to modules; a mapping such as {{'encoder.*': policy}} says where a policy holds"
+                f"{policy.name} has no names that are limited to modules. To set it for some modules, pass a mapping such as {{'encoder.*': policy}}"
             )
         placed(policy)
         handle = put(model, chosen_by_lines(model, lines))
         if idle := [*lines.idle([path for path, _ in model.named_modules()])]:
-            warn(f"{policy.name} has names for modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
+            warn(f"{policy.name} names modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
         return handle
     if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
         raise TypeError(
-            f"policies is a policy, or maps paths of modules to policies, as {{'encoder.*': 'fp32'}}; it is {policies!r}"
+            f"policies must be a policy, or a mapping of paths of modules to policies such as {{'encoder.*': 'fp32'}}, not {policies!r}"
         )
     SET_POLICIES.need()
     return put(model, _chosen(model, {path: _value(path, policy) for path, policy in policies.items()}))
@@ -153,10 +159,10 @@ def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
     try:
         found = policy if isinstance(policy, Policy) else Policy.load(policy)
     except (TypeError, ValueError) as error:
-        raise ValueError(f'the policy of {path!r} is {policy!r}, which is not "fp32" and no policy: {error}') from None
+        raise ValueError(f'the policy for {path!r} must be "fp32" or a policy, not {policy!r}: {error}') from None
     if lines_of(found):
         raise ValueError(
-            f"the policy of {path!r} has names that are limited to modules itself: call set_policies(model, policy) with it, without a mapping"
+            f"the policy for {path!r} has names that are limited to modules. Pass such a policy without a mapping: set_policies(model, policy)"
         )
     return found
 
@@ -177,7 +183,7 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
             from difflib import get_close_matches
 
             near = get_close_matches(pattern, paths, n=3, cutoff=0.6)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
         chosen.update(dict.fromkeys(named, policies[pattern]))
     # Nobody calls a ModuleList: what is said of it is said of the modules in it, unless they are named themselves.

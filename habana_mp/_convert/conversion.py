@@ -42,35 +42,42 @@ def convert(
 ) -> Policy:
     """Run the ops of torch in mixed precision, in this process, from now on.
 
-    Every home of every op that the policy concerns (``torch.mm``, ``Tensor.mm``, ``a @ b``, ``F.linear``, ...) is patched with one
-    that casts its float32, bfloat16 and float16 tensors first. Modules, models and optimizers made before or after follow alike;
-    weights stay as they are and get gradients in their own dtype. A second call replaces the first (D7); ``revert`` undoes it. After an error what was in force before still is.
+    ``convert`` replaces each op that the policy concerns under every name that it has: ``torch.mm``, ``Tensor.mm``, ``a @ b``,
+    ``F.linear`` and so on. The new function casts the float32, bfloat16 and float16 tensors and then calls the op. It does not matter
+    whether you make the model and the optimizer before or after the call. Weights keep their dtype, and so do their gradients. A second
+    call replaces the first (D7), and ``revert`` undoes it. If ``convert`` raises, the conversion that was in force before stays.
 
     Args:
-        opt_level: "O1" runs ops by lists; "O2" runs GEMM and convolution ops in the lower precision and all others in float32 (D4).
-        bf16_file_path: a list of ops for the lower precision, one a line. ``None`` or "" is the built-in list (D2). A file whose
-            names all begin with + or - edits the built-in list (D21).
-        fp32_file_path: the same for float32.
-        isVerbose: write one line per call of a listed op to ``sys.stdout`` (F105 to F112). ``HABANA_MP_LOG`` wins over it.
-        fp16_file_path: the lower list where ``low_precision_type`` is ``torch.float16`` (D9).
-        low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or a name of one: "bfloat16", "bf16".
-        policy: a ``Policy``, or the name or path of one, in place of opt_level and the lists.
-        strict: raise for names that torch does not have; without it they trigger a warning (D22).
+        opt_level: "O1" runs ops by lists. "O2" runs GEMM and convolution ops in the lower precision and all others in float32 (D4).
+        bf16_file_path: the path of a list of ops for the lower precision, with one op per line. ``None`` or "" means the built-in
+            list (D2). A file whose names all begin with + or - edits the built-in list (D21).
+        fp32_file_path: the path of a list of ops for float32, in the same format.
+        isVerbose: write one line per call of a listed op to ``sys.stdout`` (F105 to F112). ``HABANA_MP_LOG`` takes precedence.
+        fp16_file_path: the path of the lower list if ``low_precision_type`` is ``torch.float16`` (D9).
+        low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or its name, such as "bfloat16" or "bf16".
+        policy: a ``Policy``, or its name or path. It replaces opt_level and the lists.
+        strict: raise ValueError for names that torch does not have. By default they trigger a warning (D22).
 
     Returns:
-        The policy now in force.
+        The policy that is now in force.
 
     Raises:
-        ValueError: an opt_level, dtype, list line or combination that is not accepted; the message says where and what is (D1, D9,
+        ValueError: an opt_level, dtype, list line or combination is not accepted. The message names it and what is accepted (D1, D9,
             D20 to D23).
-        OSError: a list that cannot be read (D24), or a log file that cannot be written.
-        TypeError: isVerbose that is neither True nor False.
+        OSError: a list cannot be read (D24), or the log file cannot be written.
+        TypeError: isVerbose is neither True nor False, or another argument has the wrong type.
+
+    Example:
+        >>> policy = hmp.convert(policy="balanced")
+        >>> model(x).dtype
+        torch.bfloat16
+        >>> hmp.revert()
 
     See Also:
         disable_casts, revert, explain, Policy
     """
     if isVerbose not in (True, False):
-        raise TypeError(f"isVerbose is True or False, not {isVerbose!r}")
+        raise TypeError(f"isVerbose must be True or False, not {isVerbose!r}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )
@@ -132,7 +139,16 @@ def end_cli_default() -> None:
 
 
 def revert() -> None:
-    """Undo ``convert``: every patched name is the very object that it was before (D7). Without a conversion it does nothing."""
+    """Undo ``convert``: every name in torch is again the same object as before (D7).
+
+    Without a conversion it does nothing.
+
+    Example:
+        >>> policy = hmp.convert()
+        >>> hmp.revert()
+        >>> hmp.is_converted()
+        False
+    """
     with _lock:
         if _core.conversion_patches.installed():
             try:
@@ -150,7 +166,12 @@ def revert() -> None:
 
 
 def is_converted() -> bool:
-    """Whether a conversion is in force in this process."""
+    """Return True if a conversion is in force in this process, else False.
+
+    Example:
+        >>> hmp.is_converted()
+        False
+    """
     return in_force.policy is not None
 
 

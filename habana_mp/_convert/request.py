@@ -24,22 +24,22 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
     level = opt_level.upper() if isinstance(opt_level, str) else opt_level
     if level not in ("O1", "O2"):
         raise ValueError(
-            f'opt_level is "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
+            f'opt_level must be "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
         )
     named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
     for name, path in named.items():
         if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
-            raise TypeError(f"{name} is the path of a list file, not {path!r}")
+            raise TypeError(f"{name} must be the path of a list file, not {path!r}")
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
-        raise TypeError(f"policy is a Policy, the name of a preset or the path of a folder, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, the name of a preset or the path of a folder, not {policy!r}")
     low = low_name(low_precision_type, "low_precision_type")
     if fp16_file_path and low == "bfloat16":
         raise ValueError(
-            f"fp16_file_path={os.fspath(fp16_file_path)!r} needs low_precision_type=torch.float16; for bfloat16 the list is bf16_file_path"
+            f"fp16_file_path={os.fspath(fp16_file_path)!r} needs low_precision_type=torch.float16. For bfloat16 use bf16_file_path"
         )
     if fp16_file_path and bf16_file_path:
         raise ValueError(
-            "both fp16_file_path and bf16_file_path are given: with low_precision_type=torch.float16 one of them is the lower list"
+            "fp16_file_path and bf16_file_path are both given. With low_precision_type=torch.float16 only one of them can be the lower list"
         )
     files = {name: os.fspath(path) for name, path in named.items() if path}
     named_files = ", ".join(f"{name}={path!r}" for name, path in files.items())
@@ -47,15 +47,15 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
     if policy is not None:
         if files or level == "O2":
             raise ValueError(
-                f"policy takes the place of opt_level and the list files: {named_files or 'opt_level O2'} cannot go with it; "
-                "Policy.from_files(..., base=) joins lists to a policy"
+                f"policy replaces opt_level and the list files and cannot be combined with {named_files or 'opt_level O2'}. "
+                "To change the lists of a policy, use Policy.from_files(..., base=)"
             )
         start = policy if isinstance(policy, Policy) else Policy.load(policy)
         # bfloat16 is the default of the argument; a policy of float16 keeps its own.
         return start if low == "bfloat16" else Policy(with_files(start, {}, low_precision_type, strict=strict))
     if level == "O2":
         if files:
-            warn(f"opt_level O2 has lists of its own: {named_files} is not read")
+            warn(f"opt_level O2 has its own lists and does not read {named_files}")
         return Policy(with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
     made = Policy.from_files(
         fp16_file_path or bf16_file_path, fp32_file_path, low_dtype=low_precision_type, strict=strict
@@ -71,5 +71,5 @@ def _check_whole_ops(policy: Policy) -> None:
         if other := fp32.get(whole_op(name)):
             raise ValueError(
                 f"{name!r} is in the lower list ({file}:{line}) and {other[0]!r} in the fp32 list ({other[1]}:{other[2]}); "
-                "convert takes an overload for the whole op, and an op can be in one of them only"
+                "for convert an overload means the whole op, and an op can be in only one of them"
             )

@@ -22,28 +22,30 @@ _MOST = 1000  # what Graphviz lays out in seconds
 def draw(
     what: Any, /, *args: Any, depth: int | None = None, report: CastReport | None = None, **kwargs: Any
 ) -> Drawing:
-    """Draw the autograd graph of outputs, or of a call of a model: its ops and casts, coloured by the precision of their results.
+    """Draw the autograd graph of outputs, or of a call of a model. Colours show the precision of the results of its ops and casts.
 
-    An op has the list and the line that decided it.
+    Each op has the list and the line that decided its precision.
 
     Args:
-        what: a tensor that has a graph, or tuples, lists and dicts of such; or a ``torch.nn.Module``, which is called in the mode that
-            it is in, under the conversion or the regions that are on. Every call of a module inside it has a frame of its own.
-        *args: what the module is called with. It is given copies that need gradients, and its frozen weights need them while it
-            runs: so their casts are in the graph too.
-        **kwargs: the same.
-        depth: how many levels of modules are open. One that is deeper is folded into a node, which shows how many ops and casts it
-            has. 0 folds the model itself. By default all that a picture of 80 nodes has room for.
-        report: a report with ``values`` of a step of the same model: ops and folded modules are coloured by their share of the error.
+        what: a tensor with a graph, or tuples, lists and dicts of such tensors; or a ``torch.nn.Module``. ``draw`` calls the module in
+            its current mode, under the conversion or the regions that are on, and draws a frame around each call of a module inside it.
+        *args: the arguments of the module. ``draw`` passes copies that require gradients, and its frozen weights require them while it
+            runs, so that the graph has all casts.
+        **kwargs: the keyword arguments of the module.
+        depth: how many levels of modules are open. A deeper module is one node, which shows how many ops and casts it has. 0 makes the
+            model itself one node. The default opens as many levels as a picture of 80 nodes has room for.
+        report: a report with ``values`` of a step of the same model. Colours then show the share of the error of ops and modules.
 
     Returns:
-        A ``Drawing``: Jupyter shows it, its ``save`` writes SVG or PNG, ``nodes`` are what is in it.
+        A ``Drawing``. Jupyter shows it, ``save`` writes SVG or PNG, and ``nodes`` has its nodes.
 
     Raises:
-        TypeError: neither a module nor tensors; arguments, ``depth`` or ``report`` without a module; no report.
-        ValueError: no output has a graph, as under ``torch.no_grad``; more than 1,000 nodes.
+        TypeError: ``what`` is neither a module nor has tensors; arguments, ``depth`` or ``report`` are given without a module;
+            ``report`` is not a report.
+        ValueError: no output has a graph, as under ``torch.no_grad``; or the picture has more than 1,000 nodes.
 
-    >>> hmp.draw(model, x).save("model.svg")
+    Example:
+        >>> hmp.draw(model, x).save("model.svg")
 
     See Also:
         explain
@@ -53,23 +55,23 @@ def draw(
     from habana_mp._draw.picture import picture
 
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
-        raise ValueError(f"depth is how many levels of modules are open, 0 or more, not {depth!r}")
+        raise ValueError(f"depth must be a number of levels of modules, 0 or more, not {depth!r}")
     if report is not None and not isinstance(report, CastReport):
-        raise TypeError(f"report is an hmp.CastReport with values, not {report!r}")
+        raise TypeError(f"report must be an hmp.CastReport with values, not {report!r}")
     DRAW.need()
     if isinstance(what, torch.nn.Module):
         calls = run(what, args, kwargs)
         outputs = _outputs(calls.output, f"what {type(what).__name__} returned")
     elif args or kwargs or depth is not None or report is not None:
-        raise TypeError(f"arguments, depth and report go with a torch.nn.Module, not with a {type(what).__name__}")
+        raise TypeError(f"arguments, depth and report need a torch.nn.Module, not a {type(what).__name__}")
     else:
         calls = ModuleCalls()
         outputs = _outputs(what, "what draw was given")
     graph = Graph(outputs, calls, {} if report is None else report.error_shares())
     nodes, edges = graph.readable() if depth is None else graph.folded(depth)
     if len(nodes) > _MOST:
-        way = "take a smaller depth" if calls.calls else "hmp.draw(model, x) folds the modules of a model"
-        raise ValueError(f"the picture would have {len(nodes):,} nodes, and {_MOST:,} are the most: {way}")
+        way = "Use a smaller depth" if calls.calls else "Use hmp.draw(model, x), which folds the modules of a model"
+        raise ValueError(f"the picture would have {len(nodes):,} nodes, and at most {_MOST:,} are possible. {way}")
     return picture(nodes, edges)
 
 
@@ -78,12 +80,12 @@ def _outputs(found: Any, what: str) -> dict[str, torch.Tensor]:
     tensors = [(path, leaf) for path, leaf in DRAW.leaves(found)[0] if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise TypeError(
-            f"draw takes a torch.nn.Module, or what has a tensor in it; {what} is of {type(found).__name__} and has none"
+            f"draw takes a torch.nn.Module, or tensors in tuples, lists and dicts; {what} is a {type(found).__name__} without a tensor"
         )
     named = {f"output{DRAW.path_text(path)}": tensor for path, tensor in tensors if tensor.requires_grad}
     if not named:
         raise ValueError(
             f"no tensor in {what} has a graph: it was made under torch.no_grad or torch.inference_mode, was detached, or "
-            "came from nothing that needs a gradient"
+            "nothing that it came from requires a gradient"
         )
     return named

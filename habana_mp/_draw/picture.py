@@ -97,7 +97,7 @@ class Drawing:
         """
         form = Path(path).suffix.lower().removeprefix(".")
         if form not in {"svg", "png"}:
-            raise ValueError(f"{os.fspath(path)!r}: a drawing is saved as .svg or .png")
+            raise ValueError(f"{os.fspath(path)!r}: the name of a drawing must end in .svg or .png")
         Path(path).write_bytes(self._rendered(form))
 
     def __repr__(self) -> str:

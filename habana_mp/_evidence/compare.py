@@ -30,36 +30,39 @@ _Named = Policy | str | os.PathLike[str]
 def compare(
     step: Callable[[], Any], a: _Named | Callable[[], Any] | None = None, b: _Named | None = None
 ) -> Comparison:
-    """Run a step under two policies and say where the numbers differ; or run two steps and prove that they give the same bits.
+    """Run a step under two policies and show where the numbers differ; or run two steps and check that they give the same bits.
 
-    Calls of the two runs are paired by module, op and order. Of each pair the results are compared. Where they differ the op is run once more,
-    on the inputs of run b and in the dtypes of run a: that shows what the op makes itself, and what it passes on. A backward pass
-    in the step says which op changes the loss. Each step runs once. Weights, buffers, gradients, optimizers and random
-    numbers are put back after each run.
+    The calls of the two runs are paired by module, op and order, and their results are compared. If they differ, the op runs once more, on
+    the inputs of run b and in the dtypes of run a. This separates the difference that the op makes from the one that it passes on. With a
+    backward pass in the step, the comparison shows which op changes the loss. Each step runs once. After each run, weights, buffers,
+    gradients, optimizers and random numbers are restored.
 
     Args:
-        step: what to run: a function without arguments. Return what is to be compared at the end too, such as logits.
-        a: the policy of the first run, or None for plain PyTorch, without casts. Or another step: then both run under what is in force.
+        step: a function without arguments. Return the values to compare at the end, such as logits.
+        a: the policy of the first run: a ``Policy``, its name or path, or None for plain PyTorch without casts. Or a second step: then
+            both steps run under the policy in force.
         b: the policy of the second run, or None.
 
     Raises:
-        TypeError: ``step`` is not callable, or a policy is none.
-        ValueError: a policy has no such name.
-        RuntimeError: another comparison or search is running, a report measures values, or ``convert`` is in force beside policies.
+        TypeError: ``step`` is not callable, or a policy has a wrong type.
+        ValueError: there is no such policy.
+        RuntimeError: another comparison or search is running, a report measures values, or a conversion is in force and policies are
+            given.
         BaseException: what the steps raise.
 
-    >>> found = hmp.compare(lambda: model(x), None, "hmp")
-    >>> found.same
-    False
+    Example:
+        >>> found = hmp.compare(lambda: model(x), None, "hmp")
+        >>> found.same
+        False
 
     See Also:
         report, find_nonfinite, set_policies
     """
     if not callable(step):
-        raise TypeError(f"compare runs a step, a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {step!r}")
     if callable(a) and not isinstance(a, Policy):
         if b is not None:
-            raise TypeError("two steps run under what is in force, so compare takes no policy beside them")
+            raise TypeError("compare runs two steps under the policy in force, so a policy cannot be given as well")
         return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()))
     check_no_conversion("compare")
     policies = [_policy(each) for each in (a, b)]
@@ -106,7 +109,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
     # Before anything is noted: what is noted is put back.
     if running := _core.probe_name():
         inside = (
-            "runs already: one step is looked at at a time"
+            "is running already. Only one can run at a time"
             if running == "compare"
             else f"does not run inside of {running}"
         )
@@ -137,7 +140,7 @@ def check_no_conversion(name: str) -> None:
     """Its casts would come before those of the policies that the step is to run under."""
     if in_force.policy is not None:
         raise RuntimeError(
-            f"{name} runs the step under policies of its own, and a conversion is in force: call hmp.revert() before"
+            f"{name} runs the step under its own policies, but a conversion is in force. Call hmp.revert() first"
         )
 
 
@@ -158,7 +161,7 @@ def _policy(named: object) -> Policy | None:
         return named
     if isinstance(named, (str, os.PathLike)):
         return load_kept(named)
-    raise TypeError(f"a policy is a Policy, the name of a preset, the path of a folder or None, not {named!r}")
+    raise TypeError(f"a policy must be a Policy, the name of a preset, the path of a folder or None, not {named!r}")
 
 
 @contextmanager

@@ -19,14 +19,30 @@ _MOST_NAMES = 6
 
 @dataclass(frozen=True)
 class Difference:
-    """The calls of an op in a module that differ between two runs, a and b.
+    """The calls of an op in a module that differ between run a and run b.
 
-    ``kind`` says why: "precision" (another dtype), "given" (a weight, an input or a constant is another one), "result" (from the same, in
-    the same dtypes), "passed on" (by what the op was given: it makes none itself), "only in a" and "only in b", and of ``first`` also
-    "written" (no call has made the difference: something wrote to the memory between two calls). ``made`` is what the op
-    makes itself, from the same inputs, and ``total`` how far its results are from those of the other run, both as parts of the size of
-    the results, the largest of all calls; None where it is not known. ``loss_change`` is the change of the loss that it
-    makes, to first order, ``share`` its part of all such changes, 0 without a backward pass.
+    Attributes:
+        op: the op.
+        module: the module that called it.
+        phase: "forward" or "backward".
+        kind: the reason. "precision": another dtype. "given": another weight, input or constant. "result": another result from the same
+            inputs in the same dtypes. "passed on": the inputs differ, and the op adds nothing. "only in a", "only in b": one run alone
+            calls it. ``Comparison.first`` may also have "written": something other than an op wrote to the memory between two calls.
+        calls: how many calls differ.
+        made: the difference that the op makes from the same inputs, relative to the size of its results; the largest of all calls. None
+            if it is not known.
+        total: the difference of its results between the two runs, in the same unit.
+        loss_change: the change of the loss that it makes, to first order.
+        share: its part of all such changes; 0 without a backward pass.
+        inner: the op that torch called inside it.
+        runs_in: the dtypes in which it ran, in run a and in run b.
+        rules: its rules, in run a and in run b.
+        source: the line that called it.
+
+    Example:
+        >>> found = hmp.compare(lambda: model(x), None, "balanced")
+        >>> found.first.runs_in
+        ('float32', 'bfloat16')
     """
 
     op: str
@@ -50,7 +66,7 @@ class Difference:
 
     @property
     def why(self) -> str:
-        """The kind, in words."""
+        """The kind as text, with the dtypes and rules."""
         if self.kind == "precision":
             reasons = [
                 f"{run} {dtype}{f' ({rule})' if rule else ''}"
@@ -60,7 +76,7 @@ class Difference:
         return {
             "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
             "result": "other numbers from the same inputs in the same dtypes",
-            "written": "what it was given has been written to by something that is no op of torch",
+            "written": "something that is not an op of torch has written to its inputs",
             "passed on": "passed on from calls before it",
             "only in a": "run a alone calls it",
             "only in b": "run b alone calls it",
@@ -69,13 +85,25 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs of a step, or of two, beside each other. ``str`` and ``to_html`` show it.
+    """The result of ``compare``: run a and run b side by side. ``print`` and ``to_html`` show it.
 
-    ``rows`` are the differences in the order in which they first appear, ``first`` is the first of them, and ``worst`` the one that makes
-    the most: by ``share`` where a backward pass ran, else by ``made``. Both are None where the runs are the ``same``: every
-    call has the same numbers, and the results and the gradients too. ``losses`` are those that a backward pass
-    began with, ``gradient_error`` is how far the gradients of b are from those of a, ``result_error`` the same of what the steps returned; None where there are
-    none, or they have other sizes. ``calls`` is how many of b were compared, ``lost`` how many were not.
+    Attributes:
+        names: the names of run a and run b.
+        same: True if every call, the results and the gradients have the same numbers.
+        first: the first difference, or None if the runs are the same.
+        worst: the largest difference, or None: by ``share`` if a backward pass ran, else by ``made``.
+        rows: the differences, in the order in which they first appear.
+        losses: the losses of run a and of run b, with which their backward passes began.
+        gradient_error: the difference of the gradients of run b from those of run a, relative to their size; None without gradients.
+        result_error: the same for the results of the steps; None without results or if their sizes differ.
+        calls: how many calls of run b were compared.
+        lost: how many calls were not compared.
+        notes: remarks, such as calls that could not be compared.
+
+    Example:
+        >>> found = hmp.compare(lambda: model(x), None, "balanced")
+        >>> found.first.kind
+        'precision'
     """
 
     names: tuple[str, str]
@@ -91,10 +119,10 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
     def assert_same(self) -> None:
-        """For tests.
+        """Raise if the runs differ. For tests.
 
         Raises:
-            AssertionError: the runs differ; the message names the first op that does.
+            AssertionError: the runs differ. The message names the first op that does.
         """
         if not self.same:
             raise AssertionError(str(self))
@@ -113,7 +141,7 @@ class Comparison:
         return "\n".join(lines)
 
     def makers(self) -> tuple[Difference, ...]:
-        """The rows that make a difference, or have no counterpart: those that make most first."""
+        """Return the rows that make a difference or have no counterpart, the largest first."""
         made = [row for row in self.rows if row.kind != "passed on"]
         return tuple(sorted(made, key=lambda row: (-row.share, -_size(row.made))))
 
@@ -161,12 +189,15 @@ class Comparison:
             yield f"results differ by {_part(self.result_error)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values; numbers that are not finite are None."""
+        """Return the comparison as plain values. Numbers that are not finite are None."""
         values: dict[str, Any] = _plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
         return values
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """``to_dict`` as JSON text, which is also written to ``path`` if that is given.
+        """Return ``to_dict`` as JSON text.
+
+        Args:
+            path: a file that gets the text, too.
 
         Raises:
             OSError: the file cannot be written.
@@ -174,7 +205,10 @@ class Comparison:
         return _written(json.dumps(self.to_dict(), indent=1), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """One HTML page that needs no network, which is also written to ``path`` if that is given.
+        """Return one HTML page that needs no network.
+
+        Args:
+            path: a file that gets the page, too.
 
         Raises:
             OSError: the file cannot be written.

@@ -34,13 +34,26 @@ class GivenTensor:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """What ``find_nonfinite`` found; ``str`` of it is for people.
+    """The result of ``find_nonfinite``. ``print`` shows it.
 
-    ``op`` is the op as lists name it, and ``inner`` what torch called inside it, or "cast", where the dtype that an argument is cast to
-    does not hold its numbers. ``module``, ``rule``, ``policy`` and ``source`` are those
-    of its row in a report. ``phase`` is "forward" or "backward", where ``op`` is the op whose backward it is. ``kind`` is "nan" or "inf",
-    ``dtype`` that of the result, ``given`` the first floating tensors that it was given. ``edit`` keeps the op in float32 and so mends
-    it; it is None where float32 is not finite either.
+    Attributes:
+        op: the op, as lists name it.
+        module: the module that called it.
+        phase: "forward", or "backward" if the backward pass of the op made the value.
+        source: the line that called it.
+        rule: its rule, as in a row of a report.
+        policy: its policy.
+        inner: the op that torch called inside it, or "cast" if the dtype of a cast cannot hold the numbers of an argument.
+        kind: "nan" or "inf".
+        dtype: the dtype of the result.
+        given: the first floating tensors among its arguments.
+        edit: the edit that keeps the op in float32 and so fixes it; None if float32 is not finite either.
+
+    Example:
+        >>> with hmp.autocast("cpu", dtype=torch.float16, policy="hmp"):
+        ...     found = hmp.find_nonfinite(lambda: torch.full((4, 4), 3e4) @ torch.ones(4, 4))
+        >>> found.op, found.kind, found.edit
+        ('matmul', 'inf', '+matmul:fp32')
     """
 
     op: str
@@ -78,29 +91,30 @@ _INSIDE = {"cast": "the cast of what it is given"}
 
 
 def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
-    """Run a step and return the op in it that first made a NaN or an infinity from finite numbers, or None.
+    """Run a step and return the op that first made a NaN or an infinity from finite numbers, or None.
 
-    What is not finite is followed from op to op. Only what reaches a gradient of a weight, a weight, a number that leaves torch
-    (``loss.item()``) or what the step returns counts, so masks of -inf and logs of zeros that are masked afterwards do not. A step that
-    has none of these is judged by what is left in memory at its end. Every op is looked at, so a step takes about two and a half times as long.
+    The search follows the values that are not finite from op to op. They count only if they reach a gradient of a weight, a weight, a
+    number that leaves torch (``loss.item()``), or the result of the step. Masks of -inf, and logs of zeros that are masked later, do not
+    count. If a step has none of these, the tensors that are in memory at its end count. A step takes about two and a half times as long.
 
     Args:
-        step: what to run, under whatever policy is in force: it may call ``backward`` and an optimizer.
+        step: a function without arguments. It runs under the policy in force, and it may call ``backward`` and an optimizer.
 
     Raises:
         TypeError: ``step`` is not callable.
         RuntimeError: another search is running, or a report measures values.
         BaseException: what the step raises.
 
-    >>> found = hmp.find_nonfinite(lambda: model(x).float().mean().backward())
-    >>> print(found)
-    None
+    Example:
+        >>> found = hmp.find_nonfinite(lambda: model(x).float().mean().backward())
+        >>> print(found)
+        None
 
     See Also:
         report
     """
     if not callable(step):
-        raise TypeError(f"find_nonfinite runs a step, a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {step!r}")
     with CastReport():
         returned: list[torch.Tensor] = []
         _core.start_finding()

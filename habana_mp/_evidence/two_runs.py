@@ -97,13 +97,13 @@ class TwoRuns:
 
     def _ends(self, matched: int) -> tuple[list[str], float | None]:
         """What keeps the runs from being proved the same beside their calls, and how far their results are apart."""
-        notes = [] if matched else ["No call of one run is a call of the other."]
+        notes = [] if matched else ["The two runs have no call in common."]
         in_a, in_b, error, _ = self._returned
         if in_a and in_b and math.isnan(error):
-            notes.append("What the steps return has other sizes, and is not compared.")
+            notes.append("The results of the steps have different sizes and are not compared.")
         if lost := self.a.lost + self.b.lost:
             notes.append(
-                f"{counted(lost, 'call')} could not be compared: the first 65,536 of a run are, where their numbers can be read."
+                f"{counted(lost, 'call')} could not be compared. compare covers the first 65,536 calls of a run whose numbers can be read."
             )
         if unseen := sum(not each.seen for each in self._compared):
             notes.append(

@@ -26,10 +26,22 @@ from habana_mp._torch_private import CPU
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``explain`` returns; ``str`` of it is for people.
+    """The result of ``explain`` for one op. ``print`` shows it.
 
-    ``homes`` maps each name through which Python reaches the op to what happens to calls by it: an alias that a list names has a rule
-    of its own. ``in_force`` is false where this is only what the policy would do: nothing is converted, or ``disable_casts`` is on.
+    Attributes:
+        op: the op.
+        rule: the rule, and the line of the list that decides.
+        policy: the policy.
+        in_force: False if nothing is converted or ``disable_casts`` is on; the explanation then shows what the policy would do.
+        state: the same as text.
+        homes: what happens to calls by each Python name of the op. An alias that a list names has a rule of its own.
+        arguments: what happens to the arguments.
+        notes: remarks, such as another rule inside some modules.
+
+    Example:
+        >>> why = hmp.explain("softmax", policy="torch-cuda")
+        >>> why.rule.action
+        'fp32'
     """
 
     op: str
@@ -65,7 +77,13 @@ class Explanation:
 
 
 class Explanations(tuple[Explanation, ...]):
-    """Several of them; ``str`` of it has a line for each."""
+    """The result of ``explain`` for several ops. ``print`` shows one line for each.
+
+    Example:
+        >>> several = hmp.explain("mm", "softmax", policy="torch-cuda")
+        >>> [each.rule.action for each in several]
+        ['lower', 'fp32']
+    """
 
     __slots__ = ()
 
@@ -98,30 +116,36 @@ def explain(
     policy: Policy | str | os.PathLike[str] | None = None,
     module: torch.nn.Module | None = None,
 ) -> Explanation | Explanations:
-    """Return which rule applies to an op, and why; of several ops an ``Explanations``.
+    """Return which rule applies to an op, and why.
 
     Args:
-        op: any name of an op: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve", "pow.Tensor_Scalar". A
-            class of torch.nn, or its name ("nn.MultiheadAttention"), stands for the ops that it calls, and a part of a name ("attention") for
-            the ops that compute and have it in their names.
-        more: others.
-        policy: ask this policy, or the preset or folder of this name; by default the one in force, of a region of autocast before that
-            of convert; where none is, the one of a plain ``convert()``.
-        module: ask for calls inside this module of a model that ``set_policies`` was called on.
+        op: any name of an op: "layer_norm", "torch.nn.functional.layer_norm", "Tensor.__matmul__", "linalg_solve",
+            "pow.Tensor_Scalar". A class of torch.nn, or its name ("nn.MultiheadAttention"), means the ops that it calls. A part of a name
+            ("attention") means all computing ops that have it in their names.
+        more: more names.
+        policy: the policy to ask: a ``Policy``, or its name or path. The default is the policy in force, that of a region of autocast
+            before that of ``convert``, and else that of a plain ``convert()``.
+        module: a module of a model that ``set_policies`` was called on. The explanation is for calls inside it.
+
+    Returns:
+        An ``Explanation`` of one op, or ``Explanations`` of several.
 
     Raises:
-        TypeError: ``op`` is no name, ``policy`` no policy or ``module`` no module.
-        ValueError: no op of the installed torch has such a name; the message has the nearest ones.
+        TypeError: ``op`` is not a name, ``policy`` not a policy, or ``module`` not a module.
+        ValueError: the installed torch has no op of this name. The message has the nearest names.
 
-    >>> print(hmp.explain("layer_norm"))
-    >>> print(hmp.explain("softmax", "nn.MultiheadAttention"))
+    Example:
+        >>> print(hmp.explain("layer_norm"))
+        >>> print(hmp.explain("softmax", "nn.MultiheadAttention"))
     """
     ops = (op, *more)
     for each in ops:
         if not isinstance(each, str) and not (isinstance(each, type) and issubclass(each, torch.nn.Module)):
-            raise TypeError(f"explain takes the name of an op, as 'layer_norm', or a class of torch.nn, not {each!r}")
+            raise TypeError(
+                f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {each!r}"
+            )
     if module is not None and not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module is a torch.nn.Module, not {module!r}")
+        raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
     asked, state, dispatched = _asked(policy, module)
@@ -275,7 +299,7 @@ def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
         return ()
     low = str(policy.low_dtype).removeprefix("torch.")
     return (
-        f"where the device has no {low} kernel of it, the call runs in float32 and the report says: no {low} kernel",
+        f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel",
     )
 
 

@@ -52,7 +52,7 @@ def _integer(variable: str, argument: str, value: int | None, default: int) -> i
     try:
         return default if text is None else int(text)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}={text!r} is no integer") from None
+        raise ValueError(f"{name}={text!r} is not an integer") from None
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -65,8 +65,8 @@ def _not_here(module: str, name: str) -> str:
     if reason := contents.refusal(full):
         return f"habana_mp.gaudi has no '{full}': {reason}"
     near = contents.nearest(module, name)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"dir({module}) lists what there is"
-    return f"habana_mp.gaudi has no '{full}', and the real one is not installed; {hint}"
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"dir({module}) lists what there is"
+    return f"habana_mp.gaudi has no '{full}', and the real one is not installed. {hint}"
 
 
 def _importing() -> FrameType | None:

@@ -31,7 +31,7 @@ FLAGS = (
     Flag(
         _MODULES,
         "bits of the modules that log; default: all",
-        "0x2 (ops) is the cast log; 0x80 (CPU fallback) has nothing to tell",
+        "0x2 (ops) is the cast log; 0x80 (CPU fallback) has no lines",
     ),
     Flag(
         _LEVELS,
@@ -86,4 +86,4 @@ def _mask(name: str, default: int) -> int:
     try:
         return int(value, 0)
     except ValueError:
-        raise ValueError(f"{name}={value!r} is no number such as 8 or 0x80") from None
+        raise ValueError(f"{name}={value!r} is not a number such as 8 or 0x80") from None

@@ -23,21 +23,21 @@ class Switch(NamedTuple):
     returns: Any = None
 
 
-_PERMUTES = "tells whether the device permutes the weights of convolutions; scripts do it where not"
+_PERMUTES = "returns whether the device permutes the weights of convolutions; if not, scripts do it"
 _DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
 
 SWITCHES = (
     Switch("core", "mark_step", "runs the operations gathered so far"),
     Switch("core", "enable remove_inplace_ops", "makes TorchScript graphs ready for the device"),
     Switch("core", "hpu_set_env hpu_set_inference_env hpu_inference_set_env", "prepares for inference", FIRST),
-    Switch("core", "hpu_initialize hpu_inference_initialize", "takes parameters for constants in graphs", FIRST),
+    Switch("core", "hpu_initialize hpu_inference_initialize", "treats parameters as constants in graphs", FIRST),
     Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"),
     Switch("core", "is_enabled_weight_permute_pass", _PERMUTES, True),
     Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "switches passes over graphs on or off"),
     Switch(
         "core.quantization",
         "_mark_params_as_const _check_params_as_const",
-        "takes parameters for constants in graphs",
+        "treats parameters as constants in graphs",
     ),
     Switch(
         "core.quantization",
@@ -48,7 +48,7 @@ SWITCHES = (
     Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
     Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "lets graphs take tensors of any shape"),
     Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
-    Switch("hpu", "enable_quantization disable_quantization", "has quantized graphs run"),
+    Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
     Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
     Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", contextlib.nullcontext()),
     Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
@@ -56,7 +56,7 @@ SWITCHES = (
     Switch(
         "utils.internal",
         "is_lazy",
-        "tells whether operations are gathered into graphs",
+        "returns whether operations are gathered into graphs",
         False,
     ),
     Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),

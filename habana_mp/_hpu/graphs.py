@@ -146,7 +146,7 @@ class HPUGraph:
             RuntimeError: a graph records on this thread already.
         """
         if _on_this_thread.graph is not None or self._recorder is not None:
-            raise RuntimeError("capture_begin: a graph records already")
+            raise RuntimeError("capture_begin: a graph is recording already")
         self._calls.clear()
         self._in_inference_mode = torch.is_inference_mode_enabled()
         recorder = _recorder_class()(self._calls)
@@ -172,7 +172,7 @@ class HPUGraph:
                 ``x[x > 0]`` may have.
         """
         if self._recorder is not None or not self._calls:
-            raise RuntimeError("replay needs what capture_begin and capture_end have recorded")
+            raise RuntimeError("replay needs a graph that capture_begin and capture_end recorded")
         with torch.inference_mode(self._in_inference_mode), contextlib.ExitStack() as stack:
             # They were recorded with their casts.
             for device in {"cpu", _core.hpu_mapped_to() or "cpu"}:

@@ -103,7 +103,7 @@ def is_real() -> bool:
 
 def _check(device: object) -> None:
     if not isinstance(device, str) or ":" in device or device in torch_hpu.NAMES:
-        raise ValueError(f'"hpu" stands for a device type such as "cpu" or "cuda", not for {device!r}')
+        raise ValueError(f'the device for "hpu" must be a device type such as "cpu" or "cuda", not {device!r}')
     try:
         torch.device(device)
     except RuntimeError:

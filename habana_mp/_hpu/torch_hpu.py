@@ -31,7 +31,7 @@ NAMES = ("hpu", "habana")
 def _mapped_to() -> str:
     device = _core.hpu_mapped_to()
     if device is None:
-        raise RuntimeError('"hpu" stands for no other device any more')
+        raise RuntimeError('"hpu" is no longer a name of another device')
     return device
 
 
@@ -326,7 +326,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(module, name)
     except AttributeError:
         raise AttributeError(
-            f"torch.hpu.{name}: hpu stands for {device} here, and torch.{device} has no {name!r}"
+            f"torch.hpu.{name}: hpu is a name of {device} here, and torch.{device} has no {name!r}"
         ) from None
     if not isinstance(value, types.FunctionType):
         return value

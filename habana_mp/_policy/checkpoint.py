@@ -14,15 +14,22 @@ _KEYS = ("policy", "hash")
 
 
 class PolicyState:
-    """A policy for a checkpoint: its text and its hash as a state dict, compared when the checkpoint is loaded.
+    """A policy for a checkpoint: its text and its hash as a state dict. Loading a checkpoint compares the two policies.
 
-    The state dict holds two strings, so ``torch.load(..., weights_only=True)`` reads it, and ``torch.distributed.checkpoint`` saves the
-    object as it is. Loading changes nothing. A checkpoint of another policy triggers a warning with the ops that moved, and is no
-    error: the weights in it are as good under any policy, and to go on under another one may be what is wanted.
+    The state dict holds two strings, so ``torch.load(..., weights_only=True)`` reads it, and ``torch.distributed.checkpoint`` can save the
+    object. Loading does not change the policy in force. If the checkpoint has another policy, one warning lists the ops that differ. This
+    is not an error, because weights are valid under any policy.
 
-    >>> policy = hmp.PolicyState(hmp.convert())
-    >>> torch.save({"model": model.state_dict(), "policy": policy.state_dict()}, "checkpoint.pt")
-    >>> policy.load_state_dict(torch.load("checkpoint.pt")["policy"])
+    Args:
+        policy: a ``Policy``, or its name or path.
+
+    Raises:
+        ValueError: there is no such policy.
+
+    Example:
+        >>> state = hmp.PolicyState("balanced")
+        >>> torch.save({"model": model.state_dict(), "policy": state.state_dict()}, "checkpoint.pt")
+        >>> state.load_state_dict(torch.load("checkpoint.pt")["policy"])
 
     See Also:
         Policy, convert
@@ -32,18 +39,18 @@ class PolicyState:
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
 
     def state_dict(self) -> dict[str, str]:
-        """The policy's text ("policy") and its hash ("hash", 16 hexadecimal digits)."""
+        """Return the policy's text ("policy") and its hash ("hash", 16 hexadecimal digits)."""
         return {"policy": str(self.policy), "hash": f"{hash(self.policy) & (1 << 64) - 1:016x}"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Compare with what a checkpoint holds; a difference is one warning.
+        """Compare the policy with that of a checkpoint, and warn once if they differ.
 
         Raises:
-            ValueError: not what ``state_dict`` gave.
+            ValueError: the argument is not a result of ``state_dict``.
         """
         if not isinstance(state_dict, Mapping) or not all(isinstance(state_dict.get(key), str) for key in _KEYS):
             raise ValueError(
-                f"a policy in a checkpoint is a dict with the strings policy and hash, not {state_dict!r:.80}"
+                f"a policy in a checkpoint must be a dict with the strings policy and hash, not {state_dict!r:.80}"
             )
         if state_dict["hash"] == self.state_dict()["hash"]:
             return
@@ -51,10 +58,10 @@ class PolicyState:
         try:
             saved = Policy.load(text)
         except (ValueError, OSError) as error:
-            warn(f"the policy of the checkpoint cannot be read, and is not compared with {self.policy.name!r}: {error}")
+            warn(f"cannot read the policy of the checkpoint, so it is not compared with {self.policy.name!r}: {error}")
             return
         if difference := PolicyDiff.between(saved, self.policy):
             lines = "".join(f"\n  {line}" for line in str(difference).splitlines())
             warn(
-                f"the checkpoint was made under the policy {saved.name!r}, and {self.policy.name!r} is another:{lines}"
+                f"the checkpoint was made under the policy {saved.name!r}, which differs from {self.policy.name!r}:{lines}"
             )

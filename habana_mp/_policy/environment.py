@@ -67,11 +67,11 @@ def read_environment() -> None:
     for title, (variable, path, content) in asked.items():
         found = content if isinstance(content, str) else _parsed(content, path)
         if isinstance(found, str):
-            warn(f"{variable}={path!r} is not used, the default list of {_HPU} stays: {found}")
+            warn(f"{variable}={path!r} is not used. The default list of {_HPU} stays: {found}")
         else:
             files[title] = found
     if files:
         try:
             replace_preset(_HPU, Policy(with_files(Policy.load(_HPU), files, None, strict=False)))
         except ValueError as error:
-            warn(f"the lists of the environment are not used, those of {_HPU} stay: {error}")
+            warn(f"the lists of the environment are not used. Those of {_HPU} stay: {error}")

@@ -37,7 +37,7 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     for file in files.values():
         if file.edits:
             raise ValueError(
-                f"{file.path}: names that begin with + or - edit a default list; the list of a policy has none"
+                f"{file.path}: names that begin with + or - edit another list, and a list of a policy cannot have them"
             )
     lists, limited = {title: file.named for title, file in files.items()}, limited_of(files)
     for edits in edits_for(torch.__version__, folder):
@@ -79,14 +79,16 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
             continue
         named = _EDITS.fullmatch(path.name)
         if named is None:
-            raise ValueError(f"{path}: edits to a list for some torch are in LIST.since-2.N.txt or LIST.before-2.N.txt")
+            raise ValueError(
+                f"{path}: the name of a file with edits for a version of torch must be LIST.since-2.N.txt or LIST.before-2.N.txt"
+            )
         title, side, *release = named.groups()
         of_file = (int(release[0]), int(release[1]))
         file = read_list(path)
         if not file.edits:
             if not file.named and not file.limited:
                 continue  # an empty list would take the place of the other
-            raise ValueError(f"{path}: its names begin with + or -, as they edit {title}.txt")
+            raise ValueError(f"{path}: its names must begin with + or -, because they edit {title}.txt")
         is_newer = (int(major), int(minor)) >= of_file
         if is_newer == (side == "since"):
             # From the lists outwards: 2.14 before 2.15, and before 2.13 before before 2.12.
@@ -134,23 +136,23 @@ def read_description(path: Path) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError is one
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
-        raise ValueError(f"{path}: its values lie too deep in one another") from None
+        raise ValueError(f"{path}: its values are nested too deeply") from None
     if unknown := described.keys() - _KEYS:
-        raise ValueError(f"{path}: {min(unknown)!r} is no key of a policy; accepted are {', '.join(sorted(_KEYS))}")
+        raise ValueError(f"{path}: {min(unknown)!r} is not a key of a policy. Accepted are {', '.join(sorted(_KEYS))}")
     for key in ("low_dtype", "rest"):
         if not isinstance(described.get(key), str):
             raise ValueError(f"{path}: {key} must be given, as a string")  # noqa: TRY004 - of the file, not of a call
     for key in ("name", "source", "device"):
         if not isinstance(described.get(key, ""), str):
-            raise ValueError(f"{path}: {key} is a string")  # noqa: TRY004 - of the file
+            raise ValueError(f"{path}: {key} must be a string")  # noqa: TRY004 - of the file
     error_ops = described.get("error", [])
     if not isinstance(error_ops, list) or not all(isinstance(op, str) for op in error_ops):
-        raise ValueError(f"{path}: error is a list of op names")
+        raise ValueError(f"{path}: error must be a list of op names")
     low_dtypes = described.setdefault("low_dtypes", [*core.LOW_DTYPES])
     if not isinstance(low_dtypes, list) or not low_dtypes or not all(low in core.LOW_DTYPES for low in low_dtypes):
-        raise ValueError(f"{path}: low_dtypes is a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")
+        raise ValueError(f"{path}: low_dtypes must be a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")
     if described["low_dtype"] not in low_dtypes:
-        raise ValueError(f"{path}: low_dtype is {' or '.join(low_dtypes)}, not {described['low_dtype']!r}")
+        raise ValueError(f"{path}: low_dtype must be {' or '.join(low_dtypes)}, not {described['low_dtype']!r}")
     if not isinstance(described.setdefault("cache", True), bool):
-        raise ValueError(f"{path}: cache is true or false")  # noqa: TRY004 - of the file
+        raise ValueError(f"{path}: cache must be true or false")  # noqa: TRY004 - of the file
     return described

@@ -61,9 +61,9 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
         autocast = any(config.get(f"autocast_{title}_ops") is not None for title in ("bf16", "fp32"))
         hmp = not autocast and any(config.get(f"hmp_{title}_ops") is not None for title in ("bf16", "fp32"))
         if not hmp and not autocast:
-            warn(f"{path} says nothing of mixed precision: all ops run in float32")
+            warn(f"{path} has no setting for mixed precision: all ops run in float32")
     if hmp and autocast:
-        raise ValueError(f"{path}: {_HMP} and {_AUTOCAST} are both true; one of them is accepted")
+        raise ValueError(f"{path}: {_HMP} and {_AUTOCAST} are both true. Only one of them can be")
     if not hmp and not autocast:
         return GaudiConfig(None, {}, False)
     front_end = "hmp" if hmp else "autocast"
@@ -78,7 +78,7 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
         return GaudiConfig("hmp", lists, verbose)
     if lists:
         keys = " and ".join(f"hmp_{'bf16' if title == 'lower' else title}_ops" for title in lists)
-        warn(f"{path}: hmp_opt_level O2 has lists of its own: {keys} is not read")
+        warn(f"{path}: hmp_opt_level O2 has its own lists and does not read {keys}")
     return GaudiConfig("hmp-o2", {}, verbose)
 
 
@@ -89,15 +89,15 @@ def _read_keys(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: a gaudi_config.json is one object, {{...}}, not {config!r:.40}")  # noqa: TRY004 - of the file
+        raise ValueError(f"{path}: a gaudi_config.json must be one object, {{...}}, not {config!r:.40}")  # noqa: TRY004 - of the file
     for key, value in config.items():
         if key in _KEYS:
             if not _is_fine(key, value):
-                raise ValueError(f"{path}: {key} is {_KEYS[key]}, not {value!r:.60}")
+                raise ValueError(f"{path}: {key} must be {_KEYS[key]}, not {value!r:.60}")
         elif key.startswith(_OURS):
             near = nearest(key, frozenset(_KEYS))
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{path}: {key!r} is no key of mixed precision; accepted are {', '.join(_KEYS)}{hint}")
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{path}: {key!r} is not a key of mixed precision. Accepted are {', '.join(_KEYS)}{hint}")
     return config
 
 
@@ -115,6 +115,6 @@ def _list(path: Path, key: str, ops: list[str]) -> ListFile:
     for op in ops:
         read = core.read_entry(op)
         if read is None or read[1]:
-            raise ValueError(f"{shown}: {op!r} is no op name; accepted are letters, digits, _ and one dot")
+            raise ValueError(f"{shown}: {op!r} is not an op name. Accepted are letters, digits, _ and one dot")
     named: list[Entry] = [(op, shown, 0) for op in ops]
     return ListFile(shown, False, named, [])

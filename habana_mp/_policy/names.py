@@ -53,14 +53,14 @@ def plain_name(op: str) -> str:
     if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
         return last
     near = nearest(last, known_names())
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"{op!r} is no op of torch {torch.__version__}{hint}")
+    hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"{op!r} is not an op of torch {torch.__version__}{hint}")
 
 
 def names_of(op: object) -> set[str]:
     """The names that a call of an op may have in the report and in the log. Raises TypeError or ValueError for what is no op."""
     if not isinstance(op, str):
-        raise TypeError(f"op is the name of an op, as 'linear', not {op!r}")
+        raise TypeError(f"op must be the name of an op, such as 'linear', not {op!r}")
     name = plain_name(op).partition(".")[0]
     # A list names add_ by add as well, and so covers both; here they are two ops.
     return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}
@@ -82,12 +82,12 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     for number, (name, file, line) in enumerate(unknown):
         place = f"{file}:{line}: " if line else f"{file}: " if file else ""
         near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else _OWN if number == 0 else ""
-        lines.append(f"{place}{name!r} is no op of torch {torch.__version__}{hint}")
+        hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else _OWN if number == 0 else ""
+        lines.append(f"{place}{name!r} is not an op of torch {torch.__version__}{hint}")
     text = "\n".join(lines)
     if strict:
         raise ValueError(text)
-    warn(f"{where} has names that decide nothing:\n{text}")
+    warn(f"{where} has names without effect:\n{text}")
 
 
 @functools.cache

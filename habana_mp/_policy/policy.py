@@ -40,10 +40,21 @@ _ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
 
 @dataclass(frozen=True)
 class OpRule:
-    """The rule of a policy for one op, and the list line that it comes from. Made by ``Policy.rule``.
+    """The rule of a policy for one op, and the line of the list that it comes from. ``Policy.rule`` makes it.
 
-    ``action`` is "lower", "fp32", "promote" or "error" where a list names the op; else "rest", and ``rest`` is what happens then.
-    ``listed_as`` is the entry that decides, with the low dtype that it is for, if it has one: "layer_norm@float16".
+    Attributes:
+        op: the op.
+        action: "lower", "fp32", "promote" or "error" if a list names the op, else "rest".
+        low_dtype: the low dtype of the policy.
+        rest: the rule of the policy for ops that no list names: "inputs", "first_input" or "fp32".
+        listed_as: the name that decides, with its low dtype if it has one ("layer_norm@float16"); None if no list names the op.
+        file: the file of the list, or None.
+        line: the line in the file, or None.
+
+    Example:
+        >>> rule = hmp.Policy.load("torch-cuda").rule("softmax")
+        >>> rule.action, rule.listed_as
+        ('fp32', 'softmax')
     """
 
     op: str
@@ -56,7 +67,7 @@ class OpRule:
 
     @property
     def comment(self) -> str:
-        """What the file says behind the name; "" where it says nothing."""
+        """The comment behind the name in the file, or ""."""
         return comment_of(self.file, self.line, self.listed_as)
 
     def __str__(self) -> str:
@@ -71,24 +82,28 @@ class OpRule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Policy:
-    """In which precision every op runs: lists of ops, the low dtype, and what happens to the rest. A frozen value.
+    """The precision of every op: lists of ops, the low dtype, and a rule for the ops that no list names. It cannot be changed.
 
-    Made by ``Policy.load``, ``Policy.from_files`` or ``Policy.from_ops``; ``convert`` returns the one that it put in force.
-    ``str`` gives one line of text that ``Policy.load`` reads back. Two policies are equal, and hash alike in every process, where
-    they say the same: the name, and the files that the lists came from, do not count.
+    ``Policy.load``, ``Policy.from_files`` and ``Policy.from_ops`` make a policy, and ``convert`` returns the one that is in force. ``str``
+    returns one line of text that ``Policy.load`` reads back. Two policies are equal if they give every op the same rule by the same
+    lists; the name and the files of the lists do not matter. Equal policies have the same hash, in every process.
 
-    A list holds names of ops, and names for one low dtype: "layer_norm@float16" is in its list only while the low dtype of the policy
-    is float16. Then it wins over names of that op without a dtype, in whatever list: "pow@float16" over "pow" and "pow.Tensor_Scalar",
-    and "pow.Tensor_Scalar@float16" over "pow" for that overload, which for ``convert`` is the whole op (D17). Other names of an op
-    ("multiply" beside "mul") have rules of their own, as ever (D16).
+    A list holds names of ops. A name may be for one low dtype: "layer_norm@float16" counts only while the low dtype of the policy is
+    float16. It then takes precedence over names of that op without a dtype, in any list: "pow@float16" over "pow" and "pow.Tensor_Scalar".
+    "pow.Tensor_Scalar@float16" takes precedence over "pow" for that overload, which ``convert`` treats as the whole op (D17). Other names
+    of an op, such as "multiply" for "mul", have their own rules (D16).
 
-    A name may be limited to modules of a model: "mul in *.rotary_emb" is in its list inside the modules whose paths the pattern matches (``*``
-    stands for any characters but a dot, ``**`` for any), and in what is inside of them. ``set_policies(model, policy)`` puts such names on a model.
-    They win over names for the whole model; those for the module deeper in the model win over others.
+    A name may be limited to modules of a model: "mul in *.rotary_emb" counts inside the modules whose path matches the pattern (``*``
+    matches any characters but a dot, ``**`` matches any characters), and inside the modules that these contain.
+    ``set_policies(model, policy)`` applies such names to a model. They take precedence over names for the whole model, and a name for a
+    deeper module takes precedence over one for a module around it.
 
-    >>> policy = Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"])
-    >>> Policy.load(str(policy)) == policy
-    True
+    Example:
+        >>> policy = Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"])
+        >>> policy.rule("softmax").action
+        'fp32'
+        >>> Policy.load(str(policy)) == policy
+        True
 
     See Also:
         presets, convert, explain
@@ -100,30 +115,33 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not isinstance(self._core, core.Policy):
-            raise TypeError(f"a policy is made by Policy.load, from_files or from_ops, not of {self._core!r}")
+            raise TypeError(f"make a policy with Policy.load, from_files or from_ops, not from {self._core!r}")
         object.__setattr__(self, "_text", self._core.text())
 
     @classmethod
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
-        """A preset by its name, a folder that holds one in the form of the presets, a gaudi_config.json, or what ``str(policy)`` gave.
+        """Load a policy: a preset by its name, a folder, a gaudi_config.json, or the text that ``str(policy)`` returned.
 
-        A folder has ``policy.toml`` (low_dtype, rest, and name, error, low_dtypes and cache where it wants) and the lists
-        ``lower.txt``, ``fp32.txt`` and ``promote.txt``. ``presets()`` returns the names; "cuda" and "cpu" are short for "torch-cuda"
+        A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, and ``policy.toml`` with the keys low_dtype and rest and, if
+        wanted, name, error, low_dtypes and cache. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
         and "torch-cpu".
 
-        A path that ends in ``.json`` is a gaudi_config.json of optimum-habana. Where it says ``use_habana_mixed_precision``, the lists
-        hmp_bf16_ops and hmp_fp32_ops take the place of those of "hmp", and with the hmp_opt_level "O2" it is "hmp-o2"; where it says
-        ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops take the place of those of "hpu-autocast". A file that has neither
-        key is taken by the lists that it has; without any, and where the key is false, nothing is cast. Keys of other things are passed
-        over. A folder that holds such a file may be named instead.
+        A path that ends in ``.json`` is a gaudi_config.json of optimum-habana; the folder that holds a gaudi_config.json works, too. With
+        ``use_habana_mixed_precision``, the lists hmp_bf16_ops and hmp_fp32_ops replace those of "hmp", and the hmp_opt_level "O2" selects
+        "hmp-o2". With ``use_torch_autocast``, autocast_bf16_ops and autocast_fp32_ops replace those of "hpu-autocast". If the file has neither
+        key, its lists decide which of the two it is. If it has no lists either, or if the key is false, nothing is cast. Other keys are
+        ignored.
+
+        Args:
+            name_or_path: the name, the path or the text.
 
         Raises:
-            ValueError: no preset, folder, file or text of a policy, or one with a mistake in it.
-            OSError: a file that cannot be read.
-            TypeError: neither a string nor a path.
+            ValueError: there is no such preset, folder or file, or the policy has an error in it.
+            OSError: a file cannot be read.
+            TypeError: the argument is neither a string nor a path.
         """
         if not isinstance(name_or_path, (str, os.PathLike)):
-            raise TypeError(f"a policy is loaded by its name, its path or its text, not by {name_or_path!r}")
+            raise TypeError(f"Policy.load takes a name, a path or a text, not {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:
@@ -136,8 +154,12 @@ class Policy:
         if (config := gaudi_config_at(text)) is not None:
             return cls._of_gaudi_config(config)
         if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
+            from difflib import get_close_matches
+
+            near = get_close_matches(text, presets(), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"{text!r} is no policy: accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
+                f"Unknown policy {text!r}.{hint} Accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                 "a gaudi_config.json, and the text of a policy"
             )
         return cls(read_folder(Path(text), shipped=False))
@@ -160,15 +182,23 @@ class Policy:
         low_dtype: torch.dtype | str | None = None,
         strict: bool = False,
     ) -> Policy:
-        """The policy ``base`` with some of its lists replaced, or edited by a file whose names all begin with + or -.
+        """Make a policy from ``base`` with some of its lists replaced or edited.
 
-        What is not given (``None`` or "") stays as in ``base``, the rest and the low dtype too; but an op that the lower or fp32
-        file names leaves the other list (D6). What a file says of an op for one low dtype, "+mm@float16" or "-mm@float16", changes
-        nothing for the other. A name that torch does not have triggers a warning, or with ``strict`` a ValueError.
+        A file whose names all begin with + or - edits the list of ``base``; any other file replaces it. What is not given (``None`` or "")
+        stays as in ``base``. An op that the lower or fp32 file names leaves the other list (D6). A name for one low dtype, "+mm@float16" or
+        "-mm@float16", changes nothing for the other low dtype.
+
+        Args:
+            lower: the path of the list for the lower precision, one op per line.
+            fp32: the path of the list for float32.
+            promote: the path of the list for the widest dtype of the inputs.
+            base: a ``Policy``, or its name or path.
+            low_dtype: ``torch.bfloat16`` or ``torch.float16``, or its name. The default is that of ``base``.
+            strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
-            ValueError: ``path:line`` of a line that is no op name, or of an op that both files name.
-            OSError: a file that cannot be read.
+            ValueError: a line is not an op name, or both files name the same op. The message has ``path:line``.
+            OSError: a file cannot be read.
         """
         files = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
         start = base if isinstance(base, Policy) else cls.load(base)
@@ -186,15 +216,26 @@ class Policy:
         name: str = "custom",
         strict: bool = False,
     ) -> Policy:
-        """A policy of these ops alone.
+        """Make a policy of these ops alone.
 
-        ``rest`` says what happens to all others: "inputs" leaves them alone, "first_input" gives them the dtype of their first input,
-        "fp32" runs them in float32. A name that torch does not have triggers a warning, or with ``strict`` a ValueError.
+        Args:
+            lower: names of ops for the low dtype.
+            fp32: names of ops for float32.
+            promote: names of ops for the widest dtype of their inputs.
+            rest: the rule for all other ops: "inputs" does not cast them, "first_input" casts to the dtype of the first input, "fp32" runs
+                them in float32.
+            low_dtype: ``torch.bfloat16`` or ``torch.float16``, or its name.
+            name: the name of the policy.
+            strict: raise ValueError for names that torch does not have. By default they trigger a warning.
+
+        Raises:
+            ValueError: a name is not an op name, or an op is in two lists.
+            TypeError: a list is a single string.
         """
         named: dict[str, list[tuple[str, str]]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
-                raise TypeError(f"{title} is a list of op names, not the one name {ops!r}")
+                raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [_parted(op) for op in ops]
         low = low_name(low_dtype, "low_dtype")
         lists: dict[str, Any] = {
@@ -207,28 +248,35 @@ class Policy:
         return cls(made)
 
     def with_edits(self, *edits: str, strict: bool = False) -> Policy:
-        """The same policy with some ops listed otherwise.
+        """Return the same policy with edits of its lists.
 
-        "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or "error") and takes it out of the others, "-mm" takes
-        it out of all; the later edit wins. "+layer_norm@float16:fp32" and "-mm@bfloat16" do so for one low dtype, and change nothing for the other;
-        "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" for these modules. A name
-        that torch does not have triggers a warning, or with ``strict`` a ValueError.
+        Args:
+            *edits: the edits; a later one takes precedence. "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or
+                "error") and removes it from the others. "-mm" removes it from all lists. "+layer_norm@float16:fp32" and "-mm@bfloat16" edit
+                the lists for one low dtype and change nothing for the other. "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit
+                them for these modules.
+            strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
-        >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
-        'lower'
+        Raises:
+            ValueError: a text is not an edit.
+            TypeError: an edit is not a string.
+
+        Example:
+            >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
+            'lower'
         """
         lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
         limited = self._core.limited
         entries: list[Entry] = []
         for edit in edits:
             if not isinstance(edit, str):
-                raise TypeError(f"an edit of a policy is a string such as '+layer_norm:lower', not {edit!r}")
+                raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}")
             sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
             read = core.read_entry(entry)
             if read is None or (title not in lists if sign == "+" else sign != "-" or colon):
                 raise ValueError(
-                    f"{edit!r} is no edit of a policy: '+op:list' and '-op' are accepted, with a list of {', '.join(lists)}, "
-                    "and op@float16 or op@bfloat16 for op, with ' in modules' behind it where it is for some modules alone"
+                    f"{edit!r} is not an edit of a policy. Accepted are '+op:list' and '-op', with a list of {', '.join(lists)}, "
+                    "and op@float16 or op@bfloat16 for op, with ' in modules' after it for some modules alone"
                 )
             named, modules = read
             entries.append((named, "", 0))
@@ -259,7 +307,7 @@ class Policy:
         return Policy(made)
 
     def with_low_dtype(self, low_dtype: torch.dtype | str) -> Policy:
-        """The same policy with another dtype for its lower list, and with the entries that are for that one."""
+        """Return the same policy with another low dtype. Names for one low dtype ("layer_norm@float16") then count or not by the new one."""
         same = low_name(low_dtype, "low_dtype") == self._core.low
         return self if same else Policy(with_files(self, {}, low_dtype, strict=True))
 
@@ -269,40 +317,47 @@ class Policy:
 
     @property
     def low_dtype(self) -> torch.dtype:
-        """``torch.bfloat16`` or ``torch.float16``: what ops of the lower list run in."""
+        """The dtype of ops in the lower list: ``torch.bfloat16`` or ``torch.float16``."""
         dtype: torch.dtype = getattr(torch, self._core.low)
         return dtype
 
     @property
     def low_dtypes(self) -> tuple[torch.dtype, ...]:
-        """The low dtypes that the policy is made for: ``autocast`` refuses others; ``convert`` and ``with_low_dtype`` take either."""
+        """The low dtypes that the policy is made for. ``autocast`` accepts only these; ``convert`` and ``with_low_dtype`` accept both."""
         return tuple(getattr(torch, low) for low in self._core.low_dtypes)
 
     @property
     def cached(self) -> bool:
-        """Whether casts of weights may be kept between calls."""
+        """True if casts of weights may be kept between calls."""
         return self._core.cached
 
     @property
     def rest(self) -> str:
-        """What happens to an op that no list names: "inputs", "first_input" or "fp32"."""
+        """The rule for ops that no list names: "inputs", "first_input" or "fp32"."""
         return self._core.rest
 
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
-        """The names in "lower", "fp32", "promote" and "error", each sorted; those for one low dtype as written: "layer_norm@float16"."""
+        """The names in "lower", "fp32", "promote" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
         return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
 
     @property
     def limited(self) -> dict[str, tuple[str, ...]]:
-        """The names that are limited to modules, in "lower", "fp32" and "promote": "mul in *.rotary_emb"."""
+        """The names that are limited to modules, such as "mul in *.rotary_emb", in "lower", "fp32" and "promote"."""
         names: dict[str, tuple[str, ...]] = dict.fromkeys(LISTS, ())
         for title, entry, modules, _, _ in self._core.limited:
             names[title] += (f"{entry} in {modules}",)
         return names
 
     def rule(self, op: str) -> OpRule:
-        """The rule of this policy for an op, by any of its names: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar"."""
+        """Return the rule of this policy for an op.
+
+        Args:
+            op: any name of the op: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar".
+
+        Raises:
+            ValueError: torch has no such op. The message has the nearest names.
+        """
         action, _, listed, listed_as, file, line = self._core.resolve(op)
         action_name = core.ACTIONS[action] if listed else "rest"
         return OpRule(op, action_name, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
@@ -349,7 +404,12 @@ def replace_preset(name: str, policy: Policy | None) -> None:
 
 
 def presets() -> tuple[str, ...]:
-    """The names of the policies that this package ships, for ``Policy.load`` and ``convert(policy=...)``."""
+    """Return the names of the policies in this package, for ``Policy.load`` and ``convert(policy=...)``.
+
+    Example:
+        >>> "balanced" in hmp.presets()
+        True
+    """
     return tuple(sorted(entry.name for entry in os.scandir(SHIPPED) if entry.is_dir()))
 
 
@@ -357,7 +417,7 @@ def low_name(dtype: object, argument: str) -> str:
     """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
     name = dtype_named(dtype)
     if name not in core.LOW_DTYPES:
-        raise ValueError(f"{argument} is {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
+        raise ValueError(f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
     return name
 
 

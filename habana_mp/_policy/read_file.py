@@ -17,12 +17,12 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """
     name = os.fspath(path)
     if "\0" in name:
-        raise ValueError(f"{name!r} is no path: it has a NUL character")
+        raise ValueError(f"{name!r} is not a path: it has a NUL character")
     with open(name, "rb", opener=_open) as file:
         os.set_blocking(file.fileno(), True)
         data = file.read(most + 1)
         if not data and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{shown(name)}: nobody writes to this pipe")
+            raise ValueError(f"{shown(name)}: no process writes to this pipe")
     if len(data) > most:
         raise ValueError(f"{shown(name)}: the file is over {most // _MIB} MiB")
     return data

@@ -40,27 +40,29 @@ _WITHOUT_STORE = ("fake", "threaded", "mpi")
 
 
 def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None = None) -> None:
-    """Compare the policies of the ranks, and raise on every one of them where they differ. All ranks of the group have to call it.
+    """Compare the policies of the ranks, and raise on every rank if they differ.
 
-    ``convert`` has this done when a ``DistributedDataParallel`` or a ``DeviceMesh`` is made. Call it for what comes later or is under
-    no conversion: a policy of ``autocast``, a loop that averages gradients by itself. Without a process group it does nothing.
+    All ranks of the group have to call it. After ``convert``, a ``DistributedDataParallel`` or a ``DeviceMesh`` makes this comparison by
+    itself. Call ``check_ranks`` for what they do not cover: a policy of ``autocast``, or a training loop that averages gradients by
+    itself. Without a process group it does nothing.
 
     Args:
-        policy: the one to compare; by default that of ``convert``, and none is one more.
-        group: the ranks; by default all.
+        policy: the policy to compare. The default is that of ``convert``; a rank without a conversion differs from a rank with one.
+        group: the ranks to compare. The default is all ranks.
 
     Raises:
-        RuntimeError: the ranks have different policies; which rank has which, and the ops that differ. Or a rank did not come within
-            the timeout of the process group.
-        TypeError: ``policy`` is none.
+        RuntimeError: the ranks have different policies. The message shows the policy of each rank and the ops that differ. Or a rank
+            did not call it within the timeout of the process group.
+        TypeError: ``policy`` is not a ``Policy``.
 
-    >>> hmp.check_ranks(policy)  # after torch.distributed.init_process_group
+    Example:
+        >>> hmp.check_ranks(policy)  # after torch.distributed.init_process_group
 
     See Also:
         convert, Policy
     """
     if policy is not None and not isinstance(policy, Policy):
-        raise TypeError(f"policy is a Policy, as Policy.load makes it, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, as Policy.load makes it, not {policy!r}")
     if not _has_store():
         return
     STORE.need()
@@ -70,9 +72,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
     meeting.tell(in_force.policy if policy is None else policy)
     timeout: timedelta = meeting.store.timeout
     if late := meeting.wait(timeout):
-        raise RuntimeError(
-            f"{_ranks(late)} did not come to hmp.check_ranks() within {timeout.total_seconds():g} seconds"
-        )
+        raise RuntimeError(f"{_ranks(late)} did not call hmp.check_ranks() within {timeout.total_seconds():g} seconds")
     meeting.compare("hmp.check_ranks()")
 
 
@@ -117,8 +117,8 @@ def _meet_at_mesh(meeting: _Meeting) -> None:
         # Who comes later counts from another mesh on: their policies would be of different meshes.
         meeting.give_up()
         warn(
-            f"the policies of the ranks are not compared at a DeviceMesh: in {patience.total_seconds():g} seconds {_ranks(late)} did not "
-            "make it under a conversion. Call hmp.check_ranks() where all of them are converted."
+            f"the policies of the ranks are not compared at a DeviceMesh: within {patience.total_seconds():g} seconds {_ranks(late)} did not "
+            "make the mesh under a conversion. Call hmp.check_ranks() after all of them are converted."
         )
     meeting.compare("a DeviceMesh", late)
 
@@ -177,7 +177,7 @@ class _Meeting:
         self._count("read", len([rank for rank in self._ranks if self._has_told(rank)]))
         with contextlib.suppress(RuntimeError):
             self.store.wait([f"{self._key}/read/all"], _FAREWELL)
-        raise RuntimeError(f"the ranks came to {place} under different policies:\n{said}")
+        raise RuntimeError(f"the ranks have different policies at {place}:\n{said}")
 
     def _count(self, what: str, of: int | None = None) -> None:
         if self.store.add(f"{self._key}/{what}", 1) == (of or len(self._ranks)):

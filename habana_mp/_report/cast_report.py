@@ -39,22 +39,23 @@ if TYPE_CHECKING:
 
 
 class CastReport(MeasuredReport):
-    """What happened in a ``with hmp.report()`` block, on all threads. Made by ``report`` and by ``CastReport.load``.
+    """The casts in a ``with hmp.report()`` block, on all threads. ``report`` and ``CastReport.load`` make it.
 
-    Counts may be asked inside of the block too; afterwards they stay as they were at its end. ``print`` of it, and rich's, is a table;
-    notebooks show the page of ``to_html``.
+    You can read the counts inside the block, too. After the block they do not change. ``print`` shows a table, and notebooks show the
+    page of ``to_html``.
 
-    >>> with hmp.autocast("cpu"), hmp.report() as r:
-    ...     y = model(x)
-    >>> r.casts("linear", to="bfloat16", module="lm_head")
-    3
+    Example:
+        >>> with hmp.autocast("cpu"), hmp.report() as r:
+        ...     y = model(x)
+        >>> r.casts("linear", to="bfloat16", module="lm_head")
+        3
     """
 
     def __init__(
         self, values: bool | str = False, *, wait: int = 0, warmup: int = 0, active: int | None = None
     ) -> None:
         if values not in (False, True, "errors"):
-            raise ValueError(f'values is True, False or "errors", not {values!r}')
+            raise ValueError(f'values must be True, False or "errors", not {values!r}')
         self._measures = values
         self._schedule = Schedule(wait, warmup, active)
         self._open: _core.Report | None = None
@@ -66,7 +67,7 @@ class CastReport(MeasuredReport):
 
     def __enter__(self) -> Self:
         if self._entered or self._values is not None:
-            raise RuntimeError("a report is for one with block: call hmp.report() again for another")
+            raise RuntimeError("a report is for one with block. Call hmp.report() again for another one")
         self._entered = True
         if self._schedule.phase != "wait":
             self._start()
@@ -95,13 +96,13 @@ class CastReport(MeasuredReport):
             unwatch_modules()
 
     def step(self) -> None:
-        """A step of the training has ended: what ``wait``, ``warmup`` and ``active`` count, and ``to_dict()["steps"]`` has the times of.
+        """End a step of the training. ``wait``, ``warmup`` and ``active`` count these steps, and ``to_dict()["steps"]`` has their times.
 
         Raises:
-            RuntimeError: outside of the with block.
+            RuntimeError: the call is outside the with block.
         """
         if not self._entered:
-            raise RuntimeError("step is for the inside of the with block of a report")
+            raise RuntimeError("call step inside the with block of the report")
         before = self._schedule.phase
         self._schedule.step()
         now = self._schedule.phase
@@ -117,7 +118,7 @@ class CastReport(MeasuredReport):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._entered:
-            raise RuntimeError("a report that was not entered cannot be left")
+            raise RuntimeError("the report was never entered")
         self._entered = False
         if self._open is not None:
             counted = self._stop()
@@ -138,19 +139,19 @@ class CastReport(MeasuredReport):
         self._values = self.__dict__.pop("_told", self.__dict__.get("_values"))
 
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
-        """How many tensors an op got in another dtype than its caller gave, in forward passes.
+        """Return how many tensors were cast for an op in forward passes.
 
-        Copies from the weight cache count too (``cache_hits`` counts them), so the figure does not depend on what ran
-        before. A tensor that a call has twice counts once.
+        Copies from the weight cache count too, and ``cache_hits`` counts them alone, so the number does not depend on what ran before. A
+        tensor that a call has twice counts once.
 
         Args:
-            op: an op by any of its names ("matmul" is "__matmul__" too, and "add_" is "__iadd__", but not "add"), by default all.
+            op: any name of an op, by default all ops. "matmul" also counts "__matmul__", and "add_" also counts "__iadd__", but not "add".
             to: a dtype or its name, by default any.
-            module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"); what is below
-                counts too, and ``*`` stands for one name of it; "" is what ran outside of any module.
+            module: a path such as "encoder.layers.0", with or without the class of the root before it ("Net: encoder"). Modules below it
+                count too, and ``*`` matches one name of the path. "" selects calls outside any module.
 
         Raises:
-            TypeError, ValueError: for what is none of these.
+            TypeError, ValueError: an argument is not accepted.
             RuntimeError: the report was never entered.
         """
         return sum(cast["count"] for cast in self._asked(op, to, module))
@@ -158,15 +159,15 @@ class CastReport(MeasuredReport):
     def cache_hits(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many of ``casts`` were copies that the weight cache had already, which cost a look-up. Arguments and errors are its."""
+        """Return how many of ``casts`` were copies that the weight cache had already. They cost a look-up. Arguments and errors as for ``casts``."""
         return sum(cast["cached"] for cast in self._asked(op, to, module))
 
     def backward_casts(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
-        """How many gradients were cast back in backward passes; ``op``, ``to`` and ``module`` are those of the forward cast.
+        """Return how many gradients were cast back in backward passes. ``op``, ``to`` and ``module`` are those of the forward cast.
 
-        Arguments and errors are those of ``casts``.
+        Arguments and errors are the same as for ``casts``.
         """
         return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
 
@@ -181,25 +182,27 @@ class CastReport(MeasuredReport):
     def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]:
         names = None if op is None else names_of(op)
         if module is not None and not isinstance(module, str):
-            raise TypeError(f"module is a path such as 'encoder.layers.0', not {module!r}")
+            raise TypeError(f"module must be a path such as 'encoder.layers.0', not {module!r}")
         for row in self.to_dict()["rows"]:
             if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
                 yield row
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What to look at first: at most five lines, each with its evidence, what costs most first."""
+        """What to look at first: at most five lines with their evidence. The line that costs most comes first."""
         return tuple(Advice(**line) for line in self.to_dict()["advice"])
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, as ``to_json`` writes them. Times are seconds, sizes bytes.
+        """Return the whole report as plain values, as ``to_json`` writes them. Times are in seconds, sizes in bytes.
 
-        Each of ``rows`` is an op in a module under one decision: ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""), ``policy``,
-        ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (casts included),
-        ``cast_seconds`` (of forward casts), ``dtypes`` that came in, those that it ``runs_in``, and ``casts``, each with ``from``, ``to``, ``count``, ``cached``, ``bytes``,
-        ``seconds`` and the same of its ``backward``. ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings,
-        ``rank`` is this process's; reports of several are ``merged``.
-        ``timeline`` the sample of casts in time: start, seconds, number of the row, from, to and kind of every ``stride``-th one.
+        Each of ``rows`` is an op in a module under one decision. It has ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""),
+        ``policy``, ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (with casts), ``cast_seconds``
+        (of forward casts), ``dtypes`` (of the arguments), ``runs_in`` (dtypes in which it ran) and ``casts``. Each cast has ``from``, ``to``,
+        ``count``, ``cached``, ``bytes`` and ``seconds``, and ``backward`` with the same keys.
+
+        ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings. ``rank`` is the rank of this process;
+        ``merged`` joins the reports of several ranks. ``timeline`` is a sample of the casts in time: start, seconds, number of the row, from,
+        to and kind of every ``stride``-th cast.
 
         Raises:
             RuntimeError: the report was never entered.
@@ -213,7 +216,10 @@ class CastReport(MeasuredReport):
         return self._named(_core.report_values(self._open), time.perf_counter() - self._began)
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as JSON text, which is also written to ``path`` if that is given; ``CastReport.load`` reads it back.
+        """Return the report as JSON text. ``CastReport.load`` reads it back.
+
+        Args:
+            path: a file that gets the text, too.
 
         Raises:
             OSError: the file cannot be written.
@@ -225,7 +231,10 @@ class CastReport(MeasuredReport):
         return text
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The report as one HTML page that needs no network, which is also written to ``path`` if that is given.
+        """Return the report as one HTML page that needs no network.
+
+        Args:
+            path: a file that gets the page, too.
 
         Raises:
             OSError: the file cannot be written.
@@ -239,7 +248,10 @@ class CastReport(MeasuredReport):
         return text
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The casts in time as JSON for chrome://tracing and Perfetto, which is also written to ``path`` if that is given.
+        """Return the casts in time as JSON for chrome://tracing and Perfetto.
+
+        Args:
+            path: a file that gets the text, too.
 
         Raises:
             OSError: the file cannot be written.
@@ -251,24 +263,30 @@ class CastReport(MeasuredReport):
         return text
 
     def to_tensorboard(self, writer: Any, step: int | None = None) -> None:
-        """Counts, times and errors as scalars of a ``torch.utils.tensorboard.SummaryWriter``, below "habana_mp/".
+        """Write counts, times and errors as scalars below "habana_mp/".
+
+        Args:
+            writer: a ``torch.utils.tensorboard.SummaryWriter``, or another object with ``add_scalar``.
+            step: the step of the scalars.
 
         Raises:
             TypeError: the writer has no ``add_scalar``.
             RuntimeError: the report was never entered.
         """
         if not callable(getattr(writer, "add_scalar", None)):
-            raise TypeError(f"a writer has add_scalar, as torch.utils.tensorboard.SummaryWriter, not {writer!r}")
+            raise TypeError(
+                f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}"
+            )
         for name, value in scalars(self.to_dict()).items():
             writer.add_scalar(f"habana_mp/{name}", value, step)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CastReport:
-        """A report that ``to_json`` has written.
+        """Read a report that ``to_json`` has written.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds no report, or one of another version; the message names the file and what is wrong in it.
+            ValueError: the file has no report, or one of another version. The message has the file and what is wrong in it.
         """
         text = read_text(path, MOST_BYTES)
         try:
@@ -278,25 +296,26 @@ class CastReport(MeasuredReport):
 
     @classmethod
     def merged(cls, reports: Iterable[CastReport]) -> CastReport:
-        """The reports of several ranks as one: counts, sizes and times are sums, also the time of the block.
+        """Merge the reports of several ranks into one. Counts, sizes and times are sums, also the time of the block.
 
-        ``to_dict()["ranks"]`` has the sums of each rank, ``["uneven"]`` the ops that not all ranks cast alike, which the
-        advice names too. The timeline is that of the first. Ranks have the numbers that the reports were made under where these are
-        different, else their place.
+        ``to_dict()["ranks"]`` has the sums of each rank, and ``["uneven"]`` has the ops that not all ranks cast alike, which the advice names
+        too. The timeline is that of the first report. If the reports have different ranks, they keep their numbers; otherwise the place of a
+        report is its rank.
 
         Raises:
-            TypeError: one of them is no report.
-            ValueError: there is none.
-            RuntimeError: one of them was never entered.
+            TypeError: one of the arguments is not a report.
+            ValueError: there are no reports.
+            RuntimeError: one of the reports was never entered.
 
-        >>> with hmp.report() as r:
-        ...     y = model(x)
-        >>> r.to_json("casts-0.json")
-        >>> whole = hmp.CastReport.merged([hmp.CastReport.load("casts-0.json"), r])
+        Example:
+            >>> with hmp.report() as r:
+            ...     y = model(x)
+            >>> text = r.to_json("casts-0.json")
+            >>> whole = hmp.CastReport.merged([hmp.CastReport.load("casts-0.json"), r])
         """
         several = list(reports)
         if wrong := [each for each in several if not isinstance(each, CastReport)]:
-            raise TypeError(f"reports are merged, not {wrong[0]!r}")
+            raise TypeError(f"merged takes reports, not {wrong[0]!r}")
         if not several:
             raise ValueError("there is no report to merge")
         values = merged([each.to_dict() for each in several])
@@ -304,9 +323,10 @@ class CastReport(MeasuredReport):
         return cls._of(values)
 
     def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
-        """The reports of all ranks of a process group, ``merged``, on its first rank; None on the others. All of them have to call it.
+        """Merge the reports of all ranks of a process group. All ranks have to call it.
 
-        Without a process group it is that of this process alone.
+        Returns:
+            The merged report on the first rank of the group, and None on the others. Without a process group, the report of this process.
 
         Raises:
             RuntimeError: the report was never entered.
@@ -327,14 +347,14 @@ class CastReport(MeasuredReport):
         return made
 
     def diff(self, other: CastReport) -> ReportDiff:
-        """What is different in ``other``: casts by op and dtype. ``print`` of it is a table, and it is false where nothing is.
+        """Return what differs in ``other``: casts by op and dtype. ``print`` shows a table. The result is false if nothing differs.
 
         Raises:
-            TypeError: ``other`` is no report.
-            RuntimeError: one of the two was never entered.
+            TypeError: ``other`` is not a report.
+            RuntimeError: one of the two reports was never entered.
         """
         if not isinstance(other, CastReport):
-            raise TypeError(f"a report is compared with another one, not with {other!r}")
+            raise TypeError(f"diff takes another report, not {other!r}")
         return ReportDiff.between(self.to_dict(), other.to_dict())
 
     def __rich__(self) -> Any:
@@ -364,27 +384,31 @@ class CastReport(MeasuredReport):
 
 
 def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active: int | None = None) -> CastReport:
-    """Count every cast while a ``with`` block runs, of ``convert`` and ``autocast`` alike, with the reason of each.
+    """Count every cast of ``convert`` and ``autocast`` while a ``with`` block runs, with its reason.
 
-    Reports nest; each sees all threads. Only eager calls are seen: what ``torch.compile`` has compiled is not. A report slows small
-    ops down (less than twice as slow); with none open, nothing of it runs.
+    Reports nest, and each sees all threads. A report sees eager calls only, not code that ``torch.compile`` has compiled. While it is
+    open, small ops run up to twice as long. Without an open report nothing is slower.
 
     Args:
-        values: measure what the casts do to the numbers, too. Each op runs once more: one that ran in a low dtype in float32, and one
-            that ran in float32 in the low dtype of the policy, as if it were in the lower list. Where the block runs a backward pass, the
-            gradients say which op makes which part of the error of the loss. "errors" leaves the second kind out, and takes less time.
-            Weights, gradients, random numbers and running statistics stay as they would be without.
-        wait: steps that are passed over at the beginning, each ended by ``r.step()``.
-        warmup: steps after these that run with the report open and are not counted.
-        active: steps after these that are counted, by default all.
+        values: True also measures how much the casts change the numbers. Each op then runs once more: in float32 if it ran in a low
+            dtype, and in the low dtype of the policy if it ran in float32. If the block runs a backward pass, the gradients show which op
+            makes which part of the error of the loss. "errors" leaves out the second kind and takes less time. Weights, gradients, random
+            numbers and running statistics stay the same as without the report.
+        wait: the number of steps to skip at the beginning. ``r.step()`` ends a step.
+        warmup: the number of steps after these that run with the report open and are not counted.
+        active: the number of steps after these that are counted. The default is all.
+
+    Returns:
+        A ``CastReport``, for a ``with`` block.
 
     Raises:
-        ValueError: ``values`` is none of these, or a number of steps is none.
+        ValueError: ``values`` is another value, or a number of steps is not accepted.
 
-    >>> with hmp.report() as r:
-    ...     loss = model(x).sum()
-    ...     loss.backward()
-    >>> print(r)
+    Example:
+        >>> with hmp.report() as r:
+        ...     loss = model(x).sum()
+        ...     loss.backward()
+        >>> print(r)
 
     See Also:
         explain, draw
@@ -396,5 +420,5 @@ def dtype_name(dtype: object) -> str:
     name = dtype_named(dtype)
     if name not in _core.ELIGIBLE_DTYPES:
         *others, last = _core.ELIGIBLE_DTYPES
-        raise ValueError(f"to is {', '.join(others)} or {last}, which casts go to, not {dtype!r}")
+        raise ValueError(f"to must be {', '.join(others)} or {last}, not {dtype!r}")
     return name

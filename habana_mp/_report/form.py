@@ -38,28 +38,28 @@ def report_values(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text, parse_constant=_refuse)
     except RecursionError:
-        raise ValueError("no report: its values lie too deep in one another") from None
+        raise ValueError("not a report: its values are nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"no report: {error}") from None
+        raise ValueError(f"not a report: {error}") from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ValueError(f"no report of habana_mp (format is to be {FORMAT!r})")
+        raise ValueError(f"not a report of habana_mp (format must be {FORMAT!r})")
     if values.get("version") != VERSION:
         raise ValueError(f"a report of version {values.get('version')!r:.40}; this habana_mp reads version {VERSION}")
     if lacking := [key for key in KEYS if key not in values]:
-        raise ValueError(f"no whole report: it lacks {', '.join(lacking)}")
+        raise ValueError(f"not a complete report: it lacks {', '.join(lacking)}")
     try:
         _REPORT(values)
         _check_places(values)
     except _NotOfForm as wrong:
         wanted, value = wrong.args
         raise ValueError(
-            f"no report: {''.join(reversed(wrong.where))[1:] or 'it'} is to be {wanted}, not {value!r:.60}"
+            f"not a report: {''.join(reversed(wrong.where))[1:] or 'it'} must be {wanted}, not {value!r:.60}"
         ) from None
     return values
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of a report")
+    raise ValueError(f"{constant} is not a number of a report")
 
 
 def _text(value: Any) -> None:

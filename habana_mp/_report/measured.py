@@ -30,37 +30,40 @@ class MeasuredReport(ABC):
     def local_error(
         self, op: str | None = None, module: str | None = None, *, what_if: bool = False, backward: bool = False
     ) -> LocalError:
-        """The error of an op as it ran, against the same op in float32 on the same inputs; of a report with ``values``.
+        """Return the error of an op, measured against the same op in float32 on the same inputs. The report needs ``values``.
 
         Args:
-            op: an op by any of its names, by default all.
-            module: a path, as ``casts`` takes it, by default all.
-            what_if: the error that it would have in the low dtype of the policy (bfloat16 without one), also where it ran in float32.
-            backward: of the ops of its backward, in place of its own.
+            op: any name of an op, by default all ops.
+            module: a path, as for ``casts``, by default all modules.
+            what_if: return the error that the op would have in the low dtype of the policy (bfloat16 without a policy), also where it ran
+                in float32.
+            backward: return the error of the ops in its backward pass instead.
 
         Raises:
-            TypeError, ValueError: as ``casts`` does.
+            TypeError, ValueError: as for ``casts``.
             RuntimeError: the report was made without ``values``, or never entered.
 
-        >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
-        ...     loss = model(x).float().mean()
-        >>> float(r.local_error("linear")) < 0.01
-        True
+        Example:
+            >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
+            ...     loss = model(x).float().mean()
+            >>> float(r.local_error("linear")) < 0.01
+            True
         """
         rows = [row["values"] for row in self._with_values(op, module)]
         which = "backward" if backward else "low" if what_if else "ran"
         return local_error(added([each[which] for each in rows]) or dict.fromkeys(ERROR, 0))
 
     def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
-        """Which part of the error of the loss an op makes, from 0 to 1, to first order: by the gradients of a backward pass in the block.
+        """Return which part of the error of the loss an op makes, from 0 to 1, to first order.
 
-        The error of a place is multiplied with the gradient that came to it; sizes count, without signs. Without a loss, call ``project``
-        with the outputs. ``what_if`` asks for the error of all ops in the low dtype, so in a float32 step too. Arguments and errors are those of ``local_error``.
+        It needs the gradients of a backward pass in the block. The error of each call is multiplied with the gradient of its result; sizes
+        count, without signs. Without a loss, call ``project`` with the outputs. With ``what_if`` it is the share that the op would have if
+        all ops ran in the low dtype, which also works for a float32 step. Arguments and errors are the same as for ``local_error``.
         """
         return share(self._with_values(), self._with_values(op, module), what_if=what_if)
 
     def error_shares(self) -> dict[tuple[str, str], float]:
-        """``error_share`` of every op in every module, by the name of the op and the path of the module, without the class of the root.
+        """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
 
         Raises:
             RuntimeError: the report was made without ``values``, or never entered.
@@ -77,56 +80,62 @@ class MeasuredReport(ABC):
         return found
 
     def loss_change(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
-        """By how much the loss is different since an op did not run in float32, to first order: the sum of gradient times error.
+        """Return how much the loss changes because an op did not run in float32, to first order: the sum of gradient times error.
 
-        A loss that is scaled (``GradScaler``) has its changes scaled. Arguments and errors are those of ``error_share``.
+        If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``.
         """
         key = "change_low" if what_if else "change"
         return sum((row["values"][key] for row in self._with_values(op, module)), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
-        """Find the shares of the error of outputs, where there is no loss: by ``k`` backward passes, each of a random sum of them.
+        """Measure the shares of the error of outputs, for a step without a loss.
 
-        Inside of the block, on outputs that were made with gradients on. No gradient is added to any tensor, and no generator of random numbers moves.
-        Of eight sums a share is off by a quarter or so; more of them come closer.
-
-        Gradients made with ``create_graph=True`` are outputs too: their shares are those of the error of the gradients, in forward and backward ops.
+        It runs ``k`` backward passes, each of a random sum of the outputs. Call it inside the block, on outputs that were made with gradients
+        on. It adds no gradient to any tensor and does not change the state of random number generators. With ``k=8`` a share is off by about
+        a quarter; a larger ``k`` is more precise. Gradients made with ``create_graph=True`` may be outputs, too: their shares are those of the
+        error of the gradients, in forward and backward ops.
 
         Args:
             outputs: a tensor, or tensors in tuples, dicts and so on.
-            k: how many sums, from 1 on.
-            seed: of the random numbers.
+            k: the number of sums, 1 or more.
+            seed: the seed of the random numbers.
 
         Raises:
             RuntimeError: the report is not open, or was made without ``values``.
             ValueError: nothing in the outputs requires a gradient, or ``k`` is less than 1.
 
-        >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
-        ...     r.project(model(x))
+        Example:
+            >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
+            ...     r.project(model(x))
         """
         if not self._is_measuring():
-            raise RuntimeError("project is for the inside of a with block of hmp.report(values=True)")
+            raise RuntimeError("call project inside a with block of hmp.report(values=True)")
         if not isinstance(k, int) or k < 1:
-            raise ValueError(f"k is how many random sums are taken, 1 or more, not {k!r}")
+            raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
         squares = project(outputs, k, seed, _core.begin_projection, _core.end_projection)
         if squares is None:
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
         self._projected_squares += squares
 
     def edits(self, per: str = "op") -> tuple[Edit, ...]:
-        """Edits of the policy that the measured errors speak for, the largest first: ``policy.with_edits(*(e.text for e in r.edits()))``.
+        """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
 
-        Empty where no backward pass ran in the block, or nothing is worth one.
+        The result is empty if no backward pass ran in the block, or if no edit is worth it.
 
         Args:
-            per: "op", or "module" for edits of an op in some modules alone, which ``set_policies(model, policy)`` puts on a model.
+            per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.
 
         Raises:
-            ValueError: ``per`` is neither.
+            ValueError: ``per`` is another value.
             RuntimeError: the report was made without ``values``, or never entered.
+
+        Example:
+            >>> with hmp.autocast("cpu", policy="balanced"), hmp.report(values=True) as r:
+            ...     model(x).float().mean().backward()
+            >>> edited = hmp.Policy.load("balanced").with_edits(*(edit.text for edit in r.edits()))
         """
         if per not in ("op", "module"):
-            raise ValueError(f'per is "op" or "module", not {per!r}')
+            raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._with_values()
         return tuple(edits(self.to_dict(), per))
 

@@ -11,9 +11,9 @@ class Schedule:
     def __init__(self, wait: int, warmup: int, active: int | None) -> None:
         for name, count in (("wait", wait), ("warmup", warmup)):
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise ValueError(f"{name} is a number of steps, 0 or more, not {count!r}")
+                raise ValueError(f"{name} must be a number of steps, 0 or more, not {count!r}")
         if active is not None and (not isinstance(active, int) or isinstance(active, bool) or active < 1):
-            raise ValueError(f"active is a number of steps, 1 or more, or None for all, not {active!r}")
+            raise ValueError(f"active must be a number of steps, 1 or more, or None for all, not {active!r}")
         self._ends = wait, wait + warmup, None if active is None else wait + warmup + active
         self._done = 0
         self._began = 0.0

@@ -31,15 +31,17 @@ def convert_off() -> bool:
 
 
 class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as torch.no_grad is
-    """Switch casts off: a context manager and a decorator, as ``torch.no_grad`` is.
+    """Switch casts off: a context manager and a decorator, like ``torch.no_grad``.
 
-    Ops inside run in the dtypes that their arguments have; nothing is cast on entry, so a tensor that must be float32 inside is
-    to be cast by hand (``x.float()``, F99). It holds for the calling thread (and the backward pass started there), for
-    ``hmp.convert`` and ``hmp.autocast`` alike, nests, also in itself, and any exit brings back what was before. On a decorated
-    generator it holds while the generator's body runs. Without a conversion it does nothing.
+    Ops inside run in the dtypes of their arguments. ``disable_casts`` casts no tensor when it begins: if a tensor must be float32
+    inside, cast it by hand with ``x.float()`` (F99). It switches off the casts of ``hmp.convert`` and of ``hmp.autocast``, on the
+    calling thread and in a backward pass that starts there. Blocks nest, and one instance may be nested in itself. The end of a block
+    restores the state before it, also after an exception. A decorated generator runs its body with casts off. Without a conversion or a
+    region it does nothing.
 
-    >>> with hmp.disable_casts():
-    ...     optimizer.step()
+    Example:
+        >>> with hmp.disable_casts():
+        ...     optimizer.step()
     """
 
     def __repr__(self) -> str:
@@ -51,7 +53,7 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     def __call__(self, orig_func: Any) -> Any:
         if not callable(orig_func):
             raise TypeError(
-                f"disable_casts decorates functions, not {orig_func!r}; as a context manager it takes nothing"
+                f"disable_casts decorates functions, not {orig_func!r}. As a context manager it takes no arguments"
             )
         DECORATORS.need()
         if inspect.iscoroutinefunction(orig_func):

@@ -25,8 +25,8 @@ def warn_if_nowhere(policy: Policy) -> None:
     shown = ", ".join(lines[:_MOST_SHOWN]) + (", ..." if len(lines) > _MOST_SHOWN else "")
     advice = "A model keeps the policy that it was called with: call it again" if _placed else "Call it first"
     warn(
-        f"{policy.name} has names that are limited to modules ({shown}). They hold in models that hmp.set_policies(model, policy) is called on. "
-        f"{advice}"
+        f"{policy.name} has names that are limited to modules ({shown}). They apply only in models that "
+        f"hmp.set_policies(model, policy) was called on. {advice}"
     )
 
 

@@ -54,7 +54,7 @@ def open_log(is_verbose: bool) -> None:
     try:
         _open(setting)
     except OSError as error:
-        reason = f"{VARIABLE}={value!r}: the log file cannot be appended to: {error.strerror}"
+        reason = f"{VARIABLE}={value!r}: cannot append to the log file: {error.strerror}"
         raise type(error)(error.errno, reason, error.filename) from None
     _of_process = setting if "%p" in setting.path else None
     _has_failed = False
@@ -79,7 +79,7 @@ def read_setting(value: str) -> Setting:
     if name not in LEVELS or (paths and not path):
         raise ValueError(
             f"{VARIABLE}={value!r}: accepted are {', '.join(LEVELS)}, and {LEVELS[1]}:path or {LEVELS[2]}:path "
-            "to append to a file; before the path filters, as in detail,op=softmax,module=encoder.*,first=100:path"
+            "to append to a file. Filters go before the path, as in detail,op=softmax,module=encoder.*,first=100:path"
         )
     ops: list[str] = []
     modules: list[str] = []
@@ -94,7 +94,7 @@ def read_setting(value: str) -> Setting:
             first = int(text)
         else:
             raise ValueError(
-                f"{VARIABLE}={value!r}: {each!r} is no filter; accepted are op=NAME, module=PATH, where * stands for any text, and first=NUMBER"
+                f"{VARIABLE}={value!r}: {each!r} is not a filter. Accepted are op=NAME, module=PATH (* matches any text) and first=NUMBER"
             )
     # pathlib raises where there is no home folder.
     return Setting(LEVELS.index(name), os.path.expanduser(path), tuple(ops), tuple(modules), first)  # noqa: PTH111

@@ -1,8 +1,8 @@
-"""``hmp.cache``: the weight cache, looked at and emptied, and the float32 weights that its copies stand for, moved to a file and back.
+"""``hmp.cache``: show and clear the weight cache, and move float32 weights that have a cast copy to a file and back.
 
-Under a conversion, or in a region of autocast, a float32 weight is cast once and its copy used until the weight changes: in training
-until the optimizer's step, in inference for as long as the model runs. docs/benchmarks-tables.md has what that saves,
-src/weights/weight_cache.h how a change is noticed.
+Under a conversion, or in a region of autocast, a float32 weight is cast once, and its copy is used until the weight changes: in
+training until the optimizer's step, in inference as long as the model runs. docs/benchmarks-tables.md has the time that this saves,
+src/weights/weight_cache.h explains how a change is noticed.
 """
 
 from __future__ import annotations
@@ -18,60 +18,82 @@ __all__ = ["CacheInfo", "Choice", "Offloaded", "choices", "clear", "info", "offl
 
 
 class CacheInfo(NamedTuple):
-    """What ``info`` returns. Counts go on from the last ``clear`` or ``revert``."""
+    """The result of ``info``. ``clear`` and ``revert`` set the counts to zero.
+
+    Example:
+        >>> hmp.cache.clear()
+        >>> found = hmp.cache.info()
+        >>> found.entries, found.hits
+        (0, 0)
+    """
 
     entries: int
-    """Weights that have a copy now."""
+    """The number of weights that have a copy now."""
     bytes: int
-    """What the copies take."""
+    """The size of the copies in bytes."""
     limit: int
-    """What they may take: ``HABANA_MP_CACHE_BYTES``, else a quarter of the machine's memory."""
+    """The largest size of the copies in bytes: ``HABANA_MP_CACHE_BYTES``, else a quarter of the machine's memory."""
     hits: int
-    """Uses of a copy without a cast."""
+    """How often a copy was used without a cast."""
     misses: int
-    """Casts into new memory."""
+    """How many casts went into new memory."""
     refreshed: int
-    """Casts into the memory of a copy that was no longer valid."""
+    """How many casts went into the memory of a copy that was no longer valid."""
     invalidated: dict[str, int]
-    """Why a copy was not used again, counted when its weight is used next: ``version`` (changed in place), ``storage`` (other memory,
-    shape or dtype), ``alias`` (``.data`` or another alias was taken), ``optimizer`` (a step), ``disable_casts`` (one ended), ``samples``
-    (its numbers are others), ``written`` (the copy was changed), ``freed`` (the weight is gone).
-    Counted at every use, because such weights are cast each time: ``shared`` (another tensor has the memory), ``foreign`` (NumPy, a
-    DLPack capsule, another process or a buffer has, or a collective writes to it)."""
+    """Why copies were not used again, counted at the next use of the weight: ``version`` (the weight was changed in place), ``storage``
+    (it has other memory, another shape or dtype), ``alias`` (``.data`` or another alias was taken), ``optimizer`` (a step),
+    ``disable_casts`` (the end of a block), ``samples`` (its numbers differ), ``written`` (the copy was changed), ``freed`` (the weight no
+    longer exists). Two reasons count at every use, because such weights are cast each time: ``shared`` (another tensor uses the memory)
+    and ``foreign`` (NumPy, a DLPack capsule, another process or a buffer uses it, or a collective writes to it).
+    """
     packed: int
-    """Entries whose copy is laid out as the CPU's product or convolution reads it."""
+    """The number of copies in the layout that the CPU's matrix product or convolution reads."""
 
 
 class Choice(NamedTuple):
-    """A row of ``choices``: how an op is computed with weights of one shape."""
+    """A row of ``choices``: how an op is computed with weights of one shape.
+
+    Example:
+        >>> for choice in hmp.cache.choices():
+        ...     print(choice.op, choice.weight, choice.by)
+    """
 
     op: str
     weight: tuple[int, ...]
-    """Sizes. A large matrix is tried in part."""
+    """The shape of the weight. Of a large matrix only a part is tried."""
     input: tuple[int, ...]
-    """Sizes that the ways were tried with. Rows up to these share the choice of a product, and images from these on that of a convolution."""
+    """The shape of the input in the measurement. A product with at most as many rows, and a convolution with at least as many images, uses
+    the same choice.
+    """
     dtype: torch.dtype
     threads: int
     by: str
     """``plain``: torch's op with a plain copy. ``onednn``: oneDNN with a packed copy. ``own``: this package's kernel with a packed copy."""
     microseconds: dict[str, float]
-    """What each way took at its best, but for ways with other bits. Empty where nothing was measured."""
+    """The best time of each way in microseconds, without ways that give other bits. Empty if nothing was measured."""
 
 
 def info() -> CacheInfo:
-    """The weight cache as it is now."""
+    """Return the state of the weight cache.
+
+    Example:
+        >>> policy = hmp.convert()
+        >>> hmp.cache.info().limit > 0
+        True
+    """
     return CacheInfo(**_core.cache_info())
 
 
 def choices() -> list[Choice]:
-    """The shapes that a packed copy could serve so far in this process, and what was chosen for each.
+    """Return the shapes that a packed copy could serve so far in this process, and the choice for each.
 
-    >>> hmp.convert()
-    >>> model = torch.nn.Linear(256, 256)
-    >>> with torch.no_grad():
-    ...     _ = model(torch.randn(4, 256))
-    >>> [(row.op, row.weight, row.input) for row in hmp.cache.choices()][-1:]
-    [('linear', (256, 256), (4, 256))]
+    Example:
+        >>> policy = hmp.convert()
+        >>> model = torch.nn.Linear(256, 256)
+        >>> with torch.no_grad():
+        ...     _ = model(torch.randn(4, 256))
+        >>> [row.input for row in hmp.cache.choices() if row.weight == (256, 256)]
+        [(4, 256)]
     """
     return [
         Choice(
@@ -88,5 +110,11 @@ def choices() -> list[Choice]:
 
 
 def clear() -> None:
-    """Forget every copy, set the counts to zero, and give back the memory that large casts keep for the next ones."""
+    """Delete every copy, set the counts to zero, and free the memory that large casts keep for the next ones.
+
+    Example:
+        >>> hmp.cache.clear()
+        >>> hmp.cache.info().bytes
+        0
+    """
     _core.clear_cache()

@@ -16,39 +16,52 @@ import habana_mp._core as _core
 
 
 class Offloaded(NamedTuple):
-    """What ``offload`` returns."""
+    """The result of ``offload``.
+
+    Example:
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> hmp.cache.offload(model).weights
+        1
+        >>> hmp.cache.restore(model)
+    """
 
     weights: int
-    """Weights of the model that lie in a file now."""
+    """The number of weights of the model that are in a file now."""
     bytes: int
-    """What they take there, and no longer in memory."""
+    """Their size in bytes, which memory no longer holds."""
     left: dict[str, str]
-    """Large float32 weights that stay where they are, by name, and why: ``shared`` or ``foreign`` as in ``CacheInfo.invalidated``, because
-    these are cast, and so read, at every use; ``mapped`` (they lie in a file already, as ``torch.load(mmap=True)`` leaves them);
-    ``device`` (they are not in the memory of the CPU)."""
+    """Large float32 weights that stay in memory, by name, and the reason: ``shared`` or ``foreign`` as in ``CacheInfo.invalidated``,
+    because every use casts and so reads them; ``mapped`` (they are in a file already, as after ``torch.load(mmap=True)``); ``device``
+    (they are not in the memory of the CPU).
+    """
 
 
 def offload(model: torch.nn.Module, folder: str | os.PathLike[str] | None = None) -> Offloaded:
-    """Move the float32 weights of a model that is only used to a temporary file, so that memory holds their cast copies alone.
+    """Move the float32 weights of a model to a temporary file, so that memory holds only their cast copies. For models in inference.
 
-    The numbers stay what they are, bit for bit, and the parameters stay the same objects with the same memory addresses: the system reads
-    a page of the file when somebody reads that part of a weight, and may drop it again. ``state_dict()``, ``torch.save``, aliases,
-    compiled code and training work as before. What is written to a weight stays in memory; another call moves it again.
-    Copies that are in the cache stay valid.
+    The numbers do not change, bit for bit, and the parameters stay the same objects at the same memory addresses. The system reads a page
+    of the file when a program reads that part of a weight, and may drop it again. ``state_dict()``, ``torch.save``, aliases, compiled code
+    and training work as before. New values of a weight stay in memory; another call moves them again. Copies in the cache stay valid.
+    ``restore`` and ``hmp.revert()`` move the weights back.
 
-    ``folder`` is a folder on a disk with room for the weights; by default that for temporary files, or ``/var/tmp`` where that one lies in
-    memory (tmpfs). The file has no name, and is gone with the last of its weights or the process. Weights of fewer than 65536 numbers stay in
-    memory. Nothing may write to the weights while they are moved. ``restore`` and ``hmp.revert()`` bring them back.
+    Weights of fewer than 65536 numbers stay in memory. The file has no name, and the system deletes it with the last of its weights or at
+    the end of the process. Nothing may write to the weights during the call.
 
-    TypeError for what is no module; ValueError for a folder that lies in memory, or a model that lies on another device; OSError where the
-    file cannot be made or written, such as on a full disk. The weights then stay in memory.
+    Args:
+        model: the model. Its weights have to be in the memory of the CPU.
+        folder: a folder on a disk with room for the weights. The default is that for temporary files, or ``/var/tmp`` if that one is in
+            memory (tmpfs).
 
-    >>> model = torch.nn.Linear(1024, 1024)
-    >>> hmp.cache.offload(model)
-    Offloaded(weights=1, bytes=..., left={})
-    >>> hmp.cache.restore(model)
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: the folder is in memory, or the model is on another device.
+        OSError: the file cannot be made or written, for example on a full disk. The weights then stay in memory.
 
-    See also: ``clear``, ``info``.
+    Example:
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> hmp.cache.offload(model)
+        Offloaded(weights=1, bytes=..., left={})
+        >>> hmp.cache.restore(model)
     """
     weights = {name: (p, _core.offload_state(p)) for name, p in _parameters(model, "offload")}
     states = {state for _, state in weights.values()}
@@ -67,9 +80,17 @@ def offload(model: torch.nn.Module, folder: str | os.PathLike[str] | None = None
 
 
 def restore(model: torch.nn.Module) -> None:
-    """Bring the weights that ``offload`` has moved back into memory. ``hmp.revert()`` does it for all models.
+    """Move the weights that ``offload`` has moved back into memory. ``hmp.revert()`` does this for all models.
 
-    OSError where memory is short, or the disk fails: the weights that are not back then stay in the file, and work.
+    Args:
+        model: the model.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        OSError: memory is short, or the disk fails. The weights that are not back stay in the file and keep working.
+
+    Example:
+        >>> hmp.cache.restore(model)
     """
     for _, p in _parameters(model, "restore"):
         _core.restore_pages(p)

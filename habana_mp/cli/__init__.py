@@ -24,10 +24,10 @@ _COMMANDS = {
 
 _EPILOG = """\b
 Exit codes:
-  0    all is well
-  1    something was found (find-nan, compare, diff, lists check, lists diff,
-       doctor), or is more than a limit of report or the budget of tune allows
-  2    the command line or a file that it names is wrong
+  0    no problem
+  1    find-nan, compare, diff, lists check, lists diff or doctor found
+       something, or a limit of report or the budget of tune is exceeded
+  2    an error in the command line or in a file that it names
   130  interrupted
 run and report end with the exit code of the script.
 

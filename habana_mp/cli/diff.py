@@ -12,7 +12,7 @@ from habana_mp.hmp import CastReport
 @click.command()
 @click.argument("before", type=click.Path(exists=True, dir_okay=False))
 @click.argument("after", type=click.Path(exists=True, dir_okay=False))
-@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 def diff(before: str, after: str, html: str | None) -> None:
     """Print which casts and errors differ between two reports.
 

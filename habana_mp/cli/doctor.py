@@ -65,13 +65,13 @@ class Examination:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> None:
-    """Look at this machine, and measure bfloat16 on it.
+    """Check this machine, and measure the speed of bfloat16 on it.
 
-    Versions, CPU, cast kernels, weight cache and environment are looked at; the measurement takes a second.
+    The command checks versions, CPU, cast kernels, weight cache and environment. The measurement takes a second.
 
-    Exit code 0: all is well; 1: something must be mended.
+    Exit code 0: no problem; 1: there is something to fix.
 
     \b
       habana-mp doctor
@@ -172,8 +172,8 @@ def _examine_environment(found: Examination) -> None:
             found.environment[name] = value
         elif name.startswith("HABANA_MP_"):
             near = nearest(name, frozenset(_VARIABLES))
-            hint = f"; did you mean {near[0]}?" if near else ""
-            say(Verdict("problem", f"{name} is no variable of habana_mp{hint}"))
+            hint = f". Did you mean {near[0]}?" if near else ""
+            say(Verdict("problem", f"{name} is not a variable of habana_mp{hint}"))
     try:
         path = log.read_setting(os.environ.get(log.VARIABLE) or "off").path
         if path and not Path(path).parent.is_dir():

@@ -16,13 +16,13 @@ from habana_mp.hmp import explain as explain_op
 
 @click.command()
 @policy_options("Default: hmp.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("ops", nargs=-1, required=True, metavar="OP...", type=OpParameter())
 def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
-    """Tell which rule an op has, and which line of which list says so.
+    """Print which rule an op has, and the line of the list that sets it.
 
-    OP is any of its names: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar. A module of torch.nn stands for the ops
-    that it calls, and a part of a name for the ops that have it; of several ops each is one line.
+    OP is any name of an op: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar. A module of torch.nn means
+    the ops that it calls. A part of a name means the ops that have it in their names. Several ops are printed in one line each.
 
     \b
       habana-mp explain softmax

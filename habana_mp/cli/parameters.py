@@ -122,10 +122,14 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             multiple=True,
             type=ListParameter(),
             metavar="FILE|+OP|-OP",
-            help="A list file for the lower precision, or an edit of that list. May be given several times.",
+            help="A list file for the lower precision, or an edit of that list. Repeatable.",
         )
         @click.option(
-            "--fp32", multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help="The same for float32."
+            "--fp32",
+            multiple=True,
+            type=ListParameter(),
+            metavar="FILE|+OP|-OP",
+            help="A list file for float32, or an edit of that list. Repeatable.",
         )
         @click.option(
             "--edit",
@@ -133,7 +137,7 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             multiple=True,
             type=EditParameter(),
             metavar="+OP:LIST|-OP|FILE",
-            help="Put an op into a list (lower, fp32, promote, error), or take it out of all; or a FILE of such edits. May be given several times.",
+            help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
         @click.option("--dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)
@@ -166,10 +170,10 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
         try:
             lines = Path(value).read_text("utf-8").splitlines()
         except UnicodeDecodeError:
-            raise Problem(f"--edit {value}: it is no text") from None
+            raise Problem(f"--edit {value}: the file is not text") from None
         except OSError as error:
-            accepted = "'+op:list' and '-op' are accepted, and a file of them"
-            raise Problem(f"{value!r} is no edit of a policy: {accepted} ({error.strerror})") from None
+            accepted = "Accepted are '+op:list', '-op', and a file of them"
+            raise Problem(f"{value!r} is not an edit of a policy. {accepted} ({error.strerror})") from None
         for number, line in enumerate(lines, start=1):
             edit = line.partition("#")[0].strip()
             if edit and not _is_edit(edit):

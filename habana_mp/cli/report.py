@@ -29,45 +29,45 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> No
     "--html",
     callback=new_file,
     metavar="FILE",
-    help="Write it as a page for the browser, too; %r in the name is the rank.",
+    help="Write the report as a page for the browser, too. %r in the name is the rank.",
 )
 @click.option(
     "--json",
     "json_file",
     callback=new_file,
     metavar="FILE",
-    help="Write it as JSON, too; %r is the rank, - a last line of stdout.",
+    help="Write the report as JSON, too. %r is the rank; - prints it as the last line of stdout.",
 )
 @click.option(
     "--values",
     is_flag=True,
-    help="Measure the error that the casts make, too, and which op makes it; a step takes three times as long or more.",
+    help="Also measure the error that the casts make, and which op makes it. A step takes three times as long or more.",
 )
 @click.option(
     "--write-edits",
     "edits_file",
     callback=new_file,
     metavar="FILE",
-    help="Write the edits that the errors speak for, one a line, which --edit FILE takes; with --values.",
+    help="Write the edits that the errors suggest, one per line, for --edit FILE. Needs --values.",
 )
 @click.option(
     "--per",
     type=click.Choice(["op", "module"]),
     default="op",
-    help="Whether these edits are of an op, or of an op in some modules alone; op by default.",
+    help="These edits are of an op, or of an op in some modules. Default: op.",
 )
 @click.option("--max-casts", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if there are more casts.")
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="Exit with 1 if the error of some op, as a part of its results, is larger; with --values.",
+    help="Exit with 1 if the error of an op, relative to its results, is larger. Needs --values.",
 )
 @click.option(
     "--baseline",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="Exit with 1 if the casts are not those of this report (of --json), and print how they differ.",
+    help="Exit with 1 if the casts differ from those of this report (of --json), and print the difference.",
 )
 @click.option(
     "--schema",
@@ -92,8 +92,8 @@ def report(
 ) -> None:
     """Run a script and report its casts.
 
-    It runs as by `habana-mp run`; then which op ran in which precision, why, and what that cost is printed on stderr, also if the
-    script fails:
+    The script runs as with `habana-mp run`. Then the command prints on stderr which op ran in which precision, why, and what that cost.
+    It does so if the script fails, too:
 
     \b
       habana-mp report train.py --epochs 1
@@ -105,7 +105,7 @@ def report(
     \b
       torchrun --nproc-per-node 2 -m habana_mp report --json r%r.json train.py
 
-    The exit code is the script's, and where that is 0, 1 for what is more than --max-casts, --max-error or --baseline allow.
+    The exit code is that of the script. If that is 0, it is 1 if the report exceeds --max-casts or --max-error or differs from --baseline.
     """
     if not values and (edits_file or max_error is not None):
         raise Problem(f"--{'write-edits' if edits_file else 'max-error'} needs --values")
@@ -146,7 +146,7 @@ def _beyond(
                 lost = f", {error.lost:,} numbers that are not finite" if error.lost else ""
                 yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"
     if before is not None and (found := before.diff(seen)):
-        yield f"--baseline: the casts are others\n{found}"
+        yield f"--baseline: the casts differ\n{found}"
 
 
 def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:

@@ -25,14 +25,14 @@ from habana_mp.hmp import Policy, convert
 def script_command(function: Callable[..., None]) -> Callable[..., None]:
     """The parameters of a command that runs a script: the function gets the script, ready and converted, as ``script``."""
 
-    @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+    @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
     @policy_options(
-        "It wins over what the script asks hmp.convert for. Default: hmp, until the script sets a policy itself or imports Habana's package."
+        "It takes precedence over the arguments of hmp.convert in the script. Default: hmp, until the script sets a policy itself or imports Habana's package."
     )
     @click.option(
         "--device",
         metavar="TYPE",
-        help='The device type that "hpu" and "habana" stand for in the script: cpu, cuda, xpu, ... A real HPU stays what it is.',
+        help='The device type that "hpu" and "habana" mean in the script: cpu, cuda, xpu, ... It does not replace a real HPU.',
     )
     @click.argument("script", type=click.Path())
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -84,7 +84,7 @@ def _choose(device: str) -> None:
     except (ValueError, RuntimeError) as error:
         raise Problem(f"--device: {error}") from None
     if not mapped:
-        click.echo("Warning: --device is not heeded: HPU is real here, or another package has taken its name", err=True)
+        click.echo("Warning: --device has no effect: the HPU is real here, or another package uses its name", err=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -92,8 +92,8 @@ def _choose(device: str) -> None:
 def run(script: Script) -> None:
     """Run an unmodified script in mixed precision.
 
-    The ops of torch are converted before the script starts; what stands behind SCRIPT belongs to the script. Processes that it spawns
-    are not converted; under torchrun each rank is:
+    The command converts the ops of torch before the script starts. Everything after SCRIPT belongs to the script. Processes that the
+    script spawns are not converted. Under torchrun, each rank is converted:
 
     \b
       habana-mp run train.py --epochs 3
@@ -101,6 +101,6 @@ def run(script: Script) -> None:
       habana-mp run --lower +softmax --edit -mul --dtype fp16 train.py
       torchrun --nproc-per-node 2 -m habana_mp run --policy hmp train.py
 
-    HABANA_MP_LOG=casts shows each cast (off, casts, detail, with :FILE behind it). The exit code is the script's.
+    HABANA_MP_LOG=casts shows each cast. It may be off, casts or detail, with :FILE after it. The exit code is that of the script.
     """
     run_script(script)

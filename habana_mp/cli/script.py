@@ -81,7 +81,7 @@ def _at(path: str) -> Script:
         return _file(path)
     spec = finder.find_spec("__main__")
     if spec is None:
-        raise Problem(f"{path!r} is no file with a script, and has no __main__.py in it")
+        raise Problem(f"{path!r} is not a script, and has no __main__.py in it")
     sys.path[0] = place
     return Script(os.path.basename(place), _code_of(spec), _main_module(spec.origin, spec, spec.loader))  # noqa: PTH119
 
@@ -100,7 +100,7 @@ def _file(path: str) -> Script:
 
 def _module_named(name: str) -> Script:
     if name.endswith(".py") and os.path.exists(name):  # noqa: PTH110
-        raise Problem(f"{name!r} is a file; without -m it is run as one")
+        raise Problem(f"{name!r} is a file. To run it, leave out -m")
     spec = find_module(name)
     if spec is None:
         raise Problem(f"no module named {name!r}")
@@ -117,7 +117,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
     get_code = getattr(spec.loader, "get_code", None)  # the loader of archives is no InspectLoader
     code: CodeType | None = get_code(spec.name) if get_code else None
     if code is None:
-        raise Problem(f"module {spec.name!r} has no Python code that could be run")
+        raise Problem(f"module {spec.name!r} has no Python code to run")
     return code
 
 

@@ -1,11 +1,14 @@
-"""Lets a script written for Gaudi run unchanged where Habana's package is not installed.
+"""Make a script that was written for Gaudi run unchanged on a machine without Habana's package.
 
-    import habana_mp.gaudi
-    from habana_frameworks.torch.hpex import hmp
+Importing this module makes `habana_frameworks.torch`, the older `hmp` package and `torch.xpu.amp` importable, as far as
+`habana_mp/_gaudi/contents.py` covers them (F1, F211 to F223). From then on "hpu" is a name of another device. If the real packages are
+installed, they stay. The import also applies the log masks of Gaudi (`habana_mp/_hpu/gaudi_flags.py`).
 
-Importing this module makes `habana_frameworks.torch` importable, as far as `habana_mp/_gaudi/contents.py` goes (F1, F211 to F223), and the
-older `hmp` package and `torch.xpu.amp`; "hpu" stands for another device from here on. Real ones are left alone. It also applies the log masks of
-Gaudi (`habana_mp/_hpu/gaudi_flags.py`).
+Example:
+    >>> import habana_mp.gaudi
+    >>> from habana_frameworks.torch.hpex import hmp
+    >>> torch.ones(2, device="hpu").device.type
+    'cpu'
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Mixed precision by policy for the trainers of others: ``habana_mp.trainers.lightning``, ``.transformers``, ``.accelerate``.
+"""Mixed precision by policy in trainers of other libraries: ``habana_mp.trainers.lightning``, ``.transformers`` and ``.accelerate``.
 
-Each needs its library, which is imported with it.
+Importing one of them imports its library, which has to be installed.
 """

@@ -29,7 +29,7 @@ def needs(library: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] != library:
             raise
         raise ModuleNotFoundError(
-            f"habana_mp.trainers.{library} is for {library}, which is not installed: pip install {library}",
+            f"habana_mp.trainers.{library} needs {library}, which is not installed: pip install {library}",
             name=error.name,
         ) from None
 
@@ -45,7 +45,7 @@ class Run:
 
     def __init__(self, policy: Policy | str | os.PathLike[str], report: bool) -> None:
         if not isinstance(report, bool):
-            raise TypeError(f"report is True or False, not {report!r}")
+            raise TypeError(f"report must be True or False, not {report!r}")
         self.state = PolicyState(policy)
         self.counted: CastReport | None = None
         self.report = report
@@ -129,6 +129,6 @@ def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callab
 def refuse(trainer: str, option: str) -> None:
     """Raises ValueError for a mixed precision beside ours."""
     raise ValueError(
-        f"{option} is a mixed precision of its own, and {trainer} is one: leave one of them out. Weights stay in float32, and the policy says "
+        f"{option} and {trainer} both set mixed precision. Use only one of them. Weights stay in float32, and the policy decides "
         "which ops run lower."
     )

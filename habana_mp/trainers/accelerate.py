@@ -24,23 +24,24 @@ _FILE = "habana_mp_policy.json"
 class HMPHook:
     """Mixed precision by a policy, in place of ``Accelerator(mixed_precision="bf16")``.
 
-    From here on the policy is in force as ``hmp.convert`` has it. ``accelerator.end_training()``, ``hook.remove()`` or the end of a ``with`` put in force what was before.
-
-    ``accelerator.save_state`` saves the policy as a small file of its own, and ``load_state`` compares it, as ``hmp.PolicyState`` does.
+    The policy is in force from here on, as after ``hmp.convert``. ``accelerator.end_training()``, ``hook.remove()`` or the end of a
+    ``with`` block restores what was in force before. ``accelerator.save_state`` saves the policy in a small file of its own, and
+    ``load_state`` compares it, as ``hmp.PolicyState`` does.
 
     Args:
-        accelerator: an ``Accelerator`` without a mixed precision of its own.
-        policy: a ``Policy``, or the name or path of one.
-        report: count the casts; ``hook.report`` is the ``CastReport``.
+        accelerator: an ``Accelerator`` without mixed precision of its own.
+        policy: a ``Policy``, or its name or path.
+        report: count the casts. ``hook.report`` is the ``CastReport``.
 
     Raises:
-        ValueError: a policy that is none; an accelerator with a mixed precision.
-        TypeError: an accelerator that is none.
-        RuntimeError: an accelerator that has such a hook; ranks with other policies.
+        ValueError: there is no such policy, or the accelerator has a mixed precision.
+        TypeError: ``accelerator`` is not an ``Accelerator``.
+        RuntimeError: the accelerator has a hook already, or the ranks have different policies.
 
-    >>> accelerator = Accelerator()
-    >>> with HMPHook(accelerator, policy="hmp"):
-    ...     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    Example:
+        >>> accelerator = Accelerator()
+        >>> with HMPHook(accelerator, policy="hmp"):
+        ...     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class HMPHook:
         report: bool = False,
     ) -> None:
         if not isinstance(accelerator, Accelerator):
-            raise TypeError(f"the first argument is an Accelerator, not {accelerator!r}")
+            raise TypeError(f"the first argument must be an Accelerator, not {accelerator!r}")
         if accelerator.mixed_precision != "no":
             refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
         if "end_training" in vars(accelerator):
-            raise RuntimeError("the accelerator has a HMPHook already: remove() that one first")
+            raise RuntimeError("the accelerator has an HMPHook already: call its remove() first")
         self._accelerator = accelerator
         self._run = Run(policy, report)
         self._run.begin()

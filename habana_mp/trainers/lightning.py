@@ -23,21 +23,22 @@ with needs("lightning"):
 class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any here
     """Mixed precision by a policy, in place of ``Trainer(precision="bf16-mixed")``.
 
-    The steps of training, validation, test and prediction and the backward pass run by the policy, as ``hmp.convert`` has it. What
-    is outside of them (callbacks, clipping, the steps of optimizers) is not cast; neither are, inside of them, ``self.log`` and the
-    ``optimizer.step()`` of manual optimization. The policy is in force in the process while ``fit``, ``validate``, ``test`` or ``predict``
-    runs, and afterwards, also after an exception, what was before. It is saved with checkpoints and compared when one is loaded, as
+    The steps of training, validation, test and prediction and the backward pass run under the policy, as after ``hmp.convert``. Nothing
+    outside them is cast: callbacks, clipping and the steps of optimizers. Inside them, ``self.log`` and the ``optimizer.step()`` of manual
+    optimization are not cast either. The policy is in force while ``fit``, ``validate``, ``test`` or ``predict`` runs. After that, also
+    after an exception, the plugin restores what was in force before. Checkpoints have the policy, and loading one compares it, as
     ``hmp.PolicyState`` does.
 
     Args:
-        policy: a ``Policy``, or the name or path of one.
-        report: count the casts; afterwards ``plugin.report`` is the ``CastReport`` of the last run.
+        policy: a ``Policy``, or its name or path.
+        report: count the casts. After a run, ``plugin.report`` is its ``CastReport``.
 
     Raises:
-        ValueError: a policy that is none. ``Trainer`` raises it where it is given ``precision=`` as well.
-        TypeError: Fabric sets up a module with it.
+        ValueError: there is no such policy. ``Trainer`` raises it, too, if ``precision=`` is given as well.
+        TypeError: Fabric sets up a module with the plugin.
 
-    >>> trainer = lightning.Trainer(plugins=[HMPPrecision(policy="hmp")])
+    Example:
+        >>> trainer = lightning.Trainer(plugins=[HMPPrecision(policy="hmp")])
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
@@ -55,7 +56,7 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         of_trainer: bool = isinstance(module, LightningModule)
         if not of_trainer:  # Fabric, which never calls teardown
-            raise TypeError("HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert()")
+            raise TypeError("HMPPrecision works with lightning.Trainer only. In a loop with Fabric, call hmp.convert()")
         # The first that a strategy asks of its plugin; teardown is the last, also after exceptions.
         self._run.begin()
         self._run.put_on(module)  # the trainer calls its training_step

@@ -35,24 +35,26 @@ def _inside_of_training() -> bool:
 class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
     """Mixed precision by a policy, in place of ``TrainingArguments(bf16=True)``.
 
-    From the beginning of ``trainer.train()`` to its end the policy is in force as ``hmp.convert`` has it, evaluation in between
-    included; the steps of the optimizer are not cast. Afterwards what was before is in force again. The Trainer has no event for an
-    exception, and none before ``evaluate`` and ``predict``: as a context manager the callback holds round all of them.
+    The policy is in force from the beginning of ``trainer.train()`` to its end, as after ``hmp.convert``, also in evaluations in between.
+    The steps of the optimizer are not cast. After the training the callback restores what was in force before. The Trainer has no event
+    for an exception, and none before ``evaluate`` and ``predict``. To cover these, use the callback as a context manager.
 
-    Where training begins the policies of the ranks are compared. The policy is saved with the checkpoints of the Trainer and compared when
-    one is resumed, as ``hmp.PolicyState`` does.
+    When training begins, the policies of the ranks are compared. Checkpoints of the Trainer have the policy, and resuming from one compares
+    it, as ``hmp.PolicyState`` does.
 
     Args:
-        policy: a ``Policy``, or the name or path of one.
-        report: count the casts; afterwards ``callback.report`` is the ``CastReport`` of the last run.
+        policy: a ``Policy``, or its name or path.
+        report: count the casts. After a run, ``callback.report`` is its ``CastReport``.
 
     Raises:
-        ValueError: a policy that is none; where the Trainer is made: bf16, fp16, bf16_full_eval or fp16_full_eval, or another HMPCallback.
+        ValueError: there is no such policy. The Trainer raises it when it is made with bf16, fp16, bf16_full_eval or fp16_full_eval, or
+            with another HMPCallback.
 
-    >>> with HMPCallback(policy="hmp") as callback:
-    ...     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=[callback])
-    ...     trainer.train()
-    ...     trainer.evaluate()
+    Example:
+        >>> with HMPCallback(policy="hmp") as callback:
+        ...     trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data, callbacks=[callback])
+        ...     trainer.train()
+        ...     trainer.evaluate()
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
@@ -84,7 +86,7 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if isinstance(state.stateful_callbacks.get(type(self).__name__), list):
-            raise ValueError("a Trainer runs by one policy, and this one has two HMPCallbacks: leave one of them out")  # noqa: TRY004
+            raise ValueError("a Trainer can have only one HMPCallback, and this one has two. Remove one of them")  # noqa: TRY004
         for name in _OTHERS:
             if getattr(args, name):
                 refuse("HMPCallback", f"TrainingArguments({name}=True)")
@@ -112,8 +114,8 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         if not is_converted():
             warn(
-                f"evaluate and predict outside of train run in float32, not by the policy {self.policy.name!r}: "
-                "call them inside of `with callback:`"
+                f"evaluate and predict outside train run in float32, not under the policy {self.policy.name!r}. "
+                "Call them inside `with callback:`"
             )
 
     def state(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_names_that_a_policy_may_list(listed: str, op, expected: torch.dtype) ->
 
 def test_a_name_that_torch_lacks_warns() -> None:
     """D22"""
-    with pytest.warns(UserWarning, match="'lienar' is no op of torch .*'linear'"):
+    with pytest.warns(UserWarning, match="'lienar' is not an op of torch .*'linear'"):
         hmp.Policy.load("torch-cpu").with_edits("+lienar:lower")
 
 
@@ -158,10 +158,10 @@ def test_hpu_refuses_float16() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"dtype": "fp8"}, "dtype is torch.bfloat16 or torch.float16, not 'fp8'"),
-        ({"dtype": A}, "a policy is given as policy="),
+        ({"dtype": "fp8"}, "dtype must be torch.bfloat16 or torch.float16, not 'fp8'"),
+        ({"dtype": A}, "To pass a policy, use policy="),
         ({"dtype": 16}, "not 16"),
-        ({"enabled": "no"}, "enabled and cache_enabled are True or False, not 'no' and None"),
+        ({"enabled": "no"}, "enabled and cache_enabled must be True or False, not 'no' and None"),
         ({"enabled": []}, "True or False"),
         ({"cache_enabled": 0}, "not True and 0"),
     ],

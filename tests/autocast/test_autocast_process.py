@@ -112,7 +112,7 @@ def test_a_list_of_the_environment_that_is_missing(tmp_path: Path) -> None:
     """D30"""
     out = run_python(LISTS, LOWER_LIST=str(tmp_path / "none.txt"))
     assert "LOWER_LIST=" in out
-    assert "is not used, the default list of hpu-autocast stays" in out
+    assert "is not used. The default list of hpu-autocast stays" in out
     assert out.split()[:4] == ["torch.float32", "torch.bfloat16", "torch.bfloat16", "torch.float32"]
 
 

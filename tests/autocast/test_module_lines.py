@@ -90,7 +90,8 @@ def test_a_policy_whose_names_are_on_no_model_warns_once(name):
     policy = hmp.Policy.from_ops(lower=["linear"], fp32=[f"linear in {name}", *(f"mm in m{i}" for i in range(4))])
     with (
         pytest.warns(
-            UserWarning, match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They hold in models"
+            UserWarning,
+            match=r"custom has names that are limited to modules \(.*, \.\.\.\)\. They apply only in models",
         ),
         in_force(policy),
     ):
@@ -120,7 +121,7 @@ def test_a_model_that_keeps_another_policy_is_warned_of(in_force):
 def test_modules_that_a_model_does_not_have_are_warned_of():
     policy = hmp.Policy.from_ops(fp32=["linear in layers.*.lost", "linear in head"])
     with pytest.warns(
-        UserWarning, match=r"'linear in layers.\*.lost' names no module; did you mean 'layers.[01].last'"
+        UserWarning, match=r"'linear in layers.\*.lost' names no module. Did you mean 'layers.[01].last'"
     ):
         hmp.set_policies(Net(), policy)
 
@@ -207,7 +208,7 @@ def test_scripted_models_run_beside_others():
 def test_modules_that_no_model_had_are_warned_of_at_the_end():
     policy = hmp.Policy.from_ops(lower=["linear"], fp32=["linear in heat"])
     with (
-        pytest.warns(UserWarning, match="'linear in heat' names no module; did you mean 'head'"),
+        pytest.warns(UserWarning, match="'linear in heat' names no module. Did you mean 'head'"),
         on_models_called(policy),
     ):
         made(Net())
@@ -255,7 +256,7 @@ def test_models_that_are_compiled_are_found():
 def test_what_set_policies_does_not_take():
     with pytest.raises(ValueError, match="hmp has no names that are limited to modules"):
         hmp.set_policies(Net(), "hmp")
-    with pytest.raises(ValueError, match="the policy of 'head' has names that are limited to modules itself"):
+    with pytest.raises(ValueError, match="the policy for 'head' has names that are limited to modules"):
         hmp.set_policies(Net(), {"head": LIMITED})
 
 

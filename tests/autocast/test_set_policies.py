@@ -273,12 +273,12 @@ def test_an_error_inside_leaves_it() -> None:
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ({"haed": HIGH}, "'haed' names no module of Net; did you mean 'head'?"),
+        ({"haed": HIGH}, "'haed' names no module of Net. Did you mean 'head'?"),
         ({"layers.*.nrm": HIGH}, r"'layers\.\*\.nrm' names no module of Net"),
-        ({"head": "no-such-policy"}, "the policy of 'head' is 'no-such-policy', which is not \"fp32\" and no policy"),
-        ({"head": "FP32"}, "the policy of 'head' is 'FP32'"),
-        ({"head": 3}, "the policy of 'head' is 3"),
-        ({"head": None}, "the policy of 'head' is None"),
+        ({"head": "no-such-policy"}, "the policy for 'head' must be \"fp32\" or a policy, not 'no-such-policy'"),
+        ({"head": "FP32"}, "or a policy, not 'FP32'"),
+        ({"head": 3}, "or a policy, not 3"),
+        ({"head": None}, "or a policy, not None"),
     ],
 )
 def test_mistakes(policies, message: str) -> None:
@@ -291,9 +291,9 @@ def test_mistakes(policies, message: str) -> None:
 @pytest.mark.parametrize(
     ("model", "policies", "message"),
     [
-        (None, {}, "set_policies is for a torch.nn.Module, not None"),
-        (Net(), ["head"], "policies is a policy, or maps paths of modules to policies"),
-        (Net(), {torch.nn.Linear: "fp32"}, "policies is a policy, or maps paths of modules to policies"),
+        (None, {}, "model must be a torch.nn.Module, not None"),
+        (Net(), ["head"], "policies must be a policy, or a mapping of paths of modules"),
+        (Net(), {torch.nn.Linear: "fp32"}, "policies must be a policy, or a mapping of paths of modules"),
     ],
     ids=["no-model", "a-list", "a-class"],
 )

@@ -9,13 +9,17 @@ from habana_mp import hmp
 
 FLOATS = np.ones(3, np.float32)
 REFUSED = {
-    "a list": (lambda: hmp.cast([1.0], "float16"), TypeError, "x is a torch tensor or a NumPy array .*, not list"),
+    "a list": (lambda: hmp.cast([1.0], "float16"), TypeError, "x must be a torch tensor or a NumPy array .*, not list"),
     "a scalar": (lambda: hmp.cast(np.float32(1), "float16"), TypeError, "not float32"),
-    "a masked array": (lambda: hmp.cast(np.ma.array(FLOATS), "float16"), TypeError, "no masked one.*, not MaskedArray"),
+    "a masked array": (
+        lambda: hmp.cast(np.ma.array(FLOATS), "float16"),
+        TypeError,
+        "NumPy array without a mask.*, not MaskedArray",
+    ),
     "float64": (
         lambda: hmp.cast(np.ones(3), "float16"),
         TypeError,
-        "x is float64; float32, float16 or bfloat16 is cast$",
+        "x is float64, and only float32, float16 or bfloat16 can be cast$",
     ),
     "int32": (lambda: hmp.cast(np.ones(3, np.int32), "float16"), TypeError, "x is int32"),
     "uint16": (
@@ -27,32 +31,40 @@ REFUSED = {
     "float8": (lambda: hmp.cast(FLOATS.astype(ml_dtypes.float8_e5m2), "float16"), TypeError, "x is float8_e5m2"),
     "other fields": (lambda: hmp.cast(np.ones(3, [("bfloat16", "u2"), ("b", "u2")]), "float16"), TypeError, "x is "),
     "a name of another field": (lambda: hmp.cast(np.ones(3, [("bfloat16", "f2")]), "float16"), TypeError, "x is "),
-    "a float64 tensor": (lambda: hmp.cast(torch.ones(3).double(), "float16"), TypeError, "x is torch.float64; float32"),
-    "an int tensor": (lambda: hmp.cast(torch.ones(3).int(), "float16"), TypeError, "x is torch.int32; float32"),
+    "a float64 tensor": (
+        lambda: hmp.cast(torch.ones(3).double(), "float16"),
+        TypeError,
+        "x is torch.float64, and only float32",
+    ),
+    "an int tensor": (
+        lambda: hmp.cast(torch.ones(3).int(), "float16"),
+        TypeError,
+        "x is torch.int32, and only float32",
+    ),
     "to float64": (
         lambda: hmp.cast(FLOATS, "float64"),
         ValueError,
-        "dtype is float32, float16 or bfloat16, not 'float64'",
+        "dtype must be float32, float16 or bfloat16, not 'float64'",
     ),
     "to torch.float64": (lambda: hmp.cast(FLOATS, torch.float64), ValueError, "not torch.float64"),
     "to float": (lambda: hmp.cast(FLOATS, float), ValueError, "not <class 'float'>"),
     "to the other byte order": (lambda: hmp.cast(FLOATS, np.dtype(">f4")), ValueError, "not dtype"),
     "to uint16": (lambda: hmp.cast(FLOATS, np.uint16), ValueError, "not <class 'numpy.uint16'>"),
-    "to nothing": (lambda: hmp.cast(FLOATS, None), TypeError, "a dtype of torch, NumPy or ml_dtypes .*, not None"),
+    "to nothing": (lambda: hmp.cast(FLOATS, None), TypeError, "a dtype of torch, NumPy or ml_dtypes, .*, not None"),
     "to a number": (
         lambda: hmp.cast(torch.ones(3), 16.0),
         TypeError,
-        "a dtype of torch, NumPy or ml_dtypes .*, not 16.0",
+        "a dtype of torch, NumPy or ml_dtypes, .*, not 16.0",
     ),
     "out: a tensor": (
         lambda: hmp.cast(FLOATS, "float16", out=torch.ones(3).half()),
         TypeError,
-        "out is a NumPy array .*, as x is, not Tensor",
+        "out must be a NumPy array .*, as x is, not Tensor",
     ),
     "out: an array": (
         lambda: hmp.cast(torch.ones(3), "float16", out=np.ones(3, np.float16)),
         TypeError,
-        "out is a torch tensor, as x is, not ndarray",
+        "out must be a torch tensor, as x is, not ndarray",
     ),
     "out: another shape": (
         lambda: hmp.cast(FLOATS, "float16", out=np.ones((3, 1), np.float16)),
@@ -67,7 +79,7 @@ REFUSED = {
     "out: uint16": (
         lambda: hmp.cast(FLOATS, "bfloat16", out=np.ones(3, np.uint16)),
         TypeError,
-        r"out is uint16.*say so: out\.view",
+        r"out is uint16.*mark them: out\.view",
     ),
     "out: read-only": (
         lambda: hmp.cast(FLOATS, "float16", out=np.broadcast_to(np.float16(1), 3)),

@@ -145,7 +145,7 @@ def test_explain_several():
 
 @pytest.mark.parametrize(
     ("arguments", "printed"),
-    [(["lienar"], "Error: 'lienar' is no op of torch"), (["mm", "--policy", "hpm"], "Error: 'hpm' is no policy")],
+    [(["lienar"], "Error: 'lienar' is not an op of torch"), (["mm", "--policy", "hpm"], "Error: Unknown policy 'hpm'")],
     ids=["op", "policy"],
 )
 def test_explain_used_wrongly(arguments, printed):
@@ -219,7 +219,7 @@ def test_doctor_leaves_the_threads_of_torch(examine):
             "HABANA_MP_LOGS",
             "casts",
             "problem",
-            "HABANA_MP_LOGS is no variable of habana_mp; did you mean HABANA_MP_LOG?",
+            "HABANA_MP_LOGS is not a variable of habana_mp. Did you mean HABANA_MP_LOG?",
         ),
         ("LOWER_LIST", "/no/such", "problem", "LOWER_LIST: /no/such: No such file or directory"),
     ],

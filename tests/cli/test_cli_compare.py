@@ -86,7 +86,7 @@ def test_the_policies_may_stand_behind_the_script(here):
         (["train.py", "--raise"], 1, "ValueError: no"),
         (["train.py", "--say"], 1, "said\nRun a, under none, ended with 1"),
         (["train.py", "--close"], 1, "first difference"),
-        (["--with", "nosuch", "train.py"], 2, "'nosuch' is no policy"),
+        (["--with", "nosuch", "train.py"], 2, "Unknown policy 'nosuch'"),
         (["--html", "no/such/c.html", "train.py"], 2, "--html no/such/c.html: No such file or directory"),
         (["train.py", "--with"], 2, "--with takes a policy"),
         (["none.py"], 2, "none.py: No such file or directory"),

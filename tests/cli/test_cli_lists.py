@@ -127,16 +127,16 @@ def test_diff(other, settings, ops):
         (b"# only a comment\n\n", []),
         (b"linear\nmm@float16 # attention\npow.Tensor_Scalar\n", []),
         (b"+linear\n-mm@bfloat16\n", []),
-        (b"linear\nlienar\n", [(2, "'lienar' is no op of torch", "did you mean 'linear'")]),
-        (b"torch.relu\n", [(1, "'torch.relu' is no op of torch", "did you mean 'relu'?")]),
-        (b"+linear\n-rellu@float16\n", [(2, "'rellu' is no op of torch", "did you mean 'relu'")]),
+        (b"linear\nlienar\n", [(2, "'lienar' is not an op of torch", "Did you mean 'linear'")]),
+        (b"torch.relu\n", [(1, "'torch.relu' is not an op of torch", "Did you mean 'relu'?")]),
+        (b"+linear\n-rellu@float16\n", [(2, "'rellu' is not an op of torch", "Did you mean 'relu'")]),
         (b"mm mm\n\nmm,\nbmm\n", [(1, "'mm mm' is no op name", ""), (3, "'mm,' is no op name", "")]),
         (b"aten::mm\n", [(1, "'aten::mm' is no op name", "(write 'mm')")]),
         (b"mm@float64\r\nmm@\rbmm", [(1, "'mm@float64' is no entry", "float16 or bfloat16"), (2, "'mm@' is no entry", "")]),
         (b"mm\nbmm\nmm\n", [(3, "'mm' is in line 1 already", "")]),
         (b"+mm\n+bmm\n-mm\n", [(3, "'mm' is taken out here and added in line 1", "")]),
         (b"mm\n+bmm\n", [(2, "'bmm' begins with + or -", "")]),
-        (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is no op name", ""), (2, "'lienar' is no op", "")]),
+        (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is no op name", ""), (2, "'lienar' is not an op", "")]),
     ],
     ids=[
         "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
@@ -183,7 +183,7 @@ def test_check_stops_with_what_is_no_list(here, line):
     Path("my.txt").write_text("".join(line.format(i) for i in range(2000)))
     lines = lists("check", "my.txt").stdout.splitlines()
     assert len(lines) == 51
-    assert lines[-1] == "my.txt: and more: 50 mistakes of a file are told"
+    assert lines[-1] == "my.txt: and more: 50 mistakes of a file are shown"
 
 
 @pytest.mark.parametrize("preset", hmp.presets())
@@ -207,10 +207,10 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
         ({"fp32.txt": "mm@float16\n"}, []),
         ({"promote.txt": "+add\n"}, ["my/promote.txt: names that begin with + or - edit a list"]),
         ({"lower.txt": "lienar\n", "fp32.txt": "a b\n"}, ["my/lower.txt:1: 'lienar'", "my/fp32.txt:1: 'a b'"]),
-        ({"policy.toml": TOML + 'rset = "fp32"\n'}, ["my/policy.toml: 'rset' is no key of a policy"]),
+        ({"policy.toml": TOML + 'rset = "fp32"\n'}, ["my/policy.toml: 'rset' is not a key of a policy"]),
         ({"policy.toml": TOML.replace("inputs", "all")}, ["my/policy.toml: "]),
         ({"policy.toml": TOML + "="}, ["my/policy.toml: "]),
-        ({"policy.toml": TOML + 'error = ["lienar"]'}, ["my/policy.toml: 'lienar' is no op of torch"]),
+        ({"policy.toml": TOML + 'error = ["lienar"]'}, ["my/policy.toml: 'lienar' is not an op of torch"]),
         ({"promote.txt": None}, ["my/promote.txt: No such file or directory; a policy is policy.toml, lower.txt"]),
         ({"policy.toml": None}, ["my/policy.toml: No such file or directory; a policy is policy.toml, lower.txt"]),
     ],
@@ -270,7 +270,11 @@ def test_the_hook_takes_list_files(hook, path):
     ("files", "status", "printed"),
     [
         ({"lower.txt": "linear\n"}, 0, "no mistakes found\n"),
-        ({"lower.txt": "linear\n", "fp32.txt": "softmax\nlienar\n"}, 1, "fp32.txt:2: 'lienar' is no op of torch .*\n"),
+        (
+            {"lower.txt": "linear\n", "fp32.txt": "softmax\nlienar\n"},
+            1,
+            "fp32.txt:2: 'lienar' is not an op of torch .*\n",
+        ),
     ],
     ids=["good", "bad"],
 )
@@ -334,11 +338,11 @@ def test_a_policy_can_be_edited_where_it_is(here):
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["nope", "-mm"], "Error: 'nope' is no policy"),
-        (["hmp", "mm"], "Error: 'mm' is no edit of a policy: '+op:list' and '-op' are accepted"),
-        (["hmp", "+mm"], "Error: '+mm' is no edit of a policy"),
-        (["hmp", "+mm:lowest"], "Error: '+mm:lowest' is no edit of a policy"),
-        (["hmp", "-lienar"], "Error: 'lienar' is no op of torch"),
+        (["nope", "-mm"], "Error: Unknown policy 'nope'"),
+        (["hmp", "mm"], "Error: 'mm' is not an edit of a policy. Accepted are '+op:list' and '-op'"),
+        (["hmp", "+mm"], "Error: '+mm' is not an edit of a policy"),
+        (["hmp", "+mm:lowest"], "Error: '+mm:lowest' is not an edit of a policy"),
+        (["hmp", "-lienar"], "Error: 'lienar' is not an op of torch"),
         (["hmp", "-mm", "--output", "full"], "Error: full has files in it; give a new folder"),
         (["hmp", "-mm", "--output", "other"], "Error: other has files in it; give a new folder"),
         (["hmp", "-mm", "--output", "my lists"], "Error: 'my lists' is no policy name"),

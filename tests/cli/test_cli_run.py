@@ -199,20 +199,20 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
     ("arguments", "printed"),
     [
         (["none.py"], "Error: none.py: No such file or directory"),
-        (["folder"], "Error: 'folder' is no file with a script, and has no __main__.py in it"),
+        (["folder"], "Error: 'folder' is not a script, and has no __main__.py in it"),
         (["-m", "no_module"], "Error: no module named 'no_module'"),
         (["-m", "no_module.inner"], "Error: no module named 'no_module.inner'"),
         (["-m", "json.none"], "Error: no module named 'json.none'"),
         (["-m", ".json"], "Error: no module named '.json'"),
         (["-m", "__main__"], "Error: no module named '__main__'"),
         (["-m", "xml"], "Error: no module named 'xml.__main__'"),
-        (["-m", "sys"], "Error: module 'sys' has no Python code that could be run"),
-        (["-m", "script.py"], "Error: 'script.py' is a file; without -m it is run as one"),
-        (["--policy", "nope", "script.py"], "Error: 'nope' is no policy: accepted are a preset (balanced, hmp, "),
+        (["-m", "sys"], "Error: module 'sys' has no Python code to run"),
+        (["-m", "script.py"], "Error: 'script.py' is a file. To run it, leave out -m"),
+        (["--policy", "nope", "script.py"], "Error: Unknown policy 'nope'. Accepted are a preset (balanced, hmp, "),
         (["--policy", "folder", "script.py"], "Error: folder/policy.toml: No such file or directory"),
         (["--lower", "bad.txt", "script.py"], "Error: bad.txt:1: 'mm mm' is no op name"),
         (["--lower", "+mm mm", "script.py"], "Error: --lower:1: 'mm mm' is no op name"),
-        (["--lower", "+lienar", "script.py"], "Error: --lower:1: 'lienar' is no op of torch"),
+        (["--lower", "+lienar", "script.py"], "Error: --lower:1: 'lienar' is not an op of torch"),
         (
             ["--fp32", "+mm", "--fp32", "-mm", "script.py"],
             "Error: --fp32:2: 'mm' is taken out here and added in line 1",
@@ -221,13 +221,16 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
             ["--lower", "a.txt", "--lower", "b.txt", "script.py"],
             "Error: --lower takes one file, and any number of +op and -op, not a.txt",
         ),
-        (["--edit", "mm", "script.py"], "Error: 'mm' is no edit of a policy: '+op:list' and '-op' are accepted"),
-        (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is no op of torch"),
+        (["--edit", "mm", "script.py"], "Error: 'mm' is not an edit of a policy. Accepted are '+op:list' and '-op'"),
+        (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is not an op of torch"),
         (
             ["--dtype", "fp8", "script.py"],
-            "Error: --dtype is torch.bfloat16 or torch.float16, or its name, not 'fp8'",
+            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not 'fp8'",
         ),
-        (["--dtype", "float32", "script.py"], "Error: --dtype is torch.bfloat16 or torch.float16, or its name, not"),
+        (
+            ["--dtype", "float32", "script.py"],
+            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -258,7 +261,7 @@ def test_names_that_torch_does_not_have_are_reported_and_it_runs(here):
     Path("script.py").write_text(DTYPE)
     done = run("--lower", "lower.txt", "script.py")
     assert (done.exit_code, done.stdout) == (0, "torch.bfloat16\n")
-    assert done.stderr.startswith("Warning: lower.txt has names that decide nothing:\nlower.txt:2: 'lienar' is no op")
+    assert done.stderr.startswith("Warning: lower.txt has names without effect:\nlower.txt:2: 'lienar' is not an op")
 
 
 def test_the_package_alone_imports_neither_click_nor_rich():

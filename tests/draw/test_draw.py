@@ -352,7 +352,7 @@ class TestErrors:
 
     def test_what_is_no_report_is_refused(self):
         *_, model, x = self.drawn()
-        with pytest.raises(TypeError, match=r"report is an hmp\.CastReport with values, not 3"):
+        with pytest.raises(TypeError, match=r"report must be an hmp\.CastReport with values, not 3"):
             hmp.draw(model, x, report=3)
         with hmp.report() as plain:
             pass

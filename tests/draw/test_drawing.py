@@ -31,24 +31,24 @@ def nograd() -> torch.Tensor:
 WRONG = [
     ("no-graph", lambda: hmp.draw(nograd()), ValueError, "no tensor in what draw was given has a graph: .*no_grad"),
     ("integers", lambda: hmp.draw(torch.ones(2, dtype=torch.int)), ValueError, "has a graph"),
-    ("none", lambda: hmp.draw(None), TypeError, r"takes a torch.nn.Module, or .* of NoneType and has none"),
-    ("function", lambda: hmp.draw(F.linear), TypeError, "builtin_function_or_method and has none"),
+    ("none", lambda: hmp.draw(None), TypeError, r"takes a torch.nn.Module, or .* is a NoneType without a tensor"),
+    ("function", lambda: hmp.draw(F.linear), TypeError, "builtin_function_or_method without a tensor"),
     ("module-without-tensor", lambda: hmp.draw(nn.Module()), NotImplementedError, "forward"),
-    ("arguments", lambda: hmp.draw(deep(1), torch.ones(2)), TypeError, "go with a torch.nn.Module, not with a Tensor"),
-    ("depth-of-tensor", lambda: hmp.draw(deep(1), depth=1), TypeError, "go with a torch.nn.Module, not with a Tensor"),
+    ("arguments", lambda: hmp.draw(deep(1), torch.ones(2)), TypeError, "need a torch.nn.Module, not a Tensor"),
+    ("depth-of-tensor", lambda: hmp.draw(deep(1), depth=1), TypeError, "need a torch.nn.Module, not a Tensor"),
     ("depth", lambda: hmp.draw(*linear(), depth=-1), ValueError, "0 or more, not -1"),
     ("depth-type", lambda: hmp.draw(*linear(), depth="1"), ValueError, "0 or more, not '1'"),
     (
         "too-many",
         lambda: hmp.draw(deep(5000)),
         ValueError,
-        r"5,002 nodes, and 1,000 are the most: hmp.draw\(model, x\)",
+        r"5,002 nodes, and at most 1,000 are possible. Use hmp.draw\(model, x\)",
     ),
     (
         "too-wide",
         lambda: hmp.draw(nn.Sequential(*(nn.ReLU() for _ in range(1000))), torch.ones(2)),
         ValueError,
-        "1,002 nodes, and 1,000 are the most: take a smaller depth",
+        "1,002 nodes, and at most 1,000 are possible. Use a smaller depth",
     ),
 ]
 
@@ -102,7 +102,7 @@ def test_saved_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("x.gif", ValueError, "'x.gif': a drawing is saved as .svg or .png"),
+        ("x.gif", ValueError, "'x.gif': the name of a drawing must end in .svg or .png"),
         ("x", ValueError, "'x': a drawing"),
         ("no/folder/x.svg", FileNotFoundError, "no/folder"),
         (3, TypeError, "not '?int"),

@@ -77,7 +77,7 @@ def test_two_steps_run_under_what_is_in_force(front_end, net):
     assert found.same
     assert found.calls >= 4
     assert (other.same, other.first.kind, other.result_error) == (False, "only in a", None)
-    assert other.notes == ("What the steps return has other sizes, and is not compared.",)
+    assert other.notes == ("The results of the steps have different sizes and are not compared.",)
 
 
 def test_a_step_runs_once_under_each_policy(net):
@@ -212,10 +212,10 @@ def tensors_of(values):
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((3,), TypeError, "compare runs a step, a function without arguments, not 3"),
+        ((3,), TypeError, "step must be a function without arguments, not 3"),
         ((print, 3), TypeError, "a policy is a Policy, the name of a preset"),
-        ((print, None, "no-such"), ValueError, "'no-such' is no policy"),
-        ((print, print, "hmp"), TypeError, "two steps run under what is in force"),
+        ((print, None, "no-such"), ValueError, "Unknown policy 'no-such'"),
+        ((print, print, "hmp"), TypeError, "compare runs two steps under the policy in force"),
     ],
     ids=["no step", "no policy", "unknown", "steps and a policy"],
 )
@@ -244,7 +244,7 @@ def test_programs_that_share_nothing_are_not_the_same():
     found = hmp.compare(lambda: torch.exp(X), lambda: torch.sin(X))
     assert not found.same
     assert found.first.kind == "only in b"
-    assert found.notes == ("No call of one run is a call of the other.",)
+    assert found.notes == ("The two runs have no call in common.",)
     assert "only in a: 1 call (exp)" in str(found)
 
 
@@ -337,7 +337,7 @@ def test_what_a_forward_keeps_for_its_backward_is_nothing_given(module):
 def test_policies_are_not_compared_under_a_conversion():
     """Its casts would come before theirs."""
     hmp.convert()
-    with pytest.raises(RuntimeError, match=r"^compare runs .* a conversion is in force: call hmp.revert\(\) before$"):
+    with pytest.raises(RuntimeError, match=r"^compare runs .* a conversion is in force. Call hmp.revert\(\) first$"):
         hmp.compare(lambda: torch.ones(2), None, "hmp")
 
 

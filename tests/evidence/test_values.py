@@ -225,13 +225,13 @@ def test_a_file_with_numbers_that_are_none(net, tmp_path) -> None:
     row = next(row for row in values["rows"] if "values" in row)
     row["values"]["change"] = "much"
     (tmp_path / "wrong.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"values\.change is to be a finite number, not 'much'"):
+    with pytest.raises(ValueError, match=r"values\.change must be a finite number, not 'much'"):
         hmp.CastReport.load(tmp_path / "wrong.json")
 
 
 @pytest.mark.parametrize("values", ["yes", 3, None])
 def test_wrong_values(values) -> None:
-    with pytest.raises(ValueError, match="values is True, False or"):
+    with pytest.raises(ValueError, match="values must be True, False or"):
         hmp.report(values=values)
 
 

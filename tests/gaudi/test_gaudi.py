@@ -129,13 +129,13 @@ MISSING = {
         f"from {HT}.hpex.optimizers import FusedLARS2",
         "ModuleNotFoundError",
         f"{HT}.hpex.optimizers.FusedLARS2",
-        "did you mean FusedLars",
+        "Did you mean FusedLars",
     ),
     "of-another-module": (
         f"from {HT}.hpex import FusedSDPA",
         "ModuleNotFoundError",
         f"{HT}.hpex.FusedSDPA",
-        f"did you mean {HT}.hpex.kernels.FusedSDPA",
+        f"Did you mean {HT}.hpex.kernels.FusedSDPA",
     ),
     "attribute": (
         "import habana_frameworks as h; h.torch.hpu.Tape",
@@ -161,7 +161,7 @@ def missing() -> dict[str, str]:
 @pytest.mark.parametrize("case", MISSING)
 def test_what_does_not_exist_names_the_nearest(missing: dict[str, str], case: str) -> None:
     _, error, name, hint = MISSING[case]
-    shown = f"{error} habana_mp.gaudi has no '{name}', and the real one is not installed; {hint}"
+    shown = f"{error} habana_mp.gaudi has no '{name}', and the real one is not installed. {hint}"
     assert missing[case].startswith(shown)
     assert len(missing[case]) < 250
 
@@ -169,7 +169,7 @@ def test_what_does_not_exist_names_the_nearest(missing: dict[str, str], case: st
 def test_the_nearest_name_is_told_once() -> None:
     command = [sys.executable, "-c", f"import habana_mp.gaudi, {HT}.core as c; c.mark_stpe()"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith("; did you mean mark_step?")
+    assert done.stderr.splitlines()[-1].endswith(". Did you mean mark_step?")
 
 
 # statement -> what is refused, and why

@@ -36,5 +36,5 @@ def test_clip_norm_of_one_tensor():
 
 @pytest.mark.parametrize("max_norm", [-1.0, float("nan")], ids=str)
 def test_clip_norm_refuses(max_norm):
-    with pytest.raises(ValueError, match=f"max_norm is a number from 0 on, not {max_norm}"):
+    with pytest.raises(ValueError, match=f"max_norm must be a number, 0 or more, not {max_norm}"):
         FusedClipNorm([], max_norm)

@@ -20,8 +20,8 @@ RANKS = {
     ),
     "D48 arguments": ({}, {"world_size": 2, "rank": 0, "local_rank": 0}, (2, 0, 0)),
     "arguments win": (TORCHRUN, {"rank": 3}, (8, 3, 1)),
-    "no number": ({"WORLD_SIZE": "two"}, {}, "WORLD_SIZE='two' is no integer"),
-    "no number as argument": ({}, {"rank": "first"}, "rank='first' is no integer"),
+    "no number": ({"WORLD_SIZE": "two"}, {}, "WORLD_SIZE='two' is not an integer"),
+    "no number as argument": ({}, {"rank": "first"}, "rank='first' is not an integer"),
 }
 
 

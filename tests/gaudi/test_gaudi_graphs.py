@@ -117,12 +117,12 @@ def test_random_numbers_are_new_ones():
 
 def test_what_is_refused():
     recorded = HPUGraph()
-    with pytest.raises(RuntimeError, match=r"^replay needs what capture_begin and capture_end have recorded$"):
+    with pytest.raises(RuntimeError, match=r"^replay needs a graph that capture_begin and capture_end recorded$"):
         recorded.replay()
     with pytest.raises(RuntimeError, match=r"^capture_end without capture_begin on this thread$"):
         recorded.capture_end()
     recorded.capture_begin()
-    with pytest.raises(RuntimeError, match=r"^capture_begin: a graph records already$"):
+    with pytest.raises(RuntimeError, match=r"^capture_begin: a graph is recording already$"):
         HPUGraph().capture_begin()
     with pytest.raises(RuntimeError, match=r"^capture_end without capture_begin on this thread$"):
         HPUGraph().capture_end()

@@ -86,8 +86,8 @@ def test_attention_with_fewer_heads_of_keys():
         ({"sink": torch.zeros(4)}, NotImplementedError, "FusedSDPA has no sink here"),
         ({"window_size": (2, 0)}, NotImplementedError, "FusedSDPA has no window_size here"),
         ({"return_attn_probs": True}, NotImplementedError, "FusedSDPA has no return_attn_probs here"),
-        ({"valid_seq_len": torch.tensor([1, 1])}, ValueError, "with is_causal=True alone"),
-        ({"seq_padding_type": "top"}, ValueError, 'seq_padding_type is "left" or "right", not \'top\''),
+        ({"valid_seq_len": torch.tensor([1, 1])}, ValueError, "only with is_causal=True"),
+        ({"seq_padding_type": "top"}, ValueError, 'seq_padding_type must be "left" or "right", not \'top\''),
     ],
 )
 def test_attention_refuses(options, error, message):

@@ -134,11 +134,11 @@ def test_gradients_stay_as_they_are():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -1.0}, "lr is a number from 0 on, not -1.0"),
-        ({"eps": float("nan")}, "eps is a number from 0 on, not nan"),
-        ({"weight_decay": -0.1}, "weight_decay is a number from 0 on"),
-        ({"max_grad_norm": -1.0}, "max_grad_norm is a number from 0 on"),
-        ({"betas": (0.9, 1.0)}, r"betas are two numbers from 0 on and below 1, not \(0.9, 1.0\)"),
+        ({"lr": -1.0}, "lr must be a number, 0 or more, not -1.0"),
+        ({"eps": float("nan")}, "eps must be a number, 0 or more, not nan"),
+        ({"weight_decay": -0.1}, "weight_decay must be a number, 0 or more"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm must be a number, 0 or more"),
+        ({"betas": (0.9, 1.0)}, r"betas must be two numbers, 0 or more and below 1, not \(0.9, 1.0\)"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -126,9 +126,9 @@ def test_an_error_leaves_gradients_and_groups():
 
 
 def test_refused():
-    with pytest.raises(ValueError, match="skip_mask has one entry for each parameter: 4 of the optimizer, not 1"):
+    with pytest.raises(ValueError, match="skip_mask must have one entry for each parameter: 4 of the optimizer, not 1"):
         FusedLars(torch.optim.SGD(parameters(), lr=0.1), [True])
-    with pytest.raises(ValueError, match="momentum is a number from 0 on, not -1"):
+    with pytest.raises(ValueError, match="momentum must be a number, 0 or more, not -1"):
         FusedResourceApplyMomentum(parameters(), lr=0.1, momentum=-1)
 
 

@@ -84,7 +84,7 @@ def test_nothing_asked_for_makes_no_folder(applied, tmp_path):
 @pytest.mark.parametrize("name", [MODULES, LEVELS])
 @pytest.mark.parametrize("value", ["DEBUG", "0xZZ", "8,4"])
 def test_a_mask_that_is_no_number_is_reported_and_not_used(applied, name, value):
-    message = re.escape(f"{name}={value!r} is no number such as 8 or 0x80; it is not used")
+    message = re.escape(f"{name}={value!r} is not a number such as 8 or 0x80; it is not used")
     with pytest.warns(UserWarning, match=message):
         assert applied({LEVELS: "8", name: value}) is None
 
@@ -144,5 +144,5 @@ def test_doctor_tells_the_flags_as_json(doctor):
 
 def test_doctor_finds_a_mask_that_is_no_number(doctor):
     done = doctor(**{MODULES: "ops"})
-    assert f"problem  {MODULES}='ops' is no number such as 8 or 0x80" in done.stdout
+    assert f"problem  {MODULES}='ops' is not a number such as 8 or 0x80" in done.stdout
     assert done.exit_code == 1

@@ -148,4 +148,4 @@ def test_run_where_hpu_is_real(place_for_scripts: Path) -> None:
     command = [sys.executable, "-m", "habana_mp", "run", "--device", "cpu", "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place_for_scripts)
     assert (done.stdout, done.returncode) == ("ran\n", 0)
-    assert "Warning: --device is not heeded" in done.stderr
+    assert "Warning: --device has no effect" in done.stderr

@@ -63,7 +63,7 @@ def test_the_module_of_the_device() -> None:
     end.record()
     end.synchronize()
     assert start.elapsed_time(end) > 0
-    with pytest.raises(AttributeError, match=r"torch\.hpu\.quant: hpu stands for cpu here, and torch\.cpu has no"):
+    with pytest.raises(AttributeError, match=r"torch\.hpu\.quant: hpu is a name of cpu here, and torch\.cpu has no"):
         module.quant  # noqa: B018
     assert not hasattr(module, "quant")
 

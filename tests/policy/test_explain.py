@@ -36,7 +36,7 @@ def test_an_unknown_name_is_reported_with_the_nearest(name: str, near: str) -> N
 
 def test_a_wrong_type_is_reported() -> None:
     with pytest.raises(
-        TypeError, match=r"explain takes the name of an op, as 'layer_norm', or a class of torch\.nn, not 3"
+        TypeError, match=r"explain takes the name of an op, such as 'layer_norm', or a class of torch\.nn, not 3"
     ):
         hmp.explain(3)  # type: ignore[arg-type]
 

@@ -106,7 +106,7 @@ def test_a_byte_order_mark_in_policy_toml(folder):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        pytest.param("name = " + "[" * 200_000, "too deep in one another", id="nested"),
+        pytest.param("name = " + "[" * 200_000, "its values are nested too deeply", id="nested"),
         pytest.param(b"name = '\xff'", "'utf-8' codec", id="bytes"),
         pytest.param(TOML.encode("utf-16"), "'utf-8' codec", id="UTF-16"),
         pytest.param(TOML.replace("mine", r"mi\u0000ne"), r"'mi\\x00ne' is no policy name", id="NUL in the name"),
@@ -133,13 +133,13 @@ def test_a_description_that_is_none(folder, description, message):
             r"'a\x00b' is no policy name",
             id="text",
         ),
-        pytest.param(lambda: hmp.Policy.from_files("a\0b"), r"'a\x00b' is no path: it has a NUL", id="list path"),
+        pytest.param(lambda: hmp.Policy.from_files("a\0b"), r"'a\x00b' is not a path: it has a NUL", id="list path"),
         pytest.param(
-            lambda: hmp.convert(bf16_file_path=b"a\0b"), r"'a\x00b' is no path: it has a NUL", id="bytes path"
+            lambda: hmp.convert(bf16_file_path=b"a\0b"), r"'a\x00b' is not a path: it has a NUL", id="bytes path"
         ),
-        pytest.param(lambda: hmp.Policy.load(Path("a\0b")), r"b/policy.toml' is no path: it has a NUL", id="folder"),
-        pytest.param(lambda: hmp.Policy.load("a\0b.json"), r"'a\x00b.json' is no path: it has a NUL", id="json"),
-        pytest.param(lambda: hmp.CastReport.load("a\0b"), r"'a\x00b' is no path: it has a NUL", id="report"),
+        pytest.param(lambda: hmp.Policy.load(Path("a\0b")), r"b/policy.toml' is not a path: it has a NUL", id="folder"),
+        pytest.param(lambda: hmp.Policy.load("a\0b.json"), r"'a\x00b.json' is not a path: it has a NUL", id="json"),
+        pytest.param(lambda: hmp.CastReport.load("a\0b"), r"'a\x00b' is not a path: it has a NUL", id="report"),
     ],
 )
 def test_characters_that_nobody_sees(make, message):
@@ -162,7 +162,7 @@ def test_a_list_of_the_environment_that_is_none_warns(monkeypatch, tmp_path, mak
     make(path)
     default = hmp.Policy.load("hpu-autocast")
     monkeypatch.setenv("LOWER_LIST", str(path))
-    with pytest.warns(UserWarning, match="is not used, the default list of hpu-autocast stays") as warned:
+    with pytest.warns(UserWarning, match="is not used. The default list of hpu-autocast stays") as warned:
         read_environment()
     assert why in str(warned[0].message)
     assert hmp.Policy.load("hpu-autocast") == default

@@ -61,7 +61,9 @@ def test_mixed_precision_is_off(write):
 
 @pytest.mark.parametrize("config", [{}, OTHERS], ids=["empty", "others"])
 def test_nothing_of_mixed_precision(write, config):
-    with pytest.warns(UserWarning, match=r"gaudi_config\.json says nothing of mixed precision: all ops run in float32"):
+    with pytest.warns(
+        UserWarning, match=r"gaudi_config\.json has no setting for mixed precision: all ops run in float32"
+    ):
         assert hmp.Policy.load(write(config)).name == "float32"
 
 
@@ -123,7 +125,7 @@ def test_the_command_line_takes_it(write, place_for_scripts):
 def test_o2_has_its_own_lists(write):
     path = write({**HMP, "hmp_opt_level": "O2", "hmp_bf16_ops": ["softmax"], "hmp_fp32_ops": ["mm"]})
     with pytest.warns(
-        UserWarning, match="hmp_opt_level O2 has lists of its own: hmp_bf16_ops and hmp_fp32_ops is not read"
+        UserWarning, match="hmp_opt_level O2 has its own lists and does not read hmp_bf16_ops and hmp_fp32_ops"
     ):
         assert hmp.Policy.load(path) == hmp.Policy.load("hmp-o2")
 
@@ -131,7 +133,7 @@ def test_o2_has_its_own_lists(write):
 def test_an_unknown_op(write):
     path = write({**HMP, "hmp_fp32_ops": ["sofmax"]})
     with pytest.warns(
-        UserWarning, match=f"{path}: hmp_fp32_ops: 'sofmax' is no op of torch .*; did you mean 'softmax'"
+        UserWarning, match=f"{path}: hmp_fp32_ops: 'sofmax' is not an op of torch .*. Did you mean 'softmax'"
     ):
         hmp.Policy.load(path)
 
@@ -141,20 +143,20 @@ def test_an_unknown_op(write):
     [
         ("", "Expecting value: line 1 column 1"),
         ('{"use_habana_mixed_precision": True}', "Expecting value: line 1 column 32"),
-        ("[]", "a gaudi_config.json is one object, {...}, not []"),
+        ("[]", "a gaudi_config.json must be one object, {...}, not []"),
         ("[" * 100_000, "maximum recursion depth exceeded"),
-        ({"use_habana_mixed_precision": "yes"}, "use_habana_mixed_precision is true or false, not 'yes'"),
-        ({"use_torch_autocast": 1}, "use_torch_autocast is true or false, not 1"),
-        ({**HMP, "hmp_is_verbose": None}, "hmp_is_verbose is true or false, not None"),
-        ({**HMP, "hmp_opt_level": "O3"}, "hmp_opt_level is \"O1\" or \"O2\", not 'O3'"),
-        ({**HMP, "hmp_opt_level": 1}, 'hmp_opt_level is "O1" or "O2", not 1'),
-        ({**HMP, "hmp_bf16_ops": "mm"}, "hmp_bf16_ops is a list of op names, or null for the built-in list, not 'mm'"),
-        ({**HMP, "hmp_fp32_ops": [1]}, "hmp_fp32_ops is a list of op names, or null for the built-in list, not [1]"),
-        ({**HMP, "hmp_fp32_ops": ["a b"]}, "hmp_fp32_ops: 'a b' is no op name; accepted are letters"),
+        ({"use_habana_mixed_precision": "yes"}, "use_habana_mixed_precision must be true or false, not 'yes'"),
+        ({"use_torch_autocast": 1}, "use_torch_autocast must be true or false, not 1"),
+        ({**HMP, "hmp_is_verbose": None}, "hmp_is_verbose must be true or false, not None"),
+        ({**HMP, "hmp_opt_level": "O3"}, "hmp_opt_level must be \"O1\" or \"O2\", not 'O3'"),
+        ({**HMP, "hmp_opt_level": 1}, 'hmp_opt_level must be "O1" or "O2", not 1'),
+        ({**HMP, "hmp_bf16_ops": "mm"}, "hmp_bf16_ops must be a list of op names, or null for the built-in list, not 'mm'"),
+        ({**HMP, "hmp_fp32_ops": [1]}, "hmp_fp32_ops must be a list of op names, or null for the built-in list, not [1]"),
+        ({**HMP, "hmp_fp32_ops": ["a b"]}, "hmp_fp32_ops: 'a b' is not an op name. Accepted are letters"),
         ({**HMP, "hmp_bf16_ops": ["mm"], "hmp_fp32_ops": ["mm"]}, "'mm' is in the lower list"),
-        ({**HMP, "hmp_bf16_op": ["mm"]}, "'hmp_bf16_op' is no key of mixed precision; accepted are use_habana_mixed_precision, "),
-        ({"use_habana_mixed_precison": True}, "did you mean 'use_habana_mixed_precision'?"),
-        ({**HMP, **AUTOCAST}, "use_habana_mixed_precision and use_torch_autocast are both true; one of them is accepted"),
+        ({**HMP, "hmp_bf16_op": ["mm"]}, "'hmp_bf16_op' is not a key of mixed precision. Accepted are use_habana_mixed_precision, "),
+        ({"use_habana_mixed_precison": True}, "Did you mean 'use_habana_mixed_precision'?"),
+        ({**HMP, **AUTOCAST}, "use_habana_mixed_precision and use_torch_autocast are both true. Only one of them can be"),
     ],
     ids=[
         "empty", "Python's True", "a list", "a deep one", "a string", "a number", "null", "O3", "level 1", "one name", "numbers", "no name", "both lists",

@@ -241,10 +241,10 @@ def test_edits_limited_to_modules(tmp_path):
 
 
 WRONG_EDITS = [
-    ("fp32.since-2", "+sin", r"fp32.since-2.txt: edits to a list for some torch are in LIST.since-2.N.txt or LIST.before-2.N.txt"),
+    ("fp32.since-2", "+sin", r"fp32.since-2.txt: the name of a file with edits for a version of torch must be LIST.since-2.N.txt or LIST.before-2.N.txt"),
     ("fp32.after-2.15", "+sin", r"fp32.after-2.15.txt: edits to a list"),
-    ("fp32.since-1.0", "sin", r"fp32.since-1.0.txt: its names begin with \+ or -, as they edit fp32.txt"),
-    ("fp32.since-99.0", "sin", r"fp32.since-99.0.txt: its names begin with \+ or -"),
+    ("fp32.since-1.0", "sin", r"fp32.since-1.0.txt: its names must begin with \+ or -, because they edit fp32.txt"),
+    ("fp32.since-99.0", "sin", r"fp32.since-99.0.txt: its names must begin with \+ or -"),
     ("fp32.since-1.0", "+sin\nmul in head", r"fp32.since-1.0.txt:2: "),
 ]  # fmt: skip
 
@@ -256,5 +256,5 @@ def test_wrong_edits_are_an_error(tmp_path, name, text, message):
 
 
 def test_unknown_names_in_edits_warn(tmp_path):
-    with pytest.warns(UserWarning, match=r"fp32.since-1.0.txt:1: 'sinn' is no op of torch"):
+    with pytest.warns(UserWarning, match=r"fp32.since-1.0.txt:1: 'sinn' is not an op of torch"):
         Policy.load(policy_folder(tmp_path, {"fp32.since-1.0": "+sinn\n"}))

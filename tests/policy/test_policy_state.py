@@ -75,7 +75,7 @@ def test_many_differences():
 def test_a_policy_that_cannot_be_read():
     saved = {"policy": "name=new low_dtype=float8", "hash": "0"}
     with pytest.warns(
-        UserWarning, match="the policy of the checkpoint cannot be read, and is not compared with 'hmp': "
+        UserWarning, match="cannot read the policy of the checkpoint, so it is not compared with 'hmp': "
     ):
         hmp.PolicyState("hmp").load_state_dict(saved)
 
@@ -84,16 +84,18 @@ def test_a_policy_that_cannot_be_read():
     "state", [{}, None, {"policy": str(BASE)}, {"policy": 1, "hash": 2}, [("policy", "hash")]], ids=str
 )
 def test_what_is_no_state(state):
-    with pytest.raises(ValueError, match="a policy in a checkpoint is a dict with the strings policy and hash, not"):
+    with pytest.raises(
+        ValueError, match="a policy in a checkpoint must be a dict with the strings policy and hash, not"
+    ):
         hmp.PolicyState("hmp").load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("policy", "error", "message"),
     [
-        ("hpm", ValueError, "'hpm' is no policy"),
-        (None, TypeError, "a policy is loaded by its name, its path or its text, not by None"),
-        (b"hmp", TypeError, "a policy is loaded by its name, its path or its text, not by b'hmp'"),
+        ("hpm", ValueError, "Unknown policy 'hpm'"),
+        (None, TypeError, "Policy.load takes a name, a path or a text, not None"),
+        (b"hmp", TypeError, "Policy.load takes a name, a path or a text, not b'hmp'"),
     ],
     ids=["unknown", "None", "bytes"],
 )

@@ -1,16 +1,11 @@
-"""The documentation builds without a warning, asks for nothing outside, works from a server and from disk, and has every public name."""
+"""The documentation builds without a warning, asks for nothing outside, and works from a server and from disk."""
 
 from __future__ import annotations
 
-import doctest
-import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-import habana_mp
 from habana_mp import hmp
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,56 +94,3 @@ def test_table_of_presets(page):
     page.locator("#preset-table thead button").first.click()
     assert shown(page) == everything
     assert page.problems == []
-
-
-def test_api_has_every_public_name():
-    listed = re.findall(r"^(?:::: habana_mp\.|### )(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
-    assert sorted({name for name in listed if name != "gaudi"}) == sorted(habana_mp.__all__)
-
-
-@pytest.mark.parametrize("name", habana_mp.__all__)
-def test_docstring(name):
-    value = getattr(habana_mp, name)
-    assert value.__doc__
-    members = vars(value) if isinstance(value, type) and value.__module__.startswith("habana_mp") else ()
-    for member in members:
-        if not member.startswith("_") and callable(getattr(value, member)):
-            assert getattr(value, member).__doc__, f"{name}.{member}"
-
-
-def own_examples():
-    own = [getattr(habana_mp, name) for name in habana_mp.__all__]
-    own = [value for value in own if getattr(value, "__module__", "").startswith("habana_mp")]
-    found = [each for value in own for each in doctest.DocTestFinder().find(value, value.__name__)]
-    return [pytest.param(each, id=each.name) for each in found if each.examples]
-
-
-class Checker(doctest.OutputChecker):
-    def check_output(self, want, got, optionflags):
-        """What an example does not show may be anything."""
-        return not want or super().check_output(want, got, optionflags)
-
-
-@pytest.mark.parametrize("example", own_examples())
-def test_example_of_a_docstring(example, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
-            self.lm_head = torch.nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.lm_head(self.encoder(x))
-
-    model = Model()
-    names = {
-        "hmp": hmp, "torch": torch, "np": np, "Policy": hmp.Policy, "policy": hmp.Policy.load("hmp"), "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1), "x": torch.randn(2, 3, 8), "y": torch.zeros(2, 3, 4),
-        "loss_function": torch.nn.functional.mse_loss,
-    }  # fmt: skip
-    example.globs = names
-    runner = doctest.DocTestRunner(Checker(), optionflags=doctest.ELLIPSIS)
-    runner.run(example)
-    assert not runner.failures, capsys.readouterr().out

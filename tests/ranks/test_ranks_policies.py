@@ -25,19 +25,19 @@ PLACES = {
     "mesh": (lambda: init_device_mesh("cpu", (WORLD,)), "a DeviceMesh"),
     "check": (hmp.check_ranks, "hmp.check_ranks()"),
 }
-DIFFERENT = """the ranks came to {place} under different policies:
+DIFFERENT = """the ranks have different policies at {place}:
   rank 0: 'hmp', hash [0-9a-f]{{16}}
   rank 1: 'hmp\\+edits', hash [0-9a-f]{{16}}
     mm: lower -> rest
     softmax: fp32 -> lower"""
-NOT_CONVERTED = """the ranks came to {place} under different policies:
+NOT_CONVERTED = """the ranks have different policies at {place}:
   rank 0: 'hmp', hash [0-9a-f]{{16}}
   rank 1: none, hmp.convert was not called"""
 
 
 NOT_AT_THE_MESH = (
-    "the policies of the ranks are not compared at a DeviceMesh: in 1 seconds rank 1 did not make it under a conversion. "
-    "Call hmp.check_ranks() where all of them are converted."
+    "the policies of the ranks are not compared at a DeviceMesh: within 1 seconds rank 1 did not make the mesh under a conversion. "
+    "Call hmp.check_ranks() after all of them are converted."
 )
 
 
@@ -190,7 +190,7 @@ def test_policies_that_are_written_differently(results):
 
 
 def test_a_rank_that_does_not_come(results):
-    assert results["absent"][0]["check"] == "rank 1 did not come to hmp.check_ranks() within 2 seconds"
+    assert results["absent"][0]["check"] == "rank 1 did not call hmp.check_ranks() within 2 seconds"
 
 
 def test_without_a_process_group_nothing_is_compared():
@@ -200,7 +200,7 @@ def test_without_a_process_group_nothing_is_compared():
 
 @pytest.mark.parametrize("policy", ["hmp", 1], ids=repr)
 def test_what_is_no_policy(policy):
-    with pytest.raises(TypeError, match=re.escape(f"policy is a Policy, as Policy.load makes it, not {policy!r}")):
+    with pytest.raises(TypeError, match=re.escape(f"policy must be a Policy, as Policy.load makes it, not {policy!r}")):
         hmp.check_ranks(policy)
 
 

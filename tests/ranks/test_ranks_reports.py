@@ -149,7 +149,7 @@ class TestMerged:
     )
     def test_what_cannot_be_merged(self, reports, error):
         with pytest.raises(
-            error, match=r"there is no report to merge|reports are merged, not {}|nothing has been counted"
+            error, match=r"there is no report to merge|merged takes reports, not {}|nothing has been counted"
         ):
             CastReport.merged(reports)
 

@@ -150,7 +150,7 @@ def test_an_edge_to_no_row_is_refused(tmp_path):
     values = recorded("hmp").to_dict()
     values["edges"][3][1] = 9999
     (tmp_path / "r.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"edges\[3\]\[1\] is to be the number of one of"):
+    with pytest.raises(ValueError, match=r"edges\[3\]\[1\] must be the number of one of"):
         hmp.CastReport.load(tmp_path / "r.json")
 
 

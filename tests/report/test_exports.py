@@ -58,5 +58,7 @@ def test_tensorboard_gets_counts_and_errors(report):
 def test_what_is_no_writer():
     with hmp.report() as seen:
         pass
-    with pytest.raises(TypeError, match=r"a writer has add_scalar, as torch\.utils\.tensorboard\.SummaryWriter, not 3"):
+    with pytest.raises(
+        TypeError, match=r"writer must have add_scalar, as torch\.utils\.tensorboard\.SummaryWriter has, not 3"
+    ):
         seen.to_tensorboard(3)

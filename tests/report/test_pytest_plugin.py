@@ -59,13 +59,13 @@ def test_an_error_of_the_function(assert_casts):
 """
 MISTAKES = {
     "no-function": ("net(x), {}", "TypeError: assert_casts takes a function without arguments"),
-    "no-dict": ("lambda: net(x), 3", "TypeError: the expected casts are"),
+    "no-dict": ("lambda: net(x), 3", "TypeError: the expected casts must be"),
     "no-counts": ('lambda: net(x), {"linear": 3}', "TypeError: the casts of 'linear' are"),
     "no-number": (
         'lambda: net(x), {"linear": {"bfloat16": "3"}}',
-        "TypeError: the casts of 'linear' to 'bfloat16' are a number",
+        "TypeError: the casts of 'linear' to 'bfloat16' must be a number",
     ),
-    "no-op": ('lambda: net(x), {"lienar": {"bfloat16": 3}}', "ValueError: 'lienar' is no op*did you mean 'linear'"),
+    "no-op": ('lambda: net(x), {"lienar": {"bfloat16": 3}}', "ValueError: 'lienar' is not an op*Did you mean 'linear'"),
     "an-op-twice": (
         'lambda: net(x), {"matmul": {"bfloat16": 1}, "__matmul__": {"bfloat16": 1}}',
         "ValueError: 'matmul' and '__matmul__' are one op",

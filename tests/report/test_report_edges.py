@@ -90,8 +90,8 @@ def leave_twice():
 MISUSED = {
     "entered twice": (enter_twice, "for one with block"),
     "entered again": (enter_again, "for one with block"),
-    "left twice": (leave_twice, "not entered cannot be left"),
-    "never entered": (lambda: hmp.report().__exit__(None, None, None), "not entered cannot be left"),
+    "left twice": (leave_twice, "never entered"),
+    "never entered": (lambda: hmp.report().__exit__(None, None, None), "never entered"),
     "asked before": (lambda: hmp.report().casts(), "nothing has been counted yet"),
     "written before": (lambda: hmp.report().to_json(), "nothing has been counted yet"),
 }

@@ -68,9 +68,9 @@ def test_a_report_that_waits_looks_at_nothing():
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
-        ({"wait": -1}, "wait is a number of steps, 0 or more, not -1"),
-        ({"warmup": 1.5}, "warmup is a number of steps, 0 or more, not 1.5"),
-        ({"active": 0}, "active is a number of steps, 1 or more, or None for all, not 0"),
+        ({"wait": -1}, "wait must be a number of steps, 0 or more, not -1"),
+        ({"warmup": 1.5}, "warmup must be a number of steps, 0 or more, not 1.5"),
+        ({"active": 0}, "active must be a number of steps, 1 or more, or None for all, not 0"),
         ({"active": True}, "active is a number of steps"),
     ],
     ids=str,

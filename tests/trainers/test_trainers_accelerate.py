@@ -150,11 +150,11 @@ def test_a_saved_state_without_a_policy(tmp_path):
 
 
 def test_two_mixed_precisions(monkeypatch):
-    with pytest.raises(ValueError, match=r"Accelerator\(mixed_precision='bf16'\) is a mixed precision of its own"):
+    with pytest.raises(ValueError, match=r"Accelerator\(mixed_precision='bf16'\) and HMPHook both set mixed precision"):
         HMPHook(accelerate.Accelerator(cpu=True, mixed_precision="bf16"))
     AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(ValueError, match=r"Accelerator\(mixed_precision='bf16'\) is a mixed precision of its own"):
+    with pytest.raises(ValueError, match=r"Accelerator\(mixed_precision='bf16'\) and HMPHook both set mixed precision"):
         HMPHook(accelerate.Accelerator(cpu=True))
     assert not hmp.is_converted()
 
@@ -162,9 +162,9 @@ def test_two_mixed_precisions(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((None,), TypeError, "the first argument is an Accelerator, not None"),
-        (("hmp",), TypeError, "the first argument is an Accelerator, not 'hmp'"),
-        ((accelerate.Accelerator, "hpm"), ValueError, "'hpm' is no policy"),
+        ((None,), TypeError, "the first argument must be an Accelerator, not None"),
+        (("hmp",), TypeError, "the first argument must be an Accelerator, not 'hmp'"),
+        ((accelerate.Accelerator, "hpm"), ValueError, "Unknown policy 'hpm'"),
     ],
     ids=["None", "policy first", "policy"],
 )
@@ -187,7 +187,7 @@ def test_hooks_of_two_accelerators_end_in_any_order(first):
 
 def test_one_hook_at_a_time():
     accelerator = accelerate.Accelerator(cpu=True)
-    with HMPHook(accelerator), pytest.raises(RuntimeError, match="has a HMPHook already"):
+    with HMPHook(accelerator), pytest.raises(RuntimeError, match="has an HMPHook already"):
         HMPHook(accelerator, POLICY)
     HMPHook(accelerator).remove()
     assert not hmp.is_converted()

@@ -221,7 +221,7 @@ def test_two_mixed_precisions():
 def test_fabric():
     fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=[HMPPrecision()])
     with pytest.raises(
-        TypeError, match=r"HMPPrecision is for lightning.Trainer: in a loop with Fabric call hmp.convert"
+        TypeError, match=r"HMPPrecision works with lightning.Trainer only. In a loop with Fabric, call hmp.convert"
     ):
         fabric.setup(Net())
     assert not hmp.is_converted()
@@ -230,9 +230,9 @@ def test_fabric():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"policy": "hpm"}, ValueError, "'hpm' is no policy"),
+        ({"policy": "hpm"}, ValueError, "Unknown policy 'hpm'"),
         ({"policy": "nowhere/gaudi_config.json"}, FileNotFoundError, "nowhere/gaudi_config.json"),
-        ({"report": "casts.html"}, TypeError, "report is True or False, not 'casts.html'"),
+        ({"report": "casts.html"}, TypeError, "report must be True or False, not 'casts.html'"),
     ],
     ids=["policy", "file", "report"],
 )

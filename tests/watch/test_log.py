@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_opened(monkeypatch, capsys, path, error):
     monkeypatch.setenv("HABANA_MP_LOG", f"detail:{path}")
     with pytest.raises(error) as raised:
         log.open_log(is_verbose=True)
-    assert f"HABANA_MP_LOG='detail:{path}': the log file cannot be appended to" in str(raised.value)
+    assert f"HABANA_MP_LOG='detail:{path}': cannot append to the log file" in str(raised.value)
     assert raised.value.filename == path
     write()
     assert capsys.readouterr().out == LINE, "the log is what it was"
@@ -125,7 +125,7 @@ def test_a_pipe_without_reader_as_log_file(monkeypatch, tmp_path):
     """Opened as other files, it would wait for one."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("HABANA_MP_LOG", f"casts:{tmp_path}/pipe")
-    with pytest.raises(OSError, match="the log file cannot be appended to: No such device or address"):
+    with pytest.raises(OSError, match="cannot append to the log file: No such device or address"):
         log.open_log(is_verbose=False)
 
 
@@ -313,14 +313,14 @@ def test_the_colons_of_an_op_begin_no_path(value, op, path):
 @pytest.mark.parametrize(
     ("filters", "said"),
     [
-        ("op=sofmax", "'sofmax' is no op of torch .*; did you mean 'softmax'"),
-        ("op=", "'op=' is no filter; accepted are op=NAME, module=PATH, .* and first=NUMBER"),
-        ("first=0", "'first=0' is no filter"),
-        ("first=-1", "'first=-1' is no filter"),
+        ("op=sofmax", "'sofmax' is not an op of torch .*. Did you mean 'softmax'"),
+        ("op=", "'op=' is not a filter. Accepted are op=NAME, module=PATH, .* and first=NUMBER"),
+        ("first=0", "'first=0' is not a filter"),
+        ("first=-1", "'first=-1' is not a filter"),
         ("first=99999999999999999999", "is no filter"),
-        ("last=3", "'last=3' is no filter"),
-        ("softmax", "'softmax' is no filter"),
-        (",", "'' is no filter"),
+        ("last=3", "'last=3' is not a filter"),
+        ("softmax", "'softmax' is not a filter"),
+        (",", "'' is not a filter"),
     ],
 )
 def test_filters_that_are_none(monkeypatch, capsys, filters, said):

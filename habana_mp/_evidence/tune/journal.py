@@ -47,7 +47,9 @@ class Journal:
         """Random sums of the results in float32, the size of these first. Raises ValueError where the step is not the one of the file."""
         size = max([abs(each) for each in (*sums[:1], *(self._sums or [])[:1])], default=0.0)
         if self._sums and any(abs(a - b) > _SAME * size for a, b in zip(sums, self._sums, strict=True)):
-            raise ValueError(f"{self._path}: is of a step with other results; give another file, or delete it")
+            raise ValueError(
+                f"{self._path}: the file is of a step with other results. Use another file, or delete this one"
+            )
         self._sums = sums
 
     def _read(self, path: Path) -> None:
@@ -55,17 +57,17 @@ class Journal:
             found = json.loads(read_text(path, _MOST_BYTES))
         except (ValueError, RecursionError) as error:
             why = str(error).removeprefix(f"{path}: ")
-            raise ValueError(f"{path}: is no file of a search: {why}") from None
+            raise ValueError(f"{path}: not a file of a search: {why}") from None
         if not isinstance(found, dict) or found.get("format") != _FORMAT or found.get("version") != _VERSION:
-            raise ValueError(f"{path}: is no file of a search of this version of habana_mp; give another one")
+            raise ValueError(f"{path}: not a file of a search of this version of habana_mp. Use another file")
         for name, value in self._settings.items():
             if found.get(name) != value:
                 raise ValueError(
-                    f"{path}: is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}; give another file, or delete it"
+                    f"{path}: the file is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}. Use another file, or delete this one"
                 )
         self._sums, self._results = found.get("sums") or [], found.get("results") or {}
         if not _is_whole(self._sums, self._results):
-            raise ValueError(f"{path}: is no whole file of a search; delete it")
+            raise ValueError(f"{path}: the file of a search is not complete. Delete it")
 
     def _write(self) -> None:
         if self._path is None:

@@ -112,7 +112,7 @@ class Runs:
             raise ValueError(f"the {name} {what}")
         if not math.isfinite(size_of(exact)):
             raise ValueError(
-                f"the {name} gives numbers that are not finite in float32: find_nonfinite({name}) says where"
+                f"the {name} returns numbers that are not finite in float32. To find the op, call find_nonfinite({name})"
             )
         return exact
 
@@ -144,7 +144,7 @@ class Runs:
         try:
             error = float(returned)
         except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"the metric is to return one number, not {returned!r:.80}") from None
+            raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
         return math.inf if math.isnan(error) else error
 
     def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:

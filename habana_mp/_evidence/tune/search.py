@@ -26,9 +26,22 @@ _RUNS = 20  # beside one for two ops
 class Point:
     """A policy that ran.
 
-    ``error`` and ``seconds`` are measured, ``seconds`` as the best of ``timed`` runs; ``memory`` is the measured peak of the accelerator in bytes, None on
-    a CPU. ``predicted_error`` and ``predicted_seconds`` are what was said before, None where nothing was. ``in_float32`` is how many parts run in float32, and
-    ``result_bytes`` how large the results of all parts are by that; both are None for ``start``.
+    Attributes:
+        name: the name of the point.
+        policy: the policy.
+        error: the measured error.
+        seconds: the measured time, the best of ``timed`` runs.
+        timed: how many runs were timed.
+        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
+        predicted_error: the error predicted before the run, or None.
+        predicted_seconds: the time predicted before the run, or None.
+        in_float32: how many parts run in float32; None for ``start``.
+        result_bytes: the size of the results of all parts in bytes; None for ``start``.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> for point in found.front:
+        ...     print(point.name, point.error, point.seconds)
     """
 
     name: str
@@ -84,7 +97,7 @@ class Search:
         if not len(parts):
             where = f"in {self._base.low_dtype} under {self._base.name}" if as_start else "in float32"
             raise ValueError(
-                f"no op of the step computes {where}, so there is nothing to tune. Ops inside of torch.compile and in other threads are not seen"
+                f"no op of the step computes {where}, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
             )
         if not as_start:
             _check_float32(measured)
@@ -211,7 +224,7 @@ class Search:
         own = next(point for point in self._points if point.policy == policy)
         if own.error > self._budget:
             raise ValueError(
-                f"no policy keeps the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
+                f"no policy stays within the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
                 "The step casts by itself, changes tensors that are in no module, or draws other random numbers each time"
             )
         chosen = self._fastest(own) if self._in_seconds else own
@@ -248,5 +261,5 @@ def _check_float32(report: dict[str, Any]) -> None:
     computing = sorted({op for op in low if _core.computes(op)})
     if computing:
         raise ValueError(
-            f"the step runs {', '.join(computing)} in {report['low_dtype']} by itself: take torch.autocast and casts of its own out of it"
+            f"the step runs {', '.join(computing)} in {report['low_dtype']} by itself. Remove torch.autocast and its own casts from it"
         )

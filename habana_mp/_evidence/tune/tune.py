@@ -37,40 +37,46 @@ def tune(
     resume: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> Tuned:
-    """Find the fastest policy whose results stay within an error budget, by running a step of a model.
+    """Find the fastest policy whose results stay within an error budget. The search runs a step of a model.
 
-    One run in float32 measures what the low dtype of each op would do to the results. Two more measure what it would save. Of both comes an order in which ops
-    go to float32, those first whose float32 takes most error away for its costs. Then the step runs under policies on that path, so that errors which
-    meet are measured and not added up. With n ops there are at most n // 2 + 20 runs. Weights, buffers, gradients, optimizers and random numbers are put back
-    after each run.
+    One run in float32 measures how much the low dtype of each op would change the results. Two more runs measure how much time it would
+    save. This gives an order in which ops go to float32: first those whose float32 removes most error for its costs. Then the step runs
+    under policies along this order, which measures the error of ops together. With n ops there are at most n // 2 + 20 runs. After each
+    run, weights, buffers, gradients, optimizers and random numbers are restored.
 
     Args:
-        step: what to run: a function without arguments that returns outputs or a loss. Where it does not call backward it is inference: it runs without
-            gradients, but for the run that measures errors. With no_grad in the step itself each op counts by its own error.
-        budget: the largest error that is accepted, above 0; with a metric that has a name below 1, as a part of the size of the results.
-        metric: the error of a run. "results": the difference of all that the step returns, relative to the size of it in float32 (root of the sum of
-            squares). "gradients": 1 minus the cosine of the gradients that it leaves, against those in float32. Or a function, called with what the
-            step returned in float32 and with what it returned under a policy.
+        step: a function without arguments that returns outputs or a loss. A step that does not call backward is inference: it runs
+            without gradients, except in the run that measures errors. With no_grad inside the step, each op counts by its own error.
+        budget: the largest accepted error, above 0. With a metric that has a name it is below 1: a part of the size of the results.
+        metric: the error of a run. "results": the difference of everything that the step returns, relative to its size in float32 (root
+            of the sum of squares). "gradients": 1 minus the cosine between the gradients after the step and those in float32. Or a
+            function of two arguments: the results in float32, and those under a policy.
         check: another step, on data that the search does not see. Its error is ``check_error`` of the result.
-        start: the policy whose other lists and low dtype stay: a ``Policy``, or the name or path of one.
-        per: "op" decides for each op, "module" for each op in the modules of one path; names for modules hold by ``set_policies``.
-        others: where ops go that do not stay in float32: to the list "lower", or with "start" to where that policy has them, for few edits of it.
-        cost: "seconds" measured here, or "numbers": as few numbers as possible are computed in float32. That gives the same lists on each
-            machine, and is for models that will run elsewhere.
-        seed: of the random numbers of each run.
-        resume: a file that keeps what was measured. Where it is there the search goes on from it, also with another budget.
-        progress: show on stderr how many runs there will be, and a bar with the time that is left.
+        start: the policy that provides the other lists and the low dtype: a ``Policy``, or its name or path.
+        per: "op" decides for each op, "module" for each op in the modules of one path. ``set_policies`` applies names for modules.
+        others: where the ops go that do not stay in float32. "lower": to the lower list. "start": to the list that ``start`` has them in,
+            which gives few edits.
+        cost: "seconds" measures times here. "numbers" computes as few numbers as possible in float32, which gives the same lists on every
+            machine: for models that will run elsewhere.
+        seed: the seed of the random numbers of each run.
+        resume: a file that keeps the measurements. If it exists, the search continues from it, also with another budget.
+        progress: print on stderr how many runs there will be, and a bar with the remaining time.
+
+    Returns:
+        A ``Tuned``.
 
     Raises:
-        TypeError: ``step`` or ``check`` is not callable, ``start`` is no policy, or ``seed`` no whole number.
-        ValueError: a budget that is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; a step that returns no numbers or infinite ones, in which no
-            op computes, or that is off by more than the budget in float32 too; a file to resume from that is of another search.
+        TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, or ``seed`` is not a whole number.
+        ValueError: the budget is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; the step returns no numbers or
+            infinite ones, or has no op that computes; the step differs by more than the budget in float32, too; the file to resume from
+            is of another search.
         RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force.
         OSError: the file to resume from cannot be read or written.
         BaseException: what the step raises.
 
-    >>> found = hmp.tune(lambda: model(x), 1e-2)
-    >>> policy = hmp.convert(policy=found.policy)
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2)
+        >>> policy = hmp.convert(policy=found.policy)
 
     See Also:
         report, compare, set_policies
@@ -113,16 +119,16 @@ def tune(
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            raise TypeError(f"{name} is a function without arguments, not {_shown(each)}")
+            raise TypeError(f"{name} must be a function without arguments, not {_shown(each)}")
         if each is not None and (needed := _needed_arguments(each)):
             raise TypeError(
-                f"{name} is a function without arguments, and this one takes {needed}: wrap it, as in lambda: model(x)"
+                f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"
             )
 
 
 def _shown(value: object) -> str:
     return (
-        f"a {type(value).__name__}: pass the function itself, not what it returns"
+        f"a {type(value).__name__}. Pass the function itself, not its result"
         if isinstance(value, torch.Tensor)
         else repr(value)
     )
@@ -143,21 +149,21 @@ def _needed_arguments(function: Callable[..., Any]) -> str:
 
 def _check_seed(seed: object) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed is a whole number, not {seed!r}")
+        raise TypeError(f"seed must be a whole number, not {seed!r}")
     if not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed is a number of 64 bits, not {seed}")
+        raise ValueError(f"seed must be a number of 64 bits, not {seed}")
 
 
 def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise ValueError(f"budget is the largest error that is accepted, a number above 0, not {budget!r}")
+        raise ValueError(f"budget must be the largest accepted error, a number above 0, not {budget!r}")
     if isinstance(metric, str) and budget >= 1:
-        raise ValueError(f"budget is a part of the size of the results, below 1: 0.05 for 5 %, not {budget!r}")
+        raise ValueError(f"budget must be a part of the size of the results, below 1 (0.05 for 5 %), not {budget!r}")
     if not callable(metric) and metric not in [*METRICS]:
-        raise ValueError(f'metric is "results", "gradients" or a function of two results, not {metric!r}')
+        raise ValueError(f'metric must be "results", "gradients" or a function of two results, not {metric!r}')
     for name, (each, accepted) in choices.items():
         if each not in accepted:
-            raise ValueError(f"{name} is {' or '.join(map(repr, accepted))}, not {each!r}")
+            raise ValueError(f"{name} must be {' or '.join(map(repr, accepted))}, not {each!r}")
 
 
 def _name_of(metric: object) -> str:

@@ -23,8 +23,17 @@ from habana_mp._show.units import counted, size, time
 
 @dataclass(frozen=True)
 class TunedPart:
-    """A ``Part`` of the step with the list that it got, and what its low dtype saves in a step (seconds, casts at its borders left out; None
-    with ``cost="numbers"``).
+    """A ``Part`` of the step, with its list.
+
+    Attributes:
+        part: the part.
+        list: the list that the search put it into.
+        saved: the time that its low dtype saves in a step, in seconds, without casts around it; None with ``cost="numbers"``.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> for part in found.parts:
+        ...     print(part.name, part.list)
     """
 
     part: Part
@@ -38,11 +47,26 @@ class TunedPart:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of ``tune``. ``print`` of it is a table of the policies that ran.
+    """The result of ``tune``. ``print`` shows a table of the policies that ran.
 
-    ``policy`` is the fastest one within the ``budget``, ``chosen`` says which of ``points`` that is. ``error`` and ``check_error`` are its errors on the step and
-    on the one that checks (None without one). ``runs`` is how often they ran, of at most ``most_runs``. ``parts`` has each op of the search with its list, in the
-    order of the calls.
+    Attributes:
+        policy: the fastest policy within the budget.
+        start: the policy that the search started from.
+        budget: the largest accepted error.
+        error: the error of ``policy`` on the step.
+        check_error: its error on the step given as ``check``, or None.
+        runs: how often the steps ran.
+        most_runs: the largest number of runs that was possible.
+        cost: "seconds" or "numbers".
+        points: the policies that ran.
+        parts: each op of the search with its list, in the order of the calls.
+        chosen: the point of ``policy``.
+        float32_seconds: the time of the step in float32.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> found.error <= found.budget
+        True
     """
 
     policy: Policy
@@ -60,7 +84,10 @@ class Tuned:
 
     @property
     def front(self) -> tuple[Point, ...]:
-        """The points that no other one beats in error, time and size of results at once, the fastest first; where a size is not known, in error and time."""
+        """The points that no other point beats in error, time and size of results at once, the fastest first.
+
+        If a size is not known, only error and time count.
+        """
 
         def beats(one: Point, other: Point) -> bool:
             pairs = [(one.error, other.error), (one.seconds, other.seconds)]
@@ -72,38 +99,41 @@ class Tuned:
         return tuple(sorted(best, key=lambda point: point.seconds))
 
     def explain(self, op: str) -> str:
-        """Why an op is in its list: a line for each part of the step that it is.
+        """Return why an op is in its list, with one line for each part of the step that runs this op.
 
         Raises:
-            TypeError, ValueError: no name of an op, or of one that the search has not decided.
+            TypeError: ``op`` is not a string.
+            ValueError: there is no such op, or the search did not decide it.
         """
         names = names_of(op)
         found = [f"{part.name}: {part.list}; {self.why(part)}" for part in self.parts if part.part.op in names]
         if not found:
             decided = ", ".join(sorted({part.part.op for part in self.parts}))
-            raise ValueError(f"the search has not decided {op!r}; it has decided {decided}")
+            raise ValueError(f"the search did not decide {op!r}. It decided {decided}")
         return "\n".join(found)
 
     def diff(self, other: Policy | str | os.PathLike[str]) -> PolicyDiff:
-        """What another policy, or a preset by its name, decides otherwise."""
+        """Return the rules that differ between another policy and this one. ``other`` is a ``Policy``, or its name or path."""
         return PolicyDiff.between(other if isinstance(other, Policy) else Policy.load(other), self.policy)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` take.
+        """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` accept.
 
-        Each line that the search has decided has its evidence as a comment.
+        Each line that the search decided has its evidence as a comment.
 
         Raises:
-            OSError: it cannot be written, or has files in it that are no policy.
+            OSError: the folder cannot be written, or has files in it that do not belong to a policy.
         """
         target = Path(folder)
         if target.is_dir() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
-            raise FileExistsError(errno.EEXIST, "has files in it that are no policy; give a new folder", str(target))
+            raise FileExistsError(
+                errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target)
+            )
         target.mkdir(parents=True, exist_ok=True)
         write_folder(target, self.policy._core, self._source(), self._evidence())
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in values of JSON. Infinite errors are None."""
+        """Return the result as values for JSON. Infinite errors are None."""
 
         def plain(value: float | None) -> float | None:
             return None if value is None or not math.isfinite(value) else value
@@ -140,14 +170,21 @@ class Tuned:
         }
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict``. Raises OSError."""
+        """Write ``to_dict`` as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         Path(path).write_text(json.dumps(self.to_dict()), encoding="utf-8")
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A page for the browser that needs no network: the picture, the points, the parts and why. Written to ``path`` where one is given.
+        """Return a page for the browser that needs no network, with the picture, the points, the parts and the reasons.
+
+        Args:
+            path: a file that gets the page, too.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         from habana_mp._evidence.tune.page import page
 
@@ -206,7 +243,7 @@ class Tuned:
             yield from ((name, title) for name in (*self.policy.lists[title], *self.policy.limited[title]))
 
     def why(self, each: TunedPart) -> str:
-        """Why one of ``parts`` is in its list, without its name."""
+        """Return why one of ``parts`` is in its list, without its name."""
         error, known = each.part.error, evidence([each], self._low)
         if each.list == "lower":
             reason = "within the budget"

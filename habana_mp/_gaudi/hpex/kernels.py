@@ -76,9 +76,9 @@ class FusedSDPA:
         if wanted := [name for name, is_given in other.items() if is_given]:
             raise NotImplementedError(f"FusedSDPA has no {wanted[0]} here: torch's attention cannot do it")
         if valid_seq_len is not None and not is_causal:
-            raise ValueError("FusedSDPA takes valid_seq_len with is_causal=True alone")
+            raise ValueError("FusedSDPA accepts valid_seq_len only with is_causal=True")
         if seq_padding_type not in ("left", "right"):
-            raise ValueError(f'seq_padding_type is "left" or "right", not {seq_padding_type!r}')
+            raise ValueError(f'seq_padding_type must be "left" or "right", not {seq_padding_type!r}')
         # Padding on the right lies behind all that a causal query sees.
         padded = valid_seq_len if seq_padding_type == "left" else None
         if is_causal and (attn_mask is not None or padded is not None):

@@ -49,9 +49,9 @@ class FusedLamb(Optimizer):
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay), ("max_grad_norm", max_grad_norm)):
             if not (value or 0) >= 0:
-                raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+                raise ValueError(f"{name} must be a number, 0 or more, not {value!r}")
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas are two numbers from 0 on and below 1, not {betas!r}")
+            raise ValueError(f"betas must be two numbers, 0 or more and below 1, not {betas!r}")
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,

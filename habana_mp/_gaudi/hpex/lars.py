@@ -31,7 +31,7 @@ class FusedResourceApplyMomentum(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         for name, value in defaults.items():
             if not value >= 0:
-                raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+                raise ValueError(f"{name} must be a number, 0 or more, not {value!r}")
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class FusedLars(Optimizer):
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
         if len(self.skip_mask) != count:
             raise ValueError(
-                f"skip_mask has one entry for each parameter: {count} of the optimizer, not {len(self.skip_mask)}"
+                f"skip_mask must have one entry for each parameter: {count} of the optimizer, not {len(self.skip_mask)}"
             )
 
     def _share(self) -> None:

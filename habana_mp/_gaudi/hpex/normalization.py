@@ -30,7 +30,7 @@ class FusedClipNorm:
 
     def __init__(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> None:  # noqa: ARG002
         if not max_norm >= 0:
-            raise ValueError(f"max_norm is a number from 0 on, not {max_norm!r}")
+            raise ValueError(f"max_norm must be a number, 0 or more, not {max_norm!r}")
         self.max_norm = float(max_norm)
 
     @disable_casts()

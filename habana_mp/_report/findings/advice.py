@@ -63,7 +63,7 @@ def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
         held = sorted({name for row in group for name in row["held_by"]})
         where = f"held by {', '.join(held[:3])}" if held else f"called at {source or 'an unknown place'}"
         yield Advice(
-            f"{op} runs past the conversion: convert before the function is taken, or call it by its module",
+            f"{op} runs without casts: call hmp.convert before the function is imported, or call it through its module",
             f"{rule}; {_calls(group)}; {where}",
         )
 
@@ -127,7 +127,7 @@ def _of_recast(report: dict[str, Any]) -> Iterator[_Line]:
         yield (
             entry["seconds"],
             Advice(
-                f"{entry['tensor']} is cast to {entry['to']} {counted(entry['times'], 'time')} where {entry['needed']} would do, "
+                f"{entry['tensor']} is cast to {entry['to']} {counted(entry['times'], 'time')} where {entry['needed']} would be enough, "
                 f"{_share(entry['seconds'], report)}",
                 f"wanted by {', '.join(entry['ops'])}{_at(entry['modules'])}; cast it once by hand (hmp.cast)",
             ),

@@ -39,27 +39,31 @@ class _OtherPolicy(PolicyParameter):
     "other",
     type=_OtherPolicy(),
     metavar="P",
-    help="The policy to compare with, as --policy takes it; none, the default, is plain PyTorch without casts.",
+    help="The policy to compare with, in the form of --policy. The default, none, is plain PyTorch without casts.",
 )
-@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
-    "--json", "json_file", callback=new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+    "--json",
+    "json_file",
+    callback=new_file,
+    metavar="FILE",
+    help="Write the result as JSON, too; - prints it as the last line of stdout.",
 )
 @script_command
 def compare(script: Script, other: Policy | None, html: str | None, json_file: str | None) -> None:
-    """Run a script twice, under two policies, and say where the numbers differ.
+    """Run a script under two policies and print how the numbers differ.
 
-    Run a has the policy of --with, run b that of --policy; each is a process of its own, from the same random numbers. A few
-    steps are enough. Printed on stderr: the first op that differs, the op that makes most of the difference, and a table.
+    Run a has the policy of --with, and run b that of --policy. Each runs in its own process, from the same random numbers. A few steps
+    are enough. The command prints on stderr the first op that differs, the op that makes most of the difference, and a table.
 
     \b
       habana-mp compare train.py --steps 1
       habana-mp compare --policy hmp --with torch-cpu train.py --steps 1
       habana-mp compare train.py --steps 1 --policy hmp --with torch-cpu
 
-    Behind SCRIPT, --policy and --with are read only if --with is there and not before it.
+    After SCRIPT, the command reads --policy and --with only if --with is there and not before SCRIPT.
 
-    The exit code is 1 if the runs differ, 0 if they do not, and the script's where it fails.
+    The exit code is 1 if the runs differ and 0 if they do not. If the script fails, it is that of the script.
     """
     if other is None and "--with" in sys.argv:
         other, own = _taken_from_behind("--with"), _taken_from_behind("--policy")

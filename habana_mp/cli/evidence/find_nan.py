@@ -12,16 +12,16 @@ from habana_mp.cli.script import Script, run_script
 @click.command(context_settings={"allow_interspersed_args": False})
 @script_command
 def find_nan(script: Script) -> None:
-    """Run a script and name the first op that makes a NaN or an infinity.
+    """Run a script and name the first op that makes a NaN or infinity.
 
-    It runs as by `habana-mp run`, in about two and a half times the time; a step or two are enough. What the op was given, the line
-    of the list that lowered it and the edit that avoids it are printed on stderr. Masks of -inf are not reported.
+    The script runs as with `habana-mp run`, in about two and a half times the time. A step or two are enough. The command prints on
+    stderr the op, its arguments, the line of the list that lowered it, and the edit that avoids the NaN. It does not report masks of -inf.
 
     \b
       habana-mp find-nan train.py --steps 1
       habana-mp find-nan --policy torch-cpu --dtype fp16 train.py
 
-    The exit code is 1 if there is such an op, else the script's.
+    The exit code is 1 if there is such an op, else that of the script.
     """
     ending: list[SystemExit] = []
 

@@ -26,14 +26,14 @@ from habana_mp.hmp import Policy
     type=float,
     required=True,
     metavar="E",
-    help="The largest error that is accepted: 0.01 is 1 % of the size of the results.",
+    help="The largest accepted error: 0.01 is 1 % of the size of the results.",
 )
 @click.option(
     "--metric",
     type=click.Choice(["results", "gradients"]),
     default="results",
     show_default=True,
-    help="The error: of what the step returns, relative to its size; or 1 minus the cosine of the gradients that it leaves.",
+    help="The error: the difference of the results of the step, relative to their size; or 1 minus the cosine of the gradients.",
 )
 @click.option("--check", metavar="NAME", help="Another step of the same script, on data that the search does not see.")
 @click.option(
@@ -48,28 +48,35 @@ from habana_mp.hmp import Policy
     type=click.Choice(["lower", "start"]),
     default="lower",
     show_default=True,
-    help="Where ops go that do not stay in float32: to the list lower, or to where the policy has them that is started from.",
+    help="The list for ops that do not stay in float32: lower, or the one of the policy that the search starts from.",
 )
 @click.option(
     "--cost",
     type=click.Choice(["seconds", "numbers"]),
     default="seconds",
     show_default=True,
-    help="What a choice costs: seconds measured here; or the numbers that are computed in float32, for models that will run elsewhere.",
+    help="The costs of a choice: seconds measured here; or how many numbers are computed in float32, for models that will run elsewhere.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers of each run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random numbers of each run.")
 @click.option(
-    "--output", metavar="FOLDER", type=click.Path(file_okay=False), help="Write the policy there, with its evidence."
+    "--output",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False),
+    help="Write the policy to this folder, with its evidence.",
 )
 @click.option(
     "--resume",
     metavar="FILE",
     type=click.Path(dir_okay=False, resolve_path=True),
-    help="Keep what was measured in this file, and go on from it where it is there.",
+    help="Keep the measurements in this file, and continue from it if it exists.",
 )
-@click.option("--html", callback=new_file, metavar="FILE", help="Write it as a page for the browser, too.")
+@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
-    "--json", "json_file", callback=new_file, metavar="FILE", help="Write it as JSON, too; - is a last line of stdout."
+    "--json",
+    "json_file",
+    callback=new_file,
+    metavar="FILE",
+    help="Write the result as JSON, too; - prints it as the last line of stdout.",
 )
 @policy_options("The policy to start from: its other lists and its low dtype stay. Default: hmp.")
 @click.argument("target", metavar="SCRIPT.py:STEP")
@@ -84,10 +91,10 @@ def tune(
     budget: float,
     **options: Any,
 ) -> None:
-    """Find the fastest lists that keep an error budget.
+    """Find the fastest lists that stay within an error budget.
 
-    STEP is a function of the script that takes no arguments, runs the model once, and returns its outputs or its loss. The script is
-    imported, so what it does under `if __name__ == "__main__"` does not run. A module may be named in place of a file.
+    STEP is a function of the script that takes no arguments, runs the model once, and returns its outputs or its loss. The command
+    imports the script, so code under `if __name__ == "__main__"` does not run. SCRIPT.py may also be the name of a module.
 
     \b
       habana-mp tune train.py:step --budget 1e-2 --output my_policy
@@ -147,9 +154,9 @@ def _new_folder(output: str | None) -> Path | None:
         return None
     folder = Path(output).absolute()  # the script may change the folder
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "policy.toml").is_file():
-        raise Problem(f"--output {output}: has files in it that are no policy; give a new folder")
+        raise Problem(f"--output {output}: has files that do not belong to a policy. Use a new folder")
     if blocking := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
-        raise Problem(f"--output {output}: {blocking} is no folder")
+        raise Problem(f"--output {output}: {blocking} is not a folder")
     return folder
 
 

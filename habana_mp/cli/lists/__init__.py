@@ -12,7 +12,7 @@ from habana_mp.cli.lists.edit import edit
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.hmp import Policy, presets
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _POLICY = PolicyParameter()
 
 
@@ -28,7 +28,7 @@ lists.add_command(edit)
 @lists.command("presets")
 @_JSON
 def show_presets(as_json: bool) -> None:
-    """The policies that habana_mp ships.
+    """Print the policies in habana_mp.
 
     \b
       habana-mp lists presets
@@ -67,7 +67,7 @@ def show_presets(as_json: bool) -> None:
 @click.argument("policy", type=_POLICY)
 @_JSON
 def show(policy: Policy, as_json: bool) -> None:
-    """A policy: its settings and its lists.
+    """Print the settings and lists of a policy.
 
     POLICY is a preset, a folder, a gaudi_config.json or the text of a policy.
 
@@ -118,9 +118,9 @@ def _overruled(policy: Policy) -> dict[str, dict[str, str]]:
 @click.argument("b", type=_POLICY)
 @_JSON
 def diff(a: Policy, b: Policy, as_json: bool) -> None:
-    """What two policies decide otherwise: settings, then ops.
+    """Print the differences of two policies: settings, then ops.
 
-    Exit code 0: nothing; 1: something.
+    Exit code 0: there are none; 1: there are some.
 
     \b
       habana-mp lists diff hmp hmp-resnet50
@@ -143,7 +143,7 @@ def diff(a: Policy, b: Policy, as_json: bool) -> None:
 
 @lists.command()
 def schema() -> None:
-    """The JSON schema of policy.toml, for editors.
+    """Print the JSON schema of policy.toml, for editors.
 
     \b
       habana-mp lists schema > policy.schema.json

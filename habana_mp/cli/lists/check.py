@@ -41,13 +41,13 @@ class Finding:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True))
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(files: tuple[str, ...], as_json: bool) -> None:
-    """Tell what is wrong in list files and policies.
+    """Print the mistakes in list files and policies.
 
-    FILE is a list, a list of edits (+op, -op) or the folder of a policy. One line per mistake: names that torch does not have, with the
-    nearest that it has, lines that are no name, names that are listed twice, and in folders ops that two lists claim. Exit code 0: no
-    mistake; 1: some.
+    FILE is a list, a list of edits (+op, -op) or the folder of a policy. Each mistake is one line: names that torch does not have, with
+    the nearest names; lines that are not a name; names that are listed twice; in folders, ops that are in two lists. Exit code 0: no
+    mistake; 1: there are some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
@@ -75,7 +75,11 @@ def _of_folder(folder: str) -> list[Finding]:
             found += mistakes
             if list_file.edits:
                 found.append(
-                    Finding(str(path), 0, "names that begin with + or - edit a list; the list of a policy has none")
+                    Finding(
+                        str(path),
+                        0,
+                        "names that begin with + or - edit another list, and a list of a policy cannot have them",
+                    )
                 )
     found += _claimed_twice(lists)
     description = str(Path(folder) / DESCRIPTION)
@@ -145,7 +149,7 @@ def _first(found: list[Finding]) -> list[Finding]:
         return found
     return [
         *found[:_MOST_PROBLEMS],
-        Finding(found[0].file, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are told"),
+        Finding(found[0].file, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are shown"),
     ]
 
 

@@ -21,13 +21,14 @@ from habana_mp.hmp import Policy
     "--output",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write the policy there, named as the folder is.",
+    help="Write the policy to this folder, under the name of the folder.",
 )
 def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
-    """Make another policy out of one.
+    """Make a policy by editing another one.
 
-    +op:list puts an op into a list, -op takes it out of all. The lists are lower, fp32, promote and error. op@float16 and op@bfloat16 are for one low dtype alone. Without --output the text of
-    the policy is printed; the text and the folder are both what --policy, Policy.load and convert(policy=...) take:
+    +op:list puts an op into a list, and -op removes it from all lists. The lists are lower, fp32, promote and error. op@float16 and
+    op@bfloat16 are for one low dtype only. Without --output the command prints the text of the policy. --policy, Policy.load and
+    convert(policy=...) accept both the text and the folder:
 
     \b
       habana-mp lists edit hmp +softmax:lower -layer_norm --output my_policy
@@ -43,7 +44,7 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
         folder = Path(output)
         before = folder / "policy.toml"
         if folder.is_dir() and any(folder.iterdir()) and not (before.is_file() and Policy.load(folder) == policy):
-            raise Problem(f"{output} has files in it; give a new folder, or that of the policy which is edited")
+            raise Problem(f"{output} has files in it. Use a new folder, or that of the edited policy")
         named = renamed(edited._core, folder.resolve().name)
         folder.mkdir(parents=True, exist_ok=True)
         write_folder(folder, named, f"{policy.name} with {' '.join(edits)}")

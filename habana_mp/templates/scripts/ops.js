@@ -20,14 +20,14 @@ const errorOf = (line) =>
 const heat = (part) => (part > 0 ? `.heat${Math.ceil(part * 5)}` : "");
 
 const TERMS = {
-  decision: "what the policy said, and the line of a list that said it",
+  decision: "the decision of the policy, and the line of the list that it comes from",
   "runs in": "the dtypes that the op computed in",
-  "op time": "without its casts and without ops inside that have lines of their own",
-  error: "against the op in float32 on the same inputs, as a part of the size of its results",
+  "op time": "without its casts and without ops inside it that have their own lines",
+  error: "against the op in float32 on the same inputs, relative to the size of its results",
   "of all error": "its part of the error of the loss, or of the outputs, to first order",
   "cast time": "in the casts before the op and, in backward, of its gradients",
   share: "of the time of the block",
-  casts: "tensors that the op got in another dtype than its caller gave",
+  casts: "tensors that were cast for the op",
   cached: "casts that the weight cache had already",
   backward: "casts of gradients",
 };

@@ -179,18 +179,18 @@ def test_explain():
 
 
 def test_d22_a_name_that_nobody_registered_is_unknown():
-    with pytest.raises(ValueError, match=r"'flash_kernel' is no op of torch .*hmp.register_op"):
+    with pytest.raises(ValueError, match=r"'flash_kernel' is not an op of torch .*hmp.register_op"):
         hmp.Policy.load("hmp").with_edits("+flash_kernel:lower", strict=True)
 
 
 WRONG = {
     "not callable": (lambda: hmp.register_op(3), TypeError, "takes a function, not 3"),
     "a class": (lambda: hmp.register_op(torch.nn.Linear), TypeError, "takes a function"),
-    "a name that is no string": (lambda: hmp.register_op(fused, name=3), TypeError, "give one as name="),
+    "a name that is no string": (lambda: hmp.register_op(fused, name=3), TypeError, "pass a string as name="),
     "an op of torch": (lambda: hmp.register_op(torch.mm), ValueError, "torch has an op 'mm'"),
     "a name of torch": (lambda: hmp.register_op(fused, name="linear"), ValueError, "torch has an op 'linear'"),
     "a name with a dot": (lambda: hmp.register_op(fused, name="a.b"), ValueError, "letters, digits and _"),
-    "a lambda": (lambda: hmp.register_op(lambda x: x), ValueError, "'<lambda>' is no name"),
+    "a lambda": (lambda: hmp.register_op(lambda x: x), ValueError, "'<lambda>' is not a name"),
     "letters that no list has": (lambda: hmp.register_op(fused, name="größe"), ValueError, "letters, digits and _"),
 }
 

@@ -122,14 +122,15 @@ def test_a_file_of_other_settings_is_refused(options, said, kept):
     with pytest.raises(ValueError) as error:
         hmp.tune(step, 1e-2, **{"cost": "numbers", "resume": kept, **options})
     assert str(error.value).startswith(f"{kept}: {said}")
-    assert str(error.value).endswith("; give another file, or delete it")
+    assert str(error.value).endswith(". Use another file, or delete this one")
     assert (step.calls, kept.read_bytes()) == (0, before)
 
 
 def test_a_file_of_another_step_is_refused(kept):
     before = kept.read_bytes()
     with pytest.raises(
-        ValueError, match=r"search.json: is of a step with other results; give another file, or delete it$"
+        ValueError,
+        match=r"search.json: the file is of a step with other results. Use another file, or delete this one$",
     ):
         hmp.tune(Counted(), 1e-2, cost="numbers", resume=kept)
     assert kept.read_bytes() == before
@@ -154,9 +155,9 @@ def test_a_file_of_another_metric_is_refused(tmp_path):
         hmp.tune(step, 1e-2, cost="numbers", metric=lambda a, b: (a - b).abs().mean(), resume=file)
 
 
-NO_FILE = "is no file of a search: "
-OTHER = "is no file of a search of this version of habana_mp; give another one"
-BROKEN = "is no whole file of a search; delete it"
+NO_FILE = "not a file of a search: "
+OTHER = "not a file of a search of this version of habana_mp. Use another file"
+BROKEN = "the file of a search is not complete. Delete it"
 
 
 def changed(**changes):
@@ -202,7 +203,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
     file = tmp_path / "large"
     with file.open("wb") as large:
         large.truncate((1 << 30) + 1)
-    with pytest.raises(ValueError, match=r"large: is no file of a search: the file is over 1024 MiB$"):
+    with pytest.raises(ValueError, match=r"large: not a file of a search: the file is over 1024 MiB$"):
         hmp.tune(Counted(), 1e-2, resume=file)
     assert file.stat().st_size == (1 << 30) + 1
 

@@ -103,7 +103,7 @@ def step():
     return Model()(X)
 
 
-NO_OP = "no op of the step computes in float32, so there is nothing to tune. Ops inside of torch.compile and in other threads are not seen"
+NO_OP = "no op of the step computes in float32, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
 NO_NUMBERS = "the step returns no numbers: return its outputs or its loss"
 
 
@@ -117,7 +117,7 @@ class Counting:
         return step() + self.calls
 
 
-NOT_FINITE = "the step gives numbers that are not finite in float32: find_nonfinite(step) says where"
+NOT_FINITE = "the step returns numbers that are not finite in float32. To find the op, call find_nonfinite(step)"
 
 
 @pytest.mark.parametrize(
@@ -154,21 +154,21 @@ def test_steps_that_cannot_be_searched(refused, options, said):
 
 
 def test_a_step_that_float32_does_not_repeat_is_refused():
-    kept = r"no policy keeps the budget of 1e-06: with all ops in float32 the error is \S+\. The step casts by itself, changes tensors that are in no module, or draws "
+    kept = r"no policy stays within the budget of 1e-06: with all ops in float32 the error is \S+\. The step casts by itself, changes tensors that are in no module, or draws "
     with pytest.raises(ValueError, match=f"^{kept}other random numbers each time$"):
         hmp.tune(Counting(), 1e-6)
 
 
-BUDGET_IS = "budget is the largest error that is accepted, a number above 0, not "
-METRIC_IS = 'metric is "results", "gradients" or a function of two results, not '
+BUDGET_IS = "budget must be the largest accepted error, a number above 0, not "
+METRIC_IS = 'metric must be "results", "gradients" or a function of two results, not '
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"step": 3}, TypeError, "step is a function without arguments, not 3"),
-        ({"step": None}, TypeError, "step is a function without arguments, not None"),
-        ({"check": 3}, TypeError, "check is a function without arguments, not 3"),
+        ({"step": 3}, TypeError, "step must be a function without arguments, not 3"),
+        ({"step": None}, TypeError, "step must be a function without arguments, not None"),
+        ({"check": 3}, TypeError, "check must be a function without arguments, not 3"),
         ({"budget": 0}, ValueError, f"{BUDGET_IS}0"),
         ({"budget": -1e-3}, ValueError, f"{BUDGET_IS}-0.001"),
         ({"budget": float("nan")}, ValueError, f"{BUDGET_IS}nan"),
@@ -178,12 +178,12 @@ METRIC_IS = 'metric is "results", "gradients" or a function of two results, not 
         ({"metric": "loss"}, ValueError, f"{METRIC_IS}'loss'"),
         ({"metric": []}, ValueError, f"{METRIC_IS}[]"),
         ({"metric": None}, ValueError, f"{METRIC_IS}None"),
-        ({"per": "layer"}, ValueError, "per is 'op' or 'module', not 'layer'"),
-        ({"others": "fp32"}, ValueError, "others is 'lower' or 'start', not 'fp32'"),
-        ({"cost": "bytes"}, ValueError, "cost is 'seconds' or 'numbers', not 'bytes'"),
-        ({"seed": 1.0}, TypeError, "seed is a whole number, not 1.0"),
-        ({"seed": True}, TypeError, "seed is a whole number, not True"),
-        ({"start": 3}, TypeError, "a policy is loaded by its name, its path or its text, not by 3"),
+        ({"per": "layer"}, ValueError, "per must be 'op' or 'module', not 'layer'"),
+        ({"others": "fp32"}, ValueError, "others must be 'lower' or 'start', not 'fp32'"),
+        ({"cost": "bytes"}, ValueError, "cost must be 'seconds' or 'numbers', not 'bytes'"),
+        ({"seed": 1.0}, TypeError, "seed must be a whole number, not 1.0"),
+        ({"seed": True}, TypeError, "seed must be a whole number, not True"),
+        ({"start": 3}, TypeError, "Policy.load takes a name, a path or a text, not 3"),
     ],
     ids=lambda value: " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
@@ -196,7 +196,7 @@ def test_arguments_that_are_refused(arguments, error, said):
 
 
 def test_a_start_that_is_no_policy():
-    with pytest.raises(ValueError, match=r"^'no-such' is no policy: accepted are a preset"):
+    with pytest.raises(ValueError, match=r"^Unknown policy 'no-such'. Accepted are a preset"):
         hmp.tune(step, 1e-2, start="no-such")
 
 

@@ -99,9 +99,9 @@ def test_explain_has_a_line_for_each_part(in_modules):
 @pytest.mark.parametrize(
     ("op", "error", "said"),
     [
-        (3, TypeError, "op is the name of an op, as 'linear', not 3"),
-        ("lineer", ValueError, "'lineer' is no op of torch"),
-        ("bmm", ValueError, "the search has not decided 'bmm'; it has decided add, cos, gelu, linear, mul?, sigmoid, "),
+        (3, TypeError, "op must be the name of an op, such as 'linear', not 3"),
+        ("lineer", ValueError, "'lineer' is not an op of torch"),
+        ("bmm", ValueError, "the search did not decide 'bmm'. It decided add, cos, gelu, linear, mul?, sigmoid, "),
     ],
     ids=["no name", "unknown", "not decided"],
 )
@@ -116,7 +116,7 @@ def test_diff(found):
     assert "linear" not in ops
     assert found.diff(found.start).ops == ops
     assert not found.diff(found.policy).ops
-    with pytest.raises(ValueError, match="'no-such' is no policy"):
+    with pytest.raises(ValueError, match="Unknown policy 'no-such'"):
         found.diff("no-such")
 
 

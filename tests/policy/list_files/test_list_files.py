@@ -31,7 +31,7 @@ def test_d1_opt_level(level, preset):
 
 @pytest.mark.parametrize("level", ["O0", "O3", "", "01", None, 1, b"O1"])
 def test_d1_anything_else(level):
-    with pytest.raises(ValueError, match=r'opt_level is "O1" .* or "O2" .*, not '):
+    with pytest.raises(ValueError, match=r'opt_level must be "O1" .* or "O2" .*, not '):
         for_convert(level)
 
 
@@ -58,7 +58,9 @@ def test_d2_the_file_may_be_deleted(written):
 
 @pytest.mark.parametrize("low", [torch.float32, torch.float64, torch.int8, "float32", 16, None])
 def test_d9_low_precision_type(low):
-    with pytest.raises(ValueError, match=r"low_precision_type is torch\.bfloat16 or torch\.float16, or its name, not "):
+    with pytest.raises(
+        ValueError, match=r"low_precision_type must be torch\.bfloat16 or torch\.float16, or its name, not "
+    ):
         for_convert(low=low)
 
 
@@ -76,7 +78,7 @@ def test_d9_float16_takes_either_list(argument, written):
 
 
 def test_d9_both_lists(written):
-    with pytest.raises(ValueError, match="both fp16_file_path and bf16_file_path are given"):
+    with pytest.raises(ValueError, match="fp16_file_path and bf16_file_path are both given"):
         for_convert(low=F16, bf16=written("mm\n"), fp16=written("mm\n"))
 
 
@@ -93,9 +95,9 @@ def test_policy_takes_the_place_of_lists(written):
     mine = Policy.from_ops(lower=["mm"])
     assert for_convert(policy=mine) is mine
     assert for_convert(policy=str(mine)) == mine
-    with pytest.raises(ValueError, match=r"fp32_file_path=.*my\.txt' cannot go with it"):
+    with pytest.raises(ValueError, match=r"cannot be combined with fp32_file_path=.*my\.txt'"):
         for_convert(policy="hmp", fp32=written("mm\n"))
-    with pytest.raises(ValueError, match="opt_level O2 cannot go with it"):
+    with pytest.raises(ValueError, match="cannot be combined with opt_level O2"):
         for_convert("O2", policy="hmp")
 
 
@@ -285,12 +287,12 @@ def test_a_path_that_is_no_text_is_reported_in_text(tmp_path):
 
 @pytest.mark.parametrize("name", ["bf16", "fp32"])
 def test_what_is_no_path_is_reported_by_name(name):
-    with pytest.raises(TypeError, match=f"{name}_file_path is the path of a list file, not 3"):
+    with pytest.raises(TypeError, match=f"{name}_file_path must be the path of a list file, not 3"):
         for_convert(**{name: 3})
 
 
 def test_what_is_no_policy_is_reported():
-    with pytest.raises(TypeError, match="policy is a Policy, the name of a preset or the path of a folder, not 3"):
+    with pytest.raises(TypeError, match="policy must be a Policy, the name of a preset or the path of a folder, not 3"):
         for_convert(policy=3)
 
 
@@ -299,32 +301,32 @@ def test_what_is_no_policy_is_reported():
 
 def test_d22_one_warning_for_a_list(written):
     path = written("mm\nlienar\n# comment\nsofmax # typo\nqqqqqqqq\n")
-    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
+    with pytest.warns(UserWarning, match="names without effect") as warned:
         policy = for_convert(bf16=path)
     assert len(warned) == 1
     assert Path(warned[0].filename).name == "test_list_files.py"
     torch_has = f"is no op of torch {torch.__version__}"
     lines = str(warned[0].message).splitlines()
-    assert lines[0] == f"{path} has names that decide nothing:"
-    assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}; did you mean 'linear'")
-    assert lines[2].startswith(f"{path}:4: 'sofmax' {torch_has}; did you mean 'softmax'")
+    assert lines[0] == f"{path} has names without effect:"
+    assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}. Did you mean 'linear'")
+    assert lines[2].startswith(f"{path}:4: 'sofmax' {torch_has}. Did you mean 'softmax'")
     assert lines[3] == f"{path}:5: 'qqqqqqqq' {torch_has}"
     assert len(lines) == 4
     assert policy.rule("mm").action == "lower"
 
 
 def test_d22_a_warning_for_each_list(written):
-    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
+    with pytest.warns(UserWarning, match="names without effect") as warned:
         for_convert(bf16=written("lienar\n", "low.txt"), fp32=written("-sofmax\n", "fp32.txt"))
     assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in warned] == ["low.txt", "fp32.txt"]
 
 
 def test_d22_looks_up_the_name_alone(written):
     path = written("mm@float16\npow.Tensor_Scalar@bfloat16\nlienar@float16\n")
-    with pytest.warns(UserWarning, match="names that decide nothing") as warned:
+    with pytest.warns(UserWarning, match="names without effect") as warned:
         for_convert(bf16=path)
     lines = str(warned[0].message).splitlines()
-    assert lines[1].startswith(f"{path}:3: 'lienar' is no op of torch {torch.__version__}; did you mean 'linear'")
+    assert lines[1].startswith(f"{path}:3: 'lienar' is not an op of torch {torch.__version__}. Did you mean 'linear'")
     assert len(lines) == 2
 
 

@@ -58,7 +58,7 @@ def test_a_line_that_is_refused_is_named(tmp_path, line, message):
 
 
 def test_an_unknown_op_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="fp32.txt:1: 'layernorm' is no op of torch"):
+    with pytest.warns(UserWarning, match="fp32.txt:1: 'layernorm' is not an op of torch"):
         hmp.Policy.load(folder(tmp_path, fp32=["layernorm in head"]))
 
 

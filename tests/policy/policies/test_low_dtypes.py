@@ -115,12 +115,14 @@ def test_edits_for_one_low_dtype(case):
 
 @pytest.mark.parametrize("edit", ["+mm@float64:fp32", "-mm@", "+mm:fp32@float16", "-mm@float16:fp32", "+@float16:fp32"])
 def test_edits_that_are_refused(edit):
-    with pytest.raises(ValueError, match=f"^'{re.escape(edit)}' is no edit of a policy: .* op@float16 or op@bfloat16"):
+    with pytest.raises(
+        ValueError, match=f"^'{re.escape(edit)}' is not an edit of a policy: .* op@float16 or op@bfloat16"
+    ):
         EDITED.with_edits(edit)
 
 
 def test_with_edits_looks_up_the_name_d22():
-    with pytest.raises(ValueError, match=r"^'lienar' is no op of torch .*did you mean 'linear'"):
+    with pytest.raises(ValueError, match=r"^'lienar' is not an op of torch .*Did you mean 'linear'"):
         EDITED.with_edits("+lienar@float16:lower", strict=True)
 
 
@@ -260,23 +262,31 @@ BAD_FOLDERS = {
     "unknown rest": ('low_dtype = "bfloat16"\nrest = "low"\n', "mm\n", "first_input, fp32 or inputs"),
     "unknown dtype": ('low_dtype = "int8"\nrest = "inputs"\n', "mm\n", "bfloat16 or float16"),
     "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),
-    "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is no key"),
+    "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is not a key"),
     "no TOML": ("low_dtype = \n", "mm\n", r"policy.toml: .*line 1"),
     "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error is a list of op names"),
     "low_dtypes is no list": (
         GOOD + 'low_dtypes = "bfloat16"\n',
         "mm\n",
-        "policy.toml: low_dtypes is a list of bfloat16",
+        "policy.toml: low_dtypes must be a list of bfloat16",
     ),
-    "no low_dtypes": (GOOD + "low_dtypes = []\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16 and float16"),
-    "low_dtypes is a number": (GOOD + "low_dtypes = 3\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16"),
-    "other low_dtypes": (GOOD + "low_dtypes = [[1], 2]\n", "mm\n", "policy.toml: low_dtypes is a list of bfloat16"),
+    "no low_dtypes": (
+        GOOD + "low_dtypes = []\n",
+        "mm\n",
+        "policy.toml: low_dtypes must be a list of bfloat16 and float16",
+    ),
+    "low_dtypes is a number": (GOOD + "low_dtypes = 3\n", "mm\n", "policy.toml: low_dtypes must be a list of bfloat16"),
+    "other low_dtypes": (
+        GOOD + "low_dtypes = [[1], 2]\n",
+        "mm\n",
+        "policy.toml: low_dtypes must be a list of bfloat16",
+    ),
     "low_dtype is none of them": (
         GOOD + 'low_dtypes = ["float16"]\n',
         "mm\n",
-        "policy.toml: low_dtype is float16, not 'bfloat16'",
+        "policy.toml: low_dtype must be float16, not 'bfloat16'",
     ),
-    "cache is no bool": (GOOD + "cache = 0\n", "mm\n", "policy.toml: cache is true or false"),
+    "cache is no bool": (GOOD + "cache = 0\n", "mm\n", "policy.toml: cache must be true or false"),
     "a dtype that is not low": (GOOD, "relu\nmm@float32\n", "lower.txt:2: 'mm@float32' is no entry of a list"),
     "an error for such a dtype": (GOOD + 'error = ["mm@"]\n', "mm\n", "policy.toml: 'mm@' is no entry of a list"),
     "edits": (GOOD, "+mm\n", r"lower.txt: names that begin with \+ or -"),
@@ -293,7 +303,7 @@ def test_load_refuses_a_folder(case, tmp_path):
 
 
 def test_load_a_folder_with_a_name_that_torch_lacks_d22(tmp_path):
-    with pytest.warns(UserWarning, match=r"lower.txt:1: 'lienar' is no op of torch .*did you mean 'linear'"):
+    with pytest.warns(UserWarning, match=r"lower.txt:1: 'lienar' is not an op of torch .*Did you mean 'linear'"):
         Policy.load(preset_folder(tmp_path, GOOD, "lienar\n"))
 
 

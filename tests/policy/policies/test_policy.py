@@ -123,7 +123,7 @@ def test_load_a_folder_in_the_form_of_the_presets(tmp_path):
 @pytest.mark.parametrize("text", ["hpm", "", "no/such/folder", "name=x", "HMP"])
 def test_load_names_what_is_accepted(text):
     with pytest.raises(
-        ValueError, match=r"accepted are a preset \(balanced, hmp, hmp-o1, .*\), a folder with policy.toml"
+        ValueError, match=r"Accepted are a preset \(balanced, hmp, hmp-o1, .*\), a folder with policy.toml"
     ):
         Policy.load(text)
 
@@ -164,7 +164,7 @@ def test_from_ops_of_nothing_is_a_policy():
 
 
 BAD_OPS = {
-    "one string": ({"lower": "relu"}, TypeError, "lower is a list of op names, not the one name 'relu'"),
+    "one string": ({"lower": "relu"}, TypeError, "lower must be a list of op names, not the one name 'relu'"),
     "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is no op name"),
     "D23": ({"lower": ["mm"], "fp32": ["mm"]}, ValueError, "'mm' is in the lower list .* and in the fp32 list"),
     "D23 for one low dtype": (
@@ -189,7 +189,7 @@ BAD_OPS = {
     "strict": (
         {"fp32": ["sofmax"], "strict": True},
         ValueError,
-        "'sofmax' is no op of torch .*; did you mean 'softmax'",
+        "'sofmax' is not an op of torch .*. Did you mean 'softmax'",
     ),
 }
 
@@ -202,7 +202,7 @@ def test_from_ops_refuses(case):
 
 
 def test_from_ops_warns_of_names_that_torch_lacks():
-    with pytest.warns(UserWarning, match="the lower list has names that decide nothing:\n'lienar' is no op") as warned:
+    with pytest.warns(UserWarning, match="the lower list has names without effect:\n'lienar' is not an op") as warned:
         Policy.from_ops(lower=["lienar", "mm"])
     assert [Path(warning.filename).name for warning in warned] == ["test_policy.py"]
 

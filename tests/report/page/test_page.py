@@ -322,12 +322,12 @@ def test_modules_sort_by_their_numbers(reader: Reader) -> None:
 def test_sections_with_nothing_in_them_are_named_in_a_line(reader: Reader) -> None:
     opened = reader.open(fake_reports.small() | {"missed": [], "recast": []})
     assert opened.locator("#missed, #recast").count() == 0
-    expect(opened.locator(".nothing")).to_have_text("Nothing found of: cast again, missed.")
+    expect(opened.locator(".nothing")).to_have_text("Nothing found for: cast again, missed.")
 
 
 def test_a_huge_report_is_shown_by_pages(reader: Reader) -> None:
     opened = reader.open(fake_reports.huge())
-    expect(opened.locator("#timeline")).to_contain_text("Sampled: one of every 16 casts is shown.")
+    expect(opened.locator("#timeline")).to_contain_text("Sampled: the timeline shows one of every 16 casts.")
     assert len(ops(opened)) == 50
     assert opened.evaluate("document.querySelectorAll('*').length") < 8000
     opened.locator("#ops").get_by_role("button", name="… and 150 more").click()

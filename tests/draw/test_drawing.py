@@ -103,7 +103,7 @@ def test_saved_files(tmp_path: Path) -> None:
     ("path", "error", "message"),
     [
         ("x.gif", ValueError, "'x.gif': the name of a drawing must end in .svg or .png"),
-        ("x", ValueError, "'x': a drawing"),
+        ("x", ValueError, "'x': the name of a drawing"),
         ("no/folder/x.svg", FileNotFoundError, "no/folder"),
         (3, TypeError, "not '?int"),
     ],

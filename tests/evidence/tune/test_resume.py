@@ -107,12 +107,12 @@ def test_another_budget_uses_the_runs(budget, kept):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cost": "seconds"}, "is of a search with cost='numbers', not 'seconds'"),
-        ({"per": "module"}, "is of a search with per='op', not 'module'"),
-        ({"others": "start"}, "is of a search with others='lower', not 'start'"),
-        ({"seed": 1}, "is of a search with seed=0, not 1"),
-        ({"metric": "gradients"}, "is of a search with metric='results', not 'gradients'"),
-        ({"start": "torch-cpu"}, "is of a search with start='name="),
+        ({"cost": "seconds"}, "the file is of a search with cost='numbers', not 'seconds'"),
+        ({"per": "module"}, "the file is of a search with per='op', not 'module'"),
+        ({"others": "start"}, "the file is of a search with others='lower', not 'start'"),
+        ({"seed": 1}, "the file is of a search with seed=0, not 1"),
+        ({"metric": "gradients"}, "the file is of a search with metric='results', not 'gradients'"),
+        ({"start": "torch-cpu"}, "the file is of a search with start='name="),
     ],
     ids=["cost", "per", "others", "seed", "metric", "start"],
 )
@@ -176,7 +176,7 @@ def changed(**changes):
         (lambda _: "{}", OTHER),
         (changed(version=2), OTHER),
         (changed(format="habana_mp.report"), OTHER),
-        (changed(torch="1.0"), "is of a search with torch='1.0', not "),
+        (changed(torch="1.0"), "the file is of a search with torch='1.0', not "),
         (changed(results=3), BROKEN),
         (changed(results={"none": 3}), BROKEN),
         (changed(results={"none": [3]}), BROKEN),

@@ -21,9 +21,6 @@ from habana_mp.hmp import __all__ as __all__  # so that mypy takes it for public
 if TYPE_CHECKING:
     from habana_mp.hmp import *  # noqa: F403
 
-    # For the documentation: * does not name what hmp itself imports for type checkers alone.
-    from habana_mp.hmp import CastReport, Comparison, Tuned, compare, draw, explain, find_nonfinite, report, tune  # noqa: F401
-
 
 # `import *` would import at once what hmp imports at first use.
 def __getattr__(name: str) -> Any:

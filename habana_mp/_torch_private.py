@@ -174,6 +174,9 @@ SET_POLICIES = Feature(
 FASTPATH = Feature(
     "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"
 )
+DECOMPOSITIONS = Feature(
+    "torch.onnx exports no program that takes weights from the cache", register="torch._decomp:register_decomposition"
+)
 # Where torch recomputes; the other form is a public class. From 2.15 on the older name only calls the newer one, which torch's own
 # callers call themselves. The one that recomputes is a generator.
 CHECKPOINT = Feature(

@@ -119,8 +119,30 @@ os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
 _hooks: list[Any] = []
 
 
+@functools.cache
+def _make_ops_exportable() -> None:
+    """Other formats, such as ONNX, know nothing of our ops for weights: for them torch takes each apart into casts and the op of aten."""
+    if not private.DECOMPOSITIONS.works:
+        return
+    for name in _core.WEIGHT_OPS:
+        private.DECOMPOSITIONS.register(getattr(torch.ops.habana_mp, name).default)(_taken_apart(name))
+
+
+def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
+    product = getattr(torch.ops.aten, name)
+
+    def casts_and_product(*args: Any, weight_dtype: torch.dtype) -> torch.Tensor:
+        result: torch.Tensor = product(
+            *(arg.to(weight_dtype) if isinstance(arg, torch.Tensor) else arg for arg in args)
+        )
+        return result
+
+    return casts_and_product
+
+
 def open_cache(settings: Asked) -> None:
     """Called by ``convert``, and for the first region of autocast."""
+    _make_ops_exportable()
     _core.set_packing(settings.packing)
     _core.set_cache_limit(settings.limit)
     if not _hooks:

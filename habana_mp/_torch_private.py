@@ -346,6 +346,30 @@ def calling_frame() -> FrameType | None:
 # Functions that traced code calls, which Dynamo reads.
 
 
+def _switch_in_graph(device_type: str, on: bool) -> None:
+    torch.set_autocast_enabled(device_type, on)
+
+
+@run_while_traced
+def _prepare_switch(device_type: str) -> None:
+    torch.compiler.allow_in_graph(_switch_in_graph)  # type: ignore[no-untyped-call]
+    before = torch.is_autocast_enabled(device_type)
+    TRACE_END.translator.current_tx().output.add_cleanup_hook(lambda: torch.set_autocast_enabled(device_type, before))
+
+
+def _set_autocast_enabled(device_type: str, on: bool) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        _prepare_switch(device_type)
+        _switch_in_graph(device_type, on)
+    else:
+        torch.set_autocast_enabled(device_type, on)
+
+
+# From 2.12 on Dynamo traces that of torch.
+_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+set_autocast_enabled: Callable[[str, bool], None] = _set_autocast_enabled if _OLD else torch.set_autocast_enabled
+
+
 def is_fastpath_enabled() -> bool:
     return bool(torch.backends.mha._is_fastpath_enabled)
 

@@ -20,7 +20,7 @@ from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
 from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import CASTS_OFF, convert_off
-from habana_mp._torch_private import MKLDNN, run_while_traced
+from habana_mp._torch_private import MKLDNN, run_while_traced, set_autocast_enabled
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
@@ -236,10 +236,10 @@ class _AtomicOp:
     """Casts off while a listed op that is a Python function runs (D19), in traced code."""
 
     def __enter__(self) -> None:
-        torch.set_autocast_enabled(CASTS_OFF, True)
+        set_autocast_enabled(CASTS_OFF, True)
 
     def __exit__(self, *exc: object) -> None:
-        torch.set_autocast_enabled(CASTS_OFF, False)
+        set_autocast_enabled(CASTS_OFF, False)
 
 
 class _InsideCompound:

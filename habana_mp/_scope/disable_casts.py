@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager
+from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager, set_autocast_enabled
 
 # The autocast switch of this device type, which nobody casts on, means that casts are off: src/scope/casts_off.h
 # explains why.
@@ -67,13 +67,13 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             self._before.append(torch.is_autocast_enabled(CASTS_OFF))
-            torch.set_autocast_enabled(CASTS_OFF, True)
+            set_autocast_enabled(CASTS_OFF, True)
         else:
             _core.enter_disabled()
 
     def __exit__(self, *exc: object) -> None:
         if torch.compiler.is_compiling():
-            torch.set_autocast_enabled(CASTS_OFF, self._before.pop())
+            set_autocast_enabled(CASTS_OFF, self._before.pop())
         else:
             _core.exit_disabled()
 

@@ -17,7 +17,15 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
-from habana_mp._torch_private import DYNAMO, MODULE_CALLS, TRACE_END, add_call, calling_frame, nn_modules_of
+from habana_mp._torch_private import (
+    DYNAMO,
+    MODULE_CALLS,
+    TRACE_END,
+    add_call,
+    calling_frame,
+    nn_modules_of,
+    set_autocast_enabled,
+)
 
 _autocast = torch.amp.autocast_mode.autocast
 _torch_enter: Any = _autocast.__enter__
@@ -89,7 +97,7 @@ def leave_all() -> None:
 
 
 def _switch(off: bool, trace: Any) -> None:
-    torch.set_autocast_enabled(CASTS_OFF, off)  # Dynamo finds this code behind a graph break
+    set_autocast_enabled(CASTS_OFF, off)  # Dynamo finds this code behind a graph break
     if trace is not None:  # what lowers the graph, or runs it, no longer knows which module a call was in
         add_call(trace, torch.set_autocast_enabled, CASTS_OFF, off)
 

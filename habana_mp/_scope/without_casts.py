@@ -11,9 +11,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
+from habana_mp._torch_private import set_autocast_enabled
 
 _Function = Callable[..., Any]
 # What was made here, to what it was made of: a second conversion finds the functions of the first.
@@ -35,11 +34,11 @@ def step_without_casts(step: _Function) -> _Function:
             args = (with_casts_off(args[0], off), *args[1:])
         elif callable(kwargs.get("closure")):
             kwargs = {**kwargs, "closure": with_casts_off(kwargs["closure"], off)}
-        torch.set_autocast_enabled(CASTS_OFF, True)
+        set_autocast_enabled(CASTS_OFF, True)
         try:
             return step(self, *args, **kwargs)
         finally:
-            torch.set_autocast_enabled(CASTS_OFF, off)
+            set_autocast_enabled(CASTS_OFF, off)
 
     return _remembered(run, step)
 
@@ -49,11 +48,11 @@ def with_casts_off(function: _Function, off: bool) -> _Function:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         before = casts_off()
-        torch.set_autocast_enabled(CASTS_OFF, off)
+        set_autocast_enabled(CASTS_OFF, off)
         try:
             return function(*args, **kwargs)
         finally:
-            torch.set_autocast_enabled(CASTS_OFF, before)
+            set_autocast_enabled(CASTS_OFF, before)
 
     return functools.update_wrapper(run, function) if hasattr(function, "__dict__") else run
 

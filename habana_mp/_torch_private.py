@@ -22,6 +22,7 @@ from habana_mp._show.warning import warn
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 class Feature:
@@ -152,6 +153,13 @@ EXPORT = Feature(
     schema="torch._ops:OpOverload()._schema",
     overload="torch._ops:OpOverload()._overloadname",
     leaves="torch.utils._pytree:tree_leaves",
+)
+# Up to torch 2.12 the keys hold whether autocast is on, and not the dtypes.
+AOT_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+AOT_CACHE_KEYS = Feature(
+    "torch.compile may take a graph of another policy from its cache",
+    key=f"{AOT_CACHE}:AOTAutogradCacheDetails",
+    devices="torch._C:_autocast_supported_devices",
 )
 # What Dynamo does when its trace ends.
 TRACE_END = Feature(
@@ -366,8 +374,9 @@ def _set_autocast_enabled(device_type: str, on: bool) -> None:
 
 
 # From 2.12 on Dynamo traces that of torch.
-_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
-set_autocast_enabled: Callable[[str, bool], None] = _set_autocast_enabled if _OLD else torch.set_autocast_enabled
+set_autocast_enabled: Callable[[str, bool], None] = (
+    _set_autocast_enabled if VERSION < (2, 12) else torch.set_autocast_enabled
+)
 
 
 def is_fastpath_enabled() -> bool:
@@ -425,6 +434,7 @@ _THREADS = "regions belong to threads, and none knows whether it is the last"
 
 # What stays changed in torch when no conversion and no region is in force, and why. Nothing else does.
 WHAT_STAYS = (
+    *([Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}")] if VERSION < (2, 13) else []),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
     Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast import export
 from habana_mp._scope import checkpointing, training_step
-from habana_mp._torch_private import FASTPATH, HIGHER_ORDER_OPS, is_fastpath_enabled
+from habana_mp._scope.after_import import after_import
+from habana_mp._torch_private import AOT_CACHE, AOT_CACHE_KEYS, FASTPATH, HIGHER_ORDER_OPS, VERSION, is_fastpath_enabled
 
 
 def prepare() -> None:
@@ -25,9 +27,26 @@ def prepare() -> None:
 @functools.cache
 def _prepare_once() -> None:
     export.record_casts()
+    if VERSION < (2, 13):
+        after_import(AOT_CACHE, _have_dtypes_in_keys)
     _pass_higher_order_ops()
     if FASTPATH.works:
         torch.backends.mha.get_fastpath_enabled = _fastpath_enabled
+
+
+def _have_dtypes_in_keys() -> None:
+    """The keys of torch.compile's cache of graphs tell the policies of regions apart by them (src/scope/codes.h)."""
+    if not AOT_CACHE_KEYS.works:
+        return
+    original, devices = AOT_CACHE_KEYS.key.__init__, AOT_CACHE_KEYS.devices
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        on = filter(torch.is_autocast_enabled, devices())
+        self.autocast_state = {device: torch.get_autocast_dtype(device) for device in on}  # as torch 2.13 has it
+
+    AOT_CACHE_KEYS.key.__init__ = init
 
 
 def _pass_higher_order_ops() -> None:

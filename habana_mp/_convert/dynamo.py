@@ -8,17 +8,15 @@ torch's own and trace it as one opaque op. So its look-up is replaced with one t
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp._convert.patched_op import PatchedOp
+from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import DYNAMO, TRACE_RULES
 
 
@@ -46,45 +44,9 @@ def _have_ops_traced() -> None:
     setattr(*TRACE_RULES.place("methods"), get_tensor_method)
 
 
-class _Loader(importlib.abc.Loader):
-    """Loads Dynamo, and then has it trace patched ops."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self.loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
-        self.loader.exec_module(module)
-        _have_ops_traced()
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Notices the first import of Dynamo."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != DYNAMO:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-_finder = _Finder()
-
-
 def prepare() -> None:
     """Sees to it that Dynamo traces patched ops, now or when it is imported."""
-    if DYNAMO in sys.modules:
-        _have_ops_traced()
-    elif _finder not in sys.meta_path:
-        sys.meta_path.insert(0, _finder)
+    after_import(DYNAMO, _have_ops_traced)
 
 
 def patches(policy: Any) -> Iterator[tuple[Any, ...]]:

@@ -434,7 +434,17 @@ _THREADS = "regions belong to threads, and none knows whether it is the last"
 
 # What stays changed in torch when no conversion and no region is in force, and why. Nothing else does.
 WHAT_STAYS = (
-    *([Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}")] if VERSION < (2, 13) else []),
+    *(
+        Change("torch._decomp", by, "knows what our ops for weights are made of; graphs may hold these ops") for by in ("convert", "autocast")
+    ),
+    *(
+        (
+            Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}"),
+            Change("sys.meta_path", "autocast", "one finder, until that module is imported"),
+        )
+        if VERSION < (2, 13)
+        else ()
+    ),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
     Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from habana_mp._torch_private import WHAT_STAYS
+from habana_mp._torch_private import AOT_CACHE, WHAT_STAYS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -120,6 +120,7 @@ def test_what_is_said_to_stay_does() -> None:
     names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path", "steps of optimizers"}
     # Of these two the object stays, and what it holds changes.
     names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
+    names -= {f"{AOT_CACHE}.AOTAutogradCacheDetails"}  # nothing has been compiled
     assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
 
 

@@ -146,6 +146,8 @@ def _rule_of(policy: Policy, name: str) -> Rule | None:
 
 
 @run_while_traced
-def _rule_while_traced(name: str, device: str) -> tuple[Rule | None, bool]:
+def _rule_while_traced(name: str, device: str) -> tuple[tuple[int, int, bool, str] | None, bool]:
+    """The rule as a plain tuple: Dynamo before torch 2.12 cannot unpack a Rule."""
     policy, of_region = _policy_here(device)
-    return (_rule_of(policy, name) if policy is not None else None), of_region
+    rule = None if policy is None else _rule_of(policy, name)
+    return (None if rule is None else (*rule,)), of_region

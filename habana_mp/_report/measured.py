@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
 from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.findings.groups import inside
 from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
 
@@ -40,7 +42,7 @@ class MeasuredReport(ABC):
             backward: return the error of the ops in its backward pass instead.
 
         Raises:
-            TypeError, ValueError: as for ``casts``.
+            TypeError, ValueError: as for ``casts``; and ValueError if no op ran in ``module``.
             RuntimeError: the report was made without ``values``, or never entered.
 
         Example:
@@ -120,7 +122,8 @@ class MeasuredReport(ABC):
     def edits(self, per: str = "op") -> tuple[Edit, ...]:
         """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
 
-        The result is empty if no backward pass ran in the block, or if no edit is worth it.
+        Ops that lose numbers (NaN or infinity in the low dtype alone) come first. Without a backward pass in the block, or if no edit is
+        worth it, the result has no others.
 
         Args:
             per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.
@@ -143,4 +146,22 @@ class MeasuredReport(ABC):
         report = self.to_dict()
         if not report.get("low_dtype"):
             raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
-        return list(with_values(self._rows(op, module)))
+        rows = list(self._rows(op, module))
+        if module:
+            _check_module(module, [row["module"] for row in report["rows"]])
+        return list(with_values(rows))
+
+
+def _check_module(asked: str, modules: list[str]) -> None:
+    """Raise for a path that no row has: zeros for a wrong name would look like the best result."""
+    if any(inside(module, asked) for module in modules):
+        return
+    by_path = {_path_of(module): module for module in modules if module}
+    near = [by_path[path] for path in get_close_matches(_path_of(asked), by_path, n=3, cutoff=0.7)]
+    hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"no op ran in a module {asked!r}{hint}")
+
+
+def _path_of(module: str) -> str:
+    """The path without the class of the root."""
+    return module.partition(": ")[2] or module

@@ -28,6 +28,12 @@ def share(part: float, whole: float) -> str:
     return "<0.1 %" if percent < 0.05 else f"{_figures(percent)} %"
 
 
+def apart(value: float, other: float) -> str:
+    """``0.02004`` beside ``0.02``: two figures, or as many as show that it is another number."""
+    texts = ((f"{value:.{digits}g}", f"{other:.{digits}g}") for digits in range(2, 18))
+    return next((own for own, beside in texts if own != beside), f"{value:.2g}")
+
+
 def counted(count: int, noun: str) -> str:
     """``1 cast``, ``4,658 casts``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

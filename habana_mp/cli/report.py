@@ -11,6 +11,7 @@ import click
 
 from habana_mp import hmp
 from habana_mp._ranks.rank import rank, world_size
+from habana_mp._report.findings.edits import edits_text
 from habana_mp._report.form import SCHEMA
 from habana_mp.cli.console import Problem, print_rich, user_errors, write_files
 from habana_mp.cli.parameters import new_file
@@ -123,7 +124,7 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            Path(edits_file).write_text("".join(f"{edit.text}  # {edit.why}\n" for edit in seen.edits(per)), "utf-8")
+            Path(edits_file).write_text(edits_text(seen.edits(per)), "utf-8")
     if ending is not None and ending.code:
         raise ending
     beyond = [*_beyond(seen, max_casts, max_error, before)]

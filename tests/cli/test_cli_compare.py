@@ -97,3 +97,24 @@ def test_what_goes_wrong(arguments, code, said, here):
     done = call(*arguments)
     assert done.returncode == code
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["--edit", "+linear in 0:lower", "train.py"], "a float32 (refuses mixed dtypes: promote), b bfloat16"),
+        (
+            ["train.py", "--with", "hmp", "--policy", "own"],
+            "a bfloat16 (lower: linear, lists/hmp/lower.txt:22), b float32",
+        ),
+    ],
+)
+def test_names_for_modules_hold_in_their_run_alone(arguments, first, here):
+    Path("own").mkdir()
+    Path("own/policy.toml").write_text('low_dtype = "bfloat16"\nrest = "inputs"\n')
+    Path("own/lower.txt").write_text("linear\n")
+    Path("own/fp32.txt").write_text("linear in 0\n")
+    Path("own/promote.txt").touch()
+    done = call(*arguments)
+    assert f"first difference\n  linear in Sequential: 0, in the forward pass: {first}" in done.stderr
+    assert "none of the called models has" not in done.stderr

@@ -43,6 +43,9 @@ def nothing():
 def leaves():
     raise SystemExit(7)
 
+def takes(batch):
+    return model(batch)
+
 VALUE = 3
 
 if __name__ == "__main__":
@@ -143,20 +146,22 @@ def test_a_policy_to_start_from(scripts):
     assert policy.rule("cos").action == "fp32"
 
 
-FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves"
+FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train.py"], "train.py: is SCRIPT.py:STEP, a script and a function in it, such as train.py:step"),
+        (["train.py"], "train.py: name the function, such as train.py:step"),
+        (["train"], "train: is SCRIPT.py:STEP, a script and a function in it, such as train.py:step"),
+        (["train.py:takes"], "train.py:takes: a step takes no arguments, but takes takes batch"),
         (["train.py:"], "train.py:: is SCRIPT.py:STEP"),
         ([":step"], ":step: is SCRIPT.py:STEP"),
         (["none.py:step"], "none.py: no such file"),
         (["none:step"], "no file and no module 'none'"),
         (["no.such:step"], "no file and no module 'no.such'"),
         (["train.py:stop"], f"train.py has no function 'stop'; {FUNCTIONS}"),
-        (["train.py:VALUE"], f"train.py has no function 'VALUE'; {FUNCTIONS}"),
+        (["train.py:VALUE"], f"'VALUE' in train.py is an int and no function. Functions in train.py: {FUNCTIONS[7:]}"),
         (["train.py:step", "--check", "stop"], f"train.py has no function 'stop'; {FUNCTIONS}"),
         (["train.py:nothing"], "the step returns no numbers: return its outputs or its loss"),
         (["train.py:step", "--metric", "gradients"], "the step leaves no gradients"),
@@ -167,7 +172,11 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves"
         (["train.py:step", "--json", "no/t.json"], "--json no/t.json: No such file or directory"),
         (["train.py:step", "--resume", "train.py"], "/train.py: not a file of a search: "),
         (["train.py:step", "--resume", "no/s.json"], "/no/s.json: No such file or directory"),
-        (["train.py:step", "--budget", "0"], "budget must be the largest accepted error, a number above 0, not 0.0"),
+        (
+            ["train.py:step", "--budget", "0"],
+            "budget must be the largest accepted error, a number above 0 and below 1, not 0.0",
+        ),
+        (["train.py:step", "--budget", "inf"], "a number above 0 and below 1, not inf"),
         (["train.py:step", "--budget", "nan"], "budget must be the largest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

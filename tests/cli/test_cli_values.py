@@ -49,7 +49,7 @@ def test_without_values_nothing_is_measured(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [
-        ([], 0, "is finite"),
+        ([], 0, "is finite.\nhabana-mp report --values shows the ops that lost numbers on the way"),
         (["--exit"], 3, "is finite"),
         (["--spoil"], 1, "pow makes infinities in bfloat16, in the forward pass"),
         (["--spoil", "--exit"], 1, "pow makes infinities"),
@@ -68,8 +68,8 @@ def test_find_nan_of_a_script_that_is_not_there(here):
 def test_edits_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "train.py")
     assert done.exit_code == 0, done.stderr
-    lines = Path("delta.txt").read_text().splitlines()
-    assert lines
+    title, *lines = Path("delta.txt").read_text().splitlines()
+    assert (title, bool(lines)) == ("# for accuracy", True)
     assert all(line.startswith("+") and ":fp32  # makes " in line for line in lines)
     done = call("run", "--edit", "delta.txt", "train.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
@@ -81,7 +81,7 @@ def test_edits_are_written_and_taken(here):
 def test_edits_of_modules_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "--per", "module", "train.py")
     assert done.exit_code == 0, done.stderr
-    assert Path("delta.txt").read_text().startswith("+linear in ")
+    assert Path("delta.txt").read_text().startswith("# for accuracy\n+linear in ")
     before = json.loads(call("report", "--json", "-", "train.py").stdout.splitlines()[-1])["casts"]
     after = call("report", "--json", "-", "--edit", "delta.txt", "train.py")
     assert json.loads(after.stdout.splitlines()[-1])["casts"] < before

@@ -91,6 +91,55 @@ def test_numbers_that_are_lost() -> None:
     assert report.local_error("mm").lost == 16
 
 
+class Overflows(nn.Module):
+    """A sum that is infinite in float16, of which nothing arrives at the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pre, self.head = nn.Identity(), nn.Linear(4, 4)
+        self.pre.forward = lambda x: x / (x * 300).sum(-1, keepdim=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pre(x))
+
+
+def overflowed(*, grad: bool = True) -> hmp.CastReport:
+    policy = hmp.Policy.from_ops(lower=["sum", "linear"], fp32=["div"])
+    with (
+        hmp.autocast("cpu", torch.float16, policy=policy),
+        hmp.report(values=True) as report,
+        torch.set_grad_enabled(grad),
+    ):
+        loss = Overflows()(torch.full((16, 4), 100.0)).float().square().mean()
+        if grad:
+            loss.backward()
+    return report
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(("per", "text"), [("op", "+sum:fp32"), ("module", "+sum in pre:fp32")])
+def test_an_op_that_loses_numbers_is_the_first_to_edit(grad, per, text) -> None:
+    report = overflowed(grad=grad)
+    edit = report.edits(per)[0]
+    assert (edit.text, edit.lost, edit.error) == (text, 16, None)
+    assert edit.why.startswith("loses 16 of 16 numbers in float16, in Overflows: pre; ")
+    assert report.advice[0].text.startswith("+sum:fp32: sum loses 16 of 16 numbers in float16, in Overflows: pre; ")
+    assert report.edits(per)[1:] == () or "sum" not in report.edits(per)[1].text
+
+
+def test_a_module_in_which_no_op_ran_is_refused() -> None:
+    report = overflowed()
+    assert report.local_error("linear", "head") == report.local_error("linear", "Overflows: head")
+    assert report.local_error("linear", "pre").lost == 0
+    for ask in (report.local_error, report.error_share, report.loss_change):
+        with pytest.raises(
+            ValueError, match=r"^no op ran in a module 'Overflows: haed'\. Did you mean 'Overflows: head'\?$"
+        ):
+            ask("linear", "Overflows: haed")
+    with pytest.raises(ValueError, match=r"^no op ran in a module 'xyz'$"):
+        report.local_error("linear", "xyz")
+
+
 RANGES = {
     "over float16": ([1.0, 65504.0, 65536.0, -1e30], {"over_float16": 2, "largest": 1e30}),
     "under float16": ([1.0, 2.0**-24, 2.0**-25, -1e-30, 0.0], {"under_float16": 2, "smallest": 1e-30}),

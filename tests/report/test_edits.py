@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.edits import Edit, _added, edits, edits_text
 from habana_mp._report.findings.simulated import Simulation
 
 
@@ -104,7 +106,7 @@ def test_edits_of_an_op_in_some_modules():
     with hmp.autocast("cpu", policy=policy), hmp.report() as after:
         net(x)
     assert after.casts("linear", to="bfloat16") == 0 < after.casts("layer_norm", to="bfloat16")
-    with pytest.raises(ValueError, match='per is "op" or "module"'):
+    with pytest.raises(ValueError, match='per must be "op" or "module"'):
         report.edits(per="layer")
 
 
@@ -154,11 +156,67 @@ def test_an_edge_to_no_row_is_refused(tmp_path):
         hmp.CastReport.load(tmp_path / "r.json")
 
 
-def test_nothing_worth_an_edit_is_said():
-    with hmp.autocast("cpu", policy="torch-cpu"), hmp.report(values=True) as report, torch.no_grad():
+def no_grad():
+    with torch.no_grad():
         Net()(torch.randn(8, 16))
+
+
+def spoiled():
+    (Net()(torch.randn(8, 16)).sum() * math.nan).backward()
+
+
+def fine():
+    """In one dtype throughout: nothing rounds."""
+    Net()(torch.randn(8, 16)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "text", "evidence"),
+    [
+        ("torch-cpu", no_grad, "no backward pass was seen, ", "or report.project(outputs), with gradients on"),
+        ("torch-cpu", spoiled, "the loss or its gradients are not finite or are zero, ", "run habana-mp find-nan, "),
+        (None, fine, "no policy was in force, ", "call hmp.convert, or enter hmp.autocast, "),
+        (hmp.Policy.from_ops(fp32=["linear"]), fine, "no edit of the lists is worth it", "no op makes 5 % of "),
+    ],
+)
+def test_why_there_is_no_edit_is_said(policy, step, text, evidence):
+    region = nullcontext() if policy is None else hmp.autocast("cpu", policy=policy)
+    with region, hmp.report(values=True) as report:
+        step()
     assert report.edits() == ()
-    assert "no edit of the lists is worth it" in str(report)
+    found = report.advice[0]
+    assert found.text.startswith(text)
+    assert evidence in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (0.005, "would raise the error of the loss (1 -> 1.005)"),
+        (-0.01, "would reduce the error of the loss (1 -> 0.99)"),
+        (1e-6, "would leave the error of the loss at 1"),
+    ],
+)
+def test_what_the_low_dtype_does_to_the_error(change, said):
+    assert _added(abs(change), "the loss", 1.0, 1.0 + change) == said
+
+
+def edit_of(text, error, after):
+    return Edit(text, text[1:].partition(":")[0], 0.1, 0, "", 0, 0.0, error, after, "why")
+
+
+def test_a_file_of_edits_has_groups():
+    found = [
+        edit_of("+sum:fp32", None, None),
+        edit_of("+mul:fp32", 0.012, 0.017),
+        edit_of("+exp:fp32", 0.012, 0.01),
+        edit_of("+relu:lower", 0.012, 0.013),
+    ]
+    assert edits_text(found) == (
+        "# for accuracy\n+sum:fp32  # why\n+exp:fp32  # why\n\n# for speed\n+relu:lower  # why\n\n"
+        "# left out: errors of other ops cancel these now, so the error would become larger\n# +mul:fp32  # why\n"
+    )
+    assert edits_text([]) == ""
 
 
 def wide_run(net, x, policy):

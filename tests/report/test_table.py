@@ -207,3 +207,17 @@ def test_a_policy_with_names_for_modules_is_named_once():
         torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2))
     assert [each["name"] for each in r.to_dict()["policies"]] == ["custom+edits", "custom+edits"]
     assert str(r).splitlines()[2] == f"autocast: custom+edits, torch {torch.__version__}"
+
+
+def test_ops_that_lose_numbers_come_first():
+    """Of more ops than the table has lines, and with no cast of its own."""
+    error = dict.fromkeys(("squares", "reference_squares", "largest", "reference_largest", "lost"), 0)
+    made = fake_reports.gpt()
+    made["low_dtype"] = "float16"
+    for row in made["rows"]:
+        lost = row["calls"] if row["op"] == "view" else 0
+        row["values"] = {"ran": {**error, "lost": lost}, "changes": 0, "change": 0.0, "calls": row["calls"]}
+    lines = text(made, 120).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("op "))
+    assert lines[place + 1].startswith("view ")
+    assert " not finite" in lines[place + 1]

@@ -15,6 +15,7 @@ from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._policy.policy import Policy
+from habana_mp._show.units import apart
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another
 _TIMED = 3  # policies
@@ -224,7 +225,7 @@ class Search:
         own = next(point for point in self._points if point.policy == policy)
         if own.error > self._budget:
             raise ValueError(
-                f"no policy stays within the budget of {self._budget:g}: with all ops in float32 the error is {own.error:.2g}. "
+                f"no policy stays within the budget of {self._budget:g}: with all ops in float32 the error is {apart(own.error, self._budget)}. "
                 "The step casts by itself, changes tensors that are in no module, or draws other random numbers each time"
             )
         chosen = self._fastest(own) if self._in_seconds else own

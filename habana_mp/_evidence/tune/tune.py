@@ -120,7 +120,7 @@ def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
             raise TypeError(f"{name} must be a function without arguments, not {_shown(each)}")
-        if each is not None and (needed := _needed_arguments(each)):
+        if each is not None and (needed := needed_arguments(each)):
             raise TypeError(
                 f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"
             )
@@ -134,7 +134,8 @@ def _shown(value: object) -> str:
     )
 
 
-def _needed_arguments(function: Callable[..., Any]) -> str:
+def needed_arguments(function: Callable[..., Any]) -> str:
+    """The names of the arguments that a call must have."""
     called = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         parameters = inspect.signature(called).parameters.values()
@@ -156,7 +157,8 @@ def _check_seed(seed: object) -> None:
 
 def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
     if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
-        raise ValueError(f"budget must be the largest accepted error, a number above 0, not {budget!r}")
+        below = " and below 1" if isinstance(metric, str) else ""
+        raise ValueError(f"budget must be the largest accepted error, a number above 0{below}, not {budget!r}")
     if isinstance(metric, str) and budget >= 1:
         raise ValueError(f"budget must be a part of the size of the results, below 1 (0.05 for 5 %), not {budget!r}")
     if not callable(metric) and metric not in [*METRICS]:

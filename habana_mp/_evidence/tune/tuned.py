@@ -18,7 +18,7 @@ from habana_mp._policy.folder import DESCRIPTION, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy, renamed
 from habana_mp._show.html import framed
-from habana_mp._show.units import counted, size, time
+from habana_mp._show.units import apart, counted, size, time
 
 
 @dataclass(frozen=True)
@@ -201,28 +201,32 @@ class Tuned:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         wide = sum(part.list == "fp32" for part in self.parts)
-        head = f"{counted(len(self.parts), 'part')}, {wide} in float32; error {self.error:.2g} of {self.budget:g} after {self.runs} runs"
+        head = f"{counted(len(self.parts), 'part')}, {wide} in float32; error {self._beside(self.error)} of {self.budget:g} after {self.runs} runs"
         by = "the fewest numbers in float32" if self.cost == "numbers" else "the shortest time"
         return "\n".join([head, *self._check_line(), "", *table, "", f"chosen: within the budget, {by}"])
 
     def _check_line(self) -> Iterator[str]:
         if self.check_error is not None:
             above = "above the budget" if self.check_error > self.budget else "within the budget"
-            yield f"error on the data of check: {self.check_error:.2g}, {above}"
+            yield f"error on the data of check: {self._beside(self.check_error)}, {above}"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for point in self.points:
             predicted = "" if point.predicted_error is None else f"{point.predicted_error:.2g}"
             seconds = "" if point.predicted_seconds is None else time(point.predicted_seconds)
             mark = "chosen" if point is self.chosen else "above the budget" if point.error > self.budget else ""
-            yield point.name, f"{point.error:.2g}", predicted, time(point.seconds), seconds, mark
+            yield point.name, self._beside(point.error), predicted, time(point.seconds), seconds, mark
+
+    def _beside(self, error: float) -> str:
+        """Of an error: as many figures as show on which side of the budget it is."""
+        return apart(error, self.budget)
 
     @property
     def _low(self) -> str:
         return str(self.policy.low_dtype).removeprefix("torch.")
 
     def _source(self) -> str:
-        return f"hmp.tune from {self.start.name}, error {self.error:.2g} of {self.budget:g}"
+        return f"hmp.tune from {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
 
     def _evidence(self) -> dict[str, str]:
         """For the lines of the lists: those of an op in the whole model have the sum of what no line for modules has."""

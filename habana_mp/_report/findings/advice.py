@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from habana_mp._report.findings.edits import WHY_NO_EDIT, edits
+from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.groups import grouped, pattern
 from habana_mp._report.numbers import with_values
 from habana_mp._report.sums import cast_seconds
@@ -33,8 +33,8 @@ class Advice:
 
 
 def advice(report: dict[str, Any]) -> list[Advice]:
-    """At most five lines: ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes; then what costs
-    most, the ops with most casts in any case.
+    """At most five lines: ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
+    then what costs most, the ops with most casts in any case.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
@@ -43,9 +43,10 @@ def advice(report: dict[str, Any]) -> list[Advice]:
     casts = _sorted(_of_casts(report))[:_MOST_CASTS]
     others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
-    missed = [*_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_errors(report)][
-        : _MOST - len(casts)
-    ]
+    found = edits(report) if report.get("low_dtype") else []
+    lost = [_of_edit(each) for each in found if each.lost]
+    errors = _of_errors(report, found)
+    missed = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *errors][: _MOST - len(casts)]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
     return [*missed, *(line for _, line in chosen)]
 
@@ -79,14 +80,14 @@ def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
         )
 
 
-def _of_errors(report: dict[str, Any]) -> Iterator[Advice]:
-    if not report.get("low_dtype"):
-        return
-    found = edits(report)
-    for each in found:
-        yield Advice(f"{each.text}: {each.op} {each.why}", f"{counted(each.casts, 'cast')} now" + _at([each.modules]))
+def _of_errors(report: dict[str, Any], found: list[Edit]) -> Iterator[Advice]:
+    yield from (_of_edit(each) for each in found if not each.lost)
     if not found and any(row["values"]["calls"] for row in with_values(report["rows"])):
-        yield Advice("no edit of the lists is worth it", WHY_NO_EDIT)
+        yield Advice(*no_edit(report))
+
+
+def _of_edit(edit: Edit) -> Advice:
+    return Advice(f"{edit.text}: {edit.op} {edit.why}", f"{counted(edit.casts, 'cast')} now" + _at([edit.modules]))
 
 
 def _of_absorbed(report: dict[str, Any]) -> Iterator[Advice]:

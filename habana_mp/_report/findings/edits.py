@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,17 @@ from habana_mp._report.findings.groups import grouped, path_with_stars, pattern
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.numbers import WholeError, change_of, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
-from habana_mp._show.units import counted, share
+from habana_mp._show.units import apart, counted, share
 
 _LARGE = 0.05  # of the error, that an op makes which is worth float32
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
-WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
+_WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
+# The groups of a file of edits.
+_TITLES = {
+    "fp32": "for accuracy",
+    "lower": "for speed",
+    "worse": "left out: errors of other ops cancel these now, so the error would become larger",
+}
 _WORTH = 0.01  # of the time of all ops: what takes less is not worth the low dtype
 
 
@@ -26,6 +32,7 @@ class Edit:
     add. ``error`` is by how much the loss is off now, or the outputs in relation to their size, and ``error_after`` with the edit; None where that
     is not known. ``casts`` is how many casts the op has now, ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are
     what the edit would change in all forward casts and in the time of the block, about: below zero it saves some. ``why`` says all of it.
+    ``lost`` is how many numbers of the op are NaN or infinite in the low dtype and finite in float32; its edit then has no errors.
     """
 
     text: str
@@ -38,9 +45,17 @@ class Edit:
     error: float | None
     error_after: float | None
     why: str
+    lost: int = 0
 
     def __str__(self) -> str:
         return f"{self.text}: {self.why}"
+
+    @property
+    def _is_worse(self) -> bool:
+        """Whether float32 is expected to make the error larger."""
+        if self.error is None or self.error_after is None:
+            return False
+        return self.text.endswith(":fp32") and self.error_after > self.error
 
 
 def _where(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], float]) -> str:
@@ -52,22 +67,83 @@ def _where(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], float]
 
 
 def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
-    """The ops whose float32 takes most of the error away, then those whose low dtype adds least for the time that they take.
+    """The ops that lose numbers, then those whose float32 takes most of the error away, then those whose low dtype adds least for the time that
+    they take.
 
     One at a time: what an edit does to the error of other ops is not in the figures. Casts and times are simulated on what was recorded. ``per``
     "module" gives edits of an op in some modules, those whose paths differ in numbers together: "+mul in layers.*.rotary_emb:fp32".
     """
     rows = list(with_values(report["rows"]))
+    groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
+    simulation = Simulation(report)
+    lost = [*_of_lost(report, groups, simulation)]
+    for edit in lost:
+        del groups[edit.text[1:].removesuffix(":fp32")]
+    return [*sorted(lost, key=lambda each: -each.lost), *_of_shares(report, rows, groups, simulation)]
+
+
+def edits_text(found: Iterable[Edit]) -> str:
+    """A file of edits for --edit. Those that would make the error larger are comments."""
+    lines: dict[str, list[str]] = {}
+    for edit in found:
+        kind = "worse" if edit._is_worse else edit.text.rpartition(":")[2]
+        lines.setdefault(kind, []).append(f"{'# ' if edit._is_worse else ''}{edit.text}  # {edit.why}\n")
+    return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)
+
+
+def no_edit(report: dict[str, Any]) -> tuple[str, str]:
+    """What to say, and why, where ``edits`` finds none."""
+    rows = list(with_values(report["rows"]))
+    if not any(row["policy"] for row in report["rows"]):
+        return (
+            "no policy was in force, so no list has an effect",
+            "call hmp.convert, or enter hmp.autocast, before the ops run",
+        )
+    if not any(row["values"]["changes"] or row["values"].get("projections") for row in rows):
+        return (
+            "no backward pass was seen, so it is not known which op makes the error",
+            "call backward in the block of the report, or report.project(outputs), with gradients on",
+        )
+    if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
+        return (
+            "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
+            "run habana-mp find-nan, or hmp.find_nonfinite: it names the op that makes a NaN or an infinity",
+        )
+    return "no edit of the lists is worth it", _WHY_NO_EDIT
+
+
+def _of_lost(report: dict[str, Any], groups: dict[str, list[dict[str, Any]]], simulation: Simulation) -> Iterator[Edit]:
+    """Of ops whose results are not finite where they are so in float32: these errors reach no share."""
+    for name, group in groups.items():
+        rows = [row for row in group if row["values"]["ran"]["lost"] and row["policy"]]
+        path = name.partition(" in ")[2]
+        if not any(path in ("", path_with_stars(row["module"])) for row in rows):
+            continue  # where only a module inside of this one loses some, that has the edit
+        lost = sum(row["values"]["ran"]["lost"] for row in rows)
+        numbers = sum(row["values"]["range"]["numbers"] for row in rows)
+        dtypes = sorted({dtype for row in rows for dtype in row["runs_in"]} - {"float32"}) or [report["low_dtype"]]
+        casts = sum(cast["count"] for row in group for cast in row["casts"])
+        where = _where(rows, lambda row: float(row["values"]["ran"]["lost"]))
+        effect = simulation.effect({(row["op"], row["module"]) for row in group}, "float32")
+        of = f" of {numbers:,}" if numbers >= lost else ""
+        why = f"loses {lost:,}{of} numbers in {', '.join(dtypes)}" + (f", in {where}" if where else "")
+        why += f"; {_cost(effect, report['seconds'])}"
+        yield Edit(f"+{name}:fp32", group[0]["op"], 0.0, casts, where, *_fields(effect), None, None, why, lost)
+
+
+def _of_shares(
+    report: dict[str, Any], rows: list[dict[str, Any]], groups: dict[str, list[dict[str, Any]]], simulation: Simulation
+) -> list[Edit]:
     change, change_low = change_of(rows), change_of(rows, what_if=True)
     whole = sum(map(change, rows))
     if whole <= 0:
         return []
     of = "the loss" if any(row["values"]["changes"] for row in rows) else "the outputs"
-    simulation, error = Simulation(report), WholeError(report)
+    error = WholeError(report)
     now = error.now() if error.known else None
     time, block = report["op_seconds"] or 1.0, report["seconds"]
     keep, lower = [], []
-    for name, group in _by_op(rows) if per == "op" else _by_module(rows):
+    for name, group in groups.items():
         op, places = group[0]["op"], {(row["op"], row["module"]) for row in group}
         casts = sum(cast["count"] for row in group for cast in row["casts"])
         made = sum(map(change, group)) / whole
@@ -96,7 +172,7 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
             if effect.seconds >= 0 and effect.casts >= 0:
                 continue  # it would gain nothing
             off = now, error.with_low(wide) if error.known else None
-            why = f"{_cost(effect, block)}, would add {share(added, 1.0)} to the error of {of}{_off(*off)}"
+            why = f"{_cost(effect, block)}, {_added(added, of, *off)}"
             where = pattern(row["module"] for row in wide)
             lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
     return [*sorted(keep, key=lambda each: -each.share), *sorted(lower, key=lambda each: each.seconds)]
@@ -120,6 +196,16 @@ def _off(now: float | None, after: float | None, note: str = "") -> str:
     if now is None or after is None:  # of a file that another version has written
         return ""
     return f" ({now:.2g} -> {after:.2g}{note})"
+
+
+def _added(part: float, of: str, now: float | None, after: float | None) -> str:
+    """What the low dtype does to the error. Errors of a loss have signs, so it may fall."""
+    if now is None or after is None:
+        return f"would add {share(part, 1.0)} to the error of {of}"
+    if abs(after - now) < 0.001 * now:
+        return f"would leave the error of {of} at {now:.2g}"
+    verb = "raise" if after > now else "reduce"
+    return f"would {verb} the error of {of} ({apart(now, after)} -> {apart(after, now)})"
 
 
 def _fields(effect: Effect) -> tuple[int, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
 
 
 def _ops(report: dict[str, Any], width: int) -> RenderableType:
-    found = sums.by_op(report["rows"])
+    found = sorted(sums.by_op(report["rows"]), key=_lost(report))
     wide = width >= _WIDE
     number = {"justify": "right", "no_wrap": True}
     # The width from which on a column is there, its title, how it is set, and what an op has in it.
@@ -146,6 +147,14 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
     for each in found[:_OPS]:
         made.add_row(*(cell(each) for *_, cell in shown))
     return Group(made, *_more(len(found) - _OPS, "op"))
+
+
+def _lost(report: dict[str, Any]) -> Callable[[sums.OpSum], int]:
+    """The ops that lose most numbers come first: the table may be too short for the others."""
+    lost: Counter[str] = Counter()
+    for row in with_values(report["rows"]):
+        lost[row["op"]] += row["values"]["ran"]["lost"]
+    return lambda each: -lost[each.op]
 
 
 def _error_columns(

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp._scope import in_force
 from habana_mp.cli.console import Problem, write_files
@@ -65,17 +66,21 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
 
     The exit code is 1 if the runs differ and 0 if they do not. If the script fails, it is that of the script.
     """
+    behind = None
     if other is None and "--with" in sys.argv:
-        other, own = _taken_from_behind("--with"), _taken_from_behind("--policy")
-        if own is not None:
-            in_force.cli_policy, in_force.is_cli_default = own, False
-            convert(policy=own)
+        other, behind = _taken_from_behind("--with"), _taken_from_behind("--policy")
+        if behind is not None:
+            in_force.cli_policy, in_force.is_cli_default = behind, False
+            convert(policy=behind)
     other = other or _NONE
     if in_force.policy is None:
         raise Problem("no policy is in force to compare with")
     own = in_force.policy
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as running:
+        folder = running.enter_context(tempfile.TemporaryDirectory())
         first = _recorded_by_child(script, other, Path(folder) / "a")
+        if behind is not None:  # the names for modules of a --policy before the script are in force already
+            running.enter_context(on_models_called(behind))
         in_force.cli_policy, in_force.is_cli_default = own, False
         ending: list[SystemExit] = []
         runs = compared_with(first, lambda: _run(script, ending))
@@ -132,7 +137,8 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
         in_force.cli_policy, in_force.is_cli_default = policy, False
         convert(policy=policy)
         ending: list[SystemExit] = []
-        first = recorded(lambda: _run(script, ending))
+        with on_models_called(policy):  # in place of those of run b
+            first = recorded(lambda: _run(script, ending))
         code = ending[0].code if ending else 0
         if isinstance(code, str):
             click.echo(code, err=True)

@@ -8,6 +8,11 @@ from habana_mp import hmp
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
+_ALL_FINITE = (
+    "All that the script trained, returned or printed is finite.\n"
+    "habana-mp report --values shows the ops that lost numbers on the way (NaN or infinity)."
+)
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @script_command
@@ -32,9 +37,7 @@ def find_nan(script: Script) -> None:
             ending.append(error)
 
     found = hmp.find_nonfinite(step)
-    click.echo(
-        str(found) if found is not None else "All that the script trained, returned or printed is finite.", err=True
-    )
+    click.echo(str(found) if found is not None else _ALL_FINITE, err=True)
     if found is not None:
         raise SystemExit(1)
     if ending:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from habana_mp import hmp
+from habana_mp._evidence.tune.tune import needed_arguments
 from habana_mp.cli.console import Problem, user_errors, write_files
 from habana_mp.cli.parameters import new_file, policy_options
 from habana_mp.cli.script import as_python_ends, find_module
@@ -26,7 +27,7 @@ from habana_mp.hmp import Policy
     type=float,
     required=True,
     metavar="E",
-    help="The largest accepted error: 0.01 is 1 % of the size of the results.",
+    help="The largest accepted error, above 0 and below 1: 0.01 is 1 % of the size of the results.",
 )
 @click.option(
     "--metric",
@@ -162,6 +163,8 @@ def _new_folder(output: str | None) -> Path | None:
 
 def _steps(target: str, check: str | None) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
     name, colon, step = target.rpartition(":")
+    if not colon and (target.endswith(".py") or Path(target).is_file()):
+        raise Problem(f"{target}: name the function, such as {target}:step")
     if not colon or not name or not step:
         raise Problem(f"{target}: is SCRIPT.py:STEP, a script and a function in it, such as train.py:step")
     module = as_python_ends(lambda: _imported(name))
@@ -189,9 +192,17 @@ def _imported(name: str) -> ModuleType:
 
 
 def _function(module: ModuleType, name: str, function: str) -> Callable[[], Any]:
-    found = getattr(module, function, None)
+    missing = object()
+    found = getattr(module, function, missing)
     if not callable(found):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         own = [key for key in functions if getattr(getattr(module, key), "__module__", None) == module.__name__]
-        raise Problem(f"{name} has no function {function!r}; it has {', '.join(own) or 'none'}")
-    return found  # type: ignore[no-any-return]
+        its = ", ".join(own) or "none"
+        if found is missing:
+            raise Problem(f"{name} has no function {function!r}; it has {its}")
+        kind = type(found).__name__
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise Problem(f"{function!r} in {name} is {article} {kind} and no function. Functions in {name}: {its}")
+    if needed := needed_arguments(found):
+        raise Problem(f"{name}:{function}: a step takes no arguments, but {function} takes {needed}")
+    return found

@@ -159,7 +159,7 @@ def test_a_step_that_float32_does_not_repeat_is_refused():
         hmp.tune(Counting(), 1e-6)
 
 
-BUDGET_IS = "budget must be the largest accepted error, a number above 0, not "
+BUDGET_IS = "budget must be the largest accepted error, a number above 0 and below 1, not "
 METRIC_IS = 'metric must be "results", "gradients" or a function of two results, not '
 
 

@@ -192,3 +192,10 @@ def test_page_and_notebook(found, tmp_path):
     assert (tmp_path / "page.html").read_text() == text
     assert found._repr_html_().startswith("<iframe")
     assert {"Tuned policy", "all low", "cos"} <= {each for each in ("Tuned policy", "all low", "cos") if each in text}
+
+
+def test_an_error_just_above_the_budget_is_shown_above_it(found):
+    point = replace(found.points[0], error=0.02004)
+    close = replace(found, budget=0.02, points=(point, *found.points[1:]))
+    (line,) = (line for line in str(close).splitlines() if line.startswith(f"{point.name} "))
+    assert "  0.02004  " in line

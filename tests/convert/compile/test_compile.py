@@ -94,12 +94,14 @@ class TestFullGraph:
     def test_every_way_to_call_an_op_f134(self, backend):
         a, b = torch.randn(4, 4), torch.randn(4, 4)
         layer, norm = nn.Linear(4, 4), nn.LayerNorm(4)
-        unbound = torch.Tensor.mm if VERSION >= (2, 12) else torch.mm  # which breaks the graph before (docs/limits.md)
 
         def model(a, b):
             low = torch.mm(a, b)
             c = a.clone()
             c += low
+            unbound = (
+                torch.mm if VERSION < (2, 12) else torch.Tensor.mm
+            )  # which breaks the graph there (docs/limits.md)
             return (
                 low, a.mm(b), a @ b, unbound(a, b), layer(a), F.linear(input=a, weight=b), norm(low),
                 F.softmax(low, -1), low.softmax(-1), torch.cat([low, a]), torch.stack((a, low)), low + a, a * low, 1 / low, low / 2,

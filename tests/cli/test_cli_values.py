@@ -99,7 +99,7 @@ def test_edits_of_modules_are_written_and_taken(here):
         (["--baseline", "none.json"], 2, "File 'none.json' does not exist"),
         (["--baseline", "train.py"], 2, "train.py: not a report"),
         (["--baseline", "before.json"], 0, ""),
-        (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts are others"),
+        (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts differ"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -99,7 +99,7 @@ def test_edits_of_modules_are_written_and_taken(here):
         (["--baseline", "none.json"], 2, "File 'none.json' does not exist"),
         (["--baseline", "train.py"], 2, "train.py: not a report"),
         (["--baseline", "before.json"], 0, ""),
-        (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts are others"),
+        (["--baseline", "before.json", "--edit", "-linear"], 1, "--baseline: the casts differ"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -119,7 +119,7 @@ def test_a_script_that_fails_ends_as_it_does(here):
     [
         ("linear", "--edit edits.txt, line 1: an edit is +op:list or -op, not 'linear'"),
         ("# why\n+linear", "linear"),
-        (None, "'edits.txt' is not an edit of a policy: Accepted are '+op:list', '-op', and a file of them"),
+        (None, "'edits.txt' is not an edit of a policy. Accepted are '+op:list', '-op', and a file of them"),
     ],
     ids=["no edit", "no list", "no file"],
 )

@@ -42,6 +42,17 @@ def read_list(path: ListPath) -> ListFile:
     return parse_list(read_file(name, core.MAX_LIST_BYTES), shown(name))
 
 
+def read_argument(path: ListPath, argument: str, for_folders: str) -> ListFile:
+    """As ``read_list``, of a path that the user gave as an argument: an OSError names it, and what takes a folder."""
+    try:
+        return read_list(path)
+    except OSError as error:
+        more = f"{argument} takes the path of a list file" + (
+            f", and {for_folders}" if isinstance(error, IsADirectoryError) else ""
+        )
+        raise OSError(error.errno, f"{error.strerror} ({more})", error.filename) from None
+
+
 def parse_list(data: bytes, path: str) -> ListFile:
     """The list that a file holds; ``path`` is for messages. Raises ValueError with ``path:line`` for the first mistake."""
     edits, ops = core.parse_op_list(data, path)

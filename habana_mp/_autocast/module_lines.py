@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 import habana_mp._core as core
-from habana_mp._policy.edit import without_model
 from habana_mp._policy.folder import LISTS, SHIPPED
-from habana_mp._policy.list_file import Claims, Limited, less
+from habana_mp._policy.list_file import Claims, Limited, less, without_model
 from habana_mp._policy.policy import Policy
 from habana_mp._show.did_you_mean import near
 

@@ -15,7 +15,6 @@ import torch
 
 import habana_mp._core as core
 from habana_mp._cast import dtype_named
-from habana_mp._policy.edit import read_edit
 from habana_mp._policy.folder import DESCRIPTION, LISTS, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import (
@@ -30,6 +29,7 @@ from habana_mp._policy.list_file import (
     merged_limited,
     merged_lists,
     read_argument,
+    read_edit,
     whole_op,
 )
 from habana_mp._policy.names import check_known

@@ -104,8 +104,9 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
         *others, policy = self._made_of
         return functools.partial(autocast, *others, policy=policy), ()
 
-    # A with statement runs C in place of these two, as it does for disable_casts (habana_mp/_scope/disable_casts.py). torch.compile reads them.
     def __enter__(self) -> Self:  # type: ignore[override]
+        # A with statement runs C in place of this and of __exit__, as it does for disable_casts (habana_mp/_scope/disable_casts.py).
+        # torch.compile reads them.
         if torch.compiler.is_dynamo_compiling():
             traced.enter(self._key)
         else:

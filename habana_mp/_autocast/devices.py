@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 import habana_mp._core as _core
+from habana_mp._show.did_you_mean import did_you_mean, near
 from habana_mp._torch_private import OWN_BACKEND
 
 # D28, D32: what policy=None is.
 _PRESET_OF = {"cpu": "cpu", "cuda": "cuda", "xpu": "xpu", "hpu": "hpu-autocast"}
 
+# What people write for a device type.
+_MEANT = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "habana": "hpu", "gaudi": "hpu"}
 
 _torch_own_backend = OWN_BACKEND.get("name")
 
@@ -25,8 +28,12 @@ def checked_device(device_type: object) -> str:
     own = _own_backend()
     device = device_type.partition(":")[0]
     if device not in _PRESET_OF and device != own:
+        accepted = [*_PRESET_OF, own]
+        plain = device.strip().lower()
+        plain = _MEANT.get(plain, plain)
+        hint = did_you_mean([plain]) if plain in accepted else near(device, accepted, most=1)
         raise RuntimeError(
-            f"User specified an unsupported autocast device_type '{device_type}': accepted are {', '.join(_PRESET_OF)} and {own}"
+            f"User specified an unsupported autocast device_type '{device_type}': accepted are {', '.join(_PRESET_OF)} and {own}{hint}"
         )
     return device
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from habana_mp._autocast.module_lines import lines_of
+from habana_mp._autocast.module_lines import classes_by_path, lines_of
 from habana_mp._autocast.set_policies import PoliciesHandle, PolicyHook, chosen_by_lines, is_ruled, put
 from habana_mp._policy.policy import Policy
 from habana_mp._scope.placed import placed
@@ -43,7 +43,7 @@ def on_models_called(policy: Policy) -> Iterator[ModelsCalled]:
         stack.callback(_active.remove, models)
         stack.callback(models.leave)
         yield models
-    if idle := [*lines_of(policy).idle(models.paths)]:
+    if idle := [*lines_of(policy).idle(models.classes)]:
         warn(f"{policy.name} names modules that none of the called models has:\n" + "\n".join(idle))
 
 
@@ -53,7 +53,7 @@ class ModelsCalled:
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[torch.nn.Module, PolicyHook] = weakref.WeakKeyDictionary()
         self._handles: list[PoliciesHandle] = []
-        self.paths: set[str] = set()
+        self.classes: dict[str, str] = {}  # of the modules of all models, by their paths
 
     def hook_of(self, module: torch.nn.Module) -> PolicyHook | None:
         # The outermost module is the first to be called, and the others are known from then on.
@@ -68,7 +68,7 @@ class ModelsCalled:
             self._hooks.pop(each, None)
         if any(map(is_ruled, modules)):
             return
-        self.paths.update(path for path, _ in model.named_modules())
+        self.classes.update(classes_by_path(model))
         chosen = chosen_by_lines(model, self._lines)
         if any(name == "_orig_mod" for each in modules for name, _ in each.named_children()):
             self._handles.append(put(model, chosen))

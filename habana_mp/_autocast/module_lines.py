@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import torch
 
 import habana_mp._core as core
 from habana_mp._policy.folder import LISTS, SHIPPED
-from habana_mp._policy.list_file import Claims, Limited, less
+from habana_mp._policy.list_file import Claims, Limited, less, without_model
 from habana_mp._policy.policy import Policy
+from habana_mp._show.did_you_mean import near
 
 # What torch.compile, DistributedDataParallel and activation checkpointing put between a model and its names.
 _WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
@@ -19,6 +22,24 @@ def path_pattern(text: str) -> re.Pattern[str]:
     """``*`` stands for any characters but a dot, ``**`` for any."""
     parts = re.split(r"(\*\*|\*)", text)
     return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part) or re.escape(part) for part in parts))
+
+
+def classes_by_path(model: torch.nn.Module) -> dict[str, str]:
+    """The name of the class of each module of a model, by each of its paths."""
+    return {path: type(module).__name__ for path, module in model.named_modules(remove_duplicate=False)}
+
+
+_MOST_SHOWN = 3
+
+
+def hint_for(pattern: str, modules: Mapping[str, str]) -> str:
+    """The end of the message about a pattern that names none of these modules, which are the names of classes by their paths."""
+    if paths := [path for path, name in modules.items() if path and name == pattern.rpartition(".")[2]]:
+        shown = ", ".join(paths[:_MOST_SHOWN]) + (", ..." if len(paths) > _MOST_SHOWN else "")
+        return f": paths are matched, not classes. Modules of this class: {shown}"
+    if shorter := without_model(pattern):
+        return f". A path has no name of a model before it. Write {shorter!r}"
+    return near(pattern, filter(None, modules))
 
 
 def _depth(pattern: re.Pattern[str], names: list[str]) -> int:
@@ -61,18 +82,14 @@ class ModuleLines:
             self._policies[lines] = _with_lines(self._policy, lines)
         return self._policies[lines]
 
-    def idle(self, paths: Iterable[str]) -> Iterator[str]:
+    def idle(self, modules_called: Mapping[str, str]) -> Iterator[str]:
         """What to say of lines that have named no module yet, but for those of presets: they are for models of all kinds."""
-        from difflib import get_close_matches
-
         for line, _ in self._lines:
             _, entry, modules, file, number = line
             if line in self._named or file.startswith(str(SHIPPED)):
                 continue
-            near = get_close_matches(modules, [path for path in paths if path], n=3, cutoff=0.6)
-            hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
             place = f"{file}:{number}: " if number else ""
-            yield f"{place}{f'{entry} in {modules}'!r} names no module{hint}"
+            yield f"{place}{f'{entry} in {modules}'!r} names no module{hint_for(modules, modules_called)}"
 
 
 def _with_lines(policy: Policy, lines: Iterable[Limited]) -> Policy:

@@ -15,7 +15,7 @@ from habana_mp._autocast.unseen import warn_of_unseen
 from habana_mp._cast import dtype_named
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
-from habana_mp._policy.policy import LOW_DTYPES, Policy
+from habana_mp._policy.policy import LOW_DTYPES, Policy, not_low
 from habana_mp._scope import traced
 from habana_mp._scope.placed import warn_if_nowhere
 from habana_mp._show.warning import warn
@@ -39,9 +39,7 @@ def region_of(
     if isinstance(dtype, str) and (named := dtype_named(dtype)) is not None:
         dtype = getattr(torch, named)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(
-            f"dtype must be {' or '.join(map(str, LOW_DTYPES))}, not {dtype!r}. To pass a policy, use policy="
-        )
+        raise TypeError(f"{not_low(dtype, 'dtype')}. To pass a policy, use policy=")
     if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
         raise TypeError(f"enabled and cache_enabled must be True or False, not {enabled!r} and {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
@@ -79,13 +77,21 @@ def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
         name = policy.name if dtype in LOW_DTYPES else device.upper()
         warn(
             f"In {name} autocast, but the target dtype {dtype} is not supported. Disabling autocast.\n"
-            f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently."
+            f"{name} Autocast only supports dtypes of {', '.join(map(str, policy.low_dtypes))} currently.\n"
+            f"{_remedy(dtype, policy)}"
         )
         return False
     cuda = torch.cuda
     if device == "cuda" and dtype is torch.bfloat16 and cuda.is_available() and not cuda.is_bf16_supported():
         raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
     return True
+
+
+def _remedy(dtype: torch.dtype, policy: Policy) -> str:
+    instead = " or ".join(f"dtype={low}" for low in policy.low_dtypes)
+    if dtype not in LOW_DTYPES:
+        return f"Nothing is cast. Pass {instead}, or, to run all ops as they are, enabled=False."
+    return f'Nothing is cast. Pass {instead}, or a policy for {dtype} such as policy="balanced".'
 
 
 def rules_of(policy: Policy, dtype: torch.dtype) -> Any:

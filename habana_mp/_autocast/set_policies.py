@@ -17,8 +17,9 @@ from torch.utils.hooks import RemovableHandle
 import habana_mp._core as _core
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import devices
-from habana_mp._autocast.module_lines import ModuleLines, lines_of, path_pattern
+from habana_mp._autocast.module_lines import ModuleLines, classes_by_path, hint_for, lines_of, path_pattern
 from habana_mp._autocast.regions import is_accepted, rules_of
+from habana_mp._cast import dtype_named
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.placed import placed
@@ -83,7 +84,7 @@ def set_policies(
             )
         placed(policy)
         handle = put(model, chosen_by_lines(model, lines))
-        if idle := [*lines.idle([path for path, _ in model.named_modules()])]:
+        if idle := [*lines.idle(classes_by_path(model))]:
             warn(f"{policy.name} names modules that {type(model).__name__} does not have:\n" + "\n".join(idle))
         return handle
     if not isinstance(policies, Mapping) or not all(isinstance(path, str) for path in policies):
@@ -159,10 +160,14 @@ def _value(path: str, policy: Policy | str | os.PathLike[str]) -> Policy | None:
     try:
         found = policy if isinstance(policy, Policy) else Policy.load(policy)
     except (TypeError, ValueError) as error:
-        raise ValueError(f'the policy for {path!r} must be "fp32" or a policy, not {policy!r}: {error}') from None
+        near = isinstance(policy, str) and dtype_named(policy.lower()) == "float32"
+        reason = 'did you mean "fp32"?' if near else str(error)
+        raise ValueError(f'the policy for {path!r} must be "fp32" or a policy, not {policy!r}: {reason}') from None
     if lines_of(found):
         raise ValueError(
-            f"the policy for {path!r} has names that are limited to modules. Pass such a policy without a mapping: set_policies(model, policy)"
+            f"the policy for {path!r} has names that are limited to modules, and a mapping cannot have such a policy. Pass it without a "
+            "mapping: set_policies(model, policy). For the modules that the mapping sets, add a name for each op to the policy: "
+            f"policy.with_edits('+mul in {path or 'encoder.*'}:fp32')"
         )
     return found
 
@@ -180,10 +185,7 @@ def _chosen(model: torch.nn.Module, policies: Mapping[str, Policy | None]) -> di
         matches = path_pattern(pattern).fullmatch
         named = [pattern] if pattern in exact else [path for path in paths if path and matches(path)]
         if not named:
-            from difflib import get_close_matches
-
-            near = get_close_matches(pattern, paths, n=3, cutoff=0.6)
-            hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = hint_for(pattern, classes_by_path(model))
             raise ValueError(f"{pattern!r} names no module of {type(model).__name__}{hint}")
         chosen.update(dict.fromkeys(named, policies[pattern]))
     # Nobody calls a ModuleList: what is said of it is said of the modules in it, unless they are named themselves.

@@ -6,8 +6,10 @@ import os
 
 import torch
 
-from habana_mp._policy.list_file import ListPath, whole_op
-from habana_mp._policy.policy import Policy, low_name, with_files
+from habana_mp._cast import dtype_named
+from habana_mp._policy.list_file import ListPath, read_argument, whole_op
+from habana_mp._policy.policy import ALIASES, Policy, low_name, presets, with_files
+from habana_mp._show.did_you_mean import near
 from habana_mp._show.warning import warn
 
 
@@ -23,9 +25,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
     """The policy that a call of convert asks for (D1 to D6, D9, D20 to D24)."""
     level = opt_level.upper() if isinstance(opt_level, str) else opt_level
     if level not in ("O1", "O2"):
-        raise ValueError(
-            f'opt_level must be "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {opt_level!r}'
-        )
+        raise _no_level(opt_level)
     named = {"bf16_file_path": bf16_file_path, "fp32_file_path": fp32_file_path, "fp16_file_path": fp16_file_path}
     for name, path in named.items():
         if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
@@ -57,11 +57,40 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         if files:
             warn(f"opt_level O2 has its own lists and does not read {named_files}")
         return Policy(with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
-    made = Policy.from_files(
-        fp16_file_path or bf16_file_path, fp32_file_path, low_dtype=low_precision_type, strict=strict
-    )
+    lists = {"fp16_file_path": "lower", "bf16_file_path": "lower", "fp32_file_path": "fp32"}
+    read = {lists[name]: read_argument(path, name, "policy takes a folder") for name, path in files.items()}
+    made = Policy(with_files(Policy.load("hmp"), read, low_precision_type, strict=strict))
     _check_whole_ops(made)
     return made
+
+
+def _no_level(value: object) -> Exception:
+    """The error for a first argument that is no level, with the argument that was meant."""
+    if isinstance(value, torch.nn.Module):
+        return TypeError(
+            f"convert takes no model, and {type(value).__name__} is one. It converts the ops that all models call: "
+            'hmp.convert(policy="balanced")'
+        )
+    meant = ""
+    if isinstance(value, Policy):
+        meant = ". To pass a policy, use policy="
+    elif isinstance(value, (str, torch.device)):
+        meant = _meant_by(str(value))
+    elif isinstance(value, torch.dtype):
+        meant = f". To pass a dtype, use low_precision_type={value}"
+    return ValueError(
+        f'opt_level must be "O1" (lists) or "O2" (GEMM and convolution ops low, all others float32), not {value!r:.200}{meant}'
+    )
+
+
+def _meant_by(text: str) -> str:
+    if dtype_named(text) is not None:
+        return f'. To pass a dtype, use low_precision_type="{text}"'
+    preset = ALIASES.get(text, text)
+    devices = ". convert takes no device: it converts the ops of all devices" if preset != text else ""
+    if preset in presets():
+        return f'. To pass a policy, use policy="{preset}"{devices}'
+    return near(text, presets(), most=1, cutoff=0.8).replace("Did you mean ", "Did you mean policy=")
 
 
 def _check_whole_ops(policy: Policy) -> None:

@@ -124,6 +124,12 @@ def source_of(preset: str) -> str:
     return str(read_description(SHIPPED / preset / DESCRIPTION)["source"])
 
 
+def _without_quotes(text: str) -> str:
+    """A hint for TOML that is none because of a word without quotes; true and false need none."""
+    match = re.search(rf"^\s*({'|'.join(_KEYS)})\s*=\s*(?!true\b|false\b)([A-Za-z][\w.-]*)", text, re.MULTILINE)
+    return f'. Strings need quotes: {match[1]} = "{match[2]}"' if match else ""
+
+
 def read_description(path: Path) -> dict[str, Any]:
     try:
         import tomllib
@@ -134,7 +140,7 @@ def read_description(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}{_without_quotes(text)}") from None
     except RecursionError:
         raise ValueError(f"{path}: its values are nested too deeply") from None
     if unknown := described.keys() - _KEYS:

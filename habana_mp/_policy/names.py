@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,7 @@ import habana_mp._core as _core
 from habana_mp._policy.computing import aten_tensor_arguments
 from habana_mp._policy.homes import OPERATORS, homes, is_in_place
 from habana_mp._policy.list_file import Entry
+from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 
 registered: set[str] = set()  # names of users' own functions, which hmp.register_op adds
@@ -52,8 +54,7 @@ def plain_name(op: str) -> str:
         return last
     if last in known_names() and "." in op and op.partition(".")[0] in ("torch", "Tensor", "F", "nn", "aten"):
         return last
-    near = nearest(last, known_names())
-    hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = did_you_mean(nearest(last, known_names()))
     raise ValueError(f"{op!r} is not an op of torch {torch.__version__}{hint}")
 
 
@@ -82,7 +83,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     for number, (name, file, line) in enumerate(unknown):
         place = f"{file}:{line}: " if line else f"{file}: " if file else ""
         near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
-        hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else _OWN if number == 0 else ""
+        hint = did_you_mean(near) or (_OWN if number == 0 else "")
         lines.append(f"{place}{name!r} is not an op of torch {torch.__version__}{hint}")
     text = "\n".join(lines)
     if strict:
@@ -101,14 +102,21 @@ def is_dispatched(op: str) -> bool:
     return op.partition("@")[0].removeprefix("aten.").partition(".")[0] in _dispatched_names()
 
 
+_NAMESPACE = re.compile(r"(torch|nn|F|Tensor)(\..+)?")
+# Where a word begins in the name of a class: RMS|Norm, Layer|Norm.
+_NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
 def nearest(name: str, known: frozenset[str]) -> list[str]:
     from difflib import get_close_matches
 
-    last = name.rpartition(".")[2]
-    if last != name and last in known:  # torch.relu
-        return [last]
-    if name.lower() in known:  # the class of a module: ReLU
-        return [name.lower()]
+    before, _, last = name.rpartition(".")
+    # torch.relu; the class of a module: nn.ReLU, RMSNorm
+    for own in (last, last.lower(), _NEXT_WORD.sub("_", last).lower()):
+        if own != name and own in known:
+            return [own]
+    if _NAMESPACE.fullmatch(before):
+        name = last
     # Names of C++ helpers and overloads are near only to what looks like one.
     pool = [
         other for other in known if ("." in name or "." not in other) and other.startswith("_") <= name.startswith("_")

@@ -15,7 +15,7 @@ import torch
 
 import habana_mp._core as core
 from habana_mp._cast import dtype_named
-from habana_mp._policy.folder import LISTS, SHIPPED, read_folder
+from habana_mp._policy.folder import DESCRIPTION, LISTS, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import (
     Claims,
@@ -28,14 +28,16 @@ from habana_mp._policy.list_file import (
     less_limited,
     merged_limited,
     merged_lists,
-    read_list,
+    read_argument,
+    read_edit,
     whole_op,
 )
 from habana_mp._policy.names import check_known
+from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
 
 LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
-_ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
+ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
 
 
 @dataclass(frozen=True)
@@ -146,18 +148,16 @@ class Policy:
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(text))
-            name = _ALIASES.get(text, text)
+            name = ALIASES.get(text, text)
             if name in _replaced:
                 return _replaced[name]
             if name in presets():
                 return cls(read_folder(SHIPPED / name, shipped=True))
         if (config := gaudi_config_at(text)) is not None:
             return cls._of_gaudi_config(config)
-        if isinstance(name_or_path, str) and not os.path.isdir(text):  # noqa: PTH112 - Path raises for names that are too long
-            from difflib import get_close_matches
-
-            near = get_close_matches(text, presets(), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+        is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
+        if is_file or (isinstance(name_or_path, str) and not os.path.isdir(text)):  # noqa: PTH112
+            hint = _hint_of_file(text) if is_file else _hint_of_name(text)
             raise ValueError(
                 f"Unknown policy {text!r}.{hint} Accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                 "a gaudi_config.json, and the text of a policy"
@@ -200,7 +200,8 @@ class Policy:
             ValueError: a line is not an op name, or both files name the same op. The message has ``path:line``.
             OSError: a file cannot be read.
         """
-        files = {name: read_list(path) for name, path in zip(LISTS, (lower, fp32, promote), strict=True) if path}
+        given = zip(LISTS, (lower, fp32, promote), strict=True)
+        files = {name: read_argument(path, name, "Policy.load takes a folder") for name, path in given if path}
         start = base if isinstance(base, Policy) else cls.load(base)
         return cls(with_files(start, files, low_dtype, strict=strict))
 
@@ -242,7 +243,10 @@ class Policy:
             title: [(op, "", 0) for op, within in ops if not within] for title, ops in named.items()
         }
         limited = [(title, op, within, "", 0) for title, ops in named.items() for op, within in ops if within]
-        made = core.Policy(name, low, rest, **lists, error=[], limited=limited)
+        try:
+            made = core.Policy(name, low, rest, **lists, error=[], limited=limited)
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix("no file: ").replace(" (no file)", "")) from None
         for title, parted in named.items():
             check_known([(op, "", 0) for op, _ in parted], f"the {title} list", strict=strict)
         return cls(made)
@@ -268,30 +272,16 @@ class Policy:
         lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
         limited = self._core.limited
         entries: list[Entry] = []
-        for edit in edits:
-            if not isinstance(edit, str):
-                raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}")
-            sign, (entry, colon, title) = edit[:1], edit[1:].partition(":")
-            read = core.read_entry(entry)
-            if read is None or (title not in lists if sign == "+" else sign != "-" or colon):
-                raise ValueError(
-                    f"{edit!r} is not an edit of a policy. Accepted are '+op:list' and '-op', with a list of {', '.join(lists)}, "
-                    "and op@float16 or op@bfloat16 for op, with ' in modules' after it for some modules alone"
-                )
-            named, modules = read
+        for named, modules, title in map(read_edit, edits):
             entries.append((named, "", 0))
             if modules:
-                if title == "error":
-                    raise ValueError(
-                        f"{edit!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}"
-                    )
                 limited = less_limited(limited, named, modules)
-                limited += [(title, named, modules, "", 0)] if sign == "+" else []
+                limited += [(title, named, modules, "", 0)] if title else []
                 continue
             # Where it is in no list, the ops that it is made of would decide it.
-            claims = Claims([named], with_insides=sign == "-")
+            claims = Claims([named], with_insides=not title)
             lists = {other: less(listed, claims) for other, listed in lists.items()}
-            if sign == "+":
+            if title:
                 lists[title].append((named, "", 0))
         name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
         made = core.Policy(
@@ -417,8 +407,28 @@ def low_name(dtype: object, argument: str) -> str:
     """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
     name = dtype_named(dtype)
     if name not in core.LOW_DTYPES:
-        raise ValueError(f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name, not {dtype!r}")
+        raise ValueError(not_low(dtype, argument))
     return name
+
+
+def not_low(dtype: object, argument: str) -> str:
+    """The message for what is no low dtype, with all that is accepted."""
+    named = [name for low in core.LOW_DTYPES for name in (low, core.SHORT_DTYPE_NAMES[low])]
+    accepted = f"{', '.join(named[:-1])} or {named[-1]}"
+    return f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name ({accepted}), not {dtype!r}"
+
+
+def _hint_of_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    if name == DESCRIPTION:
+        return f" Pass the folder of the file, {folder or '.'!r}."
+    return f" It is a file. For a list file, use Policy.from_files, such as Policy.from_files(lower={path!r})."
+
+
+def _hint_of_name(text: str) -> str:
+    if os.sep in text:
+        return f" There is no folder {text!r:.200}."
+    return near(text, presets(), most=1).removeprefix(".")
 
 
 def _parts(

@@ -62,9 +62,10 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
             raise TypeError("disable_casts cannot decorate an async generator: use it as a context manager inside")
         return super().__call__(orig_func)
 
-    # A with statement runs C in place of these two (run_disable_casts_in_c): the interpreter looks for signals inside a Python function,
-    # and Ctrl-C would leave it halfway. torch.compile reads them, and Python 3.11 runs them where they are called by name.
     def __enter__(self) -> None:
+        # A with statement runs C in place of this and of __exit__ (run_disable_casts_in_c): the interpreter looks for signals inside a
+        # Python function, and Ctrl-C would leave it halfway. torch.compile reads them, and Python 3.11 runs them where they are called
+        # by name.
         if torch.compiler.is_compiling():
             self._before.append(torch.is_autocast_enabled(CASTS_OFF))
             set_autocast_enabled(CASTS_OFF, True)

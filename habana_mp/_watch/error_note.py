@@ -20,10 +20,13 @@ def _note(
 ) -> None:
     policy = in_force.policy if region is None else Policy(region)
     if policy is not None and not any(map(_is_ours, getattr(error, "__notes__", ()))):
-        add_note(error, note(policy, op, tensors, last_lower))
+        # A region is asked at its end, when the blocks of disable_casts inside it have ended.
+        is_mixed = not op and "same dtype" in str(error)
+        add_note(error, note(policy, op, tensors, last_lower) + (_MIXED if is_mixed else ""))
 
 
 _OURS = "habana_mp: "
+_MIXED = " If the call is in hmp.disable_casts(), the casts are off there: cast the tensor before the call."
 
 
 def _is_ours(text: str) -> bool:
@@ -89,8 +92,8 @@ def _place(rule: OpRule) -> str:
 
 def _edit(rule: OpRule) -> str:
     return (
-        f'A file with the line "+{rule.op}" as fp32_file_path of hmp.convert (or fp32= of Policy.from_files) keeps {rule.op} in float32; '
-        "or cast the tensor by hand (x.float())."
+        f'policy.with_edits("+{rule.op}:fp32"), or a file with the line "+{rule.op}" as fp32_file_path of hmp.convert (or fp32= of '
+        f"Policy.from_files), keeps {rule.op} in float32; or cast the tensor by hand (x.float())."
     )
 
 

@@ -173,7 +173,9 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
             raise Problem(f"--edit {value}: the file is not text") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
-            raise Problem(f"{value!r} is not an edit of a policy. {accepted} ({error.strerror})") from None
+            raise Problem(
+                f"{value!r} is not an edit of a policy: it begins with neither + nor -. {accepted} ({error.strerror})"
+            ) from None
         for number, line in enumerate(lines, start=1):
             edit = line.partition("#")[0].strip()
             if edit and not _is_edit(edit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -65,11 +65,25 @@ def _prepare(running: contextlib.ExitStack, policy: Policy | None, device: str |
     gaudi_flags.apply_log_masks()
     with user_errors():
         if policy is not None:
-            running.enter_context(on_models_called(policy))
+            running.enter_context(_names_for_modules(policy))
         convert(policy=policy)
         in_force.cli_policy, in_force.is_cli_default = policy, policy is None
     if device is not None:
         _choose(device)
+
+
+@contextlib.contextmanager
+def _names_for_modules(policy: Policy) -> Iterator[None]:
+    """``on_models_called``, whose warning at the end is a line on stderr, as the other warnings of a command are."""
+    models = on_models_called(policy)
+    models.__enter__()
+    try:
+        yield
+    except BaseException:
+        models.__exit__(*sys.exc_info())
+        raise
+    with user_errors():
+        models.__exit__(None, None, None)
 
 
 def _names_hpu(script: Script) -> bool:

@@ -126,6 +126,12 @@ def test_modules_that_a_model_does_not_have_are_warned_of():
         hmp.set_policies(Net(), policy)
 
 
+def test_a_class_in_place_of_a_path_is_warned_of():
+    policy = hmp.Policy.from_ops(fp32=["linear in Linear"])
+    with pytest.warns(UserWarning, match="'linear in Linear' names no module: paths are matched, not classes"):
+        hmp.set_policies(nn.Sequential(nn.Linear(2, 2)), policy)
+
+
 def test_of_a_preset_nothing_is_said(monkeypatch, tmp_path):
     """Presets are for models of all kinds."""
     monkeypatch.setattr("habana_mp._autocast.module_lines.SHIPPED", tmp_path)

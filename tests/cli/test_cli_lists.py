@@ -161,7 +161,7 @@ def test_check(here, content, printed):
     [
         pytest.param(lambda path: path.write_bytes(b"mm\n" * 400000), "the file is over 1 MiB", id="large"),
         pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is over 1 MiB", id="device"),
-        pytest.param(os.mkfifo, "nobody writes to this pipe", id="pipe"),
+        pytest.param(os.mkfifo, "no process writes to this pipe", id="pipe"),
     ],
 )
 def test_check_of_a_file_that_is_no_list(here, make, why):
@@ -205,7 +205,7 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
             ["my/fp32.txt:2: 'mm' is in the lower list", "my/fp32.txt:3: 'linear' is in the lower list"],
         ),
         ({"fp32.txt": "mm@float16\n"}, []),
-        ({"promote.txt": "+add\n"}, ["my/promote.txt: names that begin with + or - edit a list"]),
+        ({"promote.txt": "+add\n"}, ["my/promote.txt: names that begin with + or - edit another list"]),
         ({"lower.txt": "lienar\n", "fp32.txt": "a b\n"}, ["my/lower.txt:1: 'lienar'", "my/fp32.txt:1: 'a b'"]),
         ({"policy.toml": TOML + 'rset = "fp32"\n'}, ["my/policy.toml: 'rset' is not a key of a policy"]),
         ({"policy.toml": TOML.replace("inputs", "all")}, ["my/policy.toml: "]),
@@ -339,12 +339,12 @@ def test_a_policy_can_be_edited_where_it_is(here):
     ("arguments", "printed"),
     [
         (["nope", "-mm"], "Error: Unknown policy 'nope'"),
-        (["hmp", "mm"], "Error: 'mm' is not an edit of a policy. Accepted are '+op:list' and '-op'"),
+        (["hmp", "mm"], "Error: 'mm' is not an edit of a policy: it begins with neither + nor -. Accepted"),
         (["hmp", "+mm"], "Error: '+mm' is not an edit of a policy"),
         (["hmp", "+mm:lowest"], "Error: '+mm:lowest' is not an edit of a policy"),
         (["hmp", "-lienar"], "Error: 'lienar' is not an op of torch"),
-        (["hmp", "-mm", "--output", "full"], "Error: full has files in it; give a new folder"),
-        (["hmp", "-mm", "--output", "other"], "Error: other has files in it; give a new folder"),
+        (["hmp", "-mm", "--output", "full"], "Error: full has files in it. Use a new folder"),
+        (["hmp", "-mm", "--output", "other"], "Error: other has files in it. Use a new folder"),
         (["hmp", "-mm", "--output", "my lists"], "Error: 'my lists' is no policy name"),
         (["hmp", "-mm", "--output", "/proc/my"], "Error: /proc/my: "),
     ],

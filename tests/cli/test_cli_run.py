@@ -221,15 +221,18 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
             ["--lower", "a.txt", "--lower", "b.txt", "script.py"],
             "Error: --lower takes one file, and any number of +op and -op, not a.txt",
         ),
-        (["--edit", "mm", "script.py"], "Error: 'mm' is not an edit of a policy. Accepted are '+op:list' and '-op'"),
+        (
+            ["--edit", "mm", "script.py"],
+            "Error: 'mm' is not an edit of a policy: it begins with neither + nor -. Accepted",
+        ),
         (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is not an op of torch"),
         (
             ["--dtype", "fp8", "script.py"],
-            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not 'fp8'",
+            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name (bfloat16, bf16, float16 or fp16), not",
         ),
         (
             ["--dtype", "float32", "script.py"],
-            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name, not",
+            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name (",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -262,6 +265,17 @@ def test_names_that_torch_does_not_have_are_reported_and_it_runs(here):
     done = run("--lower", "lower.txt", "script.py")
     assert (done.exit_code, done.stdout) == (0, "torch.bfloat16\n")
     assert done.stderr.startswith("Warning: lower.txt has names without effect:\nlower.txt:2: 'lienar' is not an op")
+
+
+def test_names_that_no_module_has_are_reported_at_the_end(here):
+    Path("script.py").write_text(
+        "import torch; torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(2)); print('ran')"
+    )
+    done = run("--edit", "+linear in hed:fp32", "script.py")
+    assert (done.exit_code, done.stdout) == (0, "ran\n")
+    assert done.stderr == (
+        "Warning: hmp+edits names modules that none of the called models has:\n'linear in hed' names no module\n"
+    )
 
 
 def test_the_package_alone_imports_neither_click_nor_rich():

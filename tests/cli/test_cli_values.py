@@ -119,7 +119,10 @@ def test_a_script_that_fails_ends_as_it_does(here):
     [
         ("linear", "--edit edits.txt, line 1: an edit is +op:list or -op, not 'linear'"),
         ("# why\n+linear", "linear"),
-        (None, "'edits.txt' is not an edit of a policy. Accepted are '+op:list', '-op', and a file of them"),
+        (
+            None,
+            "'edits.txt' is not an edit of a policy: it begins with neither + nor -. Accepted are '+op:list', '-op', and a file of them",
+        ),
     ],
     ids=["no edit", "no list", "no file"],
 )

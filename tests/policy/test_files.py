@@ -53,7 +53,7 @@ READERS = [of_list, of_gaudi_config, of_description, of_report]
 class TestFilesThatAreNone:
     def test_a_pipe_that_nobody_writes_to(self, read, tmp_path):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(ValueError, match="nobody writes to this pipe"):
+        with pytest.raises(ValueError, match="no process writes to this pipe"):
             read(tmp_path / "pipe")
 
     def test_a_folder(self, read, tmp_path):
@@ -122,6 +122,48 @@ def test_a_description_that_is_none(folder, description, message):
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        pytest.param("low_dtype = bfloat16", '. Strings need quotes: low_dtype = "bfloat16"', id="without-quotes"),
+        pytest.param("cache = yes", '. Strings need quotes: cache = "yes"', id="no-boolean"),
+        pytest.param("low_dtype = [", "", id="no-end"),
+    ],
+)
+def test_a_description_whose_strings_have_no_quotes(folder, line, hint):
+    with pytest.raises(ValueError, match=r"policy\.toml: ") as raised:
+        hmp.Policy.load(folder(line))
+    assert str(raised.value).endswith(hint or ")")
+    assert ("quotes" in str(raised.value)) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        pytest.param("balancd", "Did you mean 'balanced'?", id="misspelt"),
+        pytest.param("mine/policy.toml", "Pass the folder of the file, 'mine'.", id="its-description"),
+        pytest.param(Path("mine/policy.toml"), "Pass the folder of the file, 'mine'.", id="path"),
+        pytest.param("my.txt", "It is a file. For a list file, use Policy.from_files, such as", id="list-file"),
+        pytest.param("other/mine", "There is no folder 'other/mine'.", id="no-folder"),
+        pytest.param("qqqq", "Accepted are a preset (balanced, ", id="nothing-near"),
+    ],
+)
+def test_what_is_no_policy_is_reported_with_what_was_meant(tmp_path, monkeypatch, path, hint):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "policy.toml").write_text(TOML)
+    (tmp_path / "my.txt").write_text("mm\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as raised:
+        hmp.Policy.load(path)
+    assert str(raised.value).startswith(f"Unknown policy {str(path)!r}. {hint}")
+
+
+def test_a_folder_in_place_of_a_list_file_is_reported_with_the_argument(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"lower takes .* list file, and Policy\.load takes a folder") as raised:
+        hmp.Policy.from_files(lower=tmp_path)
+    assert raised.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         pytest.param(lambda: hmp.Policy.from_ops(name="a\0b"), r"'a\x00b' is no policy name", id="name"),
@@ -151,7 +193,7 @@ def test_characters_that_nobody_sees(make, message):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        pytest.param(os.mkfifo, "nobody writes to this pipe", id="pipe"),
+        pytest.param(os.mkfifo, "no process writes to this pipe", id="pipe"),
         pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is over 1 MiB", id="device"),
         pytest.param(lambda path: path.mkdir(), "Is a directory", id="folder"),
         pytest.param(lambda path: path.write_bytes(b"m\0m"), r"'m\x00m' is no op name", id="NUL"),

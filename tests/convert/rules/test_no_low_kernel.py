@@ -162,6 +162,7 @@ def test_out_keeps_the_error_with_a_note(call, grad, front_end):
     assert "linear" in note
     assert "torch-cpu/lower.txt:" in note
     assert '"+linear"' in note
+    assert 'policy.with_edits("+linear:fp32")' in note
     hmp.revert()
 
 
@@ -174,6 +175,17 @@ def test_the_note_names_the_op_that_made_the_tensor():
         torch.linalg.norm(x.neg(), ord="nuc", dtype=BF16)
     assert "mul made it" in caught.value.__notes__[0]
     assert "hmp/lower.txt:" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+def test_the_note_names_disable_casts_where_dtypes_meet(grad):
+    """Under convert alone there is no note: casts are off, and torch is called as it is."""
+    weight = SPD.clone()
+    linear_without_casts = hmp.disable_casts()(F.linear)
+    with pytest.raises(RuntimeError, match="same dtype") as caught, torch.set_grad_enabled(grad), region("balanced"):
+        linear_without_casts(made_low(weight), weight)
+    (note,) = caught.value.__notes__
+    assert "If the call is in hmp.disable_casts(), the casts are off there: cast the tensor before the call." in note
 
 
 def test_disable_casts_keeps_torchs_error():

@@ -35,6 +35,31 @@ def test_d1_anything_else(level):
         for_convert(level)
 
 
+@pytest.mark.parametrize(
+    ("value", "error", "meant"),
+    [
+        pytest.param("balanced", ValueError, 'To pass a policy, use policy="balanced"', id="preset"),
+        pytest.param(
+            "cpu", ValueError, 'use policy="torch-cpu". convert takes no device: it converts the ops of', id="device"
+        ),
+        pytest.param("balancd", ValueError, "Did you mean policy='balanced'?", id="misspelt-preset"),
+        pytest.param(torch.float16, ValueError, "use low_precision_type=torch.float16", id="dtype"),
+        pytest.param("bf16", ValueError, 'use low_precision_type="bf16"', id="name-of-a-dtype"),
+        pytest.param(Policy.from_ops(), ValueError, "To pass a policy, use policy=", id="policy"),
+        pytest.param(
+            torch.nn.Linear(2, 2),
+            TypeError,
+            "convert takes no model, and Linear is one. It converts the ops that all models call",
+            id="model",
+        ),
+    ],
+)
+def test_another_argument_in_its_place(value, error, meant):
+    with pytest.raises(error) as raised:
+        for_convert(value)
+    assert meant in str(raised.value)
+
+
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_d2_none_and_empty_mean_the_default(nothing):
     assert for_convert(bf16=nothing, fp32=nothing, fp16=nothing) == Policy.load("hmp")
@@ -59,7 +84,7 @@ def test_d2_the_file_may_be_deleted(written):
 @pytest.mark.parametrize("low", [torch.float32, torch.float64, torch.int8, "float32", 16, None])
 def test_d9_low_precision_type(low):
     with pytest.raises(
-        ValueError, match=r"low_precision_type must be torch\.bfloat16 or torch\.float16, or its name, not "
+        ValueError, match=r"low_precision_type must be torch\.bfloat16 or torch\.float16, or its name \(.*\), not "
     ):
         for_convert(low=low)
 
@@ -106,7 +131,9 @@ def test_policy_takes_the_place_of_lists(written):
 
 @pytest.mark.parametrize("argument", ["bf16", "fp32"])
 def test_d4_o2_does_not_read_lists(argument, tmp_path):
-    with pytest.warns(UserWarning, match=rf"opt_level O2 .*{argument}_file_path='.*nowhere.txt' is not read") as warned:
+    with pytest.warns(
+        UserWarning, match=rf"opt_level O2 .*does not read {argument}_file_path='.*nowhere.txt'"
+    ) as warned:
         policy = for_convert("O2", **{argument: tmp_path / "nowhere.txt"})
     assert policy == Policy.load("hmp-o2")
     assert [Path(warning.filename).name for warning in warned] == ["test_list_files.py"]
@@ -256,12 +283,12 @@ def test_d20_the_forms_of_real_files(written):
 
 
 def test_d24_no_such_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"bf16_file_path takes the path of a list file\): .*nowhere\.txt"):
         for_convert(bf16=tmp_path / "nowhere.txt")
 
 
 def test_d24_a_folder(tmp_path):
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+    with pytest.raises(IsADirectoryError, match=rf"fp32_file_path .*, and policy takes a folder\): '{tmp_path}'"):
         for_convert(fp32=tmp_path)
 
 
@@ -305,7 +332,7 @@ def test_d22_one_warning_for_a_list(written):
         policy = for_convert(bf16=path)
     assert len(warned) == 1
     assert Path(warned[0].filename).name == "test_list_files.py"
-    torch_has = f"is no op of torch {torch.__version__}"
+    torch_has = f"is not an op of torch {torch.__version__}"
     lines = str(warned[0].message).splitlines()
     assert lines[0] == f"{path} has names without effect:"
     assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}. Did you mean 'linear'")

@@ -121,6 +121,40 @@ def test_edits_that_are_refused(edit):
         EDITED.with_edits(edit)
 
 
+ACCEPTED = (
+    "Accepted are '+op:list' and '-op', with a list of lower, fp32, promote, error, and op@float16 or op@bfloat16"
+)
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        pytest.param("softmax:fp32", "it begins with neither + nor -.", id="no-sign"),
+        pytest.param("+softmax", "it names no list. Write '+softmax:fp32' or '+softmax:lower'.", id="no-list"),
+        pytest.param("+softmax:bf16", "'bf16' is not a list. Did you mean 'lower'?", id="a-dtype-as-list"),
+        pytest.param("+softmax:FP32", "'FP32' is not a list. Did you mean 'fp32'?", id="capitals"),
+        pytest.param("+softmax:lowr", "'lowr' is not a list. Did you mean 'lower'?", id="misspelt-list"),
+        pytest.param("+softmax:zzz", "'zzz' is not a list.", id="no-such-list"),
+        pytest.param(
+            "-mul:fp32", "- removes the op from all lists and takes no list. Write '-mul'.", id="list-after-minus"
+        ),
+        pytest.param(
+            "+mul in Net: layers.1.mlp:fp32",
+            "a path has no name of a model before it. Write '+mul in layers.1.mlp:fp32'.",
+            id="model-before-the-path",
+        ),
+        pytest.param("-mul in Net: head", "a path has no name of a model before it. Write '-mul in head'.", id="minus"),
+        pytest.param("+mul in a.[0]:fp32", "'a.[0]' is not a path or a pattern of modules.", id="no-pattern"),
+        pytest.param("+mm@half:fp32", "'half' is not a low dtype.", id="no-low-dtype"),
+        pytest.param("+m m:fp32", "'m m' is not the name of an op.", id="no-op"),
+    ],
+)
+def test_an_edit_that_is_none_is_reported_with_its_wrong_part(edit, problem):
+    with pytest.raises(ValueError) as raised:
+        EDITED.with_edits(edit)
+    assert str(raised.value).startswith(f"{edit!r} is not an edit of a policy: {problem} {ACCEPTED}")
+
+
 def test_with_edits_looks_up_the_name_d22():
     with pytest.raises(ValueError, match=r"^'lienar' is not an op of torch .*Did you mean 'linear'"):
         EDITED.with_edits("+lienar@float16:lower", strict=True)
@@ -264,7 +298,7 @@ BAD_FOLDERS = {
     "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),
     "unknown key": (GOOD + "rset = 1\n", "mm\n", "policy.toml: 'rset' is not a key"),
     "no TOML": ("low_dtype = \n", "mm\n", r"policy.toml: .*line 1"),
-    "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error is a list of op names"),
+    "error is no list": (GOOD + 'error = "mm"\n', "mm\n", "error must be a list of op names"),
     "low_dtypes is no list": (
         GOOD + 'low_dtypes = "bfloat16"\n',
         "mm\n",

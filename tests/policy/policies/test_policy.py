@@ -166,11 +166,12 @@ def test_from_ops_of_nothing_is_a_policy():
 BAD_OPS = {
     "one string": ({"lower": "relu"}, TypeError, "lower must be a list of op names, not the one name 'relu'"),
     "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is no op name"),
-    "D23": ({"lower": ["mm"], "fp32": ["mm"]}, ValueError, "'mm' is in the lower list .* and in the fp32 list"),
+    "D23": ({"lower": ["mm"], "fp32": ["mm"]}, ValueError, "^'mm' is in the lower list and in the fp32 list;"),
+    "a class with its package": ({"lower": ["torch.nn.Linear"]}, ValueError, "^'torch.nn.Linear' is no op name"),
     "D23 for one low dtype": (
         {"lower": ["mm@float16"], "fp32": ["mm@float16"]},
         ValueError,
-        "'mm@float16' is in the lower list .* and in the fp32 list",
+        "^'mm@float16' is in the lower list and in the fp32 list",
     ),
     "a dtype that is not low": (
         {"lower": ["mm@float64"]},
@@ -182,9 +183,9 @@ BAD_OPS = {
     "float32 is not low": (
         {"low_dtype": torch.float32},
         ValueError,
-        "torch.bfloat16 or torch.float16, or its name, not torch.float32",
+        r"torch.bfloat16 or torch.float16, or its name \(bfloat16, bf16, float16 or fp16\), not torch.float32",
     ),
-    "a dtype by name": ({"low_dtype": "float32"}, ValueError, "torch.float16, or its name, not 'float32'"),
+    "a dtype by name": ({"low_dtype": "float32"}, ValueError, r"torch.float16, or its name \(.*\), not 'float32'"),
     "name": ({"name": "my policy"}, ValueError, "'my policy' is no policy name"),
     "strict": (
         {"fp32": ["sofmax"], "strict": True},
@@ -199,6 +200,21 @@ def test_from_ops_refuses(case):
     arguments, error, message = BAD_OPS[case]
     with pytest.raises(error, match=message):
         Policy.from_ops(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("nn.Linear", "linear"),
+        ("RMSNorm", "rms_norm"),
+        ("nn.LayerNorm", "layer_norm"),
+        ("ReLU", "relu"),
+        ("F.gelu", "gelu"),
+    ],
+)
+def test_a_class_in_place_of_an_op_is_reported_with_the_op(name, op):
+    with pytest.raises(ValueError, match=rf"^'{name}' is not an op of torch .* Did you mean '{op}'\?$"):
+        Policy.from_ops(lower=[name], strict=True)
 
 
 def test_from_ops_warns_of_names_that_torch_lacks():
@@ -234,5 +250,5 @@ def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_types_are_reported(make) -> None:
-    with pytest.raises(TypeError, match=r"policy is made by|edit of a policy is a string"):
+    with pytest.raises(TypeError, match=r"make a policy with|edit of a policy must be a string"):
         make(hmp.Policy.load("hmp"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def test_docstring(name):
     for member in members:
         if not member.startswith("_") and callable(getattr(value, member)):
             assert getattr(value, member).__doc__, f"{name}.{member}"
+
+
+@pytest.mark.parametrize("name", [name for name in habana_mp.__all__ if name not in {"GradScaler", "hmp"}])
+def test_help_shows_no_comments_of_the_source(name):
+    """Of a method without a docstring, pydoc shows the comment above it."""
+    text = pydoc.render_doc(getattr(habana_mp, name), renderer=pydoc.plaintext)
+    assert not [line for line in text.splitlines() if re.match(r"[ |]*# ", line)]
 
 
 @pytest.mark.parametrize("name", [name for name, value in DOCUMENTED.items() if not inspect.ismodule(value)])

@@ -25,7 +25,8 @@ COLLECTIVES = {
 
 
 def all_reduce_coalesced(p, rank):
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         return dist.all_reduce_coalesced([p], dist.ReduceOp.MAX, async_op=True)
 
 

@@ -265,7 +265,7 @@ def test_a_real_package_wins_in_the_processes_of_a_script(tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "printed"),
-    [("cpu", "cpu"), ("tpu", "HABANA_MP_DEVICE: torch has no device type 'tpu'"), ("cuda:1", 'HABANA_MP_DEVICE: "hpu" stands for a device type')],
+    [("cpu", "cpu"), ("tpu", "HABANA_MP_DEVICE: torch has no device type 'tpu'"), ("cuda:1", 'HABANA_MP_DEVICE: the device for "hpu" must be a device type')],
 )  # fmt: skip
 def test_the_variable_chooses_the_device(device, printed, monkeypatch):
     monkeypatch.setenv("HABANA_MP_DEVICE", device)

@@ -213,7 +213,7 @@ def tensors_of(values):
     ("arguments", "error", "said"),
     [
         ((3,), TypeError, "step must be a function without arguments, not 3"),
-        ((print, 3), TypeError, "a policy is a Policy, the name of a preset"),
+        ((print, 3), TypeError, "a policy must be a Policy, the name of a preset"),
         ((print, None, "no-such"), ValueError, "Unknown policy 'no-such'"),
         ((print, print, "hmp"), TypeError, "compare runs two steps under the policy in force"),
     ],
@@ -227,7 +227,7 @@ def test_what_is_refused(arguments, error, said):
 def test_inside_of_what_measures_it_is_refused(net):
     with hmp.report(values=True), pytest.raises(RuntimeError, match=r"compare does not run inside of hmp.report"):
         hmp.compare(outputs(net), None, "hmp")
-    with pytest.raises(RuntimeError, match="compare runs already"):
+    with pytest.raises(RuntimeError, match="compare is running already"):
         hmp.compare(lambda: hmp.compare(outputs(net), None, "hmp"), None, "hmp")
     with pytest.raises(RuntimeError, match="find_nonfinite does not run inside of compare"):
         hmp.compare(lambda: hmp.find_nonfinite(outputs(net)), None, "hmp")

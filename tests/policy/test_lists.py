@@ -242,7 +242,7 @@ def test_edits_limited_to_modules(tmp_path):
 
 WRONG_EDITS = [
     ("fp32.since-2", "+sin", r"fp32.since-2.txt: the name of a file with edits for a version of torch must be LIST.since-2.N.txt or LIST.before-2.N.txt"),
-    ("fp32.after-2.15", "+sin", r"fp32.after-2.15.txt: edits to a list"),
+    ("fp32.after-2.15", "+sin", r"fp32.after-2.15.txt: the name of a file with edits"),
     ("fp32.since-1.0", "sin", r"fp32.since-1.0.txt: its names must begin with \+ or -, because they edit fp32.txt"),
     ("fp32.since-99.0", "sin", r"fp32.since-99.0.txt: its names must begin with \+ or -"),
     ("fp32.since-1.0", "+sin\nmul in head", r"fp32.since-1.0.txt:2: "),

@@ -52,8 +52,9 @@ def test_every_process_has_the_same_hash():
 )
 def test_another_policy(other, lines):
     saved = hmp.PolicyState(BASE).state_dict()
-    message = f"the checkpoint was made under the policy 'custom', and {other.name!r} is another:\n  " + "\n  ".join(
-        lines
+    message = (
+        f"the checkpoint was made under the policy 'custom', which differs from {other.name!r}:\n  "
+        + "\n  ".join(lines)
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as warned:
         hmp.PolicyState(other).load_state_dict(saved)
@@ -68,7 +69,7 @@ def test_an_overload_alone():
 
 
 def test_many_differences():
-    with pytest.warns(UserWarning, match=r"is another:\n(  .*\n){20}  and \d+ more$"):
+    with pytest.warns(UserWarning, match=r"which differs from 'torch-cuda':\n(  .*\n){20}  and \d+ more$"):
         hmp.PolicyState("torch-cuda").load_state_dict(hmp.PolicyState("hmp").state_dict())
 
 

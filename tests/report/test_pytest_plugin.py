@@ -60,7 +60,7 @@ def test_an_error_of_the_function(assert_casts):
 MISTAKES = {
     "no-function": ("net(x), {}", "TypeError: assert_casts takes a function without arguments"),
     "no-dict": ("lambda: net(x), 3", "TypeError: the expected casts must be"),
-    "no-counts": ('lambda: net(x), {"linear": 3}', "TypeError: the casts of 'linear' are"),
+    "no-counts": ('lambda: net(x), {"linear": 3}', "TypeError: the casts of 'linear' must be"),
     "no-number": (
         'lambda: net(x), {"linear": {"bfloat16": "3"}}',
         "TypeError: the casts of 'linear' to 'bfloat16' must be a number",
@@ -68,10 +68,10 @@ MISTAKES = {
     "no-op": ('lambda: net(x), {"lienar": {"bfloat16": 3}}', "ValueError: 'lienar' is not an op*Did you mean 'linear'"),
     "an-op-twice": (
         'lambda: net(x), {"matmul": {"bfloat16": 1}, "__matmul__": {"bfloat16": 1}}',
-        "ValueError: 'matmul' and '__matmul__' are one op",
+        "ValueError: 'matmul' and '__matmul__' are the same op",
     ),
-    "coroutine": ("coroutine, {}", "TypeError: assert_casts calls <function coroutine*awaits nothing"),
-    "no-dtype": ('lambda: net(x), {"linear": {"fp8": 3}}', "ValueError: to is float16, bfloat16 or float32"),
+    "coroutine": ("coroutine, {}", "TypeError: assert_casts calls <function coroutine*does not await it"),
+    "no-dtype": ('lambda: net(x), {"linear": {"fp8": 3}}', "ValueError: to must be float16, bfloat16 or float32"),
 }
 
 

@@ -459,12 +459,12 @@ def test_casts_are_asked_by_op_dtype_and_module(asked, question, count):
 REFUSED = [
     ({"op": "linaer"}, ValueError, "'linaer' is not an op of torch"),
     ({"op": ""}, ValueError, "'' is not an op of torch"),
-    ({"op": torch.mm}, TypeError, "op is the name of an op"),
-    ({"op": ["mm"]}, TypeError, "op is the name of an op"),
+    ({"op": torch.mm}, TypeError, "op must be the name of an op"),
+    ({"op": ["mm"]}, TypeError, "op must be the name of an op"),
     ({"to": "fp8"}, ValueError, "float16, bfloat16 or float32.*'fp8'"),
     ({"to": torch.float64}, ValueError, "torch.float64"),
     ({"to": int}, ValueError, "class 'int'"),
-    ({"module": 3}, TypeError, "module is a path.*not 3"),
+    ({"module": 3}, TypeError, "module must be a path.*not 3"),
 ]
 
 

@@ -71,7 +71,7 @@ def test_a_report_that_waits_looks_at_nothing():
         ({"wait": -1}, "wait must be a number of steps, 0 or more, not -1"),
         ({"warmup": 1.5}, "warmup must be a number of steps, 0 or more, not 1.5"),
         ({"active": 0}, "active must be a number of steps, 1 or more, or None for all, not 0"),
-        ({"active": True}, "active is a number of steps"),
+        ({"active": True}, "active must be a number of steps"),
     ],
     ids=str,
 )
@@ -82,11 +82,11 @@ def test_what_is_no_number_of_steps(schedule, said):
 
 def test_step_outside_of_the_block():
     report = hmp.report()
-    with pytest.raises(RuntimeError, match="inside of the with block"):
+    with pytest.raises(RuntimeError, match="inside the with block"):
         report.step()
     with report:
         pass
-    with pytest.raises(RuntimeError, match="inside of the with block"):
+    with pytest.raises(RuntimeError, match="inside the with block"):
         report.step()
 
 

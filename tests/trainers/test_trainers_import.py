@@ -27,5 +27,5 @@ for name in {LIBRARIES}:
         print(error)
 """
     assert run(code) == [
-        f"habana_mp.trainers.{name} is for {name}, which is not installed: pip install {name}" for name in LIBRARIES
+        f"habana_mp.trainers.{name} needs {name}, which is not installed: pip install {name}" for name in LIBRARIES
     ]

@@ -314,10 +314,10 @@ def test_the_colons_of_an_op_begin_no_path(value, op, path):
     ("filters", "said"),
     [
         ("op=sofmax", "'sofmax' is not an op of torch .*. Did you mean 'softmax'"),
-        ("op=", "'op=' is not a filter. Accepted are op=NAME, module=PATH, .* and first=NUMBER"),
+        ("op=", "'op=' is not a filter. Accepted are op=NAME, module=PATH .* and first=NUMBER"),
         ("first=0", "'first=0' is not a filter"),
         ("first=-1", "'first=-1' is not a filter"),
-        ("first=99999999999999999999", "is no filter"),
+        ("first=99999999999999999999", "is not a filter"),
         ("last=3", "'last=3' is not a filter"),
         ("softmax", "'softmax' is not a filter"),
         (",", "'' is not a filter"),

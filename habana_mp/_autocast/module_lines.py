@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import habana_mp._core as core
-from habana_mp._policy.folder import LISTS, SHIPPED
-from habana_mp._policy.list_file import Claims, Limited, less, without_model
+from habana_mp._policy.folder import SHIPPED
+from habana_mp._policy.list_file import ALL_LISTS, Claims, Limited, less, without_model
 from habana_mp._policy.policy import Policy
 from habana_mp._show.did_you_mean import near
 
@@ -95,7 +95,7 @@ class ModuleLines:
 def _with_lines(policy: Policy, lines: Iterable[Limited]) -> Policy:
     """The policy of a part of a model: its names are listed as if they were for the whole model, and each wins over those before it."""
     of = policy._core
-    lists: dict[str, Any] = {title: getattr(of, title) for title in (*LISTS, "error")}
+    lists: dict[str, Any] = {title: getattr(of, title) for title in ALL_LISTS}
     for title, named, _, file, line in lines:
         claims = Claims([named])
         lists = {other: less(listed, claims) for other, listed in lists.items()}

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Iterator
 
 from habana_mp._policy.homes import OPERATORS, is_in_place
-from habana_mp._policy.list_file import Entry
+from habana_mp._policy.list_file import ALL_LISTS, Entry
 from habana_mp._policy.names import is_dispatched, torch_names
 from habana_mp._policy.policy import Policy, presets
+from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
-
-_LISTS = ("lower", "fp32", "promote", "error")
 
 
 def warn_of_unseen(policy: Policy) -> None:
@@ -30,7 +29,7 @@ def warn_of_unseen(policy: Policy) -> None:
 
 
 def _unseen(policy: Policy) -> Iterator[tuple[str, Entry]]:
-    for title in _LISTS:
+    for title in ALL_LISTS:
         for entry in getattr(policy._core, title):
             op = entry[0].partition("@")[0]
             # A region leaves calls in place alone (D12), and HMP's lists have operators beside the functions that these call.
@@ -46,4 +45,4 @@ def _of_presets() -> frozenset[tuple[str, str]]:
 def _full_name(name: str) -> str:
     op = name.partition("@")[0]
     full = [each for each in (f"linalg_{op}", f"fft_{op}", f"special_{op}") if is_dispatched(each)]
-    return f"; did you mean {full[0]!r}?" if full else ""
+    return did_you_mean(full[:1])

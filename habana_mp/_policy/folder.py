@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import ListFile, limited_of, merged_limited, merged_lists, read_list
+from habana_mp._policy.list_file import LISTS, ListFile, limited_of, merged_limited, merged_lists, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
 
-LISTS = ("lower", "fp32", "promote")
 SHIPPED = Path(__file__).parent.parent / "lists"
 DESCRIPTION = "policy.toml"
 # The rules for DESCRIPTION once more, for editors. tests/policy/policies/test_policy_schema.py holds the two together.

@@ -195,8 +195,8 @@ def comment_of(path: str | None, line: int | None, name: str | None) -> str:
     return comment.strip() if listed.partition(" in ")[0].strip().lstrip("+-") == name else ""
 
 
-LISTS_FOR_MODULES = ("lower", "fp32", "promote")
-_LISTS = (*LISTS_FOR_MODULES, "error")
+LISTS = ("lower", "fp32", "promote")
+ALL_LISTS = (*LISTS, "error")
 # What people write for the name of a list.
 _LIST_OF = dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half", "low"), "lower") | {
     "float32": "fp32",
@@ -204,7 +204,7 @@ _LIST_OF = dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half", "low"),
     "float": "fp32",
 }
 _ACCEPTED = (
-    f"Accepted are '+op:list' and '-op', with a list of {', '.join(_LISTS)}, "
+    f"Accepted are '+op:list' and '-op', with a list of {', '.join(ALL_LISTS)}, "
     "and op@float16 or op@bfloat16 for op, with ' in modules' after it for some modules alone"
 )
 # A module as reports and the log name it: the class of the model, and the path.
@@ -225,15 +225,13 @@ def read_edit(text: str) -> Edit:
         raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {text!r}")
     entry, colon, title = text[1:].partition(":")
     read = core.read_entry(entry)
-    is_edit = title in _LISTS if text[:1] == "+" else text[:1] == "-" and not colon
+    is_edit = title in ALL_LISTS if text[:1] == "+" else text[:1] == "-" and not colon
     if read is None or not is_edit:
         problem = _problem(text)
         end = "" if problem.endswith("?") else "."
         raise ValueError(f"{text!r} is not an edit of a policy: {problem}{end} {_ACCEPTED}")
     if read[1] and title == "error":
-        raise ValueError(
-            f"{text!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS_FOR_MODULES)}"
-        )
+        raise ValueError(f"{text!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}")
     return Edit(*read, title)
 
 
@@ -271,4 +269,4 @@ def _problem_of_entry(entry: str) -> str:
 def _near_list(title: str) -> str:
     plain = title.strip().lower()
     plain = _LIST_OF.get(plain, plain)
-    return did_you_mean([plain]) if plain in _LISTS else near(title, _LISTS, most=1)
+    return did_you_mean([plain]) if plain in ALL_LISTS else near(title, ALL_LISTS, most=1)

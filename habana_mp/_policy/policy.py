@@ -15,9 +15,11 @@ import torch
 
 import habana_mp._core as core
 from habana_mp._cast import dtype_named
-from habana_mp._policy.folder import DESCRIPTION, LISTS, SHIPPED, read_folder
+from habana_mp._policy.folder import DESCRIPTION, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import (
+    ALL_LISTS,
+    LISTS,
     Claims,
     Entry,
     Limited,
@@ -269,7 +271,7 @@ class Policy:
             >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
             'lower'
         """
-        lists: dict[str, Any] = {title: getattr(self._core, title) for title in (*LISTS, "error")}
+        lists: dict[str, Any] = {title: getattr(self._core, title) for title in ALL_LISTS}
         limited = self._core.limited
         entries: list[Entry] = []
         for named, modules, title in map(read_edit, edits):
@@ -329,7 +331,7 @@ class Policy:
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
         """The names in "lower", "fp32", "promote" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
-        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in (*LISTS, "error")}
+        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in ALL_LISTS}
 
     @property
     def limited(self) -> dict[str, tuple[str, ...]]:
@@ -361,7 +363,7 @@ class Policy:
         return f"<Policy {self.name}: {self._core.low}, {', '.join(sizes) or 'no lists'}, rest={self.rest}>"
 
     def _repr_html_(self) -> str:
-        lists = {title: [*getattr(self._core, title)] for title in (*LISTS, "error")}
+        lists = {title: [*getattr(self._core, title)] for title in ALL_LISTS}
         for title, entry, modules, file, line in self._core.limited:
             lists[title].append((f"{entry} in {modules}", file, line))
         return render("policy.html", policy=self, low=self._core.low, lists=lists)

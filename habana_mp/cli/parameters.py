@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from habana_mp._policy.folder import LISTS
-from habana_mp._policy.list_file import parse_list
+from habana_mp._policy.list_file import LISTS, parse_list
 from habana_mp._policy.names import known_names
 from habana_mp._policy.policy import low_name, with_files
 from habana_mp._ranks.rank import rank, world_size

@@ -14,7 +14,7 @@ ADVICE = "because torch has these functions in Python alone. hmp.convert sees th
 NAMES = {
     "a-function-in-Python": ("+normalize:lower", ["'normalize'"]),
     "for-one-dtype": ("+grouped_mm@bfloat16:lower", ["'grouped_mm@bfloat16'"]),
-    "a-short-name": ("+vector_norm:lower", ["'vector_norm'; did you mean 'linalg_vector_norm'?"]),
+    "a-short-name": ("+vector_norm:lower", ["'vector_norm'. Did you mean 'linalg_vector_norm'?"]),
     "the-long-name": ("+linalg_vector_norm:lower", []),
     "compound": ("+multi_head_attention_forward:fp32", ["'multi_head_attention_forward'"]),
     "at-the-dispatcher": ("+mul:lower", []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from habana_mp._evidence.tune.parts import Part, Parts
-from habana_mp._policy.folder import LISTS
+from habana_mp._policy.list_file import LISTS
 from habana_mp._policy.policy import Policy
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 import habana_mp._core as core
-from habana_mp._policy.folder import DESCRIPTION, LISTS, read_description
-from habana_mp._policy.list_file import Entry, ListFile, parse_list
+from habana_mp._policy.folder import DESCRIPTION, read_description
+from habana_mp._policy.list_file import LISTS, Entry, ListFile, parse_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_file
 from habana_mp.cli.console import print_json

@@ -109,9 +109,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
     # Before anything is noted: what is noted is put back.
     if running := _core.probe_name():
         inside = (
-            "is running already. Only one can run at a time"
-            if running == "compare"
-            else f"does not run inside of {running}"
+            "is running already. Only one can run at a time" if running == "compare" else f"cannot run inside {running}"
         )
         raise RuntimeError(f"compare {inside}")
     kept = KeptState(*steps)

@@ -45,13 +45,13 @@ def test_casts_go_to_eligible_dtypes_alone(name):
     if name in _core.ELIGIBLE_DTYPES:
         assert _core.cast_tensor(torch.ones(3), number).dtype == getattr(torch, name)
     else:
-        with pytest.raises(ValueError, match=f"{number} is no dtype that is cast"):
+        with pytest.raises(ValueError, match=f"{number} is not the number of a dtype that can be cast"):
             _core.cast_tensor(torch.ones(3), number)
 
 
 @pytest.mark.parametrize("number", [-1, len(_core.DTYPES), 32 + _core.DTYPES.index("float32"), 256])
 def test_numbers_of_no_dtype_are_refused(number):
-    with pytest.raises(ValueError, match="is no dtype that is cast"):
+    with pytest.raises(ValueError, match="is not the number of a dtype that can be cast"):
         _core.cast_tensor(torch.ones(3), number)
 
 

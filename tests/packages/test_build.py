@@ -91,3 +91,9 @@ modules = [name.split(".") for name, module in sys.modules.items() if name.start
 print(*sorted({{"_draw", "_evidence", "_explain", "_report"}} & {{name[1] for name in modules if len(name) > 2}}))
 """
     assert run(script) == imported
+
+
+def test_is_compiled_with_one_pybind11() -> None:
+    """torch's: of two, the linker would mix the inline functions, and a class registered by one is unknown to the other."""
+    core = Path(_core.__file__).read_bytes()
+    assert len(set(re.findall(rb"__pybind11_internals_v\d+", core))) == 1

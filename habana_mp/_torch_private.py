@@ -373,6 +373,14 @@ def _set_autocast_enabled(device_type: str, on: bool) -> None:
         torch.set_autocast_enabled(device_type, on)
 
 
+if VERSION < (2, 12):
+    # Where Dynamo has given up a frame, it would compile this one by itself, and finds the switch changed after its trace.
+    _frames: Any = torch._C._dynamo.eval_frame
+    _frames.set_code_exec_strategy(
+        _set_autocast_enabled.__code__,
+        _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT),
+    )
+
 # From 2.12 on Dynamo traces that of torch.
 set_autocast_enabled: Callable[[str, bool], None] = (
     _set_autocast_enabled if VERSION < (2, 12) else torch.set_autocast_enabled

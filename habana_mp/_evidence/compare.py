@@ -111,7 +111,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
         inside = (
             "is running already. Only one can run at a time"
             if running == "compare"
-            else f"does not run inside of {running}"
+            else f"cannot run inside {running}"
         )
         raise RuntimeError(f"compare {inside}")
     kept = KeptState(*steps)

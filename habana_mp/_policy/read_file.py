@@ -24,7 +24,7 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
         if not data and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{shown(name)}: no process writes to this pipe")
     if len(data) > most:
-        raise ValueError(f"{shown(name)}: the file is over {most // _MIB} MiB")
+        raise ValueError(f"{shown(name)}: the file is larger than {most // _MIB} MiB")
     return data
 
 

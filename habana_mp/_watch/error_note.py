@@ -16,17 +16,24 @@ _MOST_NODES = 2000
 
 
 def _note(
-    error: BaseException, op: str, tensors: Sequence[torch.Tensor], last_lower: str, region: _core.Policy | None
+    error: BaseException,
+    op: str,
+    tensors: Sequence[torch.Tensor],
+    last_lower: str,
+    region: _core.Policy | None,
+    casts_off: bool,
 ) -> None:
     policy = in_force.policy if region is None else Policy(region)
-    if policy is not None and not any(map(_is_ours, getattr(error, "__notes__", ()))):
-        # A region is asked at its end, when the blocks of disable_casts inside it have ended.
-        is_mixed = not op and "same dtype" in str(error)
-        add_note(error, note(policy, op, tensors, last_lower) + (_MIXED if is_mixed else ""))
+    if policy is None or any(map(_is_ours, getattr(error, "__notes__", ()))):
+        return
+    # The dtype of one tensor is what disable_casts leaves to the caller; two that differ are often its doing.
+    if casts_off and "same dtype" not in str(error):
+        return
+    add_note(error, note(policy, op, tensors, last_lower) + (_CASTS_OFF if casts_off else ""))
 
 
 _OURS = "habana_mp: "
-_MIXED = " If the call is in hmp.disable_casts(), the casts are off there: cast the tensor before the call."
+_CASTS_OFF = " The call is in hmp.disable_casts(), where no argument is cast: cast the tensor before the call."
 
 
 def _is_ours(text: str) -> bool:

@@ -27,7 +27,7 @@ PyObject* call(PyObject*, PyObject* const* args, std::size_t nargsf, PyObject*) 
 // new reference.
 template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
 void run_in_c(const pybind11::function& python) {
-  if (!PyFunction_Check(python.ptr())) throw pybind11::type_error("not a Python function");
+  if (!PyFunction_Check(python.ptr())) throw pybind11::type_error("must be a Python function");
   torch_private::set_vectorcall(python.ptr(), run_in_c_detail::call<function>);
 }
 

@@ -28,7 +28,7 @@ namespace {
 using autocast::Region;
 
 at::ScalarType scalar_type_of(const py::object& dtype) {
-  if (!THPDtype_Check(dtype.ptr())) throw py::type_error("not a torch.dtype");
+  if (!THPDtype_Check(dtype.ptr())) throw py::type_error("must be a torch.dtype");
   return reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
 }
 
@@ -67,21 +67,11 @@ PyObject* enter_context(PyObject* const* args, Py_ssize_t) {
   return Py_NewRef(context);
 }
 
-// The policy in force on this thread, for any device type.
-std::shared_ptr<const Policy> policy_here() {
-  const autocast::State* state = autocast::this_thread.state;
-  if (state == nullptr) return nullptr;
-  for (const autocast::Scope& scope : state->scopes) {
-    if (scope.rules) return scope.rules->policy;
-  }
-  return nullptr;
-}
-
 // (context, type of an exception, exception, traceback)
 PyObject* leave_context(PyObject* const* args, Py_ssize_t count) {
   const bool failed = count > 2 && PyObject_IsInstance(args[2], PyExc_RuntimeError) == 1;
-  if (const auto policy = failed ? policy_here() : nullptr)
-    add_region_note(py::reinterpret_borrow<py::object>(args[2]), policy);
+  if (const auto policy = failed ? autocast::policy_here() : nullptr)
+    add_note_at_end(py::reinterpret_borrow<py::object>(args[2]), policy);
   autocast::leave(args[0]);
   Py_RETURN_NONE;
 }

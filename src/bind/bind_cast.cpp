@@ -25,13 +25,14 @@ namespace {
 DType checked_dtype(int number) {
   const bool known = number >= 0 && static_cast<std::size_t>(number) < kDTypeCount;
   if (!known || !eligible(static_cast<DType>(number))) {
-    throw std::invalid_argument(std::to_string(number) + " is no dtype that is cast");
+    throw std::invalid_argument(std::to_string(number) +
+                                " is not the number of a dtype that can be cast");
   }
   return static_cast<DType>(number);
 }
 
 py::object cast_tensor_python(const py::object& tensor, int to) {
-  if (!THPVariable_Check(tensor.ptr())) throw py::type_error("not a tensor");
+  if (!THPVariable_Check(tensor.ptr())) throw py::type_error("must be a tensor");
   PyObject* result = cast_by_hand(tensor.ptr(), checked_dtype(to));
   if (result == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
@@ -64,10 +65,12 @@ bool cast_into(const py::object& x, const py::object& out) {
 
 std::vector<std::int64_t> strides_of(const py::buffer_info& info, DType dtype) {
   const auto size = static_cast<py::ssize_t>(kernels::element_size(dtype));
-  if (info.itemsize != size) throw std::invalid_argument("elements of another size than the dtype");
+  if (info.itemsize != size)
+    throw std::invalid_argument("the size of the elements is not that of the dtype");
   std::vector<std::int64_t> strides;
   for (const py::ssize_t stride : info.strides) {
-    if (stride % size != 0) throw std::invalid_argument("strides that are no whole elements");
+    if (stride % size != 0)
+      throw std::invalid_argument("a stride is not a multiple of the size of an element");
     strides.push_back(stride / size);
   }
   return strides;
@@ -78,7 +81,7 @@ void cast_buffer(const py::buffer& source, int from_number, const py::buffer& ta
                  bool fresh) {
   const DType from = checked_dtype(from_number), to = checked_dtype(to_number);
   const py::buffer_info read = source.request(), write = target.request(/*writable=*/true);
-  if (read.shape != write.shape) throw std::invalid_argument("shapes that differ");
+  if (read.shape != write.shape) throw std::invalid_argument("the two shapes must be equal");
   const std::vector<std::int64_t> sizes(read.shape.begin(), read.shape.end());
   const kernels::StridedCast strided(from, to, sizes, strides_of(read, from),
                                      strides_of(write, to));
@@ -105,7 +108,7 @@ void force_cast_variant(const std::string& name) {
   for (const kernels::Variant variant : kernels::available()) {
     if (name == kernels::variant_name(variant)) return kernels::force(variant);
   }
-  throw std::invalid_argument("'" + name + "' is no variant that this CPU runs");
+  throw std::invalid_argument("'" + name + "' is not a variant that this CPU runs");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ std::vector<std::string> names_of(std::span<const DType> dtypes) {
 template <typename Enum>
 Enum checked(int value, std::size_t count) {
   if (value < 0 || static_cast<std::size_t>(value) >= count) {
-    throw std::invalid_argument(std::to_string(value) + " is out of range: 0 to " +
+    throw std::invalid_argument(std::to_string(value) + " is out of range. 0 to " +
                                 std::to_string(count - 1) + " are accepted");
   }
   return static_cast<Enum>(value);
@@ -52,15 +52,15 @@ DType dtype_of_policy(std::string_view name) {
   const DType dtype = dtype_named(name);
   if (dtype != DType::Other) return dtype;
   throw std::invalid_argument(quoted(name) +
-                              " is no dtype of a policy: bfloat16 or float16 is accepted");
+                              " is not a dtype of a policy. bfloat16 or float16 is accepted");
 }
 
 Action action_named(std::string_view name) {
   for (std::size_t i = 0; i < kActionNames.size(); ++i) {
     if (name == kActionNames[i]) return static_cast<Action>(i);
   }
-  throw std::invalid_argument(quoted(name) +
-                              " is no rest of a policy: first_input, fp32 or inputs is accepted");
+  throw std::invalid_argument(
+      quoted(name) + " is not a rest of a policy. first_input, fp32 or inputs is accepted");
 }
 
 using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // entry, file, line

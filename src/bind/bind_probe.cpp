@@ -136,7 +136,7 @@ std::shared_ptr<probe::Recording> recording_from(const py::tuple& values) {
     const auto fields = value.cast<py::tuple>();
     probe::RecordedCall& call = recording->calls.emplace_back();
     call.site = fields[0].cast<report::SiteId>();
-    if (call.site >= recording->sites.size()) throw py::value_error("no recording of habana_mp");
+    if (call.site >= recording->sites.size()) throw py::value_error("not a recording of habana_mp");
     call.inner = fields[1].cast<std::string>();
     call.backward = fields[2].cast<bool>();
     call.outer = fields[3].cast<std::int64_t>();

@@ -6,8 +6,10 @@
 
 #include "base/run_in_c.h"
 #include "bind/bind.h"
+#include "call/error_note.h"
 #include "scope/casts_off.h"
 #include "scope/construction.h"
+#include "scope/regions.h"
 #include "weights/weight_cache.h"
 
 namespace py = pybind11;
@@ -34,9 +36,18 @@ void exit_disabled() {
   if (before_disabled.empty()) weight_cache().end_all(Ended::DisableCasts);
 }
 
-template <void (*function)()>
-PyObject* in_c(PyObject* const*, Py_ssize_t) {
-  function();
+PyObject* enter_block(PyObject* const*, Py_ssize_t) {
+  enter_disabled();
+  Py_RETURN_NONE;
+}
+
+// (block, type of an exception, exception, traceback)
+PyObject* exit_block(PyObject* const* args, Py_ssize_t count) {
+  if (count > 2 && PyObject_IsInstance(args[2], PyExc_RuntimeError) == 1) {
+    add_note_at_end(py::reinterpret_borrow<py::object>(args[2]), autocast::policy_here(),
+                    /*casts_off=*/true);
+  }
+  exit_disabled();
   Py_RETURN_NONE;
 }
 
@@ -51,13 +62,13 @@ void bind_scope(py::module_& module) {
   module.def(
       "add_construction_code",
       [](const py::object& code) {
-        if (!PyCode_Check(code.ptr())) throw py::type_error("not a code object");
+        if (!PyCode_Check(code.ptr())) throw py::type_error("must be a code object");
         add_construction_code(reinterpret_cast<PyCodeObject*>(code.ptr()));
       },
       py::arg("code"));
   module.def("run_disable_casts_in_c", [](const py::function& enter, const py::function& exit) {
-    run_in_c<in_c<enter_disabled>>(enter);
-    run_in_c<in_c<exit_disabled>>(exit);
+    run_in_c<enter_block>(enter);
+    run_in_c<exit_block>(exit);
   });
 }
 

@@ -110,7 +110,7 @@ void bind_weights(py::module_& module) {
   module.attr("PACKINGS") = py::tuple(packings);
   module.def("set_packing", [](std::string_view name) {
     const auto found = std::ranges::find(kPackingNames, name);
-    if (found == kPackingNames.end()) throw py::value_error("no such packing");
+    if (found == kPackingNames.end()) throw py::value_error("not the name of a packing");
     set_packing(static_cast<Packing>(found - kPackingNames.begin()));
   });
   module.def("cache_info", &info);

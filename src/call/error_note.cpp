@@ -25,18 +25,20 @@ void add_error_note(const std::string& op, std::span<const at::Tensor> tensors) 
   try {
     py::list found;
     for (const at::Tensor& tensor : tensors) found.append(tensor);
-    function()(error.value(), op, found, last_lower == nullptr ? "" : *last_lower, py::none());
+    function()(error.value(), op, found, last_lower == nullptr ? "" : *last_lower, py::none(),
+               false);
   } catch (...) {  // the error itself matters more
     PyErr_Clear();
   }
   error.restore();
 }
 
-void add_region_note(const py::object& error, const std::shared_ptr<const Policy>& policy) {
+void add_note_at_end(const py::object& error, const std::shared_ptr<const Policy>& policy,
+                     bool casts_off) {
   if (!function() || !blames_low_dtype(py::str(error).cast<std::string>())) return;
   try {
     function()(error, "", py::list(), last_lower == nullptr ? "" : *last_lower,
-               std::const_pointer_cast<Policy>(policy));
+               std::const_pointer_cast<Policy>(policy), casts_off);
   } catch (...) {
     PyErr_Clear();
   }

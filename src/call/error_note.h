@@ -22,7 +22,9 @@ inline constinit thread_local const std::string* last_lower = nullptr;
 // Adds it to the Python error that is set. With the GIL. `op` is the name of the op that failed.
 void add_error_note(const std::string& op, std::span<const at::Tensor> tensors);
 
-// Adds it to an error that leaves a region of `policy`, where it blames a low dtype.
-void add_region_note(const pybind11::object& error, const std::shared_ptr<const Policy>& policy);
+// Adds it to an error that leaves a block, where it blames a low dtype: a region of `policy`, or
+// one of disable_casts, in that region or (null) under convert.
+void add_note_at_end(const pybind11::object& error, const std::shared_ptr<const Policy>& policy,
+                     bool casts_off = false);
 
 }  // namespace habana_mp

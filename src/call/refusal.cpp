@@ -15,9 +15,8 @@ std::string refusal(std::string_view op, std::string_view rule) {
            "in hmp.disable_casts().";
   }
   return "The policy in force (" + where + ") lists " + name +
-         " as an error: it must not be called where casts are on. hmp.disable_casts() switches "
-         "them "
-         "off.";
+         " as an error, so it must not be called while casts are on. hmp.disable_casts() switches "
+         "them off.";
 }
 
 }  // namespace habana_mp

@@ -22,7 +22,7 @@ namespace {
 
 at::Tensor lower(const at::Tensor& tensor, at::ScalarType to) {
   TORCH_CHECK_TYPE(to == at::kBFloat16 || to == at::kHalf,
-                   "weight_dtype is torch.bfloat16 or torch.float16, not ", to);
+                   "weight_dtype must be torch.bfloat16 or torch.float16, not ", to);
   if (!tensor.defined() || tensor.scalar_type() != at::kFloat) return tensor;
   at::Tensor result = cast_argument(tensor, dtype_of_type(to), {.cached = true});
   // As for the tensors of the weight cache: matmul would take a product with a batch apart.

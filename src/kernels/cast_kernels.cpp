@@ -91,10 +91,11 @@ Variant choose() {
     if (std::string_view(wanted) != named.name) continue;
     if (is_available(named.variant)) return named.variant;
     throw std::invalid_argument(std::string(kEnvironment) + "=" + wanted +
-                                ": this CPU cannot run it; it runs " + available_names());
+                                " is a variant that this CPU cannot run. It runs " +
+                                available_names());
   }
   throw std::invalid_argument(std::string(kEnvironment) + "=" + wanted +
-                              ": no variant of that name; this CPU runs " + available_names());
+                              " is not a variant. This CPU runs " + available_names());
 }
 
 // Null until first used. Two threads may both choose, and choose the same.
@@ -134,7 +135,8 @@ Variant active() {
 void force(Variant variant) {
   if (!is_available(variant)) {
     throw std::invalid_argument(std::string(variant_name(variant)) +
-                                ": this CPU cannot run it; it runs " + available_names());
+                                " is a variant that this CPU cannot run. It runs " +
+                                available_names());
   }
   active_table.store(&table_of(variant), std::memory_order_relaxed);
 }

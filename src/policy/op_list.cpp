@@ -63,7 +63,7 @@ class Reader {
 
 [[noreturn]] void fail_name(const Reader& reader, std::string_view name) {
   std::string reason =
-      quoted(name) + " is no op name; one name a line is accepted: letters, digits, _ and one dot";
+      quoted(name) + " is not an op name. A line holds one name, of letters, digits, _ and one dot";
   const std::size_t colons = name.rfind("::");
   const std::size_t dot = name.rfind('.');
   if (colons != std::string_view::npos && is_entry(name.substr(colons + 2))) {
@@ -144,7 +144,8 @@ bool is_entry(std::string_view text) {
 
 OpList parse_op_list(std::string_view text, const std::string& path) {
   if (text.size() > kMaxListBytes) {
-    throw ListError(path + ":1: the file is over 1 MiB; a list holds one op name a line");
+    throw ListError(path +
+                    ":1: the file is larger than 1 MiB. A list has one op name in each line");
   }
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
 
@@ -155,8 +156,8 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
   std::string_view line;
   while (reader.next(line)) {
     if (count_characters(line) > kMaxLineCharacters) {
-      reader.fail("the line has over " + std::to_string(kMaxLineCharacters) +
-                  " characters; one op name a line is accepted");
+      reader.fail("the line has more than " + std::to_string(kMaxLineCharacters) +
+                  " characters. A line holds one op name");
     }
     std::string_view name = trim(line.substr(0, line.find('#')));
     if (name.empty()) continue;
@@ -173,9 +174,9 @@ OpList parse_op_list(std::string_view text, const std::string& path) {
       list.edits = edit;
     } else if (edit != list.edits) {
       reader.fail(quoted(name) +
-                  (edit ? " begins with + or -, the names above do not"
-                        : " lacks the + or - of the names above") +
-                  "; either every name begins with + or -, and the list edits the default one, or "
+                  (edit ? " begins with + or -, but the names above do not"
+                        : " does not begin with + or -, but the names above do") +
+                  ". Either every name begins with + or -, and the file edits the default list, or "
                   "none does");
     }
     for (const DType low : kLowDTypes) {

@@ -58,11 +58,11 @@ struct Entry {
 bool is_module_pattern(std::string_view text);
 
 inline constexpr char kModulesRefused[] =
-    " is no pattern of modules: names of modules with dots between them are accepted, * for any "
+    " is not a pattern of modules. Accepted are names of modules with dots between them, * for any "
     "characters but a dot, ** for any";
 
 inline constexpr char kConditionRefused[] =
-    " is no entry of a list: behind @ float16 or bfloat16 is accepted";
+    " is not an entry of a list. After @, float16 or bfloat16 is accepted";
 
 // None where something else stands behind the @. The op may be no op name.
 std::optional<Entry> read_entry(std::string_view text);

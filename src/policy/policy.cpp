@@ -45,8 +45,9 @@ bool same(const ListedName& a, const ListedName& b) { return a.name == b.name &&
 void sort_and_check(Names& names) {
   for (const ListedName& listed : names) {
     if (!is_op_name(listed.name)) {
-      throw std::invalid_argument(place(listed.origin) + ": " + quoted(listed.name) +
-                                  " is no op name: letters, digits, _ and one dot are accepted");
+      throw std::invalid_argument(
+          place(listed.origin) + ": " + quoted(listed.name) +
+          " is not an op name. Letters, digits, _ and one dot are accepted");
     }
   }
   // Stable: of a double the first place is kept.
@@ -78,7 +79,7 @@ void check_disjoint(const Names& lower, const Names& fp32) {
     if (other != fp32.end() && same(*other, listed)) {
       throw std::invalid_argument("'" + listed.written() + "' is in the lower list (" +
                                   place(listed.origin) + ") and in the fp32 list (" +
-                                  place(other->origin) + "); an op can be in one of them only");
+                                  place(other->origin) + "). An op can be in only one of them");
     }
   }
 }
@@ -88,8 +89,9 @@ std::string place_of(const LimitedName& limited) { return place(limited.listed.o
 void sort_and_check(std::vector<LimitedName>& names) {
   for (const LimitedName& each : names) {
     if (!is_op_name(each.listed.name)) {
-      throw std::invalid_argument(place_of(each) + ": " + quoted(each.listed.name) +
-                                  " is no op name: letters, digits, _ and one dot are accepted");
+      throw std::invalid_argument(
+          place_of(each) + ": " + quoted(each.listed.name) +
+          " is not an op name. Letters, digits, _ and one dot are accepted");
     }
     if (!is_module_pattern(each.modules))
       throw std::invalid_argument(place_of(each) + ": " + quoted(each.modules) + kModulesRefused);
@@ -108,14 +110,14 @@ void sort_and_check(std::vector<LimitedName>& names) {
       throw std::invalid_argument(quoted(one.listed.written() + " in " + one.modules) +
                                   " is in the " + action_name(one.action) + " list (" +
                                   place_of(one) + ") and in the " + action_name(other.action) +
-                                  " list (" + place_of(other) + "); it can be in one only");
+                                  " list (" + place_of(other) + "). It can be in only one of them");
     }
   }
 }
 
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
   if (low_dtypes.empty() || !std::all_of(low_dtypes.begin(), low_dtypes.end(), may_be_low))
-    throw std::invalid_argument("the low dtypes of a policy are float16, bfloat16 or both");
+    throw std::invalid_argument("the low dtypes of a policy must be float16, bfloat16 or both");
   std::vector<DType> out;
   for (const DType low : kLowDTypes) {
     if (std::find(low_dtypes.begin(), low_dtypes.end(), low) != low_dtypes.end())
@@ -169,8 +171,8 @@ std::vector<LimitedName> read_limited(std::string_view text) {
     const auto action = std::ranges::find_if(
         kLimitedTo, [&](Action each) { return one.substr(0, first) == action_name(each); });
     if (action == kLimitedTo.end() || first == second) {
-      throw std::invalid_argument("no policy text: " + quoted(one) +
-                                  " is not list:op:modules, of the list lower, fp32 or promote");
+      throw std::invalid_argument("not the text of a policy: " + quoted(one) +
+                                  " is not list:op:modules, where list is lower, fp32 or promote");
     }
     names.push_back({*action, read_listed(one.substr(first + 1, second - first - 1), {}),
                      std::string(one.substr(second + 1))});
@@ -184,7 +186,7 @@ const char* rest_name(Action rest) {
   for (const Action action : kRests) {
     if (action == rest) return action_name(action);
   }
-  throw std::invalid_argument("the rest of a policy is first_input, fp32 or inputs");
+  throw std::invalid_argument("the rest of a policy must be first_input, fp32 or inputs");
 }
 
 // The value of `key=`, which must come next in the text.
@@ -192,8 +194,8 @@ std::string_view take_field(std::string_view& text, std::string_view key) {
   const std::size_t end = text.find(' ');
   const std::string_view field = text.substr(0, end);
   if (!field.starts_with(key) || field.size() <= key.size() || field[key.size()] != '=') {
-    throw std::invalid_argument("no policy text: '" + std::string(key) + "=' expected, found " +
-                                quoted(field.substr(0, 40)) +
+    throw std::invalid_argument("not the text of a policy: '" + std::string(key) +
+                                "=' expected, found " + quoted(field.substr(0, 40)) +
                                 "; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
                                 "lower= fp32= promote= error= [limited=]");
   }
@@ -209,7 +211,7 @@ std::vector<DType> read_low_dtypes(std::string_view text) {
 
 bool read_cached(std::string_view text) {
   if (text != "true" && text != "false")
-    throw std::invalid_argument("no policy text: cache= is true or false");
+    throw std::invalid_argument("not the text of a policy: cache= must be true or false");
   return text == "true";
 }
 
@@ -231,8 +233,9 @@ ListedName read_listed(std::string_view written, Origin origin) {
     throw std::invalid_argument(place(origin) + ": " + quoted(written) + kConditionRefused);
   }
   if (!entry->modules.empty()) {
-    throw std::invalid_argument(place(origin) + ": " + quoted(written) +
-                                " is limited to modules; here a name for the whole model stands");
+    throw std::invalid_argument(
+        place(origin) + ": " + quoted(written) +
+        " is limited to modules. Here the name must hold for the whole model");
   }
   return {std::string(entry->op), std::move(origin), entry->low};
 }
@@ -249,11 +252,12 @@ Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vecto
       hash_(0) {
   if (!is_policy_name(name_)) {
     throw std::invalid_argument(
-        quoted(name_) + " is no policy name: up to 64 letters, digits, _ - + . are accepted");
+        quoted(name_) + " is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
   }
   if (!may_be_low(low_)) {
     throw std::invalid_argument(
-        std::string("the low dtype of a policy is float16 or bfloat16, not ") + dtype_name(low_));
+        std::string("the low dtype of a policy must be float16 or bfloat16, not ") +
+        dtype_name(low_));
   }
   rest_name(rest_);
   for (const auto& [action, list] : kOrder) sort_and_check(lists_.*list);
@@ -298,7 +302,8 @@ Policy Policy::parse(std::string_view text) {
   lists.error = read_names(take_field(text, "error"));
   std::vector<LimitedName> limited;
   if (text.starts_with("limited=")) limited = read_limited(take_field(text, "limited"));
-  if (!text.empty()) throw std::invalid_argument("no policy text: more follows the last field");
+  if (!text.empty())
+    throw std::invalid_argument("not the text of a policy: there is text after the last field");
   return {name, low, rest, std::move(lists), std::move(low_dtypes), cached, std::move(limited)};
 }
 

@@ -103,7 +103,9 @@ void pair_gradients(Comparison& found) {
 }  // namespace
 
 void Comparer::start(std::shared_ptr<const Recording> first) {
-  if (first == nullptr) throw std::invalid_argument("there is no first run to compare with");
+  if (first == nullptr)
+    throw std::invalid_argument(
+        "record a first run before the second: there is nothing to compare with");
   std::map<std::string, Candidates> candidates;
   for (std::size_t i = 0; i < first->calls.size(); ++i) {
     const RecordedCall& call = first->calls[i];

@@ -136,7 +136,7 @@ void leave(const void* owner) {
   const auto early = std::find(left_early.begin(), left_early.end(), owner);
   if (early == left_early.end()) {
     throw std::runtime_error(
-        "a region of autocast was left more often than entered on this thread");
+        "a region of autocast was left more often than it was entered on this thread");
   }
   left_early.erase(early);
 }
@@ -179,6 +179,15 @@ Region current() {
   region.casts_off = casts_off();
   region.in_place_of_convert = in_place_of_convert();
   return region;
+}
+
+std::shared_ptr<const Policy> policy_here() {
+  const State* state = this_thread.state;
+  if (state == nullptr) return nullptr;
+  for (const Scope& scope : state->scopes) {
+    if (scope.rules) return scope.rules->policy;
+  }
+  return nullptr;
 }
 
 // A region of torch's that was entered inside ours rules its device type (the inner one rules). It

@@ -15,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,6 +51,8 @@ void leave(const void* owner);
 bool is_in(const void* owner);
 // All that is in force on this thread, torch's own autocast too.
 Region current();
+// The policy of the region that this thread is in, for whichever device type; null outside.
+std::shared_ptr<const Policy> policy_here();
 
 // For traced code: how many regions this thread is in, and leaving all but the first ones of them.
 std::size_t depth();

@@ -220,8 +220,9 @@ void set_probe(Probe& probe) {
   if (!detail::probe.compare_exchange_strong(other, &probe)) {
     throw std::runtime_error(
         other == &probe
-            ? std::string(probe.name()) + " runs already: one step is looked at at a time"
-            : std::string(probe.name()) + " does not run inside of " + std::string(other->name()));
+            ? std::string(probe.name()) +
+                  " is already running. Only one step can be recorded at a time"
+            : std::string(probe.name()) + " cannot run inside " + std::string(other->name()));
   }
   keep_nodes(true);
   const std::lock_guard guard(all().mutex);

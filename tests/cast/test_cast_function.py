@@ -181,7 +181,7 @@ def test_the_door_for_tests_chooses_the_kernel():
     for name in DOOR.cast_variants():
         DOOR.force_cast_variant(name)
         assert DOOR.cast_variant() == name
-    with pytest.raises(ValueError, match="'avx1024' is no variant that this CPU runs"):
+    with pytest.raises(ValueError, match="'avx1024' is not a variant that this CPU runs"):
         DOOR.force_cast_variant("avx1024")
     DOOR.force_cast_variant("scalar")
     DOOR.reset_cast_variant()

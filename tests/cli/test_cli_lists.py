@@ -130,13 +130,13 @@ def test_diff(other, settings, ops):
         (b"linear\nlienar\n", [(2, "'lienar' is not an op of torch", "Did you mean 'linear'")]),
         (b"torch.relu\n", [(1, "'torch.relu' is not an op of torch", "Did you mean 'relu'?")]),
         (b"+linear\n-rellu@float16\n", [(2, "'rellu' is not an op of torch", "Did you mean 'relu'")]),
-        (b"mm mm\n\nmm,\nbmm\n", [(1, "'mm mm' is no op name", ""), (3, "'mm,' is no op name", "")]),
-        (b"aten::mm\n", [(1, "'aten::mm' is no op name", "(write 'mm')")]),
+        (b"mm mm\n\nmm,\nbmm\n", [(1, "'mm mm' is not an op name", ""), (3, "'mm,' is not an op name", "")]),
+        (b"aten::mm\n", [(1, "'aten::mm' is not an op name", "(write 'mm')")]),
         (b"mm@float64\r\nmm@\rbmm", [(1, "'mm@float64' is no entry", "float16 or bfloat16"), (2, "'mm@' is no entry", "")]),
         (b"mm\nbmm\nmm\n", [(3, "'mm' is in line 1 already", "")]),
         (b"+mm\n+bmm\n-mm\n", [(3, "'mm' is taken out here and added in line 1", "")]),
         (b"mm\n+bmm\n", [(2, "'bmm' begins with + or -", "")]),
-        (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is no op name", ""), (2, "'lienar' is not an op", "")]),
+        (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is not an op name", ""), (2, "'lienar' is not an op", "")]),
     ],
     ids=[
         "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
@@ -159,8 +159,8 @@ def test_check(here, content, printed):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        pytest.param(lambda path: path.write_bytes(b"mm\n" * 400000), "the file is over 1 MiB", id="large"),
-        pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is over 1 MiB", id="device"),
+        pytest.param(lambda path: path.write_bytes(b"mm\n" * 400000), "the file is larger than 1 MiB", id="large"),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is larger than 1 MiB", id="device"),
         pytest.param(os.mkfifo, "no process writes to this pipe", id="pipe"),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_policy_can_be_edited_where_it_is(here):
         (["hmp", "-lienar"], "Error: 'lienar' is not an op of torch"),
         (["hmp", "-mm", "--output", "full"], "Error: full has files in it. Use a new folder"),
         (["hmp", "-mm", "--output", "other"], "Error: other has files in it. Use a new folder"),
-        (["hmp", "-mm", "--output", "my lists"], "Error: 'my lists' is no policy name"),
+        (["hmp", "-mm", "--output", "my lists"], "Error: 'my lists' is not a policy name"),
         (["hmp", "-mm", "--output", "/proc/my"], "Error: /proc/my: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

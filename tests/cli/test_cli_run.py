@@ -210,8 +210,8 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
         (["-m", "script.py"], "Error: 'script.py' is a file. To run it, leave out -m"),
         (["--policy", "nope", "script.py"], "Error: Unknown policy 'nope'. Accepted are a preset (balanced, hmp, "),
         (["--policy", "folder", "script.py"], "Error: folder/policy.toml: No such file or directory"),
-        (["--lower", "bad.txt", "script.py"], "Error: bad.txt:1: 'mm mm' is no op name"),
-        (["--lower", "+mm mm", "script.py"], "Error: --lower:1: 'mm mm' is no op name"),
+        (["--lower", "bad.txt", "script.py"], "Error: bad.txt:1: 'mm mm' is not an op name"),
+        (["--lower", "+mm mm", "script.py"], "Error: --lower:1: 'mm mm' is not an op name"),
         (["--lower", "+lienar", "script.py"], "Error: --lower:1: 'lienar' is not an op of torch"),
         (
             ["--fp32", "+mm", "--fp32", "-mm", "script.py"],

@@ -225,11 +225,11 @@ def test_what_is_refused(arguments, error, said):
 
 
 def test_inside_of_what_measures_it_is_refused(net):
-    with hmp.report(values=True), pytest.raises(RuntimeError, match=r"compare does not run inside of hmp.report"):
+    with hmp.report(values=True), pytest.raises(RuntimeError, match=r"compare cannot run inside hmp.report"):
         hmp.compare(outputs(net), None, "hmp")
     with pytest.raises(RuntimeError, match="compare is running already"):
         hmp.compare(lambda: hmp.compare(outputs(net), None, "hmp"), None, "hmp")
-    with pytest.raises(RuntimeError, match="find_nonfinite does not run inside of compare"):
+    with pytest.raises(RuntimeError, match="find_nonfinite cannot run inside compare"):
         hmp.compare(lambda: hmp.find_nonfinite(outputs(net)), None, "hmp")
     assert not hmp.compare(outputs(net), None, "hmp").same
 

@@ -172,7 +172,7 @@ def test_differences_go_when_the_block_ends() -> None:
 
 
 def test_a_search_inside_a_report_with_values_is_refused() -> None:
-    with hmp.report(values=True), pytest.raises(RuntimeError, match=r"does not run inside of hmp\.report"):
+    with hmp.report(values=True), pytest.raises(RuntimeError, match=r"cannot run inside hmp\.report"):
         hmp.find_nonfinite(lambda: None)
     assert hmp.find_nonfinite(lambda: None) is None
 

@@ -71,7 +71,7 @@ class TestFilesThatAreNone:
 @pytest.mark.parametrize("read", READERS[:3])
 def test_a_device_without_end(read, tmp_path):
     (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="the file is over 1 MiB"):
+    with pytest.raises(ValueError, match="the file is larger than 1 MiB"):
         read(tmp_path / "zero")
 
 
@@ -95,7 +95,7 @@ def test_a_pipe_that_somebody_writes_to(tmp_path):
 def test_a_file_of_over_1_mib(folder, name):
     path = folder(TOML)
     (path / name).write_bytes((path / name).read_bytes() + b" " * MIB if (path / name).exists() else b" " * (MIB + 1))
-    with pytest.raises(ValueError, match=f"{name}: the file is over 1 MiB"):
+    with pytest.raises(ValueError, match=f"{name}: the file is larger than 1 MiB"):
         hmp.Policy.load(path / name if name.endswith(".json") else path)
 
 
@@ -109,10 +109,10 @@ def test_a_byte_order_mark_in_policy_toml(folder):
         pytest.param("name = " + "[" * 200_000, "its values are nested too deeply", id="nested"),
         pytest.param(b"name = '\xff'", "'utf-8' codec", id="bytes"),
         pytest.param(TOML.encode("utf-16"), "'utf-8' codec", id="UTF-16"),
-        pytest.param(TOML.replace("mine", r"mi\u0000ne"), r"'mi\\x00ne' is no policy name", id="NUL in the name"),
-        pytest.param(TOML.replace("mine", r"mi\u001bne"), r"'mi\\x1bne' is no policy name", id="ESC in the name"),
-        pytest.param(TOML.replace("inputs", r"in\u0000puts"), r"'in\\x00puts' is no rest", id="NUL in rest"),
-        pytest.param(TOML + r'error = ["m\u0000m"]', r"'m\\x00m' is no op name", id="NUL in error"),
+        pytest.param(TOML.replace("mine", r"mi\u0000ne"), r"'mi\\x00ne' is not a policy name", id="NUL in the name"),
+        pytest.param(TOML.replace("mine", r"mi\u001bne"), r"'mi\\x1bne' is not a policy name", id="ESC in the name"),
+        pytest.param(TOML.replace("inputs", r"in\u0000puts"), r"'in\\x00puts' is not a rest", id="NUL in rest"),
+        pytest.param(TOML + r'error = ["m\u0000m"]', r"'m\\x00m' is not an op name", id="NUL in error"),
     ],
 )
 def test_a_description_that_is_none(folder, description, message):
@@ -166,13 +166,13 @@ def test_a_folder_in_place_of_a_list_file_is_reported_with_the_argument(tmp_path
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        pytest.param(lambda: hmp.Policy.from_ops(name="a\0b"), r"'a\x00b' is no policy name", id="name"),
-        pytest.param(lambda: hmp.Policy.from_ops(lower=["m\0m"]), r"'m\x00m' is no op name", id="op"),
-        pytest.param(lambda: hmp.Policy.from_ops(lower=["m\n\x1bm"]), r"'m\x0a\x1bm' is no op name", id="newline"),
-        pytest.param(lambda: hmp.Policy.from_ops(lower=["m@\0"]), r"'m@\x00' is no entry of a list", id="condition"),
+        pytest.param(lambda: hmp.Policy.from_ops(name="a\0b"), r"'a\x00b' is not a policy name", id="name"),
+        pytest.param(lambda: hmp.Policy.from_ops(lower=["m\0m"]), r"'m\x00m' is not an op name", id="op"),
+        pytest.param(lambda: hmp.Policy.from_ops(lower=["m\n\x1bm"]), r"'m\x0a\x1bm' is not an op name", id="newline"),
+        pytest.param(lambda: hmp.Policy.from_ops(lower=["m@\0"]), r"'m@\x00' is not an entry of a list", id="condition"),
         pytest.param(
             lambda: hmp.Policy.load("name=a\0b low_dtype=bfloat16 rest=inputs lower= fp32= promote= error="),
-            r"'a\x00b' is no policy name",
+            r"'a\x00b' is not a policy name",
             id="text",
         ),
         pytest.param(lambda: hmp.Policy.from_files("a\0b"), r"'a\x00b' is not a path: it has a NUL", id="list path"),
@@ -194,9 +194,9 @@ def test_characters_that_nobody_sees(make, message):
     ("make", "why"),
     [
         pytest.param(os.mkfifo, "no process writes to this pipe", id="pipe"),
-        pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is over 1 MiB", id="device"),
+        pytest.param(lambda path: path.symlink_to("/dev/zero"), "the file is larger than 1 MiB", id="device"),
         pytest.param(lambda path: path.mkdir(), "Is a directory", id="folder"),
-        pytest.param(lambda path: path.write_bytes(b"m\0m"), r"'m\x00m' is no op name", id="NUL"),
+        pytest.param(lambda path: path.write_bytes(b"m\0m"), r"'m\x00m' is not an op name", id="NUL"),
     ],
 )
 def test_a_list_of_the_environment_that_is_none_warns(monkeypatch, tmp_path, make, why):  # D30

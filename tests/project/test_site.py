@@ -44,10 +44,10 @@ def test_every_page_stands_alone(site, page):
 def test_no_page_is_wider_than_a_phone(site, opened):
     """Tables and code scroll in themselves."""
     page = opened(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
-    for path in sorted(site.glob("*.html")):
-        page.goto(f"http://docs.invalid/{path.name}")
-        assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [390, 390], path.name
-        assert page.evaluate(TOO_WIDE) == [], path.name
+    for name in sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html")):
+        page.goto(f"http://docs.invalid/{name}")
+        assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [390, 390], name
+        assert page.evaluate(TOO_WIDE) == [], name
 
 
 @in_browser

@@ -91,7 +91,7 @@ def tune(
         cost=(cost, ("seconds", "numbers")),
     )
     if running := _core.probe_name():
-        raise RuntimeError(f"tune does not run inside of {running}")
+        raise RuntimeError(f"tune cannot run inside {running}")
     check_no_conversion("tune")
     base = start if isinstance(start, Policy) else load_kept(start)
     journal = Journal(

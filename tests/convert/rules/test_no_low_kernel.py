@@ -177,15 +177,34 @@ def test_the_note_names_the_op_that_made_the_tensor():
     assert "hmp/lower.txt:" in caught.value.__notes__[0]
 
 
+@FRONT_ENDS
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
-def test_the_note_names_disable_casts_where_dtypes_meet(grad):
-    """Under convert alone there is no note: casts are off, and torch is called as it is."""
+@pytest.mark.parametrize("raised_in", ["a block", "a decorated function", "blocks in each other"])
+def test_the_note_names_disable_casts_where_dtypes_meet(front_end, grad, raised_in):
+    """An error that leaves a block of disable_casts gets one note, which says that casts are off there."""
     weight = SPD.clone()
-    linear_without_casts = hmp.disable_casts()(F.linear)
-    with pytest.raises(RuntimeError, match="same dtype") as caught, torch.set_grad_enabled(grad), region("balanced"):
-        linear_without_casts(made_low(weight), weight)
+
+    def in_a_block(x, weight):
+        with hmp.disable_casts():
+            F.linear(x, weight)
+
+    linear = {
+        "a block": in_a_block,
+        "a decorated function": hmp.disable_casts()(F.linear),
+        "blocks in each other": hmp.disable_casts()(in_a_block),
+    }[raised_in]
+    with pytest.raises(RuntimeError, match="same dtype") as caught, torch.set_grad_enabled(grad), front_end("balanced"):
+        linear(made_low(weight), weight)
     (note,) = caught.value.__notes__
-    assert "If the call is in hmp.disable_casts(), the casts are off there: cast the tensor before the call." in note
+    assert "The call is in hmp.disable_casts(), where no argument is cast: cast the tensor before the call." in note
+    assert "linear" in note
+    hmp.revert()
+
+
+def test_without_a_policy_disable_casts_adds_no_note():
+    with pytest.raises(RuntimeError, match="same dtype") as caught, hmp.disable_casts():
+        F.linear(SPD.to(BF16), SPD)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_disable_casts_keeps_torchs_error():

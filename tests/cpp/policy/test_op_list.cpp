@@ -76,61 +76,62 @@ struct Refused {
 
 const std::vector<Refused> kRefused = {
     {"two names in a line", "mm\nrelu gelu\n",
-     "my.txt:2: 'relu gelu' is no op name; one name a line is accepted: letters, digits, _ and one "
-     "dot"},
+     "my.txt:2: 'relu gelu' is not an op name. A line holds one name, of letters, digits, _ and "
+     "one dot"},
     {"commas", "mm,relu\n",
-     "my.txt:1: 'mm,relu' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "my.txt:1: 'mm,relu' is not an op name. A line holds one name, of letters, digits, _ and one "
      "dot"},
     {"a C++ name", "\n\naten::mm\n",
-     "my.txt:3: 'aten::mm' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "my.txt:3: 'aten::mm' is not an op name. A line holds one name, of letters, digits, _ and one "
      "dot (write 'mm')"},
     {"a path", "torch.nn.functional.relu\n",
-     "my.txt:1: 'torch.nn.functional.relu' is no op name; one name a line is accepted: letters, "
+     "my.txt:1: 'torch.nn.functional.relu' is not an op name. A line holds one name, of letters, "
      "digits, _ and one dot (write 'relu')"},
     {"an empty overload", "pow.\n",
-     "my.txt:1: 'pow.' is no op name; one name a line is accepted: letters, digits, _ and one dot"},
+     "my.txt:1: 'pow.' is not an op name. A line holds one name, of letters, digits, _ and one "
+     "dot"},
     {"bytes that are no text", std::string("mm\n\0\xFF\n", 6),
-     "my.txt:2: '\\x00\\xff' is no op name; one name a line is accepted: letters, digits, _ and "
+     "my.txt:2: '\\x00\\xff' is not an op name. A line holds one name, of letters, digits, _ and "
      "one dot"},
     {"D21 an edit among names", "mm\n+relu\n",
      "my.txt:2: 'relu' begins with + or -, the names above do not; either every name begins with + "
      "or -, and the list edits the default one, or none does"},
     {"D21 a name among edits", "+mm\nrelu\n",
-     "my.txt:2: 'relu' lacks the + or - of the names above; either every name begins with + or -, "
-     "and the list edits the default one, or none does"},
+     "my.txt:2: 'relu' does not begin with + or -, but the names above do. Either every name "
+     "begins with + or -, and the file edits the default list, or none does"},
     {"added and taken out", "+mm\n+relu\n-mm\n",
      "my.txt:3: 'mm' is taken out here and added in line 1"},
     {"another dtype", "mm\nmm@float64\n",
-     "my.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted"},
+     "my.txt:2: 'mm@float64' is not an entry of a list. After @, float16 or bfloat16 is accepted"},
     {"no dtype", "mm@\n",
-     "my.txt:1: 'mm@' is no entry of a list: behind @ float16 or bfloat16 is accepted"},
+     "my.txt:1: 'mm@' is not an entry of a list. After @, float16 or bfloat16 is accepted"},
     {"two dtypes", "+mm@float16@bfloat16\n",
-     "my.txt:1: 'mm@float16@bfloat16' is no entry of a list: behind @ float16 or bfloat16 is "
+     "my.txt:1: 'mm@float16@bfloat16' is not an entry of a list. After @, float16 or bfloat16 is "
      "accepted"},
     {"a dtype alone", "@float16\n",
-     "my.txt:1: '@float16' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "my.txt:1: '@float16' is not an op name. A line holds one name, of letters, digits, _ and one "
      "dot"},
     {"a C++ name for one low dtype", "aten::mm@float16\n",
-     "my.txt:1: 'aten::mm@float16' is no op name; one name a line is accepted: letters, digits, _ "
+     "my.txt:1: 'aten::mm@float16' is not an op name. A line holds one name, of letters, digits, _ "
      "and one dot (write 'mm@float16')"},
     {"added, and taken out for one low dtype", "+mm\n-mm@float16\n",
      "my.txt:2: 'mm@float16' is taken out here and added in line 1"},
     {"taken out for one low dtype, and added", "-mm@bfloat16\n+mm\n",
      "my.txt:2: 'mm' is added here and taken out in line 1"},
     {"modules that are none", "mm in a..b\n",
-     "my.txt:1: 'a..b' is no pattern of modules: names of modules with dots between them are "
-     "accepted, * for any characters but a dot, ** for any"},
+     "my.txt:1: 'a..b' is not a pattern of modules. Accepted are names of modules with dots "
+     "between them, * for any characters but a dot, ** for any"},
     {"no modules", "mm in\n",
-     "my.txt:1: 'mm in' is no op name; one name a line is accepted: letters, digits, _ and one "
+     "my.txt:1: 'mm in' is not an op name. A line holds one name, of letters, digits, _ and one "
      "dot"},
     {"added, and taken out of the same modules", "+mm in a\n+mm in b\n-mm in a\n",
      "my.txt:3: 'mm in a' is taken out here and added in line 1"},
     {"a sign alone", "+\n",
-     "my.txt:1: '' is no op name; one name a line is accepted: letters, digits, _ and one dot"},
+     "my.txt:1: '' is not an op name. A line holds one name, of letters, digits, _ and one dot"},
     {"257 characters", "mm\n#" + std::string(256, ' ') + "\n",
-     "my.txt:2: the line has over 256 characters; one op name a line is accepted"},
-    {"over 1 MiB", std::string((1u << 20) + 1, '\n'),
-     "my.txt:1: the file is over 1 MiB; a list holds one op name a line"},
+     "my.txt:2: the line has more than 256 characters. A line holds one op name"},
+    {"larger than 1 MiB", std::string((1u << 20) + 1, '\n'),
+     "my.txt:1: the file is larger than 1 MiB. A list has one op name in each line"},
 };
 
 }  // namespace

@@ -150,29 +150,30 @@ TEST_CASE("resolve: conditions of an op and of its overloads (D17)") {
 
 TEST_CASE("constructor: what is refused") {
   CHECK(error_of([] { make({"mm@float16"}, {"relu", "mm@float16"}); }) ==
-        "'mm@float16' is in the lower list (low.txt:1) and in the fp32 list (fp32.txt:2); an op "
-        "can be in one of them only");
+        "'mm@float16' is in the lower list (low.txt:1) and in the fp32 list (fp32.txt:2). An op "
+        "can be in only one of them");
   CHECK(error_of([] { make({"mm@float16", "relu"}, {"mm@bfloat16", "mm", "relu@float16"}); }) ==
         "accepted");
   CHECK(error_of([] { make({"relu", "mm@float64"}); }) ==
-        "low.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted");
+        "low.txt:2: 'mm@float64' is not an entry of a list. After @, float16 or bfloat16 is "
+        "accepted");
   CHECK(error_of([] { make({"no name@float16"}); }) ==
-        "low.txt:1: 'no name' is no op name: letters, digits, _ and one dot are accepted");
+        "low.txt:1: 'no name' is not an op name. Letters, digits, _ and one dot are accepted");
   CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {}); }) ==
-        "the low dtypes of a policy are float16, bfloat16 or both");
+        "the low dtypes of a policy must be float16, bfloat16 or both");
   CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {DType::Float32}); }) ==
-        "the low dtypes of a policy are float16, bfloat16 or both");
+        "the low dtypes of a policy must be float16, bfloat16 or both");
   CHECK(error_of([] { make({"mm", "relu"}, {"relu"}); }) ==
-        "'relu' is in the lower list (low.txt:2) and in the fp32 list (fp32.txt:1); an op can be "
-        "in one of them only");
+        "'relu' is in the lower list (low.txt:2) and in the fp32 list (fp32.txt:1). An op can be "
+        "in only one of them");
   CHECK(error_of([] { make({"no name"}); }) ==
-        "low.txt:1: 'no name' is no op name: letters, digits, _ and one dot are accepted");
+        "low.txt:1: 'no name' is not an op name. Letters, digits, _ and one dot are accepted");
   CHECK(error_of([] { Policy("x", DType::Float32, Action::Inputs, {}); }) ==
-        "the low dtype of a policy is float16 or bfloat16, not float32");
+        "the low dtype of a policy must be float16 or bfloat16, not float32");
   CHECK(error_of([] { Policy("x", DType::Float16, Action::Lower, {}); }) ==
         "the rest of a policy is first_input, fp32 or inputs");
   CHECK(error_of([] { Policy("a b", DType::Float16, Action::Inputs, {}); }) ==
-        "'a b' is no policy name: up to 64 letters, digits, _ - + . are accepted");
+        "'a b' is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
 }
 
 TEST_CASE("text: one line, sorted, that round-trips") {
@@ -217,7 +218,7 @@ TEST_CASE("limited: names for some modules decide nothing, and are kept") {
   CHECK_FALSE(plain == policy);
   CHECK(plain.hash() != policy.hash());
   CHECK(error_of([] { read_listed("mm in a", {"low.txt", 3}); }) ==
-        "low.txt:3: 'mm in a' is limited to modules; here a name for the whole model stands");
+        "low.txt:3: 'mm in a' is limited to modules. Here the name must hold for the whole model");
 }
 
 TEST_CASE("parse: what is refused") {

@@ -203,11 +203,11 @@ def test_a_start_that_is_no_policy():
 def test_inside_of_what_measures_it_is_refused():
     with (
         hmp.report(values=True),
-        pytest.raises(RuntimeError, match=r"^tune does not run inside of hmp.report.values=True.$"),
+        pytest.raises(RuntimeError, match=r"^tune cannot run inside hmp.report.values=True.$"),
     ):
         hmp.tune(step, 1e-2)
-    with pytest.raises(RuntimeError, match=r"^tune does not run inside of compare$"):
+    with pytest.raises(RuntimeError, match=r"^tune cannot run inside compare$"):
         hmp.compare(lambda: hmp.tune(step, 1e-2), None, "hmp")
-    with pytest.raises(RuntimeError, match=r"^tune does not run inside of "):
+    with pytest.raises(RuntimeError, match=r"^tune cannot run inside "):
         hmp.tune(lambda: hmp.tune(step, 1e-2) and step(), 1e-2)
     assert hmp.tune(step, 0.5, cost="numbers").error <= 0.5

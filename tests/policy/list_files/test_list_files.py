@@ -253,19 +253,19 @@ def test_an_entry_for_one_low_dtype_keeps_its_place(written):
 
 
 REFUSED = {
-    "two names": ("mm\nrelu gelu\n", r"my.txt:2: 'relu gelu' is no op name"),
-    "a C++ name": ("aten::mm\n", r"my.txt:1: 'aten::mm' is no op name.*\(write 'mm'\)"),
-    "bytes": (b"mm\n\xff\xfe\x00\n", r"my.txt:2: '\\xff\\xfe\\x00' is no op name"),
+    "two names": ("mm\nrelu gelu\n", r"my.txt:2: 'relu gelu' is not an op name"),
+    "a C++ name": ("aten::mm\n", r"my.txt:1: 'aten::mm' is not an op name.*\(write 'mm'\)"),
+    "bytes": (b"mm\n\xff\xfe\x00\n", r"my.txt:2: '\\xff\\xfe\\x00' is not an op name"),
     "UTF-16": ("mm\n".encode("utf-16"), r"my.txt:1: "),
     "a dtype that is not low": (
         "mm\nmm@float64\n",
-        r"my.txt:2: 'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted",
+        r"my.txt:2: 'mm@float64' is not an entry of a list. After @, float16 or bfloat16 is accepted",
     ),
-    "no dtype": ("mm@\n", r"my.txt:1: 'mm@' is no entry of a list: behind @ float16 or bfloat16"),
+    "no dtype": ("mm@\n", r"my.txt:1: 'mm@' is not an entry of a list. After @, float16 or bfloat16"),
     "added and taken out": ("+mm\n-mm@float16\n", r"my.txt:2: 'mm@float16' is taken out here and added in line 1"),
     "D21 mixed": ("mm\n\n-relu\n", r"my.txt:3: 'relu' begins with \+ or -, the names above do not"),
-    "a long line": ("mm\n" + "x" * 257 + "\n", r"my.txt:2: the line has over 256 characters"),
-    "a large file": (b"\n" * (2**20 + 1), r"my.txt: the file is over 1 MiB"),
+    "a long line": ("mm\n" + "x" * 257 + "\n", r"my.txt:2: the line has more than 256 characters"),
+    "a large file": (b"\n" * (2**20 + 1), r"my.txt: the file is larger than 1 MiB"),
 }
 
 
@@ -308,7 +308,7 @@ def test_d24_no_permission(written):
 def test_a_path_that_is_no_text_is_reported_in_text(tmp_path):
     path = os.fsencode(tmp_path) + b"/\xff.txt"
     Path(os.fsdecode(path)).write_text("m m\n")
-    with pytest.raises(ValueError, match=r"udcff.txt:1: 'm m' is no op name"):
+    with pytest.raises(ValueError, match=r"udcff.txt:1: 'm m' is not an op name"):
         for_convert(bf16=path)
 
 

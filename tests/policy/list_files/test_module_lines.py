@@ -38,14 +38,14 @@ def test_a_line_of_a_file(tmp_path, line, read):
 
 
 REFUSED = {
-    "no pattern": ("mul in", "'mul in' is no op name"),
-    "two words": ("mul in a b", "'a b' is no pattern of modules"),
-    "a dot first": ("mul in .a", "'.a' is no pattern of modules"),
-    "two dots": ("mul in a..b", "'a..b' is no pattern of modules"),
-    "a bracket": ("mul in layers[0]", "'layers[0]' is no pattern of modules"),
-    "another word": ("mul on a", "'mul on a' is no op name"),
+    "no pattern": ("mul in", "'mul in' is not an op name"),
+    "two words": ("mul in a b", "'a b' is not a pattern of modules"),
+    "a dot first": ("mul in .a", "'.a' is not a pattern of modules"),
+    "two dots": ("mul in a..b", "'a..b' is not a pattern of modules"),
+    "a bracket": ("mul in layers[0]", "'layers[0]' is not a pattern of modules"),
+    "another word": ("mul on a", "'mul on a' is not an op name"),
     "a wrong dtype": ("mul@float64 in a", "behind @ float16 or bfloat16 is accepted"),
-    "no op": ("m-l in a", "is no op name"),
+    "no op": ("m-l in a", "is not an op name"),
 }
 
 
@@ -152,7 +152,7 @@ def test_texts_that_are_none(text):
     if text == "limited=":
         assert hmp.Policy.load(f"{plain} {text}") == hmp.Policy.load(plain)
         return
-    with pytest.raises(ValueError, match="no policy text"):
+    with pytest.raises(ValueError, match="not the text of a policy"):
         hmp.Policy.load(f"{plain} {text}")
 
 

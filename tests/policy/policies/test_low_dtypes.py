@@ -321,11 +321,11 @@ BAD_FOLDERS = {
         "policy.toml: low_dtype must be float16, not 'bfloat16'",
     ),
     "cache is no bool": (GOOD + "cache = 0\n", "mm\n", "policy.toml: cache must be true or false"),
-    "a dtype that is not low": (GOOD, "relu\nmm@float32\n", "lower.txt:2: 'mm@float32' is no entry of a list"),
-    "an error for such a dtype": (GOOD + 'error = ["mm@"]\n', "mm\n", "policy.toml: 'mm@' is no entry of a list"),
+    "a dtype that is not low": (GOOD, "relu\nmm@float32\n", "lower.txt:2: 'mm@float32' is not an entry of a list"),
+    "an error for such a dtype": (GOOD + 'error = ["mm@"]\n', "mm\n", "policy.toml: 'mm@' is not an entry of a list"),
     "edits": (GOOD, "+mm\n", r"lower.txt: names that begin with \+ or -"),
-    "a bad line": (GOOD, "m m\n", "lower.txt:1: 'm m' is no op name"),
-    "a bad name": (GOOD + 'name = "a b"\n', "mm\n", "'a b' is no policy name"),
+    "a bad line": (GOOD, "m m\n", "lower.txt:1: 'm m' is not an op name"),
+    "a bad name": (GOOD + 'name = "a b"\n', "mm\n", "'a b' is not a policy name"),
 }
 
 

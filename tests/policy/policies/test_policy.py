@@ -165,9 +165,9 @@ def test_from_ops_of_nothing_is_a_policy():
 
 BAD_OPS = {
     "one string": ({"lower": "relu"}, TypeError, "lower must be a list of op names, not the one name 'relu'"),
-    "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is no op name"),
+    "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is not an op name"),
     "D23": ({"lower": ["mm"], "fp32": ["mm"]}, ValueError, "^'mm' is in the lower list and in the fp32 list;"),
-    "a class with its package": ({"lower": ["torch.nn.Linear"]}, ValueError, "^'torch.nn.Linear' is no op name"),
+    "a class with its package": ({"lower": ["torch.nn.Linear"]}, ValueError, "^'torch.nn.Linear' is not an op name"),
     "D23 for one low dtype": (
         {"lower": ["mm@float16"], "fp32": ["mm@float16"]},
         ValueError,
@@ -176,7 +176,7 @@ BAD_OPS = {
     "a dtype that is not low": (
         {"lower": ["mm@float64"]},
         ValueError,
-        "'mm@float64' is no entry of a list: behind @ float16 or bfloat16 is accepted",
+        "'mm@float64' is not an entry of a list. After @, float16 or bfloat16 is accepted",
     ),
     "rest": ({"rest": "low"}, ValueError, "first_input, fp32 or inputs"),
     "rest of a list": ({"rest": "lower"}, ValueError, "first_input, fp32 or inputs"),
@@ -186,7 +186,7 @@ BAD_OPS = {
         r"torch.bfloat16 or torch.float16, or its name \(bfloat16, bf16, float16 or fp16\), not torch.float32",
     ),
     "a dtype by name": ({"low_dtype": "float32"}, ValueError, r"torch.float16, or its name \(.*\), not 'float32'"),
-    "name": ({"name": "my policy"}, ValueError, "'my policy' is no policy name"),
+    "name": ({"name": "my policy"}, ValueError, "'my policy' is not a policy name"),
     "strict": (
         {"fp32": ["sofmax"], "strict": True},
         ValueError,

@@ -40,11 +40,13 @@ COLOURS = {
 }
 HEAD = (
     "# Accuracy\n\n"
-    "What lists do to trainings: the same model from the same start, on the same batches, under float32, `torch.autocast`, the presets `hmp` and `balanced`, and lists that `hmp.tune` "
-    "wrote for the model, with half of the error of `torch.autocast` as their budget. Written by `make bench`.\n\n"
-    "*Difference to float32* is the mean difference of the loss on held data to that of float32 with the same seed. *Between seeds* is the range of the losses of the three seeds "
-    "with one list. Where the first is much smaller than the second, the lists do not matter to this model. Where `hmp.tune` moved all matrix products to float32, as half of that error asks for, *tuned* is float32. They matter to others: "
-    "the llama of `examples/rotary.py` is one, whose logits are off by 86 % under `hmp`.\n"
+    "This page compares trainings of the same model under float32, `torch.autocast`, the presets `hmp` and `balanced`, and lists that `hmp.tune` wrote for "
+    "the model. All begin with the same weights and use the same batches. The error budget of `hmp.tune` is half of the error of `torch.autocast`. `make "
+    "bench` writes this page.\n\n"
+    "*Difference to float32* is the loss on held data minus that of float32 with the same seed, on average. *Between seeds* is the largest minus the "
+    "smallest loss of the three seeds with one list. If the difference is much smaller than the range between seeds, the lists do not matter to this model. "
+    "If `hmp.tune` moved all matrix products to float32 to stay within its budget, *tuned* is about the same as float32. Lists matter to other models: "
+    "`python examples/rotary.py` prints an error of 86 % under `hmp` for the logits of its llama.\n"
 )
 
 
@@ -219,7 +221,7 @@ def measure(quick: bool) -> Report:
         wide = ", ".join(part.name for part in found.parts if part.list == "fp32") or "none"
         head = ["lists", "loss on held data", "difference to float32", "between seeds", "accuracy"]
         sections.append(
-            f"### {task.name}\n\n{steps} steps, {len(runs['float32'])} seeds. Moved to float32 by `hmp.tune`, from `balanced`: {wide}.\n\n"
+            f"### {task.name}\n\n{steps} steps, {len(runs['float32'])} seeds. `hmp.tune` started from `balanced` and moved to float32: {wide}.\n\n"
             f"{table(head, lines)}\n\n![Losses of {task.name}]({picture}.svg)"
         )
     return Report("Losses", rows, "\n\n".join(sections), pictures, page="accuracy", head=HEAD)

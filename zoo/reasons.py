@@ -19,26 +19,26 @@ RAISES: list[Reason] = [
     ),
     Reason(
         r"op/(cholesky|linalg_cholesky(_ex)?|lu_solve) .*",
-        "Matrices without elements: the forward in bfloat16 finds nothing to do, so only the backward misses its kernel.",
+        "Matrices without elements: the forward pass has nothing to compute and needs no bfloat16 kernel, so only the backward pass raises.",
     ),
     Reason(
         r"op/masked_norm .*",
-        "`torch.masked.norm` asks for its result in the dtype of the input, and the policy has made that float32 before.",
+        "`torch.masked.norm` requests a result in the dtype of its input (bfloat16), but the policy has cast this input to float32.",
     ),
     Reason(
         r"op/max_pool2d_with_indices_backward .*",
-        "A backward pass that the sample calls by itself, as `torch.ops.aten`, with tensors of different dtypes.",
+        "A backward op that the sample itself calls, by `torch.ops.aten`, with tensors of different dtypes.",
     ),
     Reason(
         r"architecture/yoso autocast .*",
-        "Its `autograd.Function` has no `custom_fwd` and `custom_bwd`: the backward runs outside the region, with tensors of the dtypes that the "
-        "policy gave them. Under `convert` it runs.",
+        "Its `autograd.Function` has no `custom_fwd` and `custom_bwd`. The backward pass runs outside the region, with tensors of the dtypes that the "
+        "policy gave them. Under `convert` it does not raise.",
     ),
 ]
 DISAGREEMENTS: list[Reason] = [
     Reason(
         r"op/__r(div|mod|matmul)__",
-        "A reflected operator, which torch writes in Python: `1 / x` is `reciprocal` and `mul` for `autocast`, and `a @ x` has `a` as its first input.",
+        "A reflected operator, which torch implements in Python: `1 / x` is `reciprocal` and `mul` for `autocast`, and `a @ x` has `a` as its first input.",
     ),
     Reason(
         r"op/nn_functional_linear_cross_entropy.*|module/nn_LinearCrossEntropyLoss",
@@ -46,19 +46,19 @@ DISAGREEMENTS: list[Reason] = [
     ),
     Reason(
         r"op/nn_functional_(smooth_l1_loss|multilabel_soft_margin_loss|gaussian_nll_loss|local_response_norm)|module/nn_MultiLabelSoftMarginLoss",
-        "A function that torch writes in Python: `convert` knows it as one op, `autocast` sees what it calls.",
+        "A function that torch implements in Python: `convert` decides about it as one op, `autocast` about the ops that it calls.",
     ),
     Reason(
         r"op/nn_functional_embedding(_bag)?",
-        "`max_norm` writes to the weight, and `autocast` leaves calls in place alone.",
+        "`max_norm` writes to the weight, and `autocast` does not change in-place calls.",
     ),
     Reason(
         r"op/linalg_lu_solve",
-        "`torch-cpu` lists `lu_solve`, which `convert` takes `torch.linalg.lu_solve` for; they differ where the input is empty.",
+        "`torch-cpu` lists `lu_solve`, and `convert` treats `torch.linalg.lu_solve` as the same op. They differ if the input is empty.",
     ),
     Reason(
         r"module/nn_LSTM",
-        "`convert` casts the call of `lstm`, `autocast` that of each layer: of states given in float32 the cell state stays so.",
+        "`convert` casts the inputs of `lstm`, `autocast` those of each layer. If you pass states in float32, the cell state stays float32 under `autocast`.",
     ),
 ]
 

@@ -20,14 +20,14 @@ TABLES_HEAD = (
 GPU_PAGE = "benchmarks-gpu"
 GPU_HEAD = (
     "# Benchmarks on a GPU\n\n"
-    "Written by `make gpu`, on a machine with CUDA. What is measured is as on the CPU, whose figures are in [Benchmarks](benchmarks.md); clocks are read when the device has done "
-    "its work. [Versions](versions.md#devices) has what was tested on a GPU.\n"
+    "`make gpu` writes this page, on a machine with CUDA. It measures as on the CPU ([Benchmarks](benchmarks.md)), and reads the clock when the device has "
+    "done its work. [Versions](versions.md#devices) lists what was tested on a GPU.\n"
 )
 FRONT_HEAD = "# Benchmarks\n"
 FRONT_FOOT = (
-    "`fp32` is the model as it is, `autocast` is `torch.autocast`, `bf16` the model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()` with the lists of Habana's guide, "
-    "`hmp: torch-cpu` the same with the lists of `torch.autocast`, and `hmp.autocast` a region. Dots further left are better. [Tables of the benchmarks](benchmarks-tables.md) "
-    "has every figure and how it was measured.\n"
+    "In the pictures, `fp32` is the model as it is, `autocast` is `torch.autocast`, `bf16` is the model held in bfloat16, `hmp` is `hmp.convert()` with the "
+    "lists of Habana's guide, `hmp: torch-cpu` is `hmp.convert` with the lists of `torch.autocast`, and `hmp.autocast` is a region. Dots further left are "
+    "better. [Tables of the benchmarks](benchmarks-tables.md) has every figure and how it was measured.\n"
 )
 FRONT_PICTURES = {
     "inference": "Time of inference by model and variant, as a multiple of the model held in bfloat16",
@@ -95,7 +95,7 @@ def front_page(found: results.Results) -> str:
     parts = [
         FRONT_HEAD,
         "\n".join(f"{number}. {line}" for number, line in enumerate(summary.lines(found), 1)) + "\n",
-        f"Medians over models, batches and threads, with the least and the most in brackets; smaller is better. Measured by `make bench` on {'; '.join(machines)}.\n",
+        f"The figures are medians over models, batches and threads, with the minimum and maximum in brackets. Smaller is better. The model held in bfloat16 is the model after `model.to(torch.bfloat16)`. `make bench` measured them on {'; '.join(machines)}.\n",
         summary.short_table(found) + "\n",
     ]
     return "\n".join([*parts, *(f"{picture}\n" for picture in shown), FRONT_FOOT])

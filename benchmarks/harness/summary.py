@@ -29,22 +29,22 @@ LINES = [
     Subject(
         "Inference",
         "inference",
-        "A weight is cast once and kept until it changes; `torch.autocast` casts it at every call, and a matrix product of bfloat16 rearranges it at every call.",
+        "habana_mp casts a weight once and keeps the copy until the weight changes. `torch.autocast` casts it at every call. In a model held in bfloat16, each matrix product rearranges its weight.",
     ),
     Subject(
         "Decoding",
         "decoding",
-        "A step reads every weight for a few rows: the kept copies lie as the matrix product reads them, and a kernel of the package reads them once.",
+        "A step reads every weight for a few rows. The copies have the memory layout that the matrix product needs, and a kernel of the package reads them once.",
     ),
     Subject(
         "Compiled inference",
         "compiled inference",
-        "The graph takes its weights from the same kept copies and casts none.",
+        "The graph uses the same copies and casts no weight.",
     ),
     Subject(
         "A training step",
         "training step",
-        "Both cast each weight once a step, compute the same products and update float32 weights; what differs is which ops run low, and the time of casts.",
+        "habana_mp and `torch.autocast` cast each weight once a step, compute the same products and update float32 weights. They differ in the ops that run in bfloat16, and in the time of a cast.",
     ),
 ]
 OVERHEAD = "mm(8x8), nothing to cast, only mm patched: "
@@ -76,7 +76,7 @@ def short_table(results: Results) -> str:
             found.append(
                 [subject.title, *(_spread(each) if each else "" for each in ratios), str(max(map(len, ratios)))]
             )
-    return table(["", "as a part of `torch.autocast`", "as a part of the model held in bfloat16", "comparisons"], found)
+    return table(["", "relative to `torch.autocast`", "relative to the model held in bfloat16", "comparisons"], found)
 
 
 def _rows(results: Results) -> list[Row]:
@@ -127,5 +127,5 @@ def _overhead(rows: list[Row]) -> str:
     own, theirs, native = (extra[name] for name in ("extra", "extra of torch.autocast", "native call"))
     return (
         f"**A patched op** with nothing to cast takes {own:.0f} ns more than torch's own, whose call takes {native:.0f} ns; `torch.autocast` takes {theirs:.0f} ns more. "
-        "C++ decides by the dtypes alone."
+        "A patched op is what [replaces torch's function](one-call.md) after `convert`. Its C++ code looks only at the dtypes."
     )

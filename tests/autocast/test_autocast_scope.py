@@ -144,7 +144,7 @@ def test_what_is_off_is_not_refused() -> None:
 
 
 def test_leaving_what_was_not_entered() -> None:
-    with pytest.raises(RuntimeError, match="left more often than entered"):
+    with pytest.raises(RuntimeError, match="left more often than it was entered"):
         hmp.autocast("cpu").__exit__(None, None, None)
 
 

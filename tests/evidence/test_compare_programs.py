@@ -360,5 +360,5 @@ def test_a_session_ends_with_its_object():
     assert _core.probe_name() == ""
     assert _core.stop_recording([]) is None
     assert _core.stop_comparing([]) is None
-    with pytest.raises(ValueError, match="no first run"):
+    with pytest.raises(ValueError, match="record a first run"):
         _core.start_comparing(None)

@@ -209,7 +209,7 @@ def test_what_the_step_raises_comes_through_and_the_next_search_runs() -> None:
 
 
 def test_one_search_at_a_time() -> None:
-    with pytest.raises(RuntimeError, match="one step is looked at at a time"):
+    with pytest.raises(RuntimeError, match="Only one step can be recorded at a time"):
         hmp.find_nonfinite(lambda: hmp.find_nonfinite(lambda: None))
     assert hmp.find_nonfinite(lambda: None) is None
 

@@ -104,7 +104,7 @@ def test_a_file_of_over_256_mib(tmp_path):
     path = tmp_path / "report.json"
     path.touch()
     os.truncate(path, (256 << 20) + 1)
-    with pytest.raises(ValueError, match=r"report\.json: the file is over 256 MiB"):
+    with pytest.raises(ValueError, match=r"report\.json: the file is larger than 256 MiB"):
         hmp.CastReport.load(path)
 
 

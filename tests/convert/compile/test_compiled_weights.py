@@ -318,5 +318,5 @@ def test_an_op_without_a_cache_casts_each_time():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.float8_e5m2])
 def test_an_op_takes_low_dtypes_alone(dtype):
-    with pytest.raises(TypeError, match=r"weight_dtype is torch\.bfloat16 or torch\.float16, not"):
+    with pytest.raises(TypeError, match=r"weight_dtype must be torch\.bfloat16 or torch\.float16, not"):
         torch.ops.habana_mp.linear(torch.randn(2, 3), torch.randn(4, 3), weight_dtype=dtype)

@@ -203,7 +203,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
     file = tmp_path / "large"
     with file.open("wb") as large:
         large.truncate((1 << 30) + 1)
-    with pytest.raises(ValueError, match=r"large: not a file of a search: the file is over 1024 MiB$"):
+    with pytest.raises(ValueError, match=r"large: not a file of a search: the file is larger than 1024 MiB$"):
         hmp.tune(Counted(), 1e-2, resume=file)
     assert file.stat().st_size == (1 << 30) + 1
 

@@ -84,7 +84,9 @@ INK = {"light": (0x59, 0x61, 0x6B), "dark": (0xAA, 0xB2, 0xBD)}  # of text witho
 @pytest.mark.parametrize("system", GROUNDS)
 def test_pictures_follow_the_switch_of_the_page(opened, system):
     """Also where the system has the other scheme."""
-    page = opened(color_scheme=system)
+    page = opened(
+        color_scheme=system, device_scale_factor=3
+    )  # strokes wide enough for a pixel of the very ink, wherever a picture lies
     other = {"light": "dark", "dark": "light"}[system]
     for name in ("benchmarks", "accuracy", "how-it-decides", "architecture"):
         page.goto(f"http://docs.invalid/{name}.html")

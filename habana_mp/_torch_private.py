@@ -96,12 +96,19 @@ def _find(path: str) -> Any:
     module, _, name = path.partition(":")
     name, _, rest = name.partition("(")
     try:
-        found: Any = functools.reduce(getattr, filter(None, name.split(".")), importlib.import_module(module))
+        found: Any = functools.reduce(getattr, filter(None, name.split(".")), _imported(module))
     except (ImportError, AttributeError):
         return _MISSING
     if rest.endswith(")") and rest != ")":
         return found if rest[:-1] in inspect.signature(found).parameters else _MISSING
     return found
+
+
+def _imported(name: str) -> Any:
+    """Without the lock that Python 3.10 takes for a module that is there already: a process forked meanwhile would wait for it for ever."""
+    module = sys.modules.get(name)
+    is_whole = module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return module if is_whole else importlib.import_module(name)
 
 
 def _the_generator(*paths: str) -> str:

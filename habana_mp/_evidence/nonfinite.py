@@ -95,7 +95,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
 
     The search follows the values that are not finite from op to op. They count only if they reach a gradient of a weight, a weight, a
     number that leaves torch (``loss.item()``), or the result of the step. Masks of -inf, and logs of zeros that are masked later, do not
-    count. If a step has none of these, the tensors that are in memory at its end count. A step takes about two and a half times as long.
+    count. If a step has none of these, the tensors that are in memory at its end count. A step takes longer.
 
     Args:
         step: a function without arguments. It runs under the policy in force, and it may call ``backward`` and an optimizer.

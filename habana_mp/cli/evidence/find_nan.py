@@ -19,7 +19,7 @@ _ALL_FINITE = (
 def find_nan(script: Script) -> None:
     """Run a script and name the first op that makes a NaN or infinity.
 
-    The script runs as with `habana-mp run`, in about two and a half times the time. A step or two are enough. The command prints on
+    The script runs as with `habana-mp run`, but takes longer. A step or two are enough. The command prints on
     stderr the op, its arguments, the line of the list that lowered it, and the edit that avoids the NaN. It does not report masks of -inf.
 
     \b

@@ -188,6 +188,8 @@ def _taken_over(folder: Path, results: Path, part: str, parts: Sequence[str]) ->
             continue
         changed = output("git", "diff", "--name-only", earlier.parent.name, results.name).splitlines()
         others = tuple(f"tests/{other}/" for other in parts if other != part)
+        if part != "project":  # which reads the page that this writes
+            others += (str(PAGE.relative_to(ROOT)),)
         if all(file.startswith(others) for file in changed):
             shutil.copy(earlier, results)
             shutil.copy(earlier.with_suffix(".seconds"), results)

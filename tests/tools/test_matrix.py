@@ -120,6 +120,8 @@ TAKEN_OVER = {
     "this-part": ("tests/policy/a", GREEN, False),
     "what-parts-share": ("tests/conftest.py", GREEN, False),
     "the-package": ("habana_mp/hmp.py", GREEN, False),
+    "the-row-that-it-wrote": ("docs/versions.md", GREEN, True),
+    "another-page": ("docs/lists.md", GREEN, False),
     "it-was-red": ("tests/scope/b", REPORT, False),
 }
 

@@ -96,7 +96,9 @@ def _as_nobody() -> list[str]:
     if os.getuid() != 0:
         return []
     command = ["/usr/bin/setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-    if subprocess.run([*command, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
+    # Twice: setpriv itself may still enter a folder of root, and what it runs may not.
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)"
+    if subprocess.run([*command, sys.executable, "-c", program], capture_output=True, check=False).returncode:
         print(f"nobody may not run {sys.executable}: this runs as root", flush=True)
         return []
     return command

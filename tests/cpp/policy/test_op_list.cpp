@@ -94,8 +94,9 @@ const std::vector<Refused> kRefused = {
      "my.txt:2: '\\x00\\xff' is not an op name. A line holds one name, of letters, digits, _ and "
      "one dot"},
     {"D21 an edit among names", "mm\n+relu\n",
-     "my.txt:2: 'relu' begins with + or -, the names above do not; either every name begins with + "
-     "or -, and the list edits the default one, or none does"},
+     "my.txt:2: 'relu' begins with + or -, but the names above do not. Either every name begins "
+     "with + "
+     "or -, and the file edits the default list, or none does"},
     {"D21 a name among edits", "+mm\nrelu\n",
      "my.txt:2: 'relu' does not begin with + or -, but the names above do. Either every name "
      "begins with + or -, and the file edits the default list, or none does"},

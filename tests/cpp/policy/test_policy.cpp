@@ -171,7 +171,7 @@ TEST_CASE("constructor: what is refused") {
   CHECK(error_of([] { Policy("x", DType::Float32, Action::Inputs, {}); }) ==
         "the low dtype of a policy must be float16 or bfloat16, not float32");
   CHECK(error_of([] { Policy("x", DType::Float16, Action::Lower, {}); }) ==
-        "the rest of a policy is first_input, fp32 or inputs");
+        "the rest of a policy must be first_input, fp32 or inputs");
   CHECK(error_of([] { Policy("a b", DType::Float16, Action::Inputs, {}); }) ==
         "'a b' is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
 }

@@ -107,11 +107,7 @@ def _end() -> None:
 
 def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[Any, Any]) -> Comparison:
     # Before anything is noted: what is noted is put back.
-    if running := _core.probe_name():
-        inside = (
-            "is running already. Only one can run at a time" if running == "compare" else f"cannot run inside {running}"
-        )
-        raise RuntimeError(f"compare {inside}")
+    check_nothing_runs("compare")
     kept = KeptState(*steps)
     with kept.watching():
         try:
@@ -132,6 +128,13 @@ def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list
             return stop(numbers_of(step()))
         finally:
             session.end()
+
+
+def check_nothing_runs(name: str) -> None:
+    """What looks at the numbers of calls does so one at a time; set_probe in src/watch has the same words, too late for what is put back."""
+    if running := _core.probe_name():
+        why = "is already running. Only one step can be recorded at a time"
+        raise RuntimeError(f"{name} {why if running == name else f'cannot run inside {running}'}")
 
 
 def check_no_conversion(name: str) -> None:

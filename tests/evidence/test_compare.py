@@ -227,7 +227,7 @@ def test_what_is_refused(arguments, error, said):
 def test_inside_of_what_measures_it_is_refused(net):
     with hmp.report(values=True), pytest.raises(RuntimeError, match=r"compare cannot run inside hmp.report"):
         hmp.compare(outputs(net), None, "hmp")
-    with pytest.raises(RuntimeError, match="compare is running already"):
+    with pytest.raises(RuntimeError, match="compare is already running"):
         hmp.compare(lambda: hmp.compare(outputs(net), None, "hmp"), None, "hmp")
     with pytest.raises(RuntimeError, match="find_nonfinite cannot run inside compare"):
         hmp.compare(lambda: hmp.find_nonfinite(outputs(net)), None, "hmp")

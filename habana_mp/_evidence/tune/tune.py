@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-import habana_mp._core as _core
-from habana_mp._evidence.compare import check_no_conversion
+from habana_mp._evidence.compare import check_no_conversion, check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search, Settings
@@ -90,8 +89,7 @@ def tune(
         others=(others, ("lower", "start")),
         cost=(cost, ("seconds", "numbers")),
     )
-    if running := _core.probe_name():
-        raise RuntimeError(f"tune cannot run inside {running}")
+    check_nothing_runs("tune")
     check_no_conversion("tune")
     base = start if isinstance(start, Policy) else load_kept(start)
     journal = Journal(

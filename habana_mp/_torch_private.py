@@ -189,8 +189,11 @@ SET_POLICIES = Feature(
 FASTPATH = Feature(
     "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"
 )
-DECOMPOSITIONS = Feature(
-    "torch.onnx exports no program that takes weights from the cache", register="torch._decomp:register_decomposition"
+# Not torch's own table of decompositions: with CI set in the environment, Inductor refuses an op that is in it.
+ONNX = "torch.onnx._internal.exporter._decomp"
+ONNX_DECOMPOSITIONS = Feature(
+    "torch.onnx exports no program that takes weights from the cache",
+    table=f"{ONNX}:create_onnx_friendly_decomposition_table",
 )
 # Where torch recomputes; the other form is a public class. From 2.15 on the older name only calls the newer one, which torch's own
 # callers call themselves. The one that recomputes is a generator.
@@ -450,7 +453,12 @@ _THREADS = "regions belong to threads, and none knows whether it is the last"
 # What stays changed in torch when no conversion and no region is in force, and why. Nothing else does.
 WHAT_STAYS = (
     *(
-        Change("torch._decomp", by, "knows what our ops for weights are made of; graphs may hold these ops") for by in ("convert", "autocast")
+        change
+        for by in ("convert", "autocast")
+        for change in (
+            Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
+            Change("sys.meta_path", by, "one finder, until that module is imported"),
+        )
     ),
     *(
         (

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import habana_mp._core as _core
 from habana_mp import _torch_private as private
+from habana_mp._scope.after_import import after_import
 from habana_mp._show.warning import warn
 
 
@@ -119,13 +120,23 @@ os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
 _hooks: list[Any] = []
 
 
+def _take_apart_for_onnx() -> None:
+    """ONNX knows nothing of our ops for weights: torch.onnx takes each apart into casts and the op of aten."""
+    if not private.ONNX_DECOMPOSITIONS.works:
+        return
+    original = private.ONNX_DECOMPOSITIONS.table
+
+    @functools.wraps(original)
+    def with_ours(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
+        ours = {getattr(torch.ops.habana_mp, name).default: _taken_apart(name) for name in _core.WEIGHT_OPS}
+        return {**original(*args, **kwargs), **ours}
+
+    setattr(*private.ONNX_DECOMPOSITIONS.place("table"), with_ours)
+
+
 @functools.cache
 def _make_ops_exportable() -> None:
-    """Other formats, such as ONNX, know nothing of our ops for weights: for them torch takes each apart into casts and the op of aten."""
-    if not private.DECOMPOSITIONS.works:
-        return
-    for name in _core.WEIGHT_OPS:
-        private.DECOMPOSITIONS.register(getattr(torch.ops.habana_mp, name).default)(_taken_apart(name))
+    after_import(private.ONNX, _take_apart_for_onnx)
 
 
 def _taken_apart(name: str) -> Callable[..., torch.Tensor]:

@@ -37,8 +37,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 LANGUAGES = {"console", "json", "python", "sh", "text", "toml", "yaml"}
-# Lightning warns, whatever runs in it.
-WARNINGS = {"docs/trainers.md": "default"}
+# Lightning and torch.onnx warn, whatever they are given.
+WARNINGS = {"docs/trainers.md": "default", "docs/how-to/export-and-onnx.md": "default"}
 # These pages show what one torch does; another may have changed it.
 THREADS, THREADS_TORCH = "docs/threads/", "2.13"
 LIST_FILES = ("lower", "fp32", "promote")

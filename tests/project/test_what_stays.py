@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from habana_mp._torch_private import AOT_CACHE, WHAT_STAYS
+from habana_mp._torch_private import AOT_CACHE, ONNX, WHAT_STAYS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -78,6 +78,7 @@ OF_TORCH = {
 }
 REGION = "with hmp.autocast('cpu'):\n    run()"
 DYNAMO = "import torch._dynamo"
+EXPORTER = f"import {ONNX}"
 
 
 def changed(imports: str, before: str, between: str) -> list[str]:
@@ -117,7 +118,7 @@ def test_nothing_else_of_torch_stays_changed(case: str) -> None:
 
 def test_what_is_said_to_stay_does() -> None:
     """Every entry of the list is still changed, apart from those that are in no namespace."""
-    found = changed(DYNAMO, "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
+    found = changed(f"{DYNAMO}\n{EXPORTER}", "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
     names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path", "steps of optimizers"}
     # Of these two the object stays, and what it holds changes.
     names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
@@ -125,16 +126,18 @@ def test_what_is_said_to_stay_does() -> None:
     assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
 
 
-def test_one_finder_waits_for_dynamo() -> None:
-    program = """
+def test_finders_wait_for_dynamo_and_for_the_exporter_of_onnx() -> None:
+    program = f"""
 import sys
 from habana_mp import hmp
 def finders():
     return [type(each).__name__ for each in sys.meta_path if type(each).__module__.startswith("habana_mp")]
 hmp.convert(); hmp.revert(); hmp.convert(); hmp.revert()
 print(finders())
-import torch._dynamo
+{DYNAMO}
+print(finders())
+{EXPORTER}
 print(finders())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines() == ["['_Finder']", "[]"]
+    assert done.stdout.splitlines() == ["['_Finder', '_Finder']", "['_Finder']", "[]"]

@@ -94,33 +94,6 @@ assert "habana_mp" not in sys.modules
 """
 
 
-class Products(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.linear = nn.Conv2d(3, 32, 3), nn.Linear(32 * 36, 256)
-        self.weight, self.bias = nn.Parameter(torch.randn(256, 64)), nn.Parameter(torch.randn(64))
-
-    def forward(self, x):
-        x = torch.addmm(self.bias, self.linear(self.conv(x).flatten(1)), self.weight)
-        return x @ self.weight.t()
-
-
-@front_ends
-def test_other_formats_take_our_ops_apart(front_end):
-    """As torch.onnx.export does, which asks this table for each op that ONNX has not; before, it raised ConversionError."""
-    from torch._decomp import decomposition_table
-
-    model, x = Products().eval(), torch.randn(2, 3, 8, 8)
-    with front_end(), torch.no_grad():
-        program, expected = torch.export.export(model, (x,)), model(x)
-    assert {"conv2d", "linear", "addmm"} <= {*re.findall(r"habana_mp\.(\w+)\.default", str(program.graph))}
-    ours = {op: apart for op, apart in decomposition_table.items() if op.namespace == "habana_mp"}
-    portable = program.run_decompositions(ours)
-    assert "habana_mp" not in str(portable.graph)
-    with torch.no_grad():
-        assert torch.equal(portable.module()(x), expected)
-
-
 HOW = {
     "plain": {},
     "folded": {"aot_inductor.use_runtime_constant_folding": True},

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+pytestmark = pytest.mark.xdist_group("streams_without_gpu")
+
 HERE = Path(__file__).parent
 can_capture = hasattr(torch.Stream, "is_capturing")
 

@@ -13,6 +13,8 @@ from textwrap import dedent
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("gaudi")
+
 HT = "habana_frameworks.torch"
 
 

@@ -12,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("gaudi_names")
+
 HT = "habana_frameworks.torch"
 MODEL = "import torch; model = torch.nn.Linear(2, 2); x = torch.ones(1, 2)"
 # id -> statements, and what is then true

@@ -12,6 +12,8 @@ import pytest
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.xdist_group("gaudi_scripts")
+
 FOLDER = Path(__file__).parent.parent.parent / "examples" / "gaudi"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 STEPS = {"mnist": 15, "resnet": 15, "bert_lamb": 10, "vit": 15, "dlrm": 20}

@@ -13,7 +13,10 @@ LEAST = 4.5  # of WCAG 2.2, level AA
 # What mkdocs-material has behind a page.
 GROUNDS = {"light": [255, 255, 255], "dark": [30, 33, 41]}
 
-pytestmark = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
+pytestmark = [
+    pytest.mark.xdist_group("site"),
+    pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it"),
+]
 
 # Each text with its colour and with what is drawn below its middle. matplotlib draws text as shapes, in groups.
 TEXTS = """(ground) => {

@@ -8,6 +8,8 @@ import pytest
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.xdist_group("site")
+
 ROOT = Path(__file__).parent.parent.parent
 
 in_browser = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
@@ -28,26 +30,20 @@ TOO_WIDE = """() => {
 
 
 @in_browser
-def test_every_page_stands_alone(site, page):
+def test_every_page_stands_alone_and_fits_a_phone(site, opened):
+    """Tables and code scroll in themselves."""
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html") if path.name != "404.html")
     assert {"index.html", "api.html", "benchmarks.html", "presets.html", "threads/lists.html"} <= set(pages)
-    for name in pages:
-        page.goto(f"http://docs.invalid/{name}")
-        assert page.problems == [], name
-        # Pictures are loaded.
-        assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []
-    page.wait_for_load_state("networkidle")
-    assert page.problems == []
-
-
-@in_browser
-def test_no_page_is_wider_than_a_phone(site, opened):
-    """Tables and code scroll in themselves."""
     page = opened(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
-    for name in sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html")):
+    for name in pages:
         page.goto(f"http://docs.invalid/{name}")
         assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [390, 390], name
         assert page.evaluate(TOO_WIDE) == [], name
+        # Pictures are loaded.
+        assert page.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []
+        assert page.problems == [], name
+    page.wait_for_load_state("networkidle")
+    assert page.problems == []
 
 
 @in_browser

@@ -27,6 +27,8 @@ from habana_mp import _torch_private
 from habana_mp._scope import checkpointing
 from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT, FEATURES, Feature
 
+pytestmark = pytest.mark.xdist_group("torch_private")
+
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [(feature, name) for feature, value in FEATURES.items() for name in value.paths]
 OF_INSTANCES = [(feature, name) for feature, name in NAMES if "()" in FEATURES[feature].paths[name]]

@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from habana_mp import Policy, hmp
 from habana_mp._ranks import check
 
+pytestmark = pytest.mark.xdist_group("ranks_policies")
+
 EDITED = Policy.load("hmp").with_edits("+softmax:lower", "-mm")
 PLACES = {
     "ddp": (lambda: DistributedDataParallel(nn.Linear(2, 2)), "DistributedDataParallel"),

@@ -21,6 +21,8 @@ from torch import nn
 from habana_mp import CastReport, hmp
 from habana_mp.cli import main
 
+pytestmark = pytest.mark.xdist_group("ranks_reports")
+
 
 def train(steps, softmaxes):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())

@@ -17,6 +17,8 @@ from habana_mp import hmp
 from habana_mp.trainers.accelerate import HMPHook
 from habana_mp.trainers.transformers import HMPCallback
 
+pytestmark = pytest.mark.xdist_group("ranks_trainers")
+
 OF_RANK = ["hmp", "hmp-o1"]
 
 

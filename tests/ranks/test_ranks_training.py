@@ -27,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.xdist_group("ranks_training")
+
 STEPS, MICROBATCHES = 3, 2
 
 

@@ -9,6 +9,8 @@ import pytest
 from zoo import findings
 from zoo.cases import Run, all_cases
 
+pytestmark = pytest.mark.xdist_group("zoo")
+
 LABELS = """
     op/mm op/addmm op/add op/cat op/einsum op/baddbmm op/softmax_with_dtype op/nn_functional_linear op/nn_functional_layer_norm
     module/nn_Linear module/nn_Conv1d module/nn_LayerNorm module/nn_Embedding module/nn_GRUCell

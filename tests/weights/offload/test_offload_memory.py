@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("offload_memory")
+
 # 6 layers of 1536 x 1536: 54 MiB in float32, 27 in bfloat16.
 LAYERS, WIDTH = 6, 1536
 FLOAT32 = LAYERS * WIDTH * WIDTH * 4 / 2**20

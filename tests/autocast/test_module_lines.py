@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from strict_python import STRICT
 from torch import nn
 
 from habana_mp import hmp
@@ -316,7 +317,7 @@ COMMANDS = {
 def test_a_script_under_the_command_line(options, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "fp32.txt").write_text("+linear in head\n")
-    command = [sys.executable, "-W", "error", "-m", "habana_mp", "run", *options, "train.py"]
+    command = [sys.executable, *STRICT, "-m", "habana_mp", "run", *options, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("torch.bfloat16 torch.float32\n", "")
 

@@ -5,12 +5,13 @@ import sys
 import textwrap
 
 import pytest
+from strict_python import STRICT
 
 
 def run_python(program: str, *arguments: str) -> str:
     """What a fresh interpreter prints; warnings there are errors too."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, *STRICT, "-c", textwrap.dedent(program), *arguments],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ PAGES = {
 }
 LANGUAGES = {"console", "json", "python", "sh", "text", "toml", "yaml"}
 # Lightning and torch.onnx warn, whatever they are given.
-WARNINGS = {"docs/trainers.md": "default", "docs/how-to/export-and-onnx.md": "default"}
+WARN = {"docs/trainers.md", "docs/how-to/export-and-onnx.md"}
 # These pages show what one torch does; another may have changed it.
 THREADS, THREADS_TORCH = "docs/threads/", "2.13"
 LIST_FILES = ("lower", "fp32", "promote")
@@ -190,8 +190,11 @@ def test_the_readme_has_examples():
 def test_page(page, tmp_path):
     if page.startswith(THREADS) and version("torch").rpartition(".")[0] != THREADS_TORCH:
         pytest.skip(f"shows what torch {THREADS_TORCH} does")
+    from strict_python import STRICT  # is not there for the program
+
+    options = ("-W", "default") if page in WARN else STRICT
     done = subprocess.run(
-        [sys.executable, "-W", WARNINGS.get(page, "error"), __file__, PAGES[page], tmp_path],
+        [sys.executable, *options, __file__, PAGES[page], tmp_path],
         capture_output=True,
         text=True,
         check=False,

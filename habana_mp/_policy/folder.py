@@ -8,16 +8,17 @@ Knows the form of the folder; what its values mean is checked by src/policy/poli
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import LISTS, ListFile, limited_of, merged_limited, merged_lists, read_list
+from habana_mp._policy.list_file import LISTS, ListFile, comment_of, limited_of, merged_limited, merged_lists, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
 
@@ -32,7 +33,8 @@ _KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest"
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
-    files = {title: read_list(folder / f"{title}.txt") for title in LISTS}
+    with _missing_named():
+        files = {title: read_list(folder / f"{title}.txt") for title in LISTS}
     for file in files.values():
         if file.edits:
             raise ValueError(
@@ -118,6 +120,14 @@ def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mappi
         (folder / f"{title}.txt").write_text(f"# Policy {policy.name}, {title}: {source}\n{ops}", encoding="utf-8")
 
 
+def comments_of(policy: core.Policy) -> dict[str, str]:
+    """What stands behind the names of a policy in the files that it was read from, by name."""
+    entries = [(op, op, file, line) for title in LISTS for op, file, line in getattr(policy, title)]
+    entries += [(f"{op} in {modules}", op, file, line) for _, op, modules, file, line in policy.limited]
+    found = {name: comment_of(file, line, op) for name, op, file, line in entries}
+    return {name: comment for name, comment in found.items() if comment}
+
+
 def source_of(preset: str) -> str:
     """Which document the lists of a preset are from."""
     return str(read_description(SHIPPED / preset / DESCRIPTION)["source"])
@@ -135,29 +145,52 @@ def read_description(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib
 
-    text = read_text(path, core.MAX_LIST_BYTES)
+    with _missing_named():
+        text = read_text(path, core.MAX_LIST_BYTES)
     try:
         described: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one
         raise ValueError(f"{path}: {error}{_without_quotes(text)}") from None
     except RecursionError:
         raise ValueError(f"{path}: its values are nested too deeply") from None
-    if unknown := described.keys() - _KEYS:
-        raise ValueError(f"{path}: {min(unknown)!r} is not a key of a policy. Accepted are {', '.join(sorted(_KEYS))}")
+    if mistakes := list(_mistakes_in(described)):
+        raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    return {"low_dtypes": [*core.LOW_DTYPES], "cache": True} | described
+
+
+@contextlib.contextmanager
+def _missing_named() -> Iterator[None]:
+    """A file that is not there is an error which says what a folder needs."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        needed = ", ".join([DESCRIPTION, *(f"{title}.txt" for title in LISTS)])
+        raise FileNotFoundError(
+            error.errno, f"{error.strerror}; the folder of a policy has {needed}", str(error.filename)
+        ) from None
+
+
+def _mistakes_in(described: Mapping[str, Any]) -> Iterator[str]:
+    for key in sorted(described.keys() - _KEYS):
+        yield f"{key!r} is not a key of a policy. Accepted are {', '.join(sorted(_KEYS))}"
     for key in ("low_dtype", "rest"):
         if not isinstance(described.get(key), str):
-            raise ValueError(f"{path}: {key} must be given, as a string")  # noqa: TRY004 - of the file, not of a call
+            yield f"{key} must be given, as a string"
     for key in ("name", "source", "device"):
         if not isinstance(described.get(key, ""), str):
-            raise ValueError(f"{path}: {key} must be a string")  # noqa: TRY004 - of the file
+            yield f"{key} must be a string"
     error_ops = described.get("error", [])
     if not isinstance(error_ops, list) or not all(isinstance(op, str) for op in error_ops):
-        raise ValueError(f"{path}: error must be a list of op names")
-    low_dtypes = described.setdefault("low_dtypes", [*core.LOW_DTYPES])
-    if not isinstance(low_dtypes, list) or not low_dtypes or not all(low in core.LOW_DTYPES for low in low_dtypes):
-        raise ValueError(f"{path}: low_dtypes must be a list of {' and '.join(core.LOW_DTYPES)}, or of one of them")
-    if described["low_dtype"] not in low_dtypes:
-        raise ValueError(f"{path}: low_dtype must be {' or '.join(low_dtypes)}, not {described['low_dtype']!r}")
-    if not isinstance(described.setdefault("cache", True), bool):
-        raise ValueError(f"{path}: cache must be true or false")  # noqa: TRY004 - of the file
-    return described
+        yield "error must be a list of op names"
+    low, low_dtypes = described.get("low_dtype"), described.get("low_dtypes", [*core.LOW_DTYPES])
+    if not isinstance(low_dtypes, list) or not low_dtypes or not all(each in core.LOW_DTYPES for each in low_dtypes):
+        yield f"low_dtypes must be a list of {' and '.join(core.LOW_DTYPES)}, or of one of them"
+    elif isinstance(low, str) and low not in low_dtypes:
+        yield f"low_dtype must be {' or '.join(low_dtypes)}, not {low!r}"
+    if isinstance(described.get("rest"), str):
+        try:
+            core.Policy("checked", core.LOW_DTYPES[0], described["rest"], [], [], [], [])
+        except ValueError as error:
+            yield str(error)
+    if not isinstance(described.get("cache", True), bool):
+        yield "cache must be true or false"

@@ -45,7 +45,11 @@ def read_list(path: ListPath) -> ListFile:
 
 
 def read_argument(path: ListPath, argument: str, for_folders: str) -> ListFile:
-    """As ``read_list``, of a path that the user gave as an argument: an OSError names it, and what takes a folder."""
+    """As ``read_list``, of a path that the user gave as an argument: errors name it, and what takes a folder."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{argument} takes the path of a list file, not {path!r:.80}. Policy.from_ops takes lists of names"
+        )
     try:
         return read_list(path)
     except OSError as error:

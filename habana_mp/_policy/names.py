@@ -88,7 +88,7 @@ def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
     text = "\n".join(lines)
     if strict:
         raise ValueError(text)
-    warn(f"{where} has names without effect:\n{text}")
+    warn(f"names without effect in {where}:\n{text}")
 
 
 @functools.cache

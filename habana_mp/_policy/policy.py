@@ -233,13 +233,13 @@ class Policy:
 
         Raises:
             ValueError: a name is not an op name, or an op is in two lists.
-            TypeError: a list is a single string.
+            TypeError: a list is a single string, or has in it what is no string.
         """
         named: dict[str, list[tuple[str, str]]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
-            named[title] = [_parted(op) for op in ops]
+            named[title] = [_parted(op, title) for op in ops]
         low = low_name(low_dtype, "low_dtype")
         lists: dict[str, Any] = {
             title: [(op, "", 0) for op, within in ops if not within] for title, ops in named.items()
@@ -440,8 +440,10 @@ def _parts(
     return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached, policy.limited
 
 
-def _parted(written: str) -> tuple[str, str]:
+def _parted(written: str, title: str) -> tuple[str, str]:
     """The name and the modules of an entry given in code, such as "mul in *.rotary_emb". The core refuses an entry that is none."""
+    if not isinstance(written, str):
+        raise TypeError(f"{title} must be a list of op names such as 'relu', and has {written!r} in it")
     return core.read_entry(written) or (written, "")
 
 

@@ -23,7 +23,9 @@ def warn_if_nowhere(policy: Policy) -> None:
     _warned.add(_decisions(policy))
     lines = [line for lines in policy.limited.values() for line in lines]
     shown = ", ".join(lines[:_MOST_SHOWN]) + (", ..." if len(lines) > _MOST_SHOWN else "")
-    advice = "A model keeps the policy that it was called with: call it again" if _placed else "Call it first"
+    advice = (
+        "A model keeps the policy of the last such call. Call it again with this policy" if _placed else "Call it first"
+    )
     warn(
         f"{policy.name} has names that are limited to modules ({shown}). They apply only in models that "
         f"hmp.set_policies(model, policy) was called on. {advice}"

@@ -23,6 +23,7 @@ from habana_mp._show import units
 from habana_mp._watch import log
 from habana_mp.cli.console import print_json
 from habana_mp.cli.speed import Speed, measured
+from habana_mp.hmp import Policy, presets
 
 # What acts on habana_mp and on the speed of its casts. Those that begin with HABANA_MP_ are all that there are.
 _VARIABLES = {
@@ -101,6 +102,7 @@ def _examine() -> Examination:
     # Another minor version does not get this far: the import raises.
     core = Path(_core.__file__).parent.name.removeprefix("torch")
     say(Verdict("ok", f"torch {torch.__version__} runs with the core that was compiled for torch {core}"))
+    _examine_presets(found)
     _examine_kernels(found)
     _examine_cache(found)
     _examine_environment(found)
@@ -130,6 +132,15 @@ def _devices() -> list[str]:
     elif torch.accelerator.is_available():
         found.append(str(torch.accelerator.current_accelerator()))
     return found
+
+
+def _examine_presets(found: Examination) -> None:
+    try:
+        loaded = [Policy.load(name) for name in presets()]
+    except (OSError, ValueError) as error:
+        found.verdicts.append(Verdict("problem", f"the presets of this installation cannot be read: {error}"))
+        return
+    found.verdicts.append(Verdict("ok", f"all {len(loaded)} presets can be loaded"))
 
 
 def _examine_kernels(found: Examination) -> None:

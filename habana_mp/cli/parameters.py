@@ -5,6 +5,7 @@ by which every command takes a policy.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,8 @@ class ListParameter(_ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if _is_edit(value):
             return str(value)
+        if value in known_names() and not os.path.exists(value):  # noqa: PTH110 - Path raises for names that are too long
+            self.fail(f"File {value!r} does not exist. For the op write +{value}.", param, ctx)
         return str(click.Path(exists=True, dir_okay=False).convert(value, param, ctx))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002

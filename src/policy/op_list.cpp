@@ -62,12 +62,16 @@ class Reader {
 };
 
 [[noreturn]] void fail_name(const Reader& reader, std::string_view name) {
-  std::string reason =
-      quoted(name) + " is not an op name. A line holds one name, of letters, digits, _ and one dot";
+  std::string reason = quoted(name) +
+                       " is not an op name. A line holds one name, such as mul, mul.Tensor, "
+                       "mul@float16 or mul in encoder.*";
   const std::size_t colons = name.rfind("::");
+  const std::size_t colon = name.find(':');
   const std::size_t dot = name.rfind('.');
   if (colons != std::string_view::npos && is_entry(name.substr(colons + 2))) {
     reason += " (write " + quoted(name.substr(colons + 2)) + ")";
+  } else if (colons == std::string_view::npos && is_entry(name.substr(0, colon))) {
+    reason += " (leave out " + quoted(name.substr(colon)) + ": the file is one list)";
   } else if (dot != std::string_view::npos && is_entry(name.substr(dot + 1))) {
     reason += " (write " + quoted(name.substr(dot + 1)) + ")";
   }

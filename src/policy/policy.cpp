@@ -42,14 +42,15 @@ bool before(const ListedName& a, const ListedName& b) {
 
 bool same(const ListedName& a, const ListedName& b) { return a.name == b.name && a.low == b.low; }
 
-void sort_and_check(Names& names) {
-  for (const ListedName& listed : names) {
-    if (!is_op_name(listed.name)) {
-      throw std::invalid_argument(
-          place(listed.origin) + ": " + quoted(listed.name) +
-          " is not an op name. Letters, digits, _ and one dot are accepted");
-    }
+void check_name(const ListedName& listed) {
+  if (!is_op_name(listed.name)) {
+    throw std::invalid_argument(place(listed.origin) + ": " + quoted(listed.name) +
+                                " is not an op name. Letters, digits, _ and one dot are accepted");
   }
+}
+
+void sort_and_check(Names& names) {
+  for (const ListedName& listed : names) check_name(listed);
   // Stable: of a double the first place is kept.
   std::stable_sort(names.begin(), names.end(), before);
   names.erase(std::unique(names.begin(), names.end(), same), names.end());
@@ -88,11 +89,7 @@ std::string place_of(const LimitedName& limited) { return place(limited.listed.o
 
 void sort_and_check(std::vector<LimitedName>& names) {
   for (const LimitedName& each : names) {
-    if (!is_op_name(each.listed.name)) {
-      throw std::invalid_argument(
-          place_of(each) + ": " + quoted(each.listed.name) +
-          " is not an op name. Letters, digits, _ and one dot are accepted");
-    }
+    check_name(each.listed);
     if (!is_module_pattern(each.modules))
       throw std::invalid_argument(place_of(each) + ": " + quoted(each.modules) + kModulesRefused);
   }

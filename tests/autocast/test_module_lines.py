@@ -110,7 +110,9 @@ def test_a_model_that_keeps_another_policy_is_warned_of(in_force):
     hmp.set_policies(model, policy)
     edited = policy.with_edits("+linear:fp32")
     with (
-        pytest.warns(UserWarning, match="A model keeps the policy that it was called with: call it again"),
+        pytest.warns(
+            UserWarning, match="A model keeps the policy of the last such call. Call it again with this policy"
+        ),
         in_force(edited),
     ):
         pass

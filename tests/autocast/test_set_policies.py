@@ -275,6 +275,11 @@ def test_an_error_inside_leaves_it() -> None:
     [
         ({"haed": HIGH}, "'haed' names no module of Net. Did you mean 'head'?"),
         ({"layers.*.nrm": HIGH}, r"'layers\.\*\.nrm' names no module of Net"),
+        (
+            {"norm": HIGH},
+            r"'norm' names no module of Net, but modules inside others match '\*\*.norm', such as 'layers.0.norm'",
+        ),
+        ("fp32", r"'fp32' is for the modules of a mapping. For the whole model pass \{'': 'fp32'\}"),
         ({"head": "no-such-policy"}, "the policy for 'head' must be \"fp32\" or a policy, not 'no-such-policy'"),
         ({"head": "FP32"}, "or a policy, not 'FP32': did you mean \"fp32\""),
         ({"head": "float32"}, "or a policy, not 'float32': did you mean \"fp32\""),

@@ -57,6 +57,7 @@ def test_python_m():
         (["rnu"], "No such command 'rnu'"),
         (["explain"], "Missing argument 'OP...'"),
         (["explain", "mm", "--lower", "none.txt"], "File 'none.txt' does not exist"),
+        (["explain", "mm", "--lower", "softmax"], "File 'softmax' does not exist. For the op write +softmax."),
         (["lists", "show"], "Missing argument 'POLICY'"),
         (["lists", "check"], "Missing argument 'FILE...'"),
         (["lists", "check", "/no/such"], "does not exist"),
@@ -182,8 +183,17 @@ def test_doctor(examine):
     assert found["environment"] == {}
     assert found["speed"]["matmul_ratio"] > 0
     assert found["speed"]["cast_ratio"] > 0
-    assert len(found["verdicts"]) == 5
+    assert len(found["verdicts"]) == 6
     assert "problem" not in {verdict["level"] for verdict in found["verdicts"]}
+
+
+def test_doctor_reads_the_presets(examine, monkeypatch, tmp_path):
+    (tmp_path / "hmp").mkdir()
+    monkeypatch.setattr("habana_mp._policy.policy.SHIPPED", tmp_path)
+    found, code = examine()
+    assert code == 1
+    (verdict,) = [each for each in found["verdicts"] if each["level"] == "problem"]
+    assert verdict["text"].startswith("the presets of this installation cannot be read: [Errno 2] No such file")
 
 
 def test_doctor_in_words(examine, monkeypatch):
@@ -194,7 +204,7 @@ def test_doctor_in_words(examine, monkeypatch):
         "versions cpu features devices kernels environment gaudi switches speed".split()
     )
     assert f"[{found['cast_variant']}]" in done.stdout
-    assert sum(line.startswith(("ok ", "note ", "problem ")) for line in lines) == 5
+    assert sum(line.startswith(("ok ", "note ", "problem ")) for line in lines) == 6
     assert done.stderr == ""
 
 

@@ -211,10 +211,18 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
         ({"policy.toml": TOML.replace("inputs", "all")}, ["my/policy.toml: "]),
         ({"policy.toml": TOML + "="}, ["my/policy.toml: "]),
         ({"policy.toml": TOML + 'error = ["lienar"]'}, ["my/policy.toml: 'lienar' is not an op of torch"]),
-        ({"promote.txt": None}, ["my/promote.txt: No such file or directory; a policy is policy.toml, lower.txt"]),
-        ({"policy.toml": None}, ["my/policy.toml: No such file or directory; a policy is policy.toml, lower.txt"]),
+        (
+            {"policy.toml": 'low_dtype = "bf16"\nrest = "input"\nchache = true\n'},
+            [
+                "my/policy.toml: 'chache' is not a key",
+                "my/policy.toml: low_dtype must be bfloat16 or float16, not 'bf16'",
+                "my/policy.toml: 'input' is not a rest of a policy",
+            ],
+        ),
+        ({"promote.txt": None}, ["my/promote.txt: No such file or directory; the folder of a policy has policy.toml, lower.txt, fp32.txt, promote.txt"]),
+        ({"policy.toml": None}, ["my/policy.toml: No such file or directory; the folder of a policy has policy.toml, lower.txt, fp32.txt, promote.txt"]),
     ],
-    ids=["fine", "claimed twice", "one dtype", "edits", "two files", "key", "rest", "toml", "error list", "no list", "no toml"],
+    ids=["fine", "claimed twice", "one dtype", "edits", "two files", "key", "rest", "toml", "error list", "three in one", "no list", "no toml"],
 )  # fmt: skip
 def test_check_of_a_folder(here, changed, printed):
     Path("my").mkdir()
@@ -228,6 +236,7 @@ def test_check_of_a_folder(here, changed, printed):
         if text is not None:
             Path("my", name).write_text(text)
     done = lists("check", "my")
+    assert lists("check", "my/policy.toml").stdout == done.stdout or changed == {"policy.toml": None}
     lines = done.stdout.splitlines() if printed else []
     assert done.exit_code == bool(printed)
     assert len(lines) == len(printed)
@@ -333,6 +342,20 @@ def test_a_policy_can_be_edited_where_it_is(here):
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == "Note: bmm now follows its first input; +bmm:fp32 keeps it in float32\n"
     assert hmp.Policy.load("my") == hmp.Policy.load("hmp").with_edits("-mm", "-bmm")
+
+
+def test_edit_keeps_the_comments_behind_names(here):
+    Path("my").mkdir()
+    Path("my/policy.toml").write_text(TOML)
+    for name, text in {
+        "lower": "mm  # fast\nlinear\n",
+        "fp32": "softmax # sums\nmul in head # of rope\n",
+        "promote": "",
+    }.items():
+        Path("my", f"{name}.txt").write_text(text)
+    assert lists("edit", "my", "-linear", "+exp:fp32", "--output", "my").exit_code == 0
+    assert Path("my/lower.txt").read_text().splitlines()[1:] == ["mm  # fast"]
+    assert Path("my/fp32.txt").read_text().splitlines()[1:] == ["exp", "softmax  # sums", "mul in head  # of rope"]
 
 
 @pytest.mark.parametrize(

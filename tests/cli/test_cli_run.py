@@ -264,7 +264,7 @@ def test_names_that_torch_does_not_have_are_reported_and_it_runs(here):
     Path("script.py").write_text(DTYPE)
     done = run("--lower", "lower.txt", "script.py")
     assert (done.exit_code, done.stdout) == (0, "torch.bfloat16\n")
-    assert done.stderr.startswith("Warning: lower.txt has names without effect:\nlower.txt:2: 'lienar' is not an op")
+    assert done.stderr.startswith("Warning: names without effect in lower.txt:\nlower.txt:2: 'lienar' is not an op")
 
 
 def test_names_that_no_module_has_are_reported_at_the_end(here):

@@ -88,9 +88,14 @@ def verbosity_that_is_a_word(tmp_path, monkeypatch):
     return {"isVerbose": "no"}, TypeError
 
 
+def strictness_that_is_a_word(tmp_path, monkeypatch):
+    return {"strict": "yes"}, TypeError
+
+
 FAILURES = [
     bad_level,
     verbosity_that_is_a_word,
+    strictness_that_is_a_word,
     bad_dtype,
     missing_list,
     directory_as_list,

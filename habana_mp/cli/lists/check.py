@@ -45,14 +45,14 @@ class Finding:
 def check(files: tuple[str, ...], as_json: bool) -> None:
     """Print the mistakes in list files and policies.
 
-    FILE is a list, a list of edits (+op, -op) or the folder of a policy. Each mistake is one line: names that torch does not have, with
+    FILE is a list, a list of edits (+op, -op), or the folder or policy.toml of a policy. Each mistake is one line: names that torch does not have, with
     the nearest names; lines that are not a name; names that are listed twice; in folders, ops that are in two lists. Exit code 0: no
     mistake; 1: there are some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
     """
-    found = [finding for file in files for finding in (_of_folder if Path(file).is_dir() else _of_file)(file)]
+    found = [finding for file in files for finding in _mistakes(Path(file))]
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in found])
     else:
@@ -62,6 +62,12 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
             click.echo("no mistakes found")
     if found:
         raise SystemExit(1)
+
+
+def _mistakes(path: Path) -> list[Finding]:
+    if path.is_dir():
+        return _of_folder(str(path))
+    return _of_folder(str(path.parent)) if path.name == DESCRIPTION else _read(str(path))[1]
 
 
 def _of_folder(folder: str) -> list[Finding]:
@@ -91,20 +97,10 @@ def _of_folder(folder: str) -> list[Finding]:
                 Policy.load(Path(folder))
             found += [Finding.of(line, description) for each in caught for line in str(each.message).splitlines()[1:]]
     except OSError as error:
-        found.append(
-            Finding(
-                str(error.filename),
-                0,
-                f"{error.strerror}; a policy is policy.toml, lower.txt, fp32.txt and promote.txt",
-            )
-        )
+        found.append(Finding(str(error.filename), 0, str(error.strerror)))
     except ValueError as error:
-        found.append(Finding.of(str(error), description))
+        found += [Finding.of(line, description) for line in str(error).splitlines()]
     return found
-
-
-def _of_file(path: str) -> list[Finding]:
-    return _read(path)[1]
 
 
 def _read(path: str) -> tuple[ListFile, list[Finding]]:

@@ -76,23 +76,23 @@ struct Refused {
 
 const std::vector<Refused> kRefused = {
     {"two names in a line", "mm\nrelu gelu\n",
-     "my.txt:2: 'relu gelu' is not an op name. A line holds one name, of letters, digits, _ and "
-     "one dot"},
+     "my.txt:2: 'relu gelu' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"commas", "mm,relu\n",
-     "my.txt:1: 'mm,relu' is not an op name. A line holds one name, of letters, digits, _ and one "
-     "dot"},
+     "my.txt:1: 'mm,relu' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"a C++ name", "\n\naten::mm\n",
-     "my.txt:3: 'aten::mm' is not an op name. A line holds one name, of letters, digits, _ and one "
-     "dot (write 'mm')"},
+     "my.txt:3: 'aten::mm' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.* (write 'mm')"},
     {"a path", "torch.nn.functional.relu\n",
-     "my.txt:1: 'torch.nn.functional.relu' is not an op name. A line holds one name, of letters, "
-     "digits, _ and one dot (write 'relu')"},
+     "my.txt:1: 'torch.nn.functional.relu' is not an op name. A line holds one name, such as mul, "
+     "mul.Tensor, mul@float16 or mul in encoder.* (write 'relu')"},
     {"an empty overload", "pow.\n",
-     "my.txt:1: 'pow.' is not an op name. A line holds one name, of letters, digits, _ and one "
-     "dot"},
+     "my.txt:1: 'pow.' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"bytes that are no text", std::string("mm\n\0\xFF\n", 6),
-     "my.txt:2: '\\x00\\xff' is not an op name. A line holds one name, of letters, digits, _ and "
-     "one dot"},
+     "my.txt:2: '\\x00\\xff' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"D21 an edit among names", "mm\n+relu\n",
      "my.txt:2: 'relu' begins with + or -, but the names above do not. Either every name begins "
      "with + "
@@ -110,11 +110,11 @@ const std::vector<Refused> kRefused = {
      "my.txt:1: 'mm@float16@bfloat16' is not an entry of a list. After @, float16 or bfloat16 is "
      "accepted"},
     {"a dtype alone", "@float16\n",
-     "my.txt:1: '@float16' is not an op name. A line holds one name, of letters, digits, _ and one "
-     "dot"},
+     "my.txt:1: '@float16' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"a C++ name for one low dtype", "aten::mm@float16\n",
-     "my.txt:1: 'aten::mm@float16' is not an op name. A line holds one name, of letters, digits, _ "
-     "and one dot (write 'mm@float16')"},
+     "my.txt:1: 'aten::mm@float16' is not an op name. A line holds one name, such as mul, "
+     "mul.Tensor, mul@float16 or mul in encoder.* (write 'mm@float16')"},
     {"added, and taken out for one low dtype", "+mm\n-mm@float16\n",
      "my.txt:2: 'mm@float16' is taken out here and added in line 1"},
     {"taken out for one low dtype, and added", "-mm@bfloat16\n+mm\n",
@@ -123,12 +123,16 @@ const std::vector<Refused> kRefused = {
      "my.txt:1: 'a..b' is not a pattern of modules. Accepted are names of modules with dots "
      "between them, * for any characters but a dot, ** for any"},
     {"no modules", "mm in\n",
-     "my.txt:1: 'mm in' is not an op name. A line holds one name, of letters, digits, _ and one "
-     "dot"},
+     "my.txt:1: 'mm in' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.*"},
     {"added, and taken out of the same modules", "+mm in a\n+mm in b\n-mm in a\n",
      "my.txt:3: 'mm in a' is taken out here and added in line 1"},
+    {"an edit of the command line", "+softmax:lower\n",
+     "my.txt:1: 'softmax:lower' is not an op name. A line holds one name, such as mul, mul.Tensor, "
+     "mul@float16 or mul in encoder.* (leave out ':lower': the file is one list)"},
     {"a sign alone", "+\n",
-     "my.txt:1: '' is not an op name. A line holds one name, of letters, digits, _ and one dot"},
+     "my.txt:1: '' is not an op name. A line holds one name, such as mul, mul.Tensor, mul@float16 "
+     "or mul in encoder.*"},
     {"257 characters", "mm\n#" + std::string(256, ' ') + "\n",
      "my.txt:2: the line has more than 256 characters. A line holds one op name"},
     {"larger than 1 MiB", std::string((1u << 20) + 1, '\n'),

@@ -334,7 +334,7 @@ def test_d22_one_warning_for_a_list(written):
     assert Path(warned[0].filename).name == "test_list_files.py"
     torch_has = f"is not an op of torch {torch.__version__}"
     lines = str(warned[0].message).splitlines()
-    assert lines[0] == f"{path} has names without effect:"
+    assert lines[0] == f"names without effect in {path}:"
     assert lines[1].startswith(f"{path}:2: 'lienar' {torch_has}. Did you mean 'linear'")
     assert lines[2].startswith(f"{path}:4: 'sofmax' {torch_has}. Did you mean 'softmax'")
     assert lines[3] == f"{path}:5: 'qqqqqqqq' {torch_has}"
@@ -345,7 +345,8 @@ def test_d22_one_warning_for_a_list(written):
 def test_d22_a_warning_for_each_list(written):
     with pytest.warns(UserWarning, match="names without effect") as warned:
         for_convert(bf16=written("lienar\n", "low.txt"), fp32=written("-sofmax\n", "fp32.txt"))
-    assert [str(warning.message).split(" ")[0].rpartition("/")[2] for warning in warned] == ["low.txt", "fp32.txt"]
+    first_lines = [str(warning.message).splitlines()[0] for warning in warned]
+    assert [line.rpartition("/")[2] for line in first_lines] == ["low.txt:", "fp32.txt:"]
 
 
 def test_d22_looks_up_the_name_alone(written):

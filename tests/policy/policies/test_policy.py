@@ -163,8 +163,19 @@ def test_from_ops_of_nothing_is_a_policy():
     assert repr(Policy.from_ops()) == "<Policy custom: bfloat16, no lists, rest=inputs>"
 
 
+def test_from_files_takes_paths():
+    words = r"^lower takes the path of a list file, not \['linear'\]. Policy.from_ops takes lists of names$"
+    with pytest.raises(TypeError, match=words):
+        Policy.from_files(lower=["linear"])
+
+
 BAD_OPS = {
     "one string": ({"lower": "relu"}, TypeError, "lower must be a list of op names, not the one name 'relu'"),
+    "a function": (
+        {"fp32": ["mm", len]},
+        TypeError,
+        "fp32 must be a list of op names such as 'relu', and has <built-in",
+    ),
     "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is not an op name"),
     "D23": (
         {"lower": ["mm"], "fp32": ["mm"]},
@@ -222,7 +233,7 @@ def test_a_class_in_place_of_an_op_is_reported_with_the_op(name, op):
 
 
 def test_from_ops_warns_of_names_that_torch_lacks():
-    with pytest.warns(UserWarning, match="the lower list has names without effect:\n'lienar' is not an op") as warned:
+    with pytest.warns(UserWarning, match="names without effect in the lower list:\n'lienar' is not an op") as warned:
         Policy.from_ops(lower=["lienar", "mm"])
     assert [Path(warning.filename).name for warning in warned] == ["test_policy.py"]
 

@@ -30,6 +30,7 @@
 #include <torch/csrc/python_headers.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -123,8 +124,18 @@ inline c10::Stream current_stream(c10::Device device) {
 template <typename Stream>
 bool is_capturing(const Stream& stream) {
   if constexpr (requires { stream.is_capturing(); }) {
-    return stream.is_capturing();
-  } else {  // torch 2.11 and 2.12 tell Python only
+    if (stream.device_type() == c10::DeviceType::CUDA) return stream.is_capturing();
+    // torch 2.12 raises for devices that capture nothing: each is asked once.
+    static std::atomic<std::uint64_t> capture_nothing{0};
+    const std::uint64_t device = std::uint64_t{1} << static_cast<int>(stream.device_type());
+    if (capture_nothing.load(std::memory_order_relaxed) & device) return false;
+    try {
+      return stream.is_capturing();
+    } catch (const c10::Error&) {
+      capture_nothing.fetch_or(device, std::memory_order_relaxed);
+      return false;
+    }
+  } else {  // torch 2.11 tells Python only
     if (stream.device_type() != c10::DeviceType::CUDA) return false;
     const pybind11::gil_scoped_acquire gil;
     return pybind11::module_::import("torch.cuda")

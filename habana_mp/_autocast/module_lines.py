@@ -39,7 +39,8 @@ def hint_for(pattern: str, modules: Mapping[str, str]) -> str:
         return f": paths are matched, not classes. Modules of this class: {shown}"
     if shorter := without_model(pattern):
         return f". A path has no name of a model before it. Write {shorter!r}"
-    if (inside := f"**.{pattern}") and (paths := [path for path in modules if path_pattern(inside).fullmatch(path)]):
+    inside = f"**.{pattern}"
+    if paths := [*filter(path_pattern(inside).fullmatch, modules)]:
         return f", but modules inside others match {inside!r}, such as {paths[0]!r}"
     return near(pattern, filter(None, modules))
 

@@ -74,9 +74,9 @@ def set_policies(
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {model!r}")
-    if policies == _FP32:
-        raise ValueError("'fp32' is for the modules of a mapping. For the whole model pass {'': 'fp32'}")
     if isinstance(policies, (Policy, str, os.PathLike)):
+        if policies == _FP32:
+            raise ValueError("'fp32' is for the modules of a mapping. For the whole model pass {'': 'fp32'}")
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
         lines = lines_of(policy)

@@ -99,7 +99,10 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
 
 
 def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mapping[str, str] | None = None) -> None:
-    """The folder that ``read_folder`` reads back as this policy, with comments behind some names. The folder is there. Raises OSError."""
+    """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError.
+
+    Behind a name is its comment, or else the one that the file has which the name was read from; that may be a file of this folder.
+    """
     comments = comments or {}
     described = {
         "name": policy.name,
@@ -111,21 +114,19 @@ def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mappi
         "cache": policy.cached,
     }
     # JSON's strings, lists of strings and booleans are TOML's.
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    texts = {DESCRIPTION: "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())}
     for title in LISTS:
-        names = [op for op, _, _ in getattr(policy, title)]
-        names += [f"{op} in {modules}" for other, op, modules, _, _ in policy.limited if other == title]
-        ops = "".join(f"{name}  # {comments[name]}\n" if name in comments else f"{name}\n" for name in names)
-        (folder / f"{title}.txt").write_text(f"# Policy {policy.name}, {title}: {source}\n{ops}", encoding="utf-8")
-
-
-def comments_of(policy: core.Policy) -> dict[str, str]:
-    """What stands behind the names of a policy in the files that it was read from, by name."""
-    entries = [(op, op, file, line) for title in LISTS for op, file, line in getattr(policy, title)]
-    entries += [(f"{op} in {modules}", op, file, line) for _, op, modules, file, line in policy.limited]
-    found = {name: comment_of(file, line, op) for name, op, file, line in entries}
-    return {name: comment for name, comment in found.items() if comment}
+        entries = [(op, op, file, line) for op, file, line in getattr(policy, title)]
+        entries += [
+            (f"{op} in {where}", op, file, line) for each, op, where, file, line in policy.limited if each == title
+        ]
+        lines = [f"# Policy {policy.name}, {title}: {source}"]
+        for name, op, file, line in entries:
+            comment = comments.get(name) or comment_of(file, line, op)
+            lines.append(f"{name}  # {comment}" if comment else name)
+        texts[f"{title}.txt"] = "\n".join(lines) + "\n"
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def source_of(preset: str) -> str:

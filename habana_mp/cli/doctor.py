@@ -70,7 +70,7 @@ class Examination:
 def doctor(as_json: bool) -> None:
     """Check this machine, and measure the speed of bfloat16 on it.
 
-    The command checks versions, CPU, cast kernels, weight cache and environment. The measurement takes a second.
+    The command checks versions, presets, CPU, cast kernels, weight cache and environment. The measurement takes a second.
 
     Exit code 0: no problem; 1: there is something to fix.
 

@@ -45,9 +45,9 @@ class Finding:
 def check(files: tuple[str, ...], as_json: bool) -> None:
     """Print the mistakes in list files and policies.
 
-    FILE is a list, a list of edits (+op, -op), or the folder or policy.toml of a policy. Each mistake is one line: names that torch does not have, with
-    the nearest names; lines that are not a name; names that are listed twice; in folders, ops that are in two lists. Exit code 0: no
-    mistake; 1: there are some.
+    FILE is a list, a list of edits (+op, -op), or the folder or policy.toml of a policy. Each mistake is one line: names that torch does
+    not have, with the nearest names; lines that are not a name; names that are listed twice; in folders, ops that are in two lists. Exit
+    code 0: no mistake; 1: there are some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/

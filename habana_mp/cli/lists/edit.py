@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from habana_mp._policy.folder import comments_of, write_folder
+from habana_mp._policy.folder import write_folder
 from habana_mp._policy.policy import renamed
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import EditParameter, PolicyParameter, tell_of_the_rest
@@ -46,7 +46,6 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
         if folder.is_dir() and any(folder.iterdir()) and not (before.is_file() and Policy.load(folder) == policy):
             raise Problem(f"{output} has files in it. Use a new folder, or that of the edited policy")
         named = renamed(edited._core, folder.resolve().name)
-        comments = comments_of(named)  # before the files that hold them are written again
         folder.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, named, f"{policy.name} with {' '.join(edits)}", comments)
+        write_folder(folder, named, f"{policy.name} with {' '.join(edits)}")
         tell_of_the_rest(edited, edits)

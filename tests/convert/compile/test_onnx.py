@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
 
@@ -89,6 +90,15 @@ def test_onnxruntime_has_no_gemm_in_bfloat16():
         session(program)
 
 
+def test_onnxruntime_refuses_a_norm_of_two_dtypes():
+    """The same page: float32 weights and a float16 input. The preset balanced has layer_norm in float32."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval(), torch.randn(2, 8)
+    hmp.convert(policy="torch-cpu", low_precision_type=torch.float16)
+    program = torch.onnx.export(model, (x,), verbose=False)
+    with pytest.raises(Exception, match=r"LayerNormalization.*bound to different types"):
+        session(program)
+
+
 PROGRAM = """
 import torch
 {first}
@@ -115,6 +125,6 @@ def test_inductor_compiles_on_a_machine_of_ci(front_end, monkeypatch):
     """Where CI is set, Inductor refuses an op that torch's own table of decompositions has: ours stood there for ONNX's sake."""
     monkeypatch.setenv("CI", "true")
     model, x = nn.Sequential(nn.Linear(128, 128)).eval(), torch.randn(2, 128)
-    with front_end(torch.bfloat16), torch.no_grad():
-        torch.compiler.reset()
+    torch.compiler.reset()
+    with fresh_cache(), front_end(torch.bfloat16), torch.no_grad():
         assert torch.equal(torch.compile(model, fullgraph=True)(x), model(x))

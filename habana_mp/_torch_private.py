@@ -178,6 +178,11 @@ MODULE_CALLS = Feature(
     "torch.autocast(enabled=False) inside a module leaves the casts of hmp.convert on",
     call="torch.nn:Module._call_impl",
 )
+# Dynamo traces the backward pass of an autograd.Function where its forward is called.
+BACKWARD_TRACE = Feature(
+    "a backward pass of torch.amp.custom_bwd is compiled without the casts of hmp.convert",
+    call="torch._dynamo.variables.higher_order_ops:AutogradFunctionApplyVariable.trace_backward_graph",
+)
 # The arguments of a module whose policy is "fp32".
 SET_POLICIES = Feature(
     "hmp.set_policies does not work",

@@ -18,6 +18,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 from habana_mp._torch_private import (
+    BACKWARD_TRACE,
     DYNAMO,
     MODULE_CALLS,
     TRACE_END,
@@ -111,7 +112,8 @@ def _where_entered() -> tuple[bool, Any]:
         return False, None
     if _module(frame).startswith(f"{DYNAMO}.") and TRACE_END.works:
         trace = TRACE_END.translator.current_tx()
-        return bool(nn_modules_of(trace)) or _is_in_forward(frame), trace
+        in_forward = (nn_modules_of(trace) or _is_in_forward(frame)) and not _is_in_traced_backward(frame)
+        return bool(in_forward), trace
     # Checkpointing, DataParallel and graphs enter what they have found: nobody has written it there.
     return not _module(frame).startswith("torch.") and _is_in_forward(frame), None
 
@@ -137,6 +139,16 @@ def _is_in_forward(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _is_in_traced_backward(frame: FrameType | None) -> bool:
+    """As in eager mode, where the backward pass of an autograd.Function is not called in a module (D43)."""
+    if not BACKWARD_TRACE.works:
+        return False
+    code = BACKWARD_TRACE.call.__code__
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _module(frame: FrameType) -> str:

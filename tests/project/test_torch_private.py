@@ -72,6 +72,7 @@ PARAMETERS = {
     "EXPORT.take_mode": [],
     "SET_POLICIES.map_tensors": ["type_or_types_or_pred", "func", "tree"],
     "MODULE_CALLS.call": ["self"],
+    "BACKWARD_TRACE.call": ["self"],
     "CHECKPOINT.generator": ["fn"],
     "OPTIMIZERS.hook": ["func"],
     "DTENSOR.in_redistribute": ["local_tensor"],

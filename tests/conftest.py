@@ -77,7 +77,9 @@ def place_for_scripts(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, one for the tests of a file."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=30_000)  # as for actions: machines may be busy
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

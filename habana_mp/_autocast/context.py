@@ -16,6 +16,7 @@ from habana_mp._autocast.regions import region_of
 from habana_mp._policy.environment import read_environment
 from habana_mp._policy.policy import Policy
 from habana_mp._scope import traced
+from habana_mp._scope.async_functions import decorated_async
 from habana_mp._torch_private import DecoratorContextManager, run_while_traced
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     change in-place calls, calls with ``dtype=`` or ``out=``, or calls with a float64 or complex tensor. Weights keep their dtype.
 
     Regions nest, also with ``torch.autocast``, and the inner one is in force. One instance may be nested in itself, entered on several
-    threads, and used to decorate recursive functions. ``disable_casts`` switches the casts of a region off, too.
+    threads, and used to decorate recursive functions. A decorated coroutine function is inside while it runs, and outside while it
+    waits. ``disable_casts`` switches the casts of a region off, too.
 
     Args:
         device_type: the type of the tensors to cast: "cpu", "cuda", "xpu", "hpu", or the name of your own backend. On a machine without
@@ -103,6 +105,10 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
             )
         *others, policy = self._made_of
         return functools.partial(autocast, *others, policy=policy), ()
+
+    def __call__(self, func: Any) -> Any:
+        decorated = decorated_async("hmp.autocast", self.clone, func)
+        return super().__call__(func) if decorated is None else decorated
 
     def __enter__(self) -> Self:  # type: ignore[override]
         # A with statement runs C in place of this and of __exit__, as it does for disable_casts (habana_mp/_scope/disable_casts.py).

@@ -40,8 +40,10 @@ def region_of(
         dtype = getattr(torch, named)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{not_low(dtype, 'dtype')}. To pass a policy, use policy=")
-    if not isinstance(enabled, bool) or not isinstance(cache_enabled, (bool, type(None))):
-        raise TypeError(f"enabled and cache_enabled must be True or False, not {enabled!r} and {cache_enabled!r}")
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled must be True or False, not {enabled!r}")
+    if not isinstance(cache_enabled, (bool, type(None))):
+        raise TypeError(f"cache_enabled must be True, False or None (what the policy has), not {cache_enabled!r}")
     chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
     if dtype is None:
         # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.

@@ -77,7 +77,7 @@ class Explanation:
 
 
 class Explanations(tuple[Explanation, ...]):
-    """The result of ``explain`` for several ops. ``print`` shows one line for each.
+    """The result of ``explain`` for several ops. ``print`` shows one line for each, and one for each rule inside some modules.
 
     Example:
         >>> several = hmp.explain("mm", "softmax", policy="torch-cuda")
@@ -90,7 +90,11 @@ class Explanations(tuple[Explanation, ...]):
     def __str__(self) -> str:
         wide = max((len(each.op) for each in self), default=0)
         states = dict.fromkeys(f"{each.policy.name}, {each.state}" for each in self)
-        return "\n".join([*states, *(f"  {each.op:<{wide}}  {str(each.rule).partition(': ')[2]}" for each in self)])
+        lines = []
+        for each in self:
+            lines.append(f"  {each.op:<{wide}}  {str(each.rule).partition(': ')[2]}")
+            lines += [f"  {'':<{wide}}  {note}" for note in _note_of_modules(each.op, each.policy)]
+        return "\n".join([*states, *lines])
 
     def _repr_html_(self) -> str:
         return "".join(each._repr_html_() for each in self)

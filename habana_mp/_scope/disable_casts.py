@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
+from habana_mp._scope.async_functions import decorated_async
 from habana_mp._torch_private import DECORATORS, NoParamDecoratorContextManager, set_autocast_enabled
 
 # The autocast switch of this device type, which nobody casts on, means that casts are off: src/scope/casts_off.h
@@ -56,11 +53,8 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
                 f"disable_casts decorates functions, not {orig_func!r}. As a context manager it takes no arguments"
             )
         DECORATORS.need()
-        if inspect.iscoroutinefunction(orig_func):
-            return _in_steps(self.clone, orig_func)
-        if inspect.isasyncgenfunction(orig_func):
-            raise TypeError("disable_casts cannot decorate an async generator: use it as a context manager inside")
-        return super().__call__(orig_func)
+        decorated = decorated_async("disable_casts", self.clone, orig_func)
+        return super().__call__(orig_func) if decorated is None else decorated
 
     def __enter__(self) -> None:
         # A with statement runs C in place of this and of __exit__ (run_disable_casts_in_c): the interpreter looks for signals inside a
@@ -77,22 +71,6 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
             set_autocast_enabled(CASTS_OFF, self._before.pop())
         else:
             _core.exit_disabled()
-
-
-def _in_steps(make: Callable[[], disable_casts], function: Any) -> Any:
-    """A coroutine function that is inside ``make()`` while it runs and outside while it waits: other tasks share its thread."""
-
-    @types.coroutine
-    def steps(coroutine: Any) -> Any:
-        return (yield from coroutine.__await__())
-
-    drive = types.coroutine(DECORATORS.in_steps(make, steps))
-
-    @functools.wraps(function)
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await drive(function(*args, **kwargs))
-
-    return wrapper
 
 
 _core.run_disable_casts_in_c(disable_casts.__enter__, disable_casts.__exit__)

@@ -54,7 +54,6 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.option(
     "--per",
     type=click.Choice(["op", "module"]),
-    default="op",
     help="These edits are of an op, or of an op in some modules. Default: op.",
 )
 @click.option("--max-casts", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if there are more casts.")
@@ -85,7 +84,7 @@ def report(
     html: str | None,
     json_file: str | None,
     edits_file: str | None,
-    per: str,
+    per: str | None,
     max_casts: int | None,
     max_error: float | None,
     baseline: str | None,
@@ -110,6 +109,8 @@ def report(
     """
     if not values and (edits_file or max_error is not None):
         raise Problem(f"--{'write-edits' if edits_file else 'max-error'} needs --values")
+    if per is not None and not edits_file:
+        raise Problem("--per needs --write-edits FILE")
     with user_errors():
         before = None if baseline is None else hmp.CastReport.load(baseline)
     process, ending = os.getpid(), None
@@ -124,7 +125,7 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            Path(edits_file).write_text(edits_text(seen.edits(per)), "utf-8")
+            Path(edits_file).write_text(edits_text(seen.edits(per or "op")), "utf-8")
     if ending is not None and ending.code:
         raise ending
     beyond = [*_beyond(seen, max_casts, max_error, before)]

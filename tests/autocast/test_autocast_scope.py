@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -101,6 +102,35 @@ def test_a_generator_is_inside_while_it_runs() -> None:
     for inside in two():
         found += [inside, results()]
     assert found == [UNDER_A, PLAIN] * 2
+
+
+def test_a_coroutine_is_inside_while_it_runs() -> None:
+    @hmp.autocast("cpu", policy=A)
+    async def step():
+        before = results()
+        await asyncio.sleep(0)
+        return before, results()
+
+    async def other():
+        seen = [results()]
+        for _ in range(3):
+            await asyncio.sleep(0)
+            seen.append(results())
+        return seen
+
+    async def both():
+        return await asyncio.gather(step(), other(), step())
+
+    assert asyncio.run(both()) == [(UNDER_A, UNDER_A), [PLAIN] * 4, (UNDER_A, UNDER_A)]
+    assert results() == PLAIN
+
+
+def test_an_async_generator_is_not_decorated() -> None:
+    async def batches():
+        yield
+
+    with pytest.raises(TypeError, match="autocast cannot decorate an async generator"):
+        hmp.autocast("cpu", policy=A)(batches)
 
 
 def test_exceptions_leave_it() -> None:

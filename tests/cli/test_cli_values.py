@@ -41,6 +41,14 @@ def test_report_values(here):
     assert report.edits()
 
 
+def test_shares_of_an_error_that_is_not_known_are_not_shown(here):
+    """A loss that is not finite has no gradients to tell which op makes the error: 0 % for each would be false."""
+    assert "of all error" in call("report", "--values", "train.py").stderr
+    spoiled = call("report", "--values", "--html", "casts.html", "train.py", "--spoil").stderr
+    assert "error" in spoiled
+    assert "of all error" not in spoiled
+
+
 def test_without_values_nothing_is_measured(here):
     call("report", "--json", "out.json", "train.py")
     assert not any("values" in row for row in json.loads(Path("out.json").read_text())["rows"])
@@ -50,7 +58,7 @@ def test_without_values_nothing_is_measured(here):
     ("arguments", "code", "printed"),
     [
         ([], 0, "is finite.\nhabana-mp report --values shows the ops that lost numbers on the way"),
-        (["--exit"], 3, "is finite"),
+        (["--exit"], 3, "The script failed. Until then, all that it trained, returned or printed was finite."),
         (["--spoil"], 1, "pow makes infinities in bfloat16, in the forward pass"),
         (["--spoil", "--exit"], 1, "pow makes infinities"),
     ],
@@ -96,6 +104,7 @@ def test_edits_of_modules_are_written_and_taken(here):
         (["--values", "--max-error", "1e-6"], 1, "--max-error 1e-06: linear has 0.00"),
         (["--max-error", "1"], 2, "--max-error needs --values"),
         (["--write-edits", "d.txt"], 2, "--write-edits needs --values"),
+        (["--values", "--per", "module"], 2, "--per needs --write-edits FILE"),
         (["--baseline", "none.json"], 2, "File 'none.json' does not exist"),
         (["--baseline", "train.py"], 2, "train.py: not a report"),
         (["--baseline", "before.json"], 0, ""),

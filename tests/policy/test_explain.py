@@ -212,6 +212,13 @@ def test_several(case: str) -> None:
         assert explained._repr_html_().count("</table>") == len(found)
 
 
+def test_several_have_a_line_for_each_rule_inside_modules() -> None:
+    policy = hmp.Policy.load("balanced").with_edits("+matmul in **.rotary:fp32", "+bmm in **.router:fp32")
+    _, *lines = str(hmp.explain("matmul", "softmax", policy=policy)).splitlines()
+    assert [line.split()[0] for line in lines] == ["matmul", "in", "softmax"]
+    assert "in the modules **.rotary it is in the fp32 list" in lines[1]
+
+
 def test_a_module_has_the_same_ops_where_something_is_converted() -> None:
     def ops() -> list[str]:
         return [each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy="hmp")]

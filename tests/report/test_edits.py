@@ -280,6 +280,45 @@ def test_an_edit_foretells_the_loss(seed):
     assert edit.error_after == pytest.approx(abs(loss(policy.with_edits(edit.text)).item() - exact), abs=0.1 * off)
 
 
+VIEWS = {
+    "none": lambda x: x,
+    "view": lambda x: x.view(4, 16, 16),
+    "index": lambda x: x[:, None],
+    "transpose": lambda x: x.mT,
+    "reshape of it": lambda x: x.mT.reshape(64, 16),
+    "two": lambda x: x[:, None].transpose(0, 1),
+    "a copy": lambda x: x.index_select(0, torch.arange(64)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_an_edit_is_not_advised_where_a_view_of_the_results_is_rounded_again(name):
+    """Positions are sums that rotary embeddings give to a product through x[:, None]."""
+    torch.manual_seed(0)
+    x, weight = torch.rand(64, 16), torch.rand(16, 16, requires_grad=True)
+    last = torch.rand(VIEWS[name](x).shape[-1], 8)
+    policy = hmp.Policy.from_ops(lower=["mm", "cumsum", "matmul"], name="positions")
+
+    def run(policy):
+        with hmp.autocast("cpu", policy=policy):
+            return torch.matmul(VIEWS[name](torch.cumsum(torch.mm(x, weight), 0)), last).float()
+
+    with hmp.report(values=True) as report:
+        before = run(policy)
+        before.sin().sum().backward()
+    assert report.error_share("cumsum") > 0.05
+    assert "+cumsum:fp32" not in [edit.text for edit in report.edits()]
+    assert run(policy.with_edits("+cumsum:fp32")).equal(before)
+
+
+def test_an_edit_is_advised_where_a_view_of_the_results_stays():
+    torch.manual_seed(0)
+    x, weight = torch.rand(64, 16), torch.rand(16, 16, requires_grad=True)
+    with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mm", "cumsum"])), hmp.report(values=True) as report:
+        torch.cumsum(torch.mm(x, weight), 0)[:, None].float().sin().sum().backward()
+    assert "+cumsum:fp32" in [edit.text for edit in report.edits()]
+
+
 @pytest.mark.parametrize("op", ["gelu", "layer_norm"])
 def test_an_edit_whose_results_are_rounded_again_is_not_advised(op):
     """It is given bfloat16, and the linear layer behind it casts what it makes to bfloat16: in float32 it makes the same."""

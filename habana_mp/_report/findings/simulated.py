@@ -63,18 +63,34 @@ class Simulation:
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
-        left = {row: self._left(row, moved) for row in moved} if dtype == _WIDE else {}
+        computing = [row for row in moved if dtype == _WIDE and _core.computes(self._rows[row]["op"])]
+        left = {row: self._left(row, moved) for row in computing}
         return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward, left)
 
     def _left(self, number: int, moved: dict[int, str]) -> float:
-        row, users = self._rows[number], self._users.get(number, [])
-        cast_back = bool(users) and all(self._wanted(user, moved) == self._low for user in users)
+        row, readers = self._rows[number], self._readers(number, moved)
+        cast_back = bool(readers) and all(self._wanted(reader, moved) == self._low for reader in readers)
         if not cast_back:
             return 0.0
         if all(self._given(edge, moved) == self._low for edge in self._inputs(number)):
             return 1.0
         error = float(local_error(row["values"]["ran"])) if row.get("values") else 0.0
         return min(1.0, _ROUNDING[self._low] / error) if 0 < error < math.inf else 0.0
+
+    def _readers(self, number: int, moved: dict[int, str]) -> set[int]:
+        """The rows that use a result. Views and the like hand its numbers on as they are: they count for those that use theirs.
+
+        The users of a view may be those of what it is a view of.
+        """
+        found: set[int] = set()
+        waiting, seen = [number], {number}
+        while waiting:
+            for user in self._users.get(waiting.pop(), []):
+                if user not in seen:
+                    seen.add(user)
+                    hands_on = user in moved and not _core.computes(self._rows[user]["op"])
+                    (waiting.append if hands_on else found.add)(user)
+        return found
 
     def _timed(self) -> Iterator[dict[str, Any]]:
         return (row for row in with_values(self._rows) if row["values"].get("other_seconds") and row["values"]["calls"])

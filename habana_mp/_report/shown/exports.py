@@ -42,8 +42,10 @@ def scalars(report: dict[str, Any]) -> dict[str, float]:
         "casts/share_of_time": report["cast_seconds"] / report["seconds"] if report["seconds"] else 0.0,
     }
     rows = list(with_values(report["rows"]))
+    shares_known = share(rows, rows) > 0
     for group in grouped(rows, lambda row: row["op"]):
         op = group[0]["op"]
         found[f"error/{op}"] = float(local_error(added(row["values"]["ran"] for row in group)))
-        found[f"error_share/{op}"] = share(rows, group)
+        if shares_known:
+            found[f"error_share/{op}"] = share(rows, group)
     return found

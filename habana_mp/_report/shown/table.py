@@ -160,7 +160,7 @@ def _lost(report: dict[str, Any]) -> Callable[[sums.OpSum], int]:
 def _error_columns(
     report: dict[str, Any], number: dict[str, Any]
 ) -> list[tuple[int, str, dict[str, Any], Callable[[sums.OpSum], Text | str]]]:
-    """Of a report with values: the error of an op, red where numbers are lost, and its share of the error of the loss."""
+    """Of a report with values: the error of an op, red where numbers are lost, and its share of the error of the loss if that is known."""
     if not report.get("low_dtype"):
         return []
     rows = {group[0]["op"]: group for group in grouped(with_values(report["rows"]), lambda row: row["op"])}
@@ -177,7 +177,8 @@ def _error_columns(
         part = share(report["rows"], rows.get(each.op, []))
         return _number(units.share(part, 1.0), part)
 
-    return [(_MIDDLE, "error", number, error), (_MIDDLE, "of all error", number, of_all)]
+    is_known = share(report["rows"], report["rows"]) > 0  # not where the loss or its gradients are not finite
+    return [(_MIDDLE, "error", number, error), *([(_MIDDLE, "of all error", number, of_all)] if is_known else [])]
 
 
 def _pairs(each: sums.OpSum, wide: bool) -> Text:

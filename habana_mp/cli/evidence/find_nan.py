@@ -12,6 +12,7 @@ _ALL_FINITE = (
     "All that the script trained, returned or printed is finite.\n"
     "habana-mp report --values shows the ops that lost numbers on the way (NaN or infinity)."
 )
+_ENDED_EARLY = "The script failed. Until then, all that it trained, returned or printed was finite."
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -26,7 +27,7 @@ def find_nan(script: Script) -> None:
       habana-mp find-nan train.py --steps 1
       habana-mp find-nan --policy torch-cpu --dtype fp16 train.py
 
-    The exit code is 1 if there is such an op, else that of the script.
+    The exit code is 1 if there is such an op, else that of the script, which is also 1 if the script raises.
     """
     ending: list[SystemExit] = []
 
@@ -37,8 +38,10 @@ def find_nan(script: Script) -> None:
             ending.append(error)
 
     found = hmp.find_nonfinite(step)
-    click.echo(str(found) if found is not None else _ALL_FINITE, err=True)
+    code = ending[0].code if ending else None
     if found is not None:
+        click.echo(str(found), err=True)
         raise SystemExit(1)
+    click.echo(_ENDED_EARLY if code else _ALL_FINITE, err=True)
     if ending:
         raise ending[0]

@@ -49,6 +49,16 @@ def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
     assert "bfloat16 5.0 kB" in text or "bfloat16" in text
 
 
+def test_shares_of_an_error_that_is_not_known_are_not_shown(reader: Reader) -> None:
+    report = measured()
+    for row in report["rows"]:
+        row["values"] |= dict.fromkeys(("change", "change_low"), 0.0)
+    opened = reader.open(report)
+    headings = opened.locator("#ops-table thead button").all_inner_texts()
+    assert headings[5:7] == ["error", "cast time"]
+    expect(opened.locator("#tree .heading")).not_to_contain_text("of all error")
+
+
 @pytest.mark.parametrize("width", [390, 768, 1280, 1920])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_no_wider_than_the_window(reader: Reader, width: int, scheme: str) -> None:

@@ -1,0 +1,34 @@
+"""Functions that other tasks interrupt, decorated with what is in force on a thread: ``disable_casts`` and ``autocast``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from habana_mp._torch_private import DECORATORS
+
+
+def decorated_async(decorator: str, make: Callable[[], Any], function: Any) -> Any:
+    """A coroutine function that is inside ``make()`` while it runs and outside while it waits: other tasks share its thread.
+
+    None for a function that is not asynchronous. Raises TypeError for an async generator.
+    """
+    if inspect.isasyncgenfunction(function):
+        raise TypeError(f"{decorator} cannot decorate an async generator: use it as a context manager inside")
+    if not inspect.iscoroutinefunction(function):
+        return None
+
+    @types.coroutine
+    def steps(coroutine: Any) -> Any:
+        return (yield from coroutine.__await__())
+
+    drive = types.coroutine(DECORATORS.in_steps(make, steps))
+
+    @functools.wraps(function)
+    async def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return await drive(function(*args, **kwargs))
+
+    return wrapper

@@ -165,6 +165,10 @@ def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
     """The op itself, or those that a module or a part of a name stands for."""
     kind = op
     if isinstance(op, str):
+        if " in " in op:
+            raise ValueError(
+                f"explain takes the name of an op, here {op.partition(' in ')[0]!r}: its explanation has the rules inside modules"
+            )
         try:
             return [plain_name(op)]
         except ValueError:

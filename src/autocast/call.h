@@ -16,10 +16,9 @@
 #include <vector>
 
 #include "autocast/form.h"
-#include "base/torch_private.h"
 #include "call/cast_argument.h"
 #include "call/packed_call.h"
-#include "cast/dtypes.h"
+#include "cast/tensors.h"
 #include "policy/decide.h"
 #include "scope/regions.h"
 
@@ -58,13 +57,6 @@ void for_each_tensor(const Argument& argument, Visit& visit) {
     static_assert(!std::is_same_v<Argument, c10::List<std::optional<at::Tensor>>>,
                   "such ops have boxed kernels");
   }
-}
-
-// As decide() is to see it.
-inline DType dtype_seen(const at::Tensor& tensor) {
-  const DType dtype = dtype_of(tensor);
-  // A Python number that torch wraps (D38).
-  return dtype == DType::Float64 && torch_private::is_wrapped_number(tensor) ? DType::Other : dtype;
 }
 
 // The same for a call on tensors of `device`: a tensor of another device type is none of it.

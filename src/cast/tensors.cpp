@@ -25,7 +25,7 @@ c10::SmallVector<at::Tensor, 8> tensors_in(c10::ArrayRef<c10::IValue> values) {
 unsigned dtypes_of(Tensors tensors) {
   unsigned seen = 0;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) seen |= dtype_bit(dtype_of(tensor));
+    if (tensor.defined()) seen |= dtype_bit(dtype_seen(tensor));
   }
   return seen;
 }

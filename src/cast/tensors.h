@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "base/torch_private.h"
+#include "cast/dtypes.h"
 #include "policy/dtype.h"
 
 namespace habana_mp {
@@ -18,7 +20,13 @@ using Tensors = c10::ArrayRef<at::Tensor>;
 // Those among the arguments or the results of an op, in lists too.
 c10::SmallVector<at::Tensor, 8> tensors_in(c10::ArrayRef<c10::IValue> values);
 
-// Bits of dtype_bit().
+// As decide() and the report are to see it: a Python number that torch wraps is no float64 (D38).
+inline DType dtype_seen(const at::Tensor& tensor) {
+  const DType dtype = dtype_of(tensor);
+  return dtype == DType::Float64 && torch_private::is_wrapped_number(tensor) ? DType::Other : dtype;
+}
+
+// Bits of dtype_bit(), as dtype_seen().
 unsigned dtypes_of(Tensors tensors);
 
 // That the numbers of the tensor take in an eligible dtype.

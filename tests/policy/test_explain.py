@@ -219,6 +219,13 @@ def test_several_have_a_line_for_each_rule_inside_modules() -> None:
     assert "in the modules **.rotary it is in the fp32 list" in lines[1]
 
 
+def test_an_op_in_modules_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="takes the name of an op, here 'mul': its explanation has the rules inside modules"
+    ):
+        hmp.explain("mul in **.rotary")
+
+
 def test_a_module_has_the_same_ops_where_something_is_converted() -> None:
     def ops() -> list[str]:
         return [each.op for each in hmp.explain("nn.MultiheadAttention", "mm", policy="hmp")]

@@ -128,6 +128,15 @@ def test_casts_switched_off_leave_rows_that_say_so(front_end):
     assert report.casts() == 0
 
 
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_a_python_number_is_no_float64(front_end):
+    """torch wraps it into a tensor of float64, which takes the dtype of the others (D38)."""
+    row = Table(under(front_end, lambda: X * 0.1, "balanced")).of("mul")
+    assert (row["dtypes"], row["runs_in"]) == (["float32"], ["float32"])
+    row = Table(under(front_end, lambda: X * torch.tensor(0.1, dtype=torch.float64), "balanced")).of("mul")
+    assert row["dtypes"] == ["float32", "float64"]
+
+
 def test_without_a_policy_all_is_outside():
     with hmp.report() as report:
         torch.mm(X, W)

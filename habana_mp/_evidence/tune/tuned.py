@@ -117,7 +117,8 @@ class Tuned:
         return PolicyDiff.between(other if isinstance(other, Policy) else Policy.load(other), self.policy)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` accept.
+        """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` accept. It has the name
+        of the folder.
 
         Each line that the search decided has its evidence as a comment.
 
@@ -130,7 +131,8 @@ class Tuned:
                 errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target)
             )
         target.mkdir(parents=True, exist_ok=True)
-        write_folder(target, self.policy._core, self._source(), self._evidence())
+        named = renamed(self.policy._core, target.resolve().name)
+        write_folder(target, named, self._source(), self._evidence())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as values for JSON. Infinite errors are None."""

@@ -124,9 +124,10 @@ def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
     folder = tmp_path / "made" / "policy"
     found.save(folder)
     found.save(folder)  # over itself
-    assert hmp.Policy.load(folder) == found.policy
+    loaded = hmp.Policy.load(folder)
+    assert (loaded, loaded.name) == (found.policy, "policy")
     fp32 = (folder / "fp32.txt").read_text().splitlines()
-    assert fp32[0].startswith(f"# Policy tuned, fp32: hmp.tune from hmp, error {found.error:.2g} of 0.01")
+    assert fp32[0].startswith(f"# Policy policy, fp32: hmp.tune from hmp, error {found.error:.2g} of 0.01")
     (line,) = [line for line in fp32 if line.startswith("cos ")]
     assert line.startswith("cos  # in bfloat16: predicted error ")
     assert "linear  # in bfloat16: predicted error " in (folder / "lower.txt").read_text()

@@ -45,6 +45,22 @@ def test_hmp_beside_no_casts(here):
     assert "Sequential: 0" in Path("c.html").read_text()
 
 
+def test_none_casts_nothing_in_regions_of_the_script(here):
+    Path("region.py").write_text(
+        "import torch\nfrom habana_mp import hmp\n"
+        "with hmp.autocast('cpu'):\n    print(torch.nn.Linear(8, 8)(torch.randn(4, 8)).dtype)\n"
+    )
+    done = call("--policy", "balanced", "region.py")
+    assert (done.stdout, done.returncode) == ("torch.float32\ntorch.bfloat16\n", 1), done.stderr
+
+
+def test_no_rule_is_named_where_nothing_is_cast(here):
+    assert (
+        "first difference\n  linear in Sequential: 0, in the forward pass: a float32, b bfloat16 ("
+        in call("train.py").stderr
+    )
+
+
 def test_one_policy_beside_itself_is_the_same(here):
     done = call("--policy", "hmp", "--with", "hmp", "train.py")
     assert (done.stdout, done.returncode) == ("trained\ntrained\n", 0), done.stderr
@@ -102,7 +118,7 @@ def test_what_goes_wrong(arguments, code, said, here):
 @pytest.mark.parametrize(
     ("arguments", "first"),
     [
-        (["--edit", "+linear in 0:lower", "train.py"], "a float32 (refuses mixed dtypes: promote), b bfloat16"),
+        (["--edit", "+linear in 0:lower", "train.py"], "a float32, b bfloat16"),
         (
             ["train.py", "--with", "hmp", "--policy", "own"],
             "a bfloat16 (lower: linear, lists/hmp/lower.txt:22), b float32",

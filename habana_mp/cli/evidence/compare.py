@@ -18,6 +18,7 @@ import click
 from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import disable_casts
 from habana_mp.cli.console import Problem, write_files
 from habana_mp.cli.parameters import PolicyParameter, new_file
 from habana_mp.cli.run import script_command
@@ -40,7 +41,8 @@ class _OtherPolicy(PolicyParameter):
     "other",
     type=_OtherPolicy(),
     metavar="P",
-    help="The policy to compare with, in the form of --policy. The default, none, is plain PyTorch without casts.",
+    help="The policy to compare with, in the form of --policy. The default, none, is plain PyTorch without casts, also in regions of "
+    "hmp.autocast; those of torch.autocast cast.",
 )
 @click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
@@ -137,7 +139,10 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
         in_force.cli_policy, in_force.is_cli_default = policy, False
         convert(policy=policy)
         ending: list[SystemExit] = []
-        with on_models_called(policy):  # in place of those of run b
+        casts = (
+            disable_casts() if policy is _NONE else contextlib.nullcontext()
+        )  # those of the script's own regions, too
+        with on_models_called(policy), casts:  # in place of those of run b
             first = recorded(lambda: _run(script, ending))
         code = ending[0].code if ending else 0
         if isinstance(code, str):

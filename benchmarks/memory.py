@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from habana_mp import hmp
 # glibc maps each block of this size by itself and gives it back when it is freed, so that resident memory is what is alive.
 MAP_EVERY_TENSOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 BOTH = "bf16 + float32 weights"
+OFFLOADED = "hmp, offloaded"  # the float32 weights are in a file: hmp.cache.offload
 
 
 def models_of(quick: bool) -> list[Model]:
@@ -38,7 +40,7 @@ def resident_mib(which: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
 
 
-def peak_mib(model: Model, batch: int, variant: Variant) -> float:
+def peak_mib(variant: Variant, model: Model, batch: int) -> float:
     """The most that a step has alive at once (weights, what the optimizer and the variant keep, activations, gradients), above
     what is left when all of it is gone.
     """
@@ -55,12 +57,14 @@ def peak_mib(model: Model, batch: int, variant: Variant) -> float:
     return peak - resident_mib("VmRSS")
 
 
-def inferring_mib(model: Model, batch: int, variant: Variant) -> float:
+def inferring_mib(variant: Variant, model: Model, batch: int, *, offload: bool = False) -> float:
     """What stays alive between calls (weights, and what the variant keeps of them), above what is left when all of it is gone."""
     with variant.process():
         module, (x, _) = model.make().eval(), model.example(batch)
         if variant.held:
             module, x = module.to(torch.bfloat16), held(x)
+        if offload:
+            hmp.cache.offload(module)
         for _ in range(WARM_UP + 1):
             infer(module, x, variant)
         gc.collect()
@@ -71,10 +75,15 @@ def inferring_mib(model: Model, batch: int, variant: Variant) -> float:
     return resident - resident_mib("VmRSS")
 
 
-# What is measured in this way, of these variants.
-MEASURES: dict[str, tuple[Callable[[Model, int, Variant], float], tuple[str, ...]]] = {
-    "peak memory": (peak_mib, tuple(VARIANTS)),
-    "memory of inference": (inferring_mib, ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")),
+# What is measured, and by variant how.
+MEASURES: dict[str, dict[str, Callable[[Model, int], float]]] = {
+    "peak memory": {name: partial(peak_mib, variant) for name, variant in VARIANTS.items()},
+    "memory of inference": {
+        **{
+            name: partial(inferring_mib, VARIANTS[name]) for name in ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
+        },
+        OFFLOADED: partial(inferring_mib, VARIANTS["hmp"], offload=True),
+    },
 }
 
 
@@ -84,11 +93,11 @@ def print_figures(quick: str) -> None:
     torch.set_num_threads(1)
     for model in models:
         model.make()  # imports what all processes need
-    for mib, names in MEASURES.values():
-        for name in names:
+    for variants in MEASURES.values():
+        for mib in variants.values():
             if os.fork() == 0:
                 # The first one touches code that then stays: not counted.
-                figures = [mib(model, batch, VARIANTS[name]) for model in [models[0], *models]]
+                figures = [mib(model, batch) for model in [models[0], *models]]
                 print(json.dumps(figures[1:]), flush=True)
                 os._exit(0)
             if os.wait()[1] != 0:
@@ -106,8 +115,8 @@ def all_figures(quick: bool) -> dict[str, dict[str, dict[str, float]]]:
     )
     lines = map(json.loads, done.stdout.splitlines())
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for measure_name, (_, names) in MEASURES.items():
-        for name, figures in zip(names, lines, strict=False):  # the lines go on with the next measure
+    for measure_name, variants in MEASURES.items():
+        for name, figures in zip(variants, lines, strict=False):  # the lines go on with the next measure
             for model, mib in zip(models_of(quick), figures, strict=True):
                 found.setdefault(measure_name, {}).setdefault(model.name, {})[name] = mib
     return found
@@ -119,8 +128,10 @@ def training_peaks(quick: bool, found: dict[str, dict[str, float]]) -> list[Comp
 
 
 def inferring(quick: bool, found: dict[str, dict[str, float]]) -> list[Comparison]:
-    """A model that is converted needs its float32 weights, and besides them no more than one that is held in bfloat16."""
-    ratios = [Ratio("hmp", BOTH, 1.05), Ratio("hmp.autocast", BOTH, 1.05)]
+    """A model that is converted needs its float32 weights, and besides them no more than one that is held in bfloat16. In a file, the
+    float32 weights need no memory.
+    """
+    ratios = [Ratio("hmp", BOTH, 1.05), Ratio("hmp.autocast", BOTH, 1.05), Ratio(OFFLOADED, "bf16", 1.1)]
     return [
         Comparison(
             f"{model.name}, batch {batch_of(quick)}",
@@ -153,7 +164,8 @@ model and optimizer are gone.
 ### Memory of inference
 
 What stays between two calls: resident memory (`VmRSS`), less what is resident when the model and its copies are gone. A converted model keeps its
-float32 weights and their copies in bfloat16, so it is compared with a model held in bfloat16 and float32 weights beside it.
+float32 weights and their copies in bfloat16, so it is compared with a model held in bfloat16 and float32 weights beside it. With
+`hmp.cache.offload` the large float32 weights are in a file, so that is compared with the model in bfloat16.
 
 {table_of_comparisons(resident)}"""
     return Report("Memory", rows_of({"peak memory": peaks, "memory of inference": resident}), text)

@@ -93,6 +93,7 @@ CASES = [
             "peak memory, BERT 1x64, batch 1: fp32": None,
             "memory of inference, ViT 1x128, batch 1: hmp / bf16 + float32 weights": 1.05,
             "memory of inference, ViT 1x128, batch 1: hmp.autocast / bf16 + float32 weights": 1.05,
+            "memory of inference, ViT 1x128, batch 1: hmp, offloaded / bf16": 1.1,
             "memory of inference, ViT 1x128, batch 1: bf16": None,
         },
         id="memory",

@@ -101,9 +101,8 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
 def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mapping[str, str] | None = None) -> None:
     """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError.
 
-    Behind a name is its comment, or else the one that the file has which the name was read from; that may be a file of this folder.
+    Behind a name is its comment. Without ``comments`` it is the one in the file which the name was read from; that may be a file of this folder.
     """
-    comments = comments or {}
     described = {
         "name": policy.name,
         "source": source,
@@ -122,7 +121,7 @@ def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mappi
         ]
         lines = [f"# Policy {policy.name}, {title}: {source}"]
         for name, op, file, line in entries:
-            comment = comments.get(name) or comment_of(file, line, op)
+            comment = comment_of(file, line, op) if comments is None else comments.get(name)
             lines.append(f"{name}  # {comment}" if comment else name)
         texts[f"{title}.txt"] = "\n".join(lines) + "\n"
     for name, text in texts.items():

@@ -14,11 +14,15 @@ from habana_mp._torch_private import DECORATORS
 def decorated_async(decorator: str, make: Callable[[], Any], function: Any) -> Any:
     """A coroutine function that is inside ``make()`` while it runs and outside while it waits: other tasks share its thread.
 
-    None for a function that is not asynchronous. Raises TypeError for an async generator.
+    None for a function that is not asynchronous. Raises TypeError for an async generator, and for what is no function.
     """
+    if not callable(function):
+        raise TypeError(
+            f"{decorator} decorates functions, not {function!r}. As a context manager it takes no arguments"
+        )
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"{decorator} cannot decorate an async generator: use it as a context manager inside")
-    if not inspect.iscoroutinefunction(function):
+    if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
         return None
 
     @types.coroutine

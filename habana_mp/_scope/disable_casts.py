@@ -48,10 +48,6 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
         self._before: list[bool] = []  # used by traced code only: C keeps what was before per thread
 
     def __call__(self, orig_func: Any) -> Any:
-        if not callable(orig_func):
-            raise TypeError(
-                f"disable_casts decorates functions, not {orig_func!r}. As a context manager it takes no arguments"
-            )
         DECORATORS.need()
         decorated = decorated_async("disable_casts", self.clone, orig_func)
         return super().__call__(orig_func) if decorated is None else decorated

@@ -22,6 +22,7 @@ from habana_mp._torch_private import (
     DYNAMO,
     MODULE_CALLS,
     TRACE_END,
+    TRACED_MODULES,
     add_call,
     calling_frame,
     nn_modules_of,
@@ -142,11 +143,13 @@ def _is_in_forward(frame: FrameType | None) -> bool:
 
 
 def _is_in_traced_backward(frame: FrameType | None) -> bool:
-    """As in eager mode, where the backward pass of an autograd.Function is not called in a module (D43)."""
+    """As in eager mode, where the backward pass of an autograd.Function is not called in a module, but may call one (D43)."""
     if not BACKWARD_TRACE.works:
         return False
     code = BACKWARD_TRACE.call.__code__
     while frame is not None and frame.f_code is not code:
+        if _module(frame) == TRACED_MODULES:
+            return False
         frame = frame.f_back
     return frame is not None
 

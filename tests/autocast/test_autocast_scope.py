@@ -125,6 +125,21 @@ def test_a_coroutine_is_inside_while_it_runs() -> None:
     assert results() == PLAIN
 
 
+def test_an_object_that_is_called_as_a_coroutine() -> None:
+    class Step:
+        async def __call__(self):
+            return results()
+
+    assert asyncio.run(hmp.autocast("cpu", policy=A)(Step())()) == UNDER_A
+    assert results() == PLAIN
+
+
+@pytest.mark.parametrize("given", [3, None])
+def test_only_functions_are_decorated(given) -> None:
+    with pytest.raises(TypeError, match=f"autocast decorates functions, not {given}"):
+        hmp.autocast("cpu", policy=A)(given)
+
+
 def test_an_async_generator_is_not_decorated() -> None:
     async def batches():
         yield

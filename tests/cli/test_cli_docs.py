@@ -57,9 +57,8 @@ def test_the_sessions(place_for_scripts, monkeypatch):
             Path(*arguments).write_text(shown)
             continue
         assert program == "habana-mp"
-        for _ in range(
-            3 if arguments[0] == "report" else 1
-        ):  # its rows are in the order of times, which a busy machine changes
+        # The rows of a report are in the order of times, which a busy machine changes.
+        for _ in range(3 if arguments[0] == "report" else 1):
             printed = output(arguments)
             if re.fullmatch(pattern(normal(shown)), normal(printed)):
                 break

@@ -311,6 +311,26 @@ def test_an_edit_is_not_advised_where_a_view_of_the_results_is_rounded_again(nam
     assert run(policy.with_edits("+cumsum:fp32")).equal(before)
 
 
+class Two(nn.Module):
+    def __init__(self, view):
+        super().__init__()
+        self.a, self.b, self.view = nn.Linear(16, 16), nn.Linear(16, 8), view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.view(self.a(x)))
+
+
+@pytest.mark.parametrize("name", ["none", "index"])
+def test_ops_of_one_edit_do_not_round_the_results_of_each_other(name):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        net, x = Two(VIEWS[name]), torch.rand(64, 16)
+        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])), hmp.report(values=True) as report:
+            net(x).float().sin().sum().backward()
+        (edit,) = report.edits()
+        assert (edit.text, edit.error_after) == ("+linear:fp32", 0)
+
+
 def test_an_edit_is_advised_where_a_view_of_the_results_stays():
     torch.manual_seed(0)
     x, weight = torch.rand(64, 16), torch.rand(16, 16, requires_grad=True)

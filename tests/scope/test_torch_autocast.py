@@ -318,6 +318,31 @@ def test_a_compiled_backward_pass_casts_as_the_one_in_eager_mode(backend: str, n
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not")  # Dynamo itself makes one
+def test_a_region_in_a_module_that_a_compiled_backward_pass_calls() -> None:
+    inner = Model(FORWARDS["torch.autocast"])
+
+    class Through(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return inner(grad.float())[0]
+
+    def gradient(compiled):
+        model, x = Model(lambda _, x: Through.apply(x)), X.clone().requires_grad_()
+        result = (torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)(x)
+        return torch.autograd.grad(result.square().sum(), x)[0]
+
+    nn.init.normal_(inner.weight)
+    torch._dynamo.reset()
+    hmp.convert(policy="hmp")
+    assert torch.equal(gradient(True), gradient(False))
+    torch._dynamo.reset()
+
+
 def ernie_router():
     config = transformers.Ernie4_5_MoeConfig(hidden_size=16, moe_num_experts=4, moe_k=2)
     router = transformers.models.ernie4_5_moe.modeling_ernie4_5_moe.Ernie4_5_MoeTopKRouter(config)

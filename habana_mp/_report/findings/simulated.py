@@ -69,7 +69,9 @@ class Simulation:
 
     def _left(self, number: int, moved: dict[int, str]) -> float:
         row, readers = self._rows[number], self._readers(number, moved)
-        cast_back = bool(readers) and all(self._wanted(reader, moved) == self._low for reader in readers)
+        cast_back = bool(readers) and all(
+            moved.get(reader, self._wanted(reader, moved)) == self._low for reader in readers
+        )
         if not cast_back:
             return 0.0
         if all(self._given(edge, moved) == self._low for edge in self._inputs(number)):

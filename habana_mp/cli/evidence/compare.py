@@ -42,7 +42,7 @@ class _OtherPolicy(PolicyParameter):
     type=_OtherPolicy(),
     metavar="P",
     help="The policy to compare with, in the form of --policy. The default, none, is plain PyTorch without casts, also in regions of "
-    "hmp.autocast; those of torch.autocast cast.",
+    "hmp.autocast on the main thread; those of torch.autocast cast.",
 )
 @click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
 @click.option(
@@ -139,9 +139,8 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
         in_force.cli_policy, in_force.is_cli_default = policy, False
         convert(policy=policy)
         ending: list[SystemExit] = []
-        casts = (
-            disable_casts() if policy is _NONE else contextlib.nullcontext()
-        )  # those of the script's own regions, too
+        # Those of the script's own regions, too.
+        casts = disable_casts() if policy is _NONE else contextlib.nullcontext()
         with on_models_called(policy), casts:  # in place of those of run b
             first = recorded(lambda: _run(script, ending))
         code = ending[0].code if ending else 0

@@ -183,9 +183,8 @@ BACKWARD_TRACE = Feature(
     "a backward pass of torch.amp.custom_bwd is compiled without the casts of hmp.convert",
     call="torch._dynamo.variables.higher_order_ops:AutogradFunctionApplyVariable.trace_backward_graph",
 )
-TRACED_MODULES = (
-    "torch._dynamo.variables.nn_module"  # the module of the frames in which Dynamo traces the call of a module
-)
+# Of the frames in which Dynamo traces the call of a module.
+TRACED_MODULES = "torch._dynamo.variables.nn_module"
 # The arguments of a module whose policy is "fp32".
 SET_POLICIES = Feature(
     "hmp.set_policies does not work",

@@ -110,6 +110,12 @@ def share(rows: Iterable[dict[str, Any]], chosen: Iterable[dict[str, Any]], *, w
     return sum(map(size, with_values(chosen))) / whole if whole > 0 else 0.0
 
 
+def shares_known(rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether it is known which op makes the error: not without a backward pass, nor where the loss or its gradients are not finite."""
+    rows = [*rows]
+    return share(rows, rows) > 0
+
+
 def change_of(rows: Iterable[dict[str, Any]], *, what_if: bool = False) -> Callable[[dict[str, Any]], float]:
     """The size of the change that a row makes: of the loss if the report has seen a backward pass of one, else of random sums of the outputs."""
     ending = "_low" if what_if else ""

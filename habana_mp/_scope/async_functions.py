@@ -17,9 +17,7 @@ def decorated_async(decorator: str, make: Callable[[], Any], function: Any) -> A
     None for a function that is not asynchronous. Raises TypeError for an async generator, and for what is no function.
     """
     if not callable(function):
-        raise TypeError(
-            f"{decorator} decorates functions, not {function!r}. As a context manager it takes no arguments"
-        )
+        raise TypeError(f"{decorator} decorates functions, not {function!r}")
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"{decorator} cannot decorate an async generator: use it as a context manager inside")
     if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):

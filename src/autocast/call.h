@@ -59,7 +59,7 @@ void for_each_tensor(const Argument& argument, Visit& visit) {
   }
 }
 
-// The same for a call on tensors of `device`: a tensor of another device type is none of it.
+// dtype_seen() for a call on tensors of `device`: a tensor of another device type is none of it.
 inline DType dtype_on(const at::Tensor& tensor, c10::DeviceType device) {
   return tensor.defined() && tensor.device().type() == device ? dtype_seen(tensor) : DType::Other;
 }

@@ -327,7 +327,8 @@ def test_ops_of_one_edit_do_not_round_the_results_of_each_other(name):
         net, x = Two(VIEWS[name]), torch.rand(64, 16)
         with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])), hmp.report(values=True) as report:
             net(x).float().sin().sum().backward()
-        (edit,) = report.edits()
+        # Edits to the low dtype depend on the times of the run: sin has one where it was faster in bfloat16.
+        (edit,) = (each for each in report.edits() if each.text.endswith(":fp32"))
         assert (edit.text, edit.error_after) == ("+linear:fp32", 0)
 
 

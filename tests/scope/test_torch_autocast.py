@@ -286,63 +286,6 @@ def test_the_backward_pass_in_a_forward_is_what_its_forward_was() -> None:
     assert seen == [BF16]
 
 
-@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not")  # Dynamo itself makes one
-@pytest.mark.parametrize("namespace", [torch.amp, hmp], ids=["torch.amp", "hmp"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_a_compiled_backward_pass_casts_as_the_one_in_eager_mode(backend: str, namespace) -> None:
-    """Dynamo traces the backward pass inside of the forward, where a region with enabled=False would be one of the model."""
-
-    class Product(torch.autograd.Function):
-        @staticmethod
-        @namespace.custom_fwd(device_type="cpu")
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight)
-            return x @ weight
-
-        @staticmethod
-        @namespace.custom_bwd(device_type="cpu")
-        def backward(ctx, grad):
-            x, weight = ctx.saved_tensors
-            return grad @ weight.mT, x.mT @ grad
-
-    def gradients(compiled):
-        model, x = Model(lambda model, x: Product.apply(x, model.weight)), X.clone().requires_grad_()
-        result = (torch.compile(model, backend=backend, fullgraph=True) if compiled else model)(x)
-        return result.dtype, *torch.autograd.grad(result.float().sum(), (x, model.weight))
-
-    torch._dynamo.reset()
-    hmp.convert(policy="hmp")
-    dtype, *compiled = gradients(True)
-    assert dtype == BF16
-    assert all(map(torch.equal, compiled, gradients(False)[1:]))
-    torch._dynamo.reset()
-
-
-@pytest.mark.filterwarnings("ignore:<class 'torch.autograd.function.Function'> should not")  # Dynamo itself makes one
-def test_a_region_in_a_module_that_a_compiled_backward_pass_calls() -> None:
-    inner = Model(FORWARDS["torch.autocast"])
-
-    class Through(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return inner(grad.float())[0]
-
-    def gradient(compiled):
-        model, x = Model(lambda _, x: Through.apply(x)), X.clone().requires_grad_()
-        result = (torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model)(x)
-        return torch.autograd.grad(result.square().sum(), x)[0]
-
-    nn.init.normal_(inner.weight)
-    torch._dynamo.reset()
-    hmp.convert(policy="hmp")
-    assert torch.equal(gradient(True), gradient(False))
-    torch._dynamo.reset()
-
-
 def ernie_router():
     config = transformers.Ernie4_5_MoeConfig(hidden_size=16, moe_num_experts=4, moe_k=2)
     router = transformers.models.ernie4_5_moe.modeling_ernie4_5_moe.Ernie4_5_MoeTopKRouter(config)

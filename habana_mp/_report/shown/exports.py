@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, local_error, share, with_values
+from habana_mp._report.numbers import added, local_error, share, shares_known, with_values
 
 
 def chrome_trace(report: dict[str, Any]) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def scalars(report: dict[str, Any]) -> dict[str, float]:
         "casts/share_of_time": report["cast_seconds"] / report["seconds"] if report["seconds"] else 0.0,
     }
     rows = list(with_values(report["rows"]))
-    shares_known = share(rows, rows) > 0
+    with_shares = shares_known(rows)
     for group in grouped(rows, lambda row: row["op"]):
         op = group[0]["op"]
         found[f"error/{op}"] = float(local_error(added(row["values"]["ran"] for row in group)))
-        if shares_known:
+        if with_shares:
             found[f"error_share/{op}"] = share(rows, group)
     return found

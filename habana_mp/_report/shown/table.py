@@ -19,7 +19,7 @@ from rich.text import Text
 from habana_mp._policy.policy import presets
 from habana_mp._report import sums
 from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, local_error, share, with_values
+from habana_mp._report.numbers import added, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -177,8 +177,8 @@ def _error_columns(
         part = share(report["rows"], rows.get(each.op, []))
         return _number(units.share(part, 1.0), part)
 
-    is_known = share(report["rows"], report["rows"]) > 0  # not where the loss or its gradients are not finite
-    return [(_MIDDLE, "error", number, error), *([(_MIDDLE, "of all error", number, of_all)] if is_known else [])]
+    shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report["rows"]) else []
+    return [(_MIDDLE, "error", number, error), *shares]
 
 
 def _pairs(each: sums.OpSum, wide: bool) -> Text:

@@ -56,7 +56,7 @@ const moduleTree = () => {
     stack(line),
     make("span.number", {}, time(line.seconds)),
     make("span.number.share", {}, bar(line.seconds, whole), figure(share(line.seconds, whole), line.seconds)),
-    ...(SHARED ? [make(`span.number${heat(line.share)}`, {}, ...zero(share(line.share, 1), line.share))] : []),
+    ...(SHARES_KNOWN ? [make(`span.number${heat(line.share)}`, {}, ...zero(share(line.share, 1), line.share))] : []),
     make("span.number", {}, ...zero(time(line.castSeconds), line.castSeconds)),
     make("span.number", {}, ...zero(count(line.casts), line.casts)),
   ];
@@ -115,9 +115,9 @@ const moduleTree = () => {
       for (const each of level) opened.add(each);
       level = next;
     }
-    const heading = make("div.line.heading", {}, ...["module", "precision", "time", "share of all ops", ...(SHARED ? ["of all error"] : []), "cast time", "casts"]
+    const heading = make("div.line.heading", {}, ...["module", "precision", "time", "share of all ops", ...(SHARES_KNOWN ? ["of all error"] : []), "cast time", "casts"]
       .map((title, i) => make(i > 1 ? "span.number" : "span", {}, title)));
-    place.classList.toggle("measured", SHARED);
+    place.classList.toggle("measured", SHARES_KNOWN);
     place.replaceChildren(...(rows.length ? [heading] : []));
     paged([...root.children.values()], 50, (each) => drawNode(each, 0, opened), (made) => place.append(...made));
     return grouped(rows, (row) => row.module).size;

@@ -40,7 +40,7 @@ const COLUMNS = [
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
   ...(MEASURED ? [
     ["error", (line) => line.error, (line) => line.measured ? errorOf(line) : []],
-    ...(SHARED ? [["of all error", (line) => line.share, (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
+    ...(SHARES_KNOWN ? [["of all error", (line) => line.share, (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
   ] : []),
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],
   ["share", (line) => line.castSeconds, (line) => [figure(share(line.castSeconds, report.seconds), line.castSeconds)]],

@@ -2,7 +2,7 @@
 const report = JSON.parse(document.getElementById("report").textContent);
 const PRECISIONS = report.precisions;
 const MEASURED = Boolean(report.low_dtype);
-const SHARED = MEASURED && report.rows.some((row) => row.error_share > 0); // else it is not known which op makes the error
+const SHARES_KNOWN = MEASURED && report.rows.some((row) => row.error_share > 0); // as shares_known in habana_mp/_report/numbers.py
 
 const sum = (values, of) => values.reduce((total, value) => total + of(value), 0);
 

@@ -143,6 +143,18 @@ def test_a_folder_has_the_lines_for_modules(in_modules, tmp_path):
     assert all(f"\n{name}  # in bfloat16: predicted error " in text for name in limited)
 
 
+def test_a_folder_keeps_no_evidence_of_an_earlier_search(found, tmp_path):
+    """A second search starts from the folder of the first, and its step has one op alone."""
+    found.save(tmp_path / "first")
+    again = hmp.tune(lambda: torch.mm(X, X.T), 1e-2, start=tmp_path / "first", cost="numbers")
+    again.save(tmp_path / "second")
+    lines = [
+        line for title in ("lower", "fp32") for line in (tmp_path / "second" / f"{title}.txt").read_text().splitlines()
+    ]
+    assert {"cos", "linear"} <= {*lines}
+    assert [line.partition("  # ")[0] for line in lines if "predicted error" in line] == ["mm"]
+
+
 def test_a_folder_that_cannot_be_written(found, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):

@@ -61,6 +61,11 @@ class Way:
             return (time.perf_counter() - begun) / len(self.calls)
 
 
+def packs() -> bool:
+    """Whether oneDNN computes in bfloat16 on this CPU; without AVX-512, for example, it does not."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def packed_calls(x: torch.Tensor, weights: list[torch.Tensor]) -> list[Callable[[], object]]:
     """What torch.compile calls for a frozen weight: oneDNN with a weight that lies as oneDNN reads it."""
     ops = torch.ops.mkldnn
@@ -81,7 +86,7 @@ def ways(rows: int, weights: list[torch.nn.Parameter], low: list[torch.Tensor]) 
     return {
         "hmp": Way(converted, ours),
         "hmp.autocast": Way(lambda: hmp.autocast("cpu"), ours),
-        PACKED: Way(nullcontext, packed_calls(x, low)),
+        **({PACKED: Way(nullcontext, packed_calls(x, low))} if packs() else {}),
         PLAIN: Way(nullcontext, [functools.partial(product, weight) for weight in low]),
         **{name: Way(nullcontext, [functools.partial(read, weight) for weight in low]) for name, read in READS.items()},
     }
@@ -143,10 +148,11 @@ def measure(quick: bool) -> Report:
         [each.what, f"{each.read:.1f}", *(f"{speed:.1f} ({speed / each.read:.2f})" for speed in each.speeds.values())]
         for each in found
     ]
+    packed = f' "{PACKED}" calls oneDNN with a weight that lies as oneDNN reads it.' if packs() else ""
     text = f"""\
 `F.linear` under `torch.no_grad()` with weights of {side} x {side}; {effort.weights} weights are visited in turn, so that none stays in a cache of the CPU. The bytes of a
 weight in bfloat16 over the time of its product, in GB/s, and in brackets as a share of the read bandwidth. That is the fastest of {len(READS)} ways to read the same
-bytes ({", ".join(READS)}), in the same rounds. "{PACKED}" calls oneDNN with a weight that lies as oneDNN reads it.
+bytes ({", ".join(READS)}), in the same rounds.{packed}
 
 {table(["", "read, GB/s", *names], lines)}"""
     return Report("Linear layers", [row for each in found for row in each.report_rows(side)], text)

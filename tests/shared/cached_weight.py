@@ -30,6 +30,11 @@ fork = multiprocessing.get_context("fork")
 # Python 3.12 warns of every fork of a process with threads.
 may_fork = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
+# A test of packed copies.
+packs = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
+)
+
 
 def weight(frozen=False):
     return nn.Parameter(torch.randn(N, N), requires_grad=not frozen)

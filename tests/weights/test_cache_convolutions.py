@@ -5,16 +5,14 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16
+from cached_weight import BF16, packs
 from torch import nn
 
 from habana_mp import hmp
 
 pytestmark = [
     pytest.mark.usefixtures("empty_cache"),
-    pytest.mark.skipif(
-        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
-    ),
+    packs,
 ]
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
 FRONTS = {

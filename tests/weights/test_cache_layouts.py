@@ -3,15 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, BYTES, N, X, casts, use, weight
+from cached_weight import BF16, BYTES, N, X, casts, packs, use, weight
 
 from habana_mp import hmp
 
 pytestmark = [
     pytest.mark.usefixtures("empty_cache"),
-    pytest.mark.skipif(
-        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
-    ),
+    packs,
 ]
 
 

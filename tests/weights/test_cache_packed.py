@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, MODES, N, X, use, weight
+from cached_weight import BF16, MODES, N, X, packs, use, weight
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,9 +17,7 @@ from habana_mp import hmp
 
 pytestmark = [
     pytest.mark.usefixtures("empty_cache"),
-    pytest.mark.skipif(
-        not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
-    ),
+    packs,
 ]
 NO_GRAPH = [mode for mode in MODES if mode != "grad"]
 FRONTS = {

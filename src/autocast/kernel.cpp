@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -126,8 +127,8 @@ void call_below(const Op& op, const Plan& plan, Stack* stack, bool anew) {
   op.handle.redispatchBoxed(plan.keys, stack);
 }
 
-bool lacks_kernel(const Plan& plan, const c10::Error& error) {
-  return plan.may_lack_kernel() && blames_low_dtype(error.what_without_backtrace());
+bool lacks_kernel(const Plan& plan, const std::exception& error) {
+  return plan.may_lack_kernel() && lacks_low_kernel(error);
 }
 
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
@@ -149,7 +150,7 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
     }
     if (casting) call.cast(decision, plan.scope->cached);
     call_below(op, plan, stack, casting || plan.pre_dispatch);
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     if (lacks_kernel(plan, error)) watched.abandon();  // it runs in float32
     throw;
   }
@@ -188,12 +189,12 @@ void call_with_any_kernel(const Op& op, const Plan& plan, const CallOp& call,
   if (!plan.may_lack_kernel()) return call();
   try {
     call();
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     if (!lacks_kernel(plan, error)) throw;
     Stack* stack = restore();
     try {
       if (call_without_low_kernel(op, plan, stack)) return;
-    } catch (const c10::Error&) {  // the first error is the one to see
+    } catch (const std::exception&) {  // the first error is the one to see
     }
     throw;
   }

@@ -19,7 +19,6 @@
 #include "evidence/numbers.h"
 #include "probe/values.h"
 #include "report/report.h"
-#include "watch/module_stack.h"
 #include "watch/observer.h"
 #include "watch/where.h"
 
@@ -165,7 +164,6 @@ py::dict close(const std::shared_ptr<report::Report>& report) {
   // Read first: the next listener begins its sites anew.
   py::dict last = values(*report);
   probe::close_report(*report);
-  if (!watch::watching()) watch::forget_modules();
   return last;
 }
 

@@ -1,5 +1,9 @@
 #include "call/no_kernel.h"
 
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -9,8 +13,9 @@ namespace habana_mp {
 bool blames_low_dtype(std::string_view message) {
   // Only the first line: what follows is where in C++ it was raised.
   message = message.substr(0, message.find("\nException raised from"));
-  // The others are of linalg, quantile, view_as_complex, complex and norms.
-  static constexpr std::array<std::string_view, 7> kMarks = {
+  // The others are of linalg, quantile, view_as_complex, complex and norms. The last is oneDNN's,
+  // of LSTM on CPUs where it has no bfloat16.
+  static constexpr std::array<std::string_view, 8> kMarks = {
       "BFloat16",
       "Half",
       "ow precision dtypes",
@@ -18,6 +23,7 @@ bool blames_low_dtype(std::string_view message) {
       "either float or double",
       "float, double",
       "mixed dtype",
+      "could not create a primitive descriptor",
   };
   return std::ranges::any_of(kMarks, [message](std::string_view mark) {
     const std::size_t found = message.find(mark);
@@ -26,6 +32,15 @@ bool blames_low_dtype(std::string_view message) {
     const std::size_t end = found + mark.size();
     return end == message.size() || message[end] != '-';
   });
+}
+
+bool lacks_low_kernel(const std::exception& error) {
+  if (const auto* of_torch = dynamic_cast<const c10::Error*>(&error)) {
+    return blames_low_dtype(of_torch->what_without_backtrace());
+  }
+  const bool of_python = dynamic_cast<const python_error*>(&error) != nullptr ||
+                         dynamic_cast<const pybind11::error_already_set*>(&error) != nullptr;
+  return !of_python && blames_low_dtype(error.what());  // oneDNN throws a type of its own
 }
 
 std::string no_kernel_text(std::span<const Arg> arguments, DType low) {

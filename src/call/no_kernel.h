@@ -3,6 +3,7 @@
 // float32.
 #pragma once
 
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,8 @@ namespace habana_mp {
 
 // Whether the message of an error blames a low dtype. torch has no type of error for it.
 bool blames_low_dtype(std::string_view message);
+// Whether a kernel threw such an error. One that Python raised is none of it.
+bool lacks_low_kernel(const std::exception& error);
 
 // "no bfloat16 kernel", or "no kernel for bfloat16 with float32" where the arguments differ. `low`:
 // what the policy runs its lower list in, which is meant where no argument is low.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <utility>
+#include <tuple>
 
 #include "base/name_numbers.h"
 #include "watch/where.h"
@@ -14,7 +14,7 @@ namespace habana_mp::watch {
 namespace {
 
 // The path of a module below what it is called in, found once for each: a weak reference says
-// whether it is still that module.
+// whether it is still that module. Two models may share one and name it differently.
 struct KnownModule {
   py::object reference;
   std::uint32_t path;
@@ -31,7 +31,8 @@ PyObject* referent(const py::object& reference) {
 #endif
 }
 
-using KnownModules = std::map<std::pair<PyObject*, std::uint32_t>, KnownModule>;
+// By the module, the one that called it, and the path of that one.
+using KnownModules = std::map<std::tuple<PyObject*, PyObject*, std::uint32_t>, KnownModule>;
 
 KnownModules& known_modules() {  // with the GIL
   static auto* known = new KnownModules;
@@ -54,7 +55,7 @@ void forget_modules() { known_modules().clear(); }
 
 // 0 where it is not known yet below the innermost one.
 std::uint32_t ModuleStack::known_path(PyObject* module) const {
-  const auto found = known_modules().find({module, path()});
+  const auto found = known_modules().find({module, innermost(), path()});
   if (found == known_modules().end() || referent(found->second.reference) != module) return 0;
   return found->second.path;
 }
@@ -69,7 +70,7 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
   const std::uint32_t number = number_of(text);
   auto& known = known_modules();
   if (known.size() >= kMostNames) known.clear();
-  known.insert_or_assign({module, path()}, KnownModule{py::weakref(module), number});
+  known.insert_or_assign({module, innermost(), path()}, KnownModule{py::weakref(module), number});
   return number;
 }
 

@@ -26,6 +26,7 @@ class ModuleStack {
     std::uint32_t path;
   };
 
+  PyObject* innermost() const { return entries_.empty() ? nullptr : entries_.back().object; }
   std::uint32_t known_path(PyObject* module) const;
   std::uint32_t find_path(PyObject* module) const;
   void drop_interrupted(PyObject* caller);
@@ -33,7 +34,7 @@ class ModuleStack {
   std::vector<Entry> entries_;
 };
 
-// What is known of modules by then, after the last report.
+// What is known of modules by then, when nobody watches any more. With the GIL.
 void forget_modules();
 
 }  // namespace habana_mp::watch

@@ -10,6 +10,7 @@
 #include "cast/node.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
+#include "watch/module_stack.h"
 #include "watch/observatory.h"
 #include "watch/probe.h"
 #include "watch/where.h"
@@ -81,6 +82,7 @@ void unlisten(const report::Listener& listener) {
   epoch.store(0, std::memory_order_relaxed);
   unwatch_dispatcher(callback);
   expired = here.histories.take_all();
+  forget_modules();
 }
 
 Snapshot snapshot_of(const report::Report& report) {

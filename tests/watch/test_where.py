@@ -246,6 +246,12 @@ def test_source_of_generated_code():
     assert seen == [("Sequential: 0", line_of("hook"))]
 
 
+def test_source_in_a_file_whose_name_is_no_utf8():
+    namespace = {"where": where}
+    exec(compile("def call():\n    return where()", "tr\udcffain.py", "exec"), namespace)
+    assert namespace["call"]()[1] == "tr\\udcffain.py:2"
+
+
 def test_source_without_a_frame_of_the_user():
     namespace = {"where": where}
     file = torch.__file__

@@ -83,6 +83,18 @@ def test_float16_has_its_own(front_end):
 
 
 @FRONT_ENDS
+@pytest.mark.parametrize("low", [BF16, F16], ids=str)
+def test_an_lstm_of_onednn(low, front_end):
+    """Which kernels oneDNN has depends on the CPU, and its error is of a type of its own: torch.autocast raises it."""
+    policy = hmp.Policy.load("torch-cpu").with_low_dtype(low)
+    layer, x = torch.nn.LSTM(4, 4), torch.randn(3, 2, 4)
+    expected, _ = layer(x)
+    with converted(policy) if front_end is converted else hmp.autocast("cpu", low, policy="torch-cpu"):
+        result, _ = layer(x)
+    assert torch.allclose(result.float(), expected, atol=0.02)
+
+
+@FRONT_ENDS
 def test_a_list_that_lowers_it_does_not_help(front_end):
     policy = hmp.Policy.from_ops(lower=["linalg_inv"])
     with front_end(policy), hmp.report() as report:

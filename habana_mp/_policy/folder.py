@@ -21,6 +21,7 @@ import habana_mp._core as core
 from habana_mp._policy.list_file import LISTS, ListFile, comment_of, limited_of, merged_limited, merged_lists, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
+from habana_mp._show.units import printable
 
 SHIPPED = Path(__file__).parent.parent / "lists"
 DESCRIPTION = "policy.toml"
@@ -46,7 +47,7 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     error = [(op, str(folder / DESCRIPTION), 0) for op in described.get("error", [])]
     try:
         made = core.Policy(
-            described.get("name", folder.name),
+            described.get("name", printable(folder.name)),
             described["low_dtype"],
             described["rest"],
             lists["lower"],

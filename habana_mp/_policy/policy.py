@@ -37,6 +37,7 @@ from habana_mp._policy.list_file import (
 from habana_mp._policy.names import check_known
 from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
+from habana_mp._show.units import printable
 
 LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
 ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
@@ -449,7 +450,7 @@ def _parted(written: str, title: str) -> tuple[str, str]:
 
 def renamed(policy: core.Policy, name: str) -> core.Policy:
     """The same policy under another name. Raises ValueError for what is no name of one."""
-    return core.Policy(name, *_parts(policy)[1:])
+    return core.Policy(printable(name), *_parts(policy)[1:])
 
 
 def _unpickle(*parts: Any) -> Policy:

@@ -134,6 +134,12 @@ def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
     assert "\nbmm\n" in (folder / "lower.txt").read_text()  # of the start, not decided
 
 
+def test_a_folder_whose_name_is_no_utf8(found, tmp_path):
+    """As with any name that a policy cannot have; it was a TypeError of the core."""
+    with pytest.raises(ValueError, match="'half.*' is not a policy name"):
+        found.save(tmp_path / "half\udcff")
+
+
 def test_a_folder_has_the_lines_for_modules(in_modules, tmp_path):
     in_modules.save(tmp_path)
     assert hmp.Policy.load(tmp_path) == in_modules.policy

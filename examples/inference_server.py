@@ -2,7 +2,7 @@
 
     python examples/inference_server.py
 
-A network learns handwritten digits in a few seconds and is then served twice, in float32 and in bfloat16, to four clients at once over
+A network learns handwritten digits in a few seconds. It is then served twice, in float32 and in bfloat16, to four clients at once over
 real connections. Autocast belongs to a thread, so the handler enters it; the weights are cast once, at the first request, and
 `hmp.cache.info()` shows that all threads use these copies. (`torch.autocast` forgets its casts where a region ends, so it would cast
 all weights for every request.) Printed are the latencies that the clients see, and how many digits they got right.
@@ -53,8 +53,7 @@ def trained(images: torch.Tensor, labels: torch.Tensor) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in range(25):
         batch = torch.randint(len(images), (128,))
-        with hmp.autocast("cpu"):
-            loss = F.cross_entropy(model(images[batch]), labels[batch])
+        loss = F.cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

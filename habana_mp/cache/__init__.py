@@ -87,6 +87,8 @@ def info() -> CacheInfo:
 def choices() -> list[Choice]:
     """Return the shapes that a packed copy could serve so far in this process, and the choice for each.
 
+    There are none on a CPU where oneDNN does not compute in bfloat16: no copy is packed there.
+
     Example:
         >>> policy = hmp.convert()
         >>> model = torch.nn.Linear(256, 256)

@@ -12,7 +12,7 @@ def plain_copies(monkeypatch):
     monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "off")
 
 
-@pytest.fixture(params=["plain", "packed"])
+@pytest.fixture(params=["plain", pytest.param("packed", marks=cached_weight.packs)])
 def in_either_layout(request, monkeypatch):
     """The test with plain copies, then with packed ones, which need that no graph is recorded."""
     if request.param == "plain":

@@ -136,7 +136,7 @@ def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
 
 def test_a_folder_whose_name_is_no_utf8(found, tmp_path):
     """As with any name that a policy cannot have; it was a TypeError of the core."""
-    with pytest.raises(ValueError, match="'half.*' is not a policy name"):
+    with pytest.raises(ValueError, match=r"'half.*' is not a policy name"):
         found.save(tmp_path / "half\udcff")
 
 

@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cached_weight import packs
 from public_names import ROOT, documented, own_text
 
 import habana_mp
@@ -77,7 +78,8 @@ def examples():
         if kind.__module__.startswith("habana_mp")
         for each in doctest.DocTestFinder().find(kind, value.__name__)
     ]
-    return [pytest.param(each, id=name) for name, each in found if each.examples]
+    marks = {"habana_mp.cache.choices": packs}
+    return [pytest.param(each, id=name, marks=marks.get(name, ())) for name, each in found if each.examples]
 
 
 class Checker(doctest.OutputChecker):

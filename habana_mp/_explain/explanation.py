@@ -323,7 +323,9 @@ def _note_of_cpu(policy: Policy) -> tuple[str, ...]:
     ):
         return ()
     _noted.add("bfloat16")
-    return ("this CPU has no bfloat16 instructions: on it bfloat16 saves memory, and most ops gain no speed",)
+    return (
+        "this CPU has no bfloat16 instructions: bfloat16 saves memory on it, and products of matrices take several times as long (habana-mp doctor measures it)",
+    )
 
 
 def _homes_of(name: str, policy: Policy) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """explain: the rule of an op here and now, who said so, the homes it covers and what happens to its arguments."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -288,3 +290,12 @@ def test_a_handle_that_was_removed_says_so() -> None:
     handle = hmp.set_policies(torch.nn.Sequential(torch.nn.Linear(1, 1)), {"0": "hmp"})
     handle.remove()
     assert repr(handle) == "<hmp.set_policies {'0': 'hmp'}, removed>"
+
+
+def test_a_cpu_without_bfloat16_is_noted_once_in_a_process() -> None:
+    program = """
+from habana_mp import hmp
+print([any("no bfloat16 instructions" in note for note in hmp.explain(op).notes) for op in ("mm", "bmm")])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"[{not torch.ops.mkldnn._is_mkldnn_bf16_supported()}, False]\n"

@@ -58,6 +58,14 @@ bool is_bare(std::string_view op) {
   return false;
 }
 
+// What initializes memory, which may hold anything before.
+bool overwrites(std::string_view op) {
+  constexpr std::array<std::string_view, 11> kNames = {
+      "uniform_",   "normal_",    "random_", "exponential_", "cauchy_", "log_normal_",
+      "geometric_", "bernoulli_", "fill_",   "zero_",        "copy_"};
+  return std::ranges::find(kNames, op) != kNames.end();
+}
+
 std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle) return nullptr;
@@ -84,6 +92,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const bool computing = computes(own) || is_part(own);
   op->repeatable = aten && computing && !random && written <= 1;
   op->adds = op->repeatable && is_addition(own);
+  op->overwrites = aten && overwrites(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
   op->moves = aten && !computing && !op->composite && written == 0 && !seeded && !is_view(schema);
   return op;

@@ -20,10 +20,11 @@ struct Op {
   c10::OperatorHandle handle;
   bool repeatable =
       false;  // it computes on tensors, draws no random numbers and writes to one at most
-  bool composite = false;  // it is made of other ops
-  bool moves = false;      // it only moves numbers about, into memory of its own
-  bool adds = false;       // it adds something to its first argument
-  bool hands_on = false;   // its result is a view, or memory that nothing has been written to
+  bool composite = false;   // it is made of other ops
+  bool moves = false;       // it only moves numbers about, into memory of its own
+  bool adds = false;        // it adds something to its first argument
+  bool overwrites = false;  // it writes to its first argument, whose numbers it does not read
+  bool hands_on = false;    // its result is a view, or memory that nothing has been written to
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
 };

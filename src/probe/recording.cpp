@@ -35,6 +35,14 @@ std::string text_of(const c10::IValue& value) {
 // Beyond it a recording keeps no more leaves, and no more samples.
 constexpr std::uint64_t kMostKeptBytes = std::uint64_t{256} << 20;
 
+// What stands for the numbers of memory that is overwritten.
+std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
+  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const std::int64_t size : tensor.sizes())
+    hash = (hash ^ static_cast<std::uint64_t>(size)) * 1099511628211U;
+  return hash;
+}
+
 bool holds_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
@@ -127,13 +135,14 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
     RecordedArgument& one = noted.arguments.emplace_back();
     at::Tensor& leaf = noted.leaves.emplace_back();
     if (!given.defined()) continue;
-    one.hash = evidence::hash_of(given);
+    const bool overwritten = running.op->overwrites && noted.arguments.size() == 1;
+    one.hash = overwritten ? hash_of_sizes(given) : evidence::hash_of(given);
     one.seen = one.hash != 0;
     one.ran = argument.scalar_type();
     one.maker = maker_of(given);
     one.weight = weight_of(given);
     one.sizes = given.sizes().vec();
-    if (one.maker != kNoCall || !one.seen) continue;
+    if (one.maker != kNoCall || !one.seen || overwritten) continue;
     // A weight lives on anyway; of what the step takes from elsewhere some is kept.
     const std::uint64_t size = one.weight != kNoCall ? 0 : given.nbytes();
     if (kept_bytes_.load() + bytes + size > kMostKeptBytes) continue;

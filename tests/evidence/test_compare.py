@@ -8,6 +8,7 @@ import json
 import pickle
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -348,3 +349,22 @@ def test_autocast_of_torch_round_policies_does_not_count():
     assert found.same
     with torch.autocast("cpu"):
         assert not hmp.compare(lambda: linear(x), None, "hmp").same
+
+
+def test_what_lies_in_memory_before_it_is_initialized_is_no_number_of_the_step():
+    """A weight is made of memory that may hold anything. What it held in the other run named another weight as its partner."""
+    held = iter([(0.0, 1.0), (1.0, 0.0)])  # by the two weights, in the two runs
+
+    def step():
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.from_numpy(np.full((4, 4), each, np.float32))) for each in next(held)]
+        for weight in weights:
+            nn.init.uniform_(weight)
+        x = torch.ones(2, 4)
+        loss = (x @ weights[0]).sum() + (x @ weights[1]).square().sum()
+        loss.backward()
+        return loss
+
+    found = hmp.compare(step)
+    assert found.gradient_error == 0
+    assert found.same

@@ -58,7 +58,7 @@ bool is_bare(std::string_view op) {
   return false;
 }
 
-// What initializes memory, which may hold anything before.
+// What writes to memory without reading it: that may hold anything before.
 bool overwrites(std::string_view op) {
   constexpr std::array<std::string_view, 11> kNames = {
       "uniform_",   "normal_",    "random_", "exponential_", "cauchy_", "log_normal_",

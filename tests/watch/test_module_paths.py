@@ -126,16 +126,16 @@ def test_models_that_share_a_module_have_their_own_names_of_it():
     assert calls == {"Sequential: encode": 2, "Sequential: decode": 1}
 
 
-def test_a_module_that_is_moved_between_drawings_has_its_new_name():
+def test_a_module_that_is_renamed_after_a_drawing_has_its_new_name():
     """A drawing watches as a report does, and what is known of modules ends with it."""
     layer, model = nn.Linear(8, 8), nn.Sequential()
-    for name in ("before", "after"):
-        model.add_module(name, layer)
-        assert name in hmp.draw(model, X).source
-        with hmp.report() as report:
-            model(X)
-        assert [row["module"] for row in linear_rows(report)] == [f"Sequential: {name}"]
-        delattr(model, name)
+    model.add_module("before", layer)
+    hmp.draw(model, X)
+    del model.before
+    model.add_module("after", layer)
+    with hmp.report() as report:
+        model(X)
+    assert [row["module"] for row in linear_rows(report)] == ["Sequential: after"]
 
 
 @pytest.mark.parametrize("watch", ["report", "draw", "log"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from strict_python import STRICT
+from subprograms import STRICT
 from torch import nn
 
 from habana_mp import hmp

@@ -190,7 +190,7 @@ def test_the_readme_has_examples():
 def test_page(page, tmp_path):
     if page.startswith(THREADS) and version("torch").rpartition(".")[0] != THREADS_TORCH:
         pytest.skip(f"shows what torch {THREADS_TORCH} does")
-    from strict_python import STRICT  # is not there for the program
+    from subprograms import STRICT  # is not there for the program
 
     options = ("-W", "default") if page in WARN else STRICT
     done = subprocess.run(

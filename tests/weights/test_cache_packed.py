@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cached_weight import BF16, MODES, N, X, packs, use, weight
+from subprograms import MAPS_EACH_TENSOR
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -343,12 +344,11 @@ print((resident() - before) / hmp.cache.info().bytes)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_packing_keeps_no_memory_but_the_copy():
-    maps_every_tensor = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(
         [sys.executable, "-c", RESIDENT],
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, **maps_every_tensor},
+        env={**os.environ, **MAPS_EACH_TENSOR},
     )
     assert float(done.stdout) < 1.5  # twice as much where the plain numbers stay

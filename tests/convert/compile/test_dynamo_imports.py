@@ -5,7 +5,7 @@ import sys
 import textwrap
 
 import pytest
-from strict_python import STRICT
+from subprograms import STRICT
 
 
 def run_python(program: str, *arguments: str) -> str:

@@ -1,11 +1,13 @@
 """What hmp.cache.offload frees, measured in processes of their own, and what it leaves where it fails in the middle."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pytest
+from subprograms import MAPS_EACH_TENSOR
 
 pytestmark = pytest.mark.xdist_group("offload_memory")
 
@@ -13,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("offload_memory")
 LAYERS, WIDTH = 6, 1536
 FLOAT32 = LAYERS * WIDTH * WIDTH * 4 / 2**20
 # What a process takes beside its weights: for threads, for results, and pages of libraries that are read for the first time.
-ROOM = 16
+ROOM = 8
 FREED = 1  # of what the process had before, while the model was measured
 
 PROGRAM = f"""
@@ -78,7 +80,11 @@ print(json.dumps(result))
 
 def measured(*arguments):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "error", "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **MAPS_EACH_TENSOR},
     )
     return json.loads(done.stdout)
 

@@ -9,7 +9,7 @@ import itertools
 import linecache
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import habana_mp._core as core
@@ -237,6 +237,18 @@ def read_edit(text: str) -> Edit:
     if read[1] and title == "error":
         raise ValueError(f"{text!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}")
     return Edit(*read, title)
+
+
+def edits_in(text: str) -> Iterator[tuple[int, str]]:
+    """The edits of a file, such as ``habana-mp report --write-edits`` makes, with their lines. What stands behind a # is a comment."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if edit := line.partition("#")[0].strip():
+            yield number, edit
+
+
+def are_edits(text: str) -> bool:
+    """Whether a file has edits of a policy, ``+op:list``, and is no list."""
+    return any(edit[0] in "+-" and edit.rpartition(":")[2].strip() in ALL_LISTS for _, edit in edits_in(text))
 
 
 def without_model(text: str) -> str:

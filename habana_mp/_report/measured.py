@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
-from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.findings.edits import NO_BACKWARD, Edit, edits
 from habana_mp._report.findings.groups import inside
-from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
+from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, saw_backward, share, with_values
 from habana_mp._report.projections import project
 
 
@@ -61,8 +61,12 @@ class MeasuredReport(ABC):
         It needs the gradients of a backward pass in the block. The error of each call is multiplied with the gradient of its result; sizes
         count, without signs. Without a loss, call ``project`` with the outputs. With ``what_if`` it is the share that the op would have if
         all ops ran in the low dtype, which also works for a float32 step. Arguments and errors are the same as for ``local_error``.
+
+        Raises:
+            TypeError, ValueError: as for ``local_error``.
+            RuntimeError: as for ``local_error``; also if ops were measured, but no backward pass was seen.
         """
-        return share(self._with_values(), self._with_values(op, module), what_if=what_if)
+        return share(self._with_gradients(), self._with_values(op, module), what_if=what_if)
 
     def error_shares(self) -> dict[tuple[str, str], float]:
         """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
@@ -87,6 +91,7 @@ class MeasuredReport(ABC):
         If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``.
         """
         key = "change_low" if what_if else "change"
+        self._with_gradients()
         return sum((row["values"][key] for row in self._with_values(op, module)), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
@@ -122,7 +127,8 @@ class MeasuredReport(ABC):
     def edits(self, per: str = "op") -> tuple[Edit, ...]:
         """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
 
-        Ops that lose numbers (NaN or infinity in the low dtype alone) come first. Without a backward pass in the block, or if no edit is
+        Ops that lose numbers (NaN or infinity in the low dtype alone) come first. An edit after which the error of the steps in the block
+        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. Without a backward pass in the block, or if no edit is
         worth it, the result has no others.
 
         Args:
@@ -141,6 +147,13 @@ class MeasuredReport(ABC):
             raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._with_values()
         return tuple(edits(self.to_dict(), per))
+
+    def _with_gradients(self) -> list[dict[str, Any]]:
+        """All rows with values. A zero would read as no error where it is not known."""
+        rows = self._with_values()
+        if any(row["values"]["calls"] for row in rows) and not saw_backward(rows):
+            raise RuntimeError(": ".join(NO_BACKWARD))
+        return rows
 
     def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:
         report = self.to_dict()

@@ -110,6 +110,11 @@ def share(rows: Iterable[dict[str, Any]], chosen: Iterable[dict[str, Any]], *, w
     return sum(map(size, with_values(chosen))) / whole if whole > 0 else 0.0
 
 
+def saw_backward(rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether gradients reached the ops, by a loss or by ``project``."""
+    return any(row["values"]["changes"] or row["values"].get("projections") for row in with_values(rows))
+
+
 def shares_known(rows: Iterable[dict[str, Any]]) -> bool:
     """Whether it is known which op makes the error: not without a backward pass, nor where the loss or its gradients are not finite."""
     rows = [*rows]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from habana_mp._policy.list_file import LISTS, parse_list
+from habana_mp._policy.list_file import LISTS, edits_in, parse_list
 from habana_mp._policy.names import known_names
 from habana_mp._policy.policy import low_name, with_files
 from habana_mp._ranks.rank import rank, world_size
@@ -164,26 +164,22 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
 
 
 def _edits_in(values: Sequence[str]) -> Iterator[str]:
-    """Those of files too: one a line, and what stands behind a # is a comment."""
+    """Those of files too."""
     for value in values:
         if _is_edit(value):
             yield value
             continue
         try:
-            lines = Path(value).read_text("utf-8").splitlines()
+            edits = [*edits_in(Path(value).read_text("utf-8"))]
         except UnicodeDecodeError:
             raise Problem(f"--edit {value}: the file is not text") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
-            raise Problem(
-                f"{value!r} is not an edit of a policy: it begins with neither + nor -. {accepted} ({error.strerror})"
-            ) from None
-        for number, line in enumerate(lines, start=1):
-            edit = line.partition("#")[0].strip()
-            if edit and not _is_edit(edit):
+            raise Problem(f"--edit {value}: {error.strerror}. {accepted}") from None
+        for number, edit in edits:
+            if not _is_edit(edit):
                 raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {edit!r:.60}")
-            if edit:
-                yield edit
+            yield edit
 
 
 def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], dtype: str | None) -> Policy:

@@ -125,7 +125,9 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            Path(edits_file).write_text(edits_text(seen.edits(per or "op")), "utf-8")
+            Path(edits_file).write_text(edits_text(seen.to_dict(), per or "op"), "utf-8")
+        if all(edit._is_worse for edit in seen.edits(per or "op")):
+            click.echo(f"--write-edits: no edits. The reason is in {edits_file}", err=True)
     if ending is not None and ending.code:
         raise ending
     beyond = [*_beyond(seen, max_casts, max_error, before)]

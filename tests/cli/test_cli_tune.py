@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from habana_mp import hmp
 from habana_mp.cli import main
 
+PRESETS = Path(__file__).parents[2] / "lists"
 TRAIN = """
 import torch
 torch.manual_seed(0)
@@ -167,6 +169,10 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
         (["train.py:step", "--metric", "gradients"], "the step leaves no gradients"),
         (["train.py:step", "--policy", "none"], "Unknown policy 'none'"),
         (["train.py:step", "--output", "."], "--output .: has files that do not belong to a policy. Use a new folder"),
+        (
+            ["train.py:step", "--output", "by_hand"],
+            "--output by_hand: has a policy that hmp.tune did not make. Use a new folder",
+        ),
         (["train.py:step", "--output", "train.py/policy"], "--output train.py/policy: "),
         (["train.py:step", "--html", "no/t.html"], "--html no/t.html: No such file or directory"),
         (["train.py:step", "--json", "no/t.json"], "--json no/t.json: No such file or directory"),
@@ -182,6 +188,7 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_one_line(arguments, said, scripts):
+    shutil.copytree(PRESETS / "hmp", "by_hand")
     done = call_here("--budget", "1e-2", "--cost", "numbers", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

@@ -86,6 +86,20 @@ def test_edits_are_written_and_taken(here):
     assert "fp32" in explained.stdout
 
 
+def test_a_file_without_edits_has_the_reason(here):
+    """It was empty, and the exit code is that of the script."""
+    Path("infer.py").write_text("import torch\nwith torch.no_grad():\n    torch.nn.Linear(8, 8)(torch.randn(4, 8))\n")
+    done = call("report", "--values", "--write-edits", "delta.txt", "infer.py")
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("--write-edits: no edits. The reason is in ")
+    assert (
+        Path("delta.txt")
+        .read_text()
+        .startswith("# no backward pass was seen, so it is not known which op makes the error; call")
+    )
+    assert call("run", "--edit", "delta.txt", "infer.py").exit_code == 0
+
+
 def test_edits_of_modules_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "--per", "module", "train.py")
     assert done.exit_code == 0, done.stderr
@@ -130,7 +144,7 @@ def test_a_script_that_fails_ends_as_it_does(here):
         ("# why\n+linear", "linear"),
         (
             None,
-            "'edits.txt' is not an edit of a policy: it begins with neither + nor -. Accepted are '+op:list', '-op', and a file of them",
+            "--edit edits.txt: No such file or directory. Accepted are '+op:list', '-op', and a file of them",
         ),
     ],
     ids=["no edit", "no list", "no file"],

@@ -66,8 +66,20 @@ def test_shares_of_what_ran(front_end, net) -> None:
 def test_without_a_backward_pass_there_are_no_shares(net) -> None:
     with region("autocast"), hmp.report(values=True) as report:
         net(X)
-    assert report.error_share("linear") == 0
+    for ask in (report.error_share, report.loss_change):  # zero would pass for exact in a test of the error
+        with pytest.raises(RuntimeError, match=r"^no backward pass was seen, .*: call backward in the block"):
+            ask("linear")
+    assert report.error_shares() == {}
     assert report.edits() == ()
+
+
+def test_what_runs_in_float32_has_no_share() -> None:
+    with (
+        region("autocast", hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")),
+        hmp.report(values="errors") as report,
+    ):
+        nn.Linear(8, 8)(torch.randn(4, 8))
+    assert (report.error_share("linear"), report.loss_change("linear")) == (0, 0)
 
 
 def test_edits_name_the_op_that_loses_the_accuracy(net) -> None:

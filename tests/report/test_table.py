@@ -209,15 +209,31 @@ def test_a_policy_with_names_for_modules_is_named_once():
     assert str(r).splitlines()[2] == f"autocast: custom+edits, torch {torch.__version__}"
 
 
-def test_ops_that_lose_numbers_come_first():
-    """Of more ops than the table has lines, and with no cast of its own."""
+def first_ops(lost: dict[str, int], change: dict[str, float]) -> list[str]:
+    """Lines of the table of ops, of which there are more than the table has room for, and of which these have no casts."""
     error = dict.fromkeys(("squares", "reference_squares", "largest", "reference_largest", "lost"), 0)
     made = fake_reports.gpt()
     made["low_dtype"] = "float16"
     for row in made["rows"]:
-        lost = row["calls"] if row["op"] == "view" else 0
-        row["values"] = {"ran": {**error, "lost": lost}, "changes": 0, "change": 0.0, "calls": row["calls"]}
+        ran = {**error, "lost": lost.get(row["op"], 0)}
+        row["values"] = {
+            "ran": ran,
+            "changes": len(change),
+            "change": change.get(row["op"], 0.0),
+            "calls": row["calls"],
+        }
     lines = text(made, 120).splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("op "))
-    assert lines[place + 1].startswith("view ")
-    assert " not finite" in lines[place + 1]
+    return lines[place + 1 :]
+
+
+def test_ops_that_lose_numbers_come_first():
+    first, *_ = first_ops({"view": 1}, {})
+    assert first.startswith("view ")
+    assert " not finite" in first
+
+
+def test_then_those_that_make_most_of_the_error():
+    """They were in "more ops": the table was in the order of the time of casts alone."""
+    lines = first_ops({"view": 1}, {"gelu": -3e3, "linear": 1.0, "view": 0.0})
+    assert [line.split()[0] for line in lines[:3]] == ["view", "gelu", "linear"]

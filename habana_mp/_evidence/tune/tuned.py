@@ -14,11 +14,13 @@ from typing import Any
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
-from habana_mp._policy.folder import DESCRIPTION, write_folder
+from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy, renamed
 from habana_mp._show.html import framed
 from habana_mp._show.units import apart, counted, size, time
+
+_MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,14 @@ class Tuned:
         """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` accept. It has the name
         of the folder.
 
-        Each line that the search decided has its evidence as a comment.
+        Each line that the search decided has its evidence as a comment. The policy of an earlier search in this folder is replaced.
 
         Raises:
-            OSError: the folder cannot be written, or has files in it that do not belong to a policy.
+            OSError: the folder cannot be written, or has files in it that no search has written.
+            ValueError: the policy.toml in the folder is not one.
         """
         target = Path(folder)
-        if target.is_dir() and any(target.iterdir()) and not (target / DESCRIPTION).is_file():
-            raise FileExistsError(
-                errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(target)
-            )
+        refuse_to_replace(target)
         target.mkdir(parents=True, exist_ok=True)
         named = renamed(self.policy._core, target.resolve().name)
         write_folder(target, named, self._source(), self._evidence())
@@ -228,7 +228,7 @@ class Tuned:
         return str(self.policy.low_dtype).removeprefix("torch.")
 
     def _source(self) -> str:
-        return f"hmp.tune from {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
+        return f"{_MAKER} {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
 
     def _evidence(self) -> dict[str, str]:
         """For the lines of the lists: those of an op in the whole model have the sum of what no line for modules has."""
@@ -262,6 +262,17 @@ class Tuned:
         else:
             reason = "above the budget together with others, or between others in float32"
         return f"{reason} ({known})"
+
+
+def refuse_to_replace(folder: Path) -> None:
+    """Raise FileExistsError for a folder with files that no search has written, such as a policy that somebody made by hand or has edited."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    description = folder / DESCRIPTION
+    if not description.is_file():
+        raise FileExistsError(errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(folder))
+    if not read_description(description).get("source", "").startswith(_MAKER):
+        raise FileExistsError(errno.EEXIST, "has a policy that hmp.tune did not make. Use a new folder", str(folder))
 
 
 def evidence(parts: list[TunedPart], low: str) -> str:

@@ -8,13 +8,17 @@ from typing import Any
 
 from habana_mp._report.findings.groups import grouped, path_with_stars, pattern
 from habana_mp._report.findings.simulated import Effect, Simulation
-from habana_mp._report.numbers import WholeError, change_of, with_values
+from habana_mp._report.numbers import WholeError, change_of, saw_backward, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
 from habana_mp._show.units import apart, counted, share
 
 _LARGE = 0.05  # of the error, that an op makes which is worth float32
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
 _WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
+NO_BACKWARD = (
+    "no backward pass was seen, so it is not known which op makes the error",
+    "call backward in the block of the report, or report.project(outputs), with gradients on",
+)
 # The groups of a file of edits.
 _TITLES = {
     "fp32": "for accuracy",
@@ -52,7 +56,7 @@ class Edit:
 
     @property
     def _is_worse(self) -> bool:
-        """Whether float32 is expected to make the error larger."""
+        """Whether float32 is expected to make the error of this step larger. The share, which has no signs, is that of other steps too."""
         if self.error is None or self.error_after is None:
             return False
         return self.text.endswith(":fp32") and self.error_after > self.error
@@ -82,8 +86,13 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
     return [*sorted(lost, key=lambda each: -each.lost), *_of_shares(report, rows, groups, simulation)]
 
 
-def edits_text(found: Iterable[Edit]) -> str:
-    """A file of edits for --edit. Those that would make the error larger are comments."""
+def edits_text(report: dict[str, Any], per: str = "op") -> str:
+    """A file of edits for --edit. Those that would make the error larger are comments, and so is the reason why there are none."""
+    found = edits(report, per)
+    return _in_groups(found) if found else f"# {'; '.join(no_edit(report))}\n"
+
+
+def _in_groups(found: Iterable[Edit]) -> str:
     lines: dict[str, list[str]] = {}
     for edit in found:
         kind = "worse" if edit._is_worse else edit.text.rpartition(":")[2]
@@ -99,11 +108,8 @@ def no_edit(report: dict[str, Any]) -> tuple[str, str]:
             "no policy was in force, so no list has an effect",
             "call hmp.convert, or enter hmp.autocast, before the ops run",
         )
-    if not any(row["values"]["changes"] or row["values"].get("projections") for row in rows):
-        return (
-            "no backward pass was seen, so it is not known which op makes the error",
-            "call backward in the block of the report, or report.project(outputs), with gradients on",
-        )
+    if not saw_backward(rows):
+        return NO_BACKWARD
     if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
         return (
             "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
@@ -157,7 +163,7 @@ def _of_shares(
             )
             off = now, after
             cancels = now is not None and after is not None and after > now
-            note = ", where errors of other ops cancel it now" if cancels else ""
+            note = " in this step, where errors of other ops cancel it" if cancels else ""
             why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off, note)}" + (
                 f", in {where}" if where else ""
             )
@@ -175,7 +181,10 @@ def _of_shares(
             why = f"{_cost(effect, block)}, {_added(added, of, *off)}"
             where = pattern(row["module"] for row in wide)
             lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
-    return [*sorted(keep, key=lambda each: -each.share), *sorted(lower, key=lambda each: each.seconds)]
+    return [
+        *sorted(keep, key=lambda each: (each._is_worse, -each.share)),
+        *sorted(lower, key=lambda each: each.seconds),
+    ]
 
 
 def _by_op(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -192,10 +201,10 @@ def _by_module(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str,
 
 
 def _off(now: float | None, after: float | None, note: str = "") -> str:
-    """``(0.017 -> 0.0004)``."""
+    """``(estimated: 0.017 -> 0.0004)``."""
     if now is None or after is None:  # of a file that another version has written
         return ""
-    return f" ({now:.2g} -> {after:.2g}{note})"
+    return f" (estimated: {now:.2g} -> {after:.2g}{note})"
 
 
 def _added(part: float, of: str, now: float | None, after: float | None) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 from habana_mp._policy.policy import presets
 from habana_mp._report import sums
 from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, local_error, share, shares_known, with_values
+from habana_mp._report.numbers import added, change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -107,7 +107,7 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
 
 
 def _ops(report: dict[str, Any], width: int) -> RenderableType:
-    found = sorted(sums.by_op(report["rows"]), key=_lost(report))
+    found = sorted(sums.by_op(report["rows"]), key=_errors(report))
     wide = width >= _WIDE
     number = {"justify": "right", "no_wrap": True}
     # The width from which on a column is there, its title, how it is set, and what an op has in it.
@@ -149,12 +149,16 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
     return Group(made, *_more(len(found) - _OPS, "op"))
 
 
-def _lost(report: dict[str, Any]) -> Callable[[sums.OpSum], int]:
-    """The ops that lose most numbers come first: the table may be too short for the others."""
+def _errors(report: dict[str, Any]) -> Callable[[sums.OpSum], tuple[int, float]]:
+    """The ops that lose most numbers come first, then those that make most of the error: the table may be too short for the others."""
+    rows = list(with_values(report["rows"]))
+    size = change_of(rows)
     lost: Counter[str] = Counter()
-    for row in with_values(report["rows"]):
+    made: dict[str, float] = {}
+    for row in rows:
         lost[row["op"]] += row["values"]["ran"]["lost"]
-    return lambda each: -lost[each.op]
+        made[row["op"]] = made.get(row["op"], 0.0) + size(row)
+    return lambda each: (-lost[each.op], -made.get(each.op, 0.0))
 
 
 def _error_columns(

@@ -15,6 +15,7 @@ import click
 
 from habana_mp import hmp
 from habana_mp._evidence.tune.tune import needed_arguments
+from habana_mp._evidence.tune.tuned import refuse_to_replace
 from habana_mp.cli.console import Problem, user_errors, write_files
 from habana_mp.cli.parameters import new_file, policy_options
 from habana_mp.cli.script import as_python_ends, find_module
@@ -63,7 +64,7 @@ from habana_mp.hmp import Policy
     "--output",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write the policy to this folder, with its evidence.",
+    help="Write the policy to this folder, with its evidence. It replaces the policy of an earlier search there.",
 )
 @click.option(
     "--resume",
@@ -101,7 +102,7 @@ def tune(
       habana-mp tune train.py:step --budget 1e-2 --output my_policy
       habana-mp run --policy my_policy train.py
 
-    The exit code is 1 if the error on the data of --check is above the budget.
+    The exit code is 1 if the step raises, or if the error on the data of --check is above the budget.
     """
     folder = _new_folder(output)
     step, checks = _steps(target, check)
@@ -154,8 +155,12 @@ def _new_folder(output: str | None) -> Path | None:
     if output is None:
         return None
     folder = Path(output).absolute()  # the script may change the folder
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "policy.toml").is_file():
-        raise Problem(f"--output {output}: has files that do not belong to a policy. Use a new folder")
+    try:
+        refuse_to_replace(folder)
+    except FileExistsError as error:
+        raise Problem(f"--output {output}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise Problem(f"--output {output}: {error}") from None
     if blocking := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
         raise Problem(f"--output {output}: {blocking} is not a folder")
     return folder

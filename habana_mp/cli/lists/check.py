@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 import habana_mp._core as core
 from habana_mp._policy.folder import DESCRIPTION, read_description
-from habana_mp._policy.list_file import LISTS, Entry, ListFile, parse_list
+from habana_mp._policy.list_file import LISTS, Entry, ListFile, are_edits, edits_in, parse_list, read_edit
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_file
 from habana_mp.cli.console import print_json
@@ -45,9 +46,9 @@ class Finding:
 def check(files: tuple[str, ...], as_json: bool) -> None:
     """Print the mistakes in list files and policies.
 
-    FILE is a list, a list of edits (+op, -op), or the folder or policy.toml of a policy. Each mistake is one line: names that torch does
-    not have, with the nearest names; lines that are not a name; names that are listed twice; in folders, ops that are in two lists. Exit
-    code 0: no mistake; 1: there are some.
+    FILE is a list, a list of edits (+op, -op), a file of edits for --edit (+op:list, -op), or the folder or policy.toml of a policy. Each
+    mistake is one line: names that torch does not have, with the nearest names; lines that are not a name; names that are listed twice; in
+    folders, ops that are in both the lower and the fp32 list. Exit code 0: no mistake; 1: there are some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
@@ -112,6 +113,8 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
         return ListFile(path, False, [], []), [Finding(path, 0, str(error.strerror))]
     except ValueError as error:
         return ListFile(path, False, [], []), [Finding.of(str(error), path)]
+    if are_edits(text := b"".join(lines).decode("utf-8", "replace")):
+        return ListFile(path, True, [], []), _of_edits(path, text)
     while True:
         try:
             read = parse_list(b"".join(lines), path)
@@ -132,12 +135,36 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
         check_known([*read.named, *read.removed, *(entry for entry, _ in limited)], path, strict=True)
     except ValueError as error:
         found += [Finding.of(line, path) for line in str(error).splitlines()]
-    first: dict[str, int] = {}
-    for name, _, line in named:
-        if name in first:
-            found.append(Finding(path, line, f"{name!r} is in line {first[name]} already"))
-        first.setdefault(name, line)
+    found += _twice(named)
     return read, _first(sorted(found, key=lambda finding: finding.line))
+
+
+def _of_edits(path: str, text: str) -> list[Finding]:
+    """The mistakes in a file of edits for --edit."""
+    found: list[Finding] = []
+    named: list[Entry] = []
+    whole: list[Entry] = []
+    for line, text_of_edit in edits_in(text):
+        try:
+            edit = read_edit(text_of_edit)
+        except ValueError as error:
+            found.append(Finding(path, line, str(error)))
+            continue
+        named.append((edit.op, path, line))
+        whole.append((f"{edit.op} in {edit.modules}" if edit.modules else edit.op, path, line))
+    try:
+        check_known(named, path, strict=True)
+    except ValueError as error:
+        found += [Finding.of(line, path) for line in str(error).splitlines()]
+    return _first(sorted([*found, *_twice(whole)], key=lambda finding: finding.line))
+
+
+def _twice(named: list[Entry]) -> Iterator[Finding]:
+    first: dict[str, int] = {}
+    for name, path, line in named:
+        if name in first:
+            yield Finding(path, line, f"{name!r} is in line {first[name]} already")
+        first.setdefault(name, line)
 
 
 def _first(found: list[Finding]) -> list[Finding]:

@@ -134,6 +134,24 @@ def test_a_folder_is_the_policy_with_its_evidence(found, tmp_path):
     assert "\nbmm\n" in (folder / "lower.txt").read_text()  # of the start, not decided
 
 
+def test_a_policy_that_no_search_has_made_is_not_replaced(found, tmp_path):
+    """It was, without a word."""
+    found.save(tmp_path)
+    lists = tmp_path / "lower.txt"
+    lists.write_text(lists.read_text().replace("linear", "linear  # mine", 1))
+    found.save(tmp_path)  # the folder is still of a search
+    assert "# mine" not in lists.read_text()
+    description = tmp_path / "policy.toml"
+    description.write_text(description.read_text().replace('source = "hmp.tune from', 'source = "edited from'))
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError, match=r"has a policy that hmp.tune did not make. Use a new folder"):
+        found.save(tmp_path)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+    description.write_text("source = 3\n")
+    with pytest.raises(ValueError, match="source must be a string"):
+        found.save(tmp_path)
+
+
 def test_a_folder_whose_name_is_no_utf8(found, tmp_path):
     """As with any name that a policy cannot have; it was a TypeError of the core."""
     with pytest.raises(ValueError, match=r"'half.*' is not a policy name"):

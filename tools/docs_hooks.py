@@ -22,7 +22,7 @@ def table() -> str:
     names.update(*(listed for policy in policies for listed in policy.lists.values()))
     rows = []
     for op in sorted(names, key=lambda name: (name.strip("_").lower(), name)):
-        rules = [policy.rule(op) for policy in policies]
+        rules = [policy._rule(op) for policy in policies]
         if any(rule.action != "rest" for rule in rules):
             cells = "".join(
                 f'<td class="{rule.action}" title="{escape(_source(rule))}">{_shown(rule.action)}</td>'

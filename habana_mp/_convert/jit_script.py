@@ -49,7 +49,7 @@ def _refuse_listed_ops(obj: Any, scripted: Any) -> None:
     listed = {}
     for graph in _graphs(scripted):
         for op in re.findall(r"= aten::(\w+)\(", graph):
-            rule = policy.rule(op)
+            rule = policy._rule(op)
             if rule.action in ("lower", "fp32"):
                 listed[op] = rule.action
     if listed:

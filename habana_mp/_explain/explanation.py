@@ -179,7 +179,7 @@ def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
             if named is None:
                 raise
             kind = named
-    found = ops_of(kind, lambda name: policy.rule(name).action != "rest")  # type: ignore[arg-type] # a class from here on
+    found = ops_of(kind, lambda name: policy._rule(name).action != "rest")  # type: ignore[arg-type] # a class from here on
     if not found:
         raise ValueError(f"the source of {op if isinstance(op, str) else op.__name__} calls no op that computes")
     return found
@@ -201,7 +201,7 @@ def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Expl
         homes, arguments = dict.fromkeys(homes, "left alone"), ("left alone: casts are switched off here",)
     return Explanation(
         op=name,
-        rule=asked.rule(name),
+        rule=asked._rule(name),
         policy=asked,
         in_force=state.startswith("in force"),
         state=state,
@@ -213,7 +213,7 @@ def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Expl
 
 def _homes(name: str, policy: Policy, dispatched: bool) -> dict[str, str]:
     if name in registered:
-        return {"register_op": _effects(policy).get(policy.rule(name).action, "called as it is written")}
+        return {"register_op": _effects(policy).get(policy._rule(name).action, "called as it is written")}
     return _overloads_of(name, policy) if dispatched else _homes_of(name, policy)
 
 
@@ -352,7 +352,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
 
 
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
-    rule = policy.rule(name)
+    rule = policy._rule(name)
     norm = name in _core.NORMS
     low = str(policy.low_dtype).removeprefix("torch.")
     eligible = "float32, bfloat16 and float16 tensors, also in lists and given by keyword,"

@@ -87,4 +87,4 @@ def action_of(policy: Policy, listed: str) -> str:
     op, at, low = listed.partition("@")
     if at:
         policy = policy.with_low_dtype(getattr(torch, low))
-    return policy.rule(op).action
+    return policy._rule(op).action

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import Entry, ListFile
+from habana_mp._policy.list_file import Entry, ListFile, read_entry
 from habana_mp._policy.names import nearest
 from habana_mp._policy.read_file import read_text
 from habana_mp._show.warning import warn
@@ -113,7 +113,7 @@ def _list(path: Path, key: str, ops: list[str]) -> ListFile:
     shown = f"{path}: {key}"
     ops = [op.strip() for op in ops]  # as the lines of a list file
     for op in ops:
-        read = core.read_entry(op)
+        read = read_entry(op)
         if read is None or read[1]:
             raise ValueError(f"{shown}: {op!r} is not an op name. Accepted are letters, digits, _ and one dot")
     named: list[Entry] = [(op, shown, 0) for op in ops]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import habana_mp._core as core
 from habana_mp._policy.read_file import read_file, shown
 from habana_mp._show.did_you_mean import did_you_mean, near
+from habana_mp._show.units import encodable
 
 # A name, with the low dtype that it is for behind @ if it is for one alone, and where it was listed; file and line are "" and 0 for a
 # name given in code.
@@ -228,7 +229,7 @@ def read_edit(text: str) -> Edit:
     if not isinstance(text, str):
         raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {text!r}")
     entry, colon, title = text[1:].partition(":")
-    read = core.read_entry(entry)
+    read = read_entry(entry)
     is_edit = title in ALL_LISTS if text[:1] == "+" else text[:1] == "-" and not colon
     if read is None or not is_edit:
         problem = _problem(text)
@@ -237,6 +238,11 @@ def read_edit(text: str) -> Edit:
     if read[1] and title == "error":
         raise ValueError(f"{text!r}: the error list is for the whole model; names for modules go to {', '.join(LISTS)}")
     return Edit(*read, title)
+
+
+def read_entry(text: str) -> tuple[str, str] | None:
+    """The name and the modules of an entry, such as "mul in *.rotary_emb"; None if it is none."""
+    return core.read_entry(encodable(text))
 
 
 def edits_in(text: str) -> Iterator[tuple[int, str]]:
@@ -263,7 +269,7 @@ def _problem(text: str) -> str:
         return "it begins with neither + nor -"
     if " in " in text and (shorter := without_model(text)):
         return f"a path has no name of a model before it. Write {shorter!r}"
-    if core.read_entry(entry) is None:
+    if read_entry(entry) is None:
         return _problem_of_entry(entry)
     if sign == "-":
         return f"- removes the op from all lists and takes no list. Write {sign + entry!r}"
@@ -275,9 +281,9 @@ def _problem(text: str) -> str:
 def _problem_of_entry(entry: str) -> str:
     name, _, modules = entry.partition(" in ")
     op, at, low = name.partition("@")
-    if modules and core.read_entry(name) is not None:
+    if modules and read_entry(name) is not None:
         return f"{modules!r} is not a path or a pattern of modules"
-    if at and low not in core.LOW_DTYPES and core.read_entry(op) is not None:
+    if at and low not in core.LOW_DTYPES and read_entry(op) is not None:
         return f"{low!r} is not a low dtype"
     return f"{name!r} is not the name of an op"
 

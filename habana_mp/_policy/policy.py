@@ -32,12 +32,13 @@ from habana_mp._policy.list_file import (
     merged_lists,
     read_argument,
     read_edit,
+    read_entry,
     whole_op,
 )
-from habana_mp._policy.names import check_known
+from habana_mp._policy.names import check_known, plain_name
 from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
-from habana_mp._show.units import printable
+from habana_mp._show.units import encodable, printable
 
 LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
 ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
@@ -234,7 +235,7 @@ class Policy:
 
         Raises:
             ValueError: a name is not an op name, or an op is in two lists.
-            TypeError: a list is a single string, or has in it what is no string.
+            TypeError: a list is a single string, or has in it what is no string; ``rest`` or ``name`` is not a string.
         """
         named: dict[str, list[tuple[str, str]]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
@@ -242,12 +243,15 @@ class Policy:
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [_parted(op, title) for op in ops]
         low = low_name(low_dtype, "low_dtype")
+        for key, text in (("rest", rest), ("name", name)):
+            if not isinstance(text, str):
+                raise TypeError(f"{key} must be a string, not {text!r}")
         lists: dict[str, Any] = {
             title: [(op, "", 0) for op, within in ops if not within] for title, ops in named.items()
         }
         limited = [(title, op, within, "", 0) for title, ops in named.items() for op, within in ops if within]
         try:
-            made = core.Policy(name, low, rest, **lists, error=[], limited=limited)
+            made = core.Policy(encodable(name), low, encodable(rest), **lists, error=[], limited=limited)
         except ValueError as error:
             raise ValueError(str(error).removeprefix("no file: ").replace(" (no file)", "")) from None
         for title, parted in named.items():
@@ -349,8 +353,15 @@ class Policy:
             op: any name of the op: "mm", "__matmul__", "linalg_solve", "pow.Tensor_Scalar".
 
         Raises:
+            TypeError: ``op`` is not a string.
             ValueError: torch has no such op. The message has the nearest names.
         """
+        if not isinstance(op, str):
+            raise TypeError(f"rule takes the name of an op, such as 'mm', not {op!r}")
+        return self._rule(plain_name(op))
+
+    def _rule(self, op: str) -> OpRule:
+        """Of a name that a list may have and torch does not."""
         action, _, listed, listed_as, file, line = self._core.resolve(op)
         action_name = core.ACTIONS[action] if listed else "rest"
         return OpRule(op, action_name, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
@@ -445,7 +456,7 @@ def _parted(written: str, title: str) -> tuple[str, str]:
     """The name and the modules of an entry given in code, such as "mul in *.rotary_emb". The core refuses an entry that is none."""
     if not isinstance(written, str):
         raise TypeError(f"{title} must be a list of op names such as 'relu', and has {written!r} in it")
-    return core.read_entry(written) or (written, "")
+    return read_entry(written) or (encodable(written), "")
 
 
 def renamed(policy: core.Policy, name: str) -> core.Policy:

@@ -44,6 +44,11 @@ def printable(name: str) -> str:
     return "".join(each if each.isprintable() else "\ufffd" for each in name)
 
 
+def encodable(text: str) -> str:
+    """What the core takes: names of files, modules and ops may have halves of characters, which are no UTF-8."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 def short(dtype: str) -> str:
     """``bfloat16`` is ``bf16``, where a column has little room."""
     return _core.SHORT_DTYPE_NAMES.get(dtype, dtype)

@@ -84,7 +84,7 @@ def _lower_rule(policy: Policy, op: str) -> OpRule | None:
     for name, *_ in policy._core.lower:
         own = name.partition("@")[0].partition(".")[0]
         if plain in (own.replace("_", "").lower(), f"{own.replace('_', '').lower()}d"):
-            rule = policy.rule(own)
+            rule = policy._rule(own)
             return rule if rule.action == "lower" else None
     if plain == "convolution":
         return next(

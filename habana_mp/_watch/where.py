@@ -14,6 +14,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._ranks.rank import rank, world_size
+from habana_mp._show.units import encodable
 from habana_mp._torch_private import LOG_PATHS, calling_frame
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def source() -> str:
     frame = calling_frame()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_OF_USER):
-            return _encodable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            return encodable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return ""
 
@@ -88,12 +89,7 @@ def _path(modules: list[torch.nn.Module]) -> str:
         else:
             paths.append(_join(paths[-1], f"({type(module).__name__})"))
     root = type(modules[0]).__name__
-    return _encodable(f"{root}: {paths[-1]}" if paths[-1] else root)
-
-
-def _encodable(text: str) -> str:
-    """What the core takes: a file name or the name of a module may have halves of characters, which are no UTF-8."""
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+    return encodable(f"{root}: {paths[-1]}" if paths[-1] else root)
 
 
 def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:

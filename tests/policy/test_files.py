@@ -169,6 +169,19 @@ def test_a_folder_in_place_of_a_list_file_is_reported_with_the_argument(tmp_path
         pytest.param(lambda: hmp.Policy.from_ops(name="a\0b"), r"'a\x00b' is not a policy name", id="name"),
         pytest.param(lambda: hmp.Policy.from_ops(lower=["m\0m"]), r"'m\x00m' is not an op name", id="op"),
         pytest.param(lambda: hmp.Policy.from_ops(lower=["m\n\x1bm"]), r"'m\x0a\x1bm' is not an op name", id="newline"),
+        pytest.param(lambda: hmp.Policy.from_ops(lower=["m\udcff"]), r"'m\udcff' is not an op name", id="no UTF-8"),
+        pytest.param(
+            lambda: hmp.Policy.from_ops(name="m\udcff"), r"'m\udcff' is not a policy name", id="name, no UTF-8"
+        ),
+        pytest.param(
+            lambda: hmp.Policy.from_ops(rest="m\udcff"), r"'m\udcff' is not a rest of a policy", id="rest, no UTF-8"
+        ),
+        pytest.param(lambda: hmp.Policy.load("hmp").rule("mm\udcff"), r"'mm\udcff' is not an op", id="rule, no UTF-8"),
+        pytest.param(
+            lambda: hmp.Policy.load("hmp").with_edits("+m\udcff:fp32"),
+            r"'+m\udcff:fp32' is not an edit of a policy: 'm\udcff' is not the name of an op",
+            id="edit, no UTF-8",
+        ),
         pytest.param(
             lambda: hmp.Policy.from_ops(lower=["m@\0"]), r"'m@\x00' is not an entry of a list", id="condition"
         ),

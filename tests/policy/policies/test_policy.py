@@ -91,6 +91,25 @@ def test_rule_of_the_rest():
     assert str(rule) == "gelu: in no list, rest=first_input"
 
 
+@pytest.mark.parametrize(
+    ("op", "error", "said"),
+    [
+        ("lineer", ValueError, r"^'lineer' is not an op of torch .*Did you mean 'linear'"),
+        ("my_op", ValueError, "^'my_op' is not an op of torch"),
+        (3, TypeError, "^rule takes the name of an op, such as 'mm', not 3$"),
+    ],
+)
+def test_rule_of_what_is_no_op(op, error, said):
+    """It was that of the rest, which reads like an answer."""
+    with pytest.raises(error, match=said):
+        Policy.load("hmp").rule(op)
+
+
+def test_rule_of_a_name_with_its_module():
+    rule = Policy.load("hmp").rule("torch.nn.functional.linear")
+    assert (rule.op, rule.action) == ("linear", "lower")
+
+
 def test_rule_given_in_code():
     assert str(Policy.from_ops(promote=["add"]).rule("add")) == "add: promote, listed as add in code"
 
@@ -176,6 +195,8 @@ BAD_OPS = {
         TypeError,
         "fp32 must be a list of op names such as 'relu', and has <built-in",
     ),
+    "a name that is no string": ({"name": 3}, TypeError, "name must be a string, not 3"),
+    "a rest that is no string": ({"rest": None}, TypeError, "rest must be a string, not None"),
     "no op name": ({"lower": ["aten::mm"]}, ValueError, "'aten::mm' is not an op name"),
     "D23": (
         {"lower": ["mm"], "fp32": ["mm"]},

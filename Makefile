@@ -1,4 +1,4 @@
-# make setup | build | demo | test | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | fuzz | clean
+# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test fuzz clean
+.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -61,10 +61,16 @@ test: $(BUILT)
 	@tools/system_packages.sh $(PYTHON) test
 	@echo "==> C++ tests"
 	$(call core_tests,core)
-	@echo "==> Python tests"
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	@echo "==> Python tests, without those that make test-slow runs"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "not slow"
 
-# The Python tests take some five times as long as in make test.
+# Whole programs, compilers and browsers: 8 % of the tests, and two thirds of the time of all. The list is in tests/conftest.py.
+test-slow: $(BUILT)
+	@tools/system_packages.sh $(PYTHON) test
+	@echo "==> Slow Python tests"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m slow
+
+# The Python tests, slow ones too, take some five times as long as without the sanitizers.
 asan: $(SETUP)
 	@echo "==> C++ tests under the sanitizers"
 	$(call core_tests,asan/core,-DHABANA_MP_SANITIZE=ON)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,59 @@ from habana_mp._scope import in_force
 # What tests count is not to depend on a measurement. Those of the measurement say so.
 os.environ["HABANA_MP_PACKED_WEIGHTS"] = "always"
 
+# Files whose tests take a second or more each: whole programs, compilers, browsers, many processes.
+_SLOW = """
+autocast/test_autocast_agreement
+autocast/test_autocast_compile
+autocast/test_autocast_process
+benchmarks/test_quick_runs
+cast/test_memory
+cli/test_cli_compare
+cli/test_cli_gaudi
+cli/test_cli_tune
+convert/compile/test_ahead_of_time
+convert/compile/test_compile
+convert/compile/test_compiled_casts
+convert/compile/test_compiled_weights
+convert/compile/test_dynamo_imports
+convert/compile/test_graphs
+convert/compile/test_onnx
+convert/test_convert_memory
+devices/test_streams_without_gpu
+evidence/tune/test_tuned_page
+gaudi/test_gaudi
+gaudi/test_gaudi_scripts
+packages/test_build
+packages/test_loading
+policy/test_tune_presets
+project/test_docs
+project/test_examples
+project/test_pictures
+project/test_site
+project/test_stub
+project/test_what_stays
+ranks/test_ranks_policies
+ranks/test_ranks_reports
+report/page/test_page
+report/page/test_page_errors
+scope/test_fork
+scope/test_many_policies
+weights/offload/test_offload_memory
+zoo/test_zoo
+"""
+
 _ORIGINALS = [(home, home.function()) for home in homes()]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    tests = Path(__file__).parent
+    slow = {tests / f"{name}.py" for name in _SLOW.split()}
+    if missing := [str(path) for path in slow if not path.is_file()]:
+        raise pytest.UsageError(f"slow tests that are not there: {missing}")
+    for item in items:
+        if item.path in slow:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

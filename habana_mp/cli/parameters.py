@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,7 +176,9 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
             raise Problem(f"--edit {value}: the file is not text") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
-            raise Problem(f"--edit {value}: {error.strerror}. {accepted}") from None
+            is_op = re.split("[:@ ]", value)[0] in known_names()  # whose sign was forgotten
+            why = "an edit begins with + or -" if is_op else error.strerror
+            raise Problem(f"--edit {value}: {why}. {accepted}") from None
         for number, edit in edits:
             if not _is_edit(edit):
                 raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {edit!r:.60}")

@@ -223,7 +223,7 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
         ),
         (
             ["--edit", "mm", "script.py"],
-            "Error: 'mm' is not an edit of a policy: it begins with neither + nor -. Accepted",
+            "Error: --edit mm: an edit begins with + or -. Accepted",
         ),
         (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is not an op of torch"),
         (

@@ -22,7 +22,7 @@ from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, first_weight
 
 def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     """(owner, attribute, value) of each."""
-    if any(policy.rule(name).listed_as for name in _PADS) and not policy.rule("pad").listed_as and PADS.works:
+    if any(policy._rule(name).listed_as for name in _PADS) and not policy._rule("pad").listed_as and PADS.works:
         yield torch.nn.functional, "pad", _pad
         yield *PADS.place("pad"), _pad
     # The fused encoder layer of inference would run past linear, layer_norm and softmax, as it would past torch.autocast, which

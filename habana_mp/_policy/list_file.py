@@ -200,6 +200,7 @@ def comment_of(path: str | None, line: int | None, name: str | None) -> str:
     return comment.strip() if listed.partition(" in ")[0].strip().lstrip("+-") == name else ""
 
 
+_COLON = re.compile("(?<!:):(?!:)")  # which is none of aten::mm
 LISTS = ("lower", "fp32", "promote")
 ALL_LISTS = (*LISTS, "error")
 # What people write for the name of a list.
@@ -253,8 +254,11 @@ def edits_in(text: str) -> Iterator[tuple[int, str]]:
 
 
 def are_edits(text: str) -> bool:
-    """Whether a file has edits of a policy, ``+op:list``, and is no list."""
-    return any(edit[0] in "+-" and edit.rpartition(":")[2].strip() in ALL_LISTS for _, edit in edits_in(text))
+    """Whether a file has edits of a policy, ``+op:list`` and ``-op``, and is no list: by all of its lines, since any of them may be wrong."""
+    with_list = [_COLON.search(edit) is not None for _, edit in edits_in(text)]
+    return any(with_list) and all(
+        each or edit[0] in "+-" for each, (_, edit) in zip(with_list, edits_in(text), strict=True)
+    )
 
 
 def without_model(text: str) -> str:

@@ -151,7 +151,7 @@ class Policy:
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             if text.startswith("name=") and " low_dtype=" in text:
-                return cls(core.Policy.parse(text))
+                return cls(core.Policy.parse(encodable(text)))
             name = ALIASES.get(text, text)
             if name in _replaced:
                 return _replaced[name]

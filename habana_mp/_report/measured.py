@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
-from habana_mp._report.findings.edits import NO_BACKWARD, Edit, edits
+from habana_mp._report.findings.edits import Edit, edits, why_unknown
 from habana_mp._report.findings.groups import inside
-from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, saw_backward, share, with_values
+from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
 
 
@@ -64,7 +64,8 @@ class MeasuredReport(ABC):
 
         Raises:
             TypeError, ValueError: as for ``local_error``.
-            RuntimeError: as for ``local_error``; also if ops were measured, but no backward pass was seen.
+            RuntimeError: as for ``local_error``; also if ops made errors, and no backward pass was seen or its gradients are
+                not finite.
         """
         return share(self._with_gradients(), self._with_values(op, module), what_if=what_if)
 
@@ -151,8 +152,9 @@ class MeasuredReport(ABC):
     def _with_gradients(self) -> list[dict[str, Any]]:
         """All rows with values. A zero would read as no error where it is not known."""
         rows = self._with_values()
-        if any(row["values"]["calls"] for row in rows) and not saw_backward(rows):
-            raise RuntimeError(": ".join(NO_BACKWARD))
+        errors = (row["values"].get(which, {}).get("squares", 0) for row in rows for which in ("ran", "low"))
+        if any(errors) and (why := why_unknown(rows)):
+            raise RuntimeError(": ".join(why))
         return rows
 
     def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def _lower_rule(policy: Policy, op: str) -> OpRule | None:
             return rule if rule.action == "lower" else None
     if plain == "convolution":
         return next(
-            (rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy.rule(name)).action == "lower"), None
+            (rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy._rule(name)).action == "lower"), None
         )
     return None
 

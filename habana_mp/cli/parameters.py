@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+import habana_mp._core as core
 from habana_mp._policy.list_file import LISTS, edits_in, parse_list
 from habana_mp._policy.names import known_names
 from habana_mp._policy.policy import low_name, with_files
+from habana_mp._policy.read_file import read_text
 from habana_mp._ranks.rank import rank, world_size
+from habana_mp._show.units import encodable
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
 
@@ -171,9 +174,9 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
             yield value
             continue
         try:
-            edits = [*edits_in(Path(value).read_text("utf-8"))]
-        except UnicodeDecodeError:
-            raise Problem(f"--edit {value}: the file is not text") from None
+            edits = [*edits_in(read_text(value, core.MAX_LIST_BYTES))]
+        except ValueError as error:
+            raise Problem(f"--edit {error}") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
             is_op = re.split("[:@ ]", value)[0] in known_names()  # whose sign was forgotten
@@ -198,7 +201,9 @@ def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[
             files[title] = named[0]
     if files:
         policy = Policy.from_files(files.get("lower"), files.get("fp32"), base=policy)
-    edit_files = {title: parse_list("\n".join(each).encode(), f"--{title}") for title, each in edited.items() if each}
+    edit_files = {
+        title: parse_list(encodable("\n".join(each)).encode(), f"--{title}") for title, each in edited.items() if each
+    }
     if edit_files:
         policy = Policy(with_files(policy, edit_files, None, strict=True))
     if edits:
@@ -218,9 +223,10 @@ _REST = {
 
 def tell_of_the_rest(policy: Policy, edits: Iterable[str]) -> None:
     """A line for each op that edits have taken out of the lists, because what happens to it then is written in none of them."""
-    taken_out = {edit[1:].partition("@")[0]: None for edit in edits if edit[0] == "-" and " in " not in edit}
+    bare = [edit.partition("#")[0] for edit in edits]
+    taken_out = {edit[1:].strip().partition("@")[0]: None for edit in bare if edit[0] == "-" and " in " not in edit}
     for op in taken_out:
-        if policy.rule(op).action == "rest":
+        if policy._rule(op).action == "rest":
             cure = "" if policy.rest == "fp32" else f"; +{op}:fp32 keeps it in float32"
             click.echo(f"Note: {op} now {_REST[policy.rest]}{cure}", err=True)
 

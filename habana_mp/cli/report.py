@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from habana_mp import hmp
+from habana_mp._policy.list_file import edits_in
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.edits import edits_text
 from habana_mp._report.form import SCHEMA
@@ -125,8 +126,9 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            Path(edits_file).write_text(edits_text(seen.to_dict(), per or "op"), "utf-8")
-        if all(edit._is_worse for edit in seen.edits(per or "op")):
+            text = edits_text(seen.to_dict(), per or "op")
+            Path(edits_file).write_text(text, "utf-8")
+        if rank() == 0 and not any(edits_in(text)):
             click.echo(f"--write-edits: no edits. The reason is in {edits_file}", err=True)
     if ending is not None and ending.code:
         raise ending

@@ -138,12 +138,15 @@ def test_diff(other, settings, ops):
         (b"mm\n+bmm\n", [(2, "'bmm' begins with + or -", "")]),
         (b"# for accuracy\n+mul in layers.*:fp32  # why\n+mm@float16:lower\n-bmm\n", []),
         (b"+mm:fp32\nbmm:fp32\n+exp:low\n", [(2, "'bmm:fp32' is not an edit of a policy", "neither + nor -"), (3, "'+exp:low' is not an", "'lower'")]),
+        (b"mm\nbmm\n+exp:fp32\n", [(3, "'exp:fp32' is not an op name", "(leave out ':fp32'")]),
+        (b"+mm:bf16\n", [(1, "'+mm:bf16' is not an edit of a policy", "Did you mean 'lower'?")]),
+        (b"\xef\xbb\xbf+mm:fp32\n", []),
         (b"+mm:fp32\n-rellu\n+mm:lower\n", [(2, "'rellu' is not an op of torch", "'relu'"), (3, "'mm' is in line 1 already", "")]),
         (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is not an op name", ""), (2, "'lienar' is not an op", "")]),
     ],
     ids=[
         "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
-        "in and out", "mixed", "edits of a policy", "wrong edits", "edits of an unknown op and of one op twice", "bytes",
+        "in and out", "mixed", "edits of a policy", "wrong edits", "a list with an edit", "edits into no list", "edits with a mark of UTF-8", "edits of an unknown op and of one op twice", "bytes",
     ],
 )  # fmt: skip
 def test_check(here, content, printed):

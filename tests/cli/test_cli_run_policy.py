@@ -114,6 +114,11 @@ CHANGES = {
         "float32 float32",
         "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
     ),
+    "taken out, with a comment": (
+        ["--lower", "-matmul # slow"],
+        "float32 float32",
+        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+    ),
     "of a policy": (
         ["--policy", "torch-cpu", "--edit", "-matmul"],
         "float32 float32",

@@ -168,7 +168,10 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
         (["train.py:nothing"], "the step returns no numbers: return its outputs or its loss"),
         (["train.py:step", "--metric", "gradients"], "the step leaves no gradients"),
         (["train.py:step", "--policy", "none"], "Unknown policy 'none'"),
-        (["train.py:step", "--output", "."], "--output .: has files that do not belong to a policy. Use a new folder"),
+        (
+            ["train.py:step", "--output", "."],
+            "--output .: has files that do not belong to a policy of hmp.tune. Use a new folder",
+        ),
         (
             ["train.py:step", "--output", "by_hand"],
             "--output by_hand: has a policy that hmp.tune did not make. Use a new folder",

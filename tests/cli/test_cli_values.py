@@ -100,6 +100,12 @@ def test_a_file_without_edits_has_the_reason(here):
     assert call("run", "--edit", "delta.txt", "infer.py").exit_code == 0
 
 
+def test_the_reason_where_no_op_ran(here):
+    Path("none.py").write_text("")
+    assert call("report", "--policy", "hmp", "--values", "--write-edits", "delta.txt", "none.py").exit_code == 0
+    assert Path("delta.txt").read_text().startswith("# no op was seen; ")
+
+
 def test_edits_of_modules_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "--per", "module", "train.py")
     assert done.exit_code == 0, done.stderr
@@ -142,16 +148,17 @@ def test_a_script_that_fails_ends_as_it_does(here):
     [
         ("linear", "--edit edits.txt, line 1: an edit is +op:list or -op, not 'linear'"),
         ("# why\n+linear", "linear"),
+        (b"+mm:fp32  # caf\xe9", "--edit edits.txt: 'utf-8' codec can't decode"),
         (
             None,
             "--edit edits.txt: No such file or directory. Accepted are '+op:list', '-op', and a file of them",
         ),
     ],
-    ids=["no edit", "no list", "no file"],
+    ids=["no edit", "no list", "no UTF-8", "no file"],
 )
 def test_files_of_edits_that_are_wrong(text, said, here):
     if text is not None:
-        Path("edits.txt").write_text(text)
+        Path("edits.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
     done = call("run", "--edit", "edits.txt", "train.py")
     assert done.exit_code == 2
     assert said in done.stderr

@@ -73,6 +73,14 @@ def test_without_a_backward_pass_there_are_no_shares(net) -> None:
     assert report.edits() == ()
 
 
+def test_of_a_loss_that_is_not_finite_there_are_no_shares(net) -> None:
+    with region("autocast"), hmp.report(values=True) as report:
+        (loss_of(net) * float("nan")).backward()
+    for ask in (report.error_share, report.loss_change):
+        with pytest.raises(RuntimeError, match=r"^the loss or its gradients are not finite or are zero"):
+            ask("linear")
+
+
 def test_what_runs_in_float32_has_no_share() -> None:
     with (
         region("autocast", hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")),

@@ -176,6 +176,11 @@ def test_a_folder_in_place_of_a_list_file_is_reported_with_the_argument(tmp_path
         pytest.param(
             lambda: hmp.Policy.from_ops(rest="m\udcff"), r"'m\udcff' is not a rest of a policy", id="rest, no UTF-8"
         ),
+        pytest.param(
+            lambda: hmp.Policy.load("name=m\udcff low_dtype=bfloat16 rest=inputs lower= fp32= promote= error="),
+            r"'m\udcff' is not a policy name",
+            id="text, no UTF-8",
+        ),
         pytest.param(lambda: hmp.Policy.load("hmp").rule("mm\udcff"), r"'mm\udcff' is not an op", id="rule, no UTF-8"),
         pytest.param(
             lambda: hmp.Policy.load("hmp").with_edits("+m\udcff:fp32"),

@@ -36,7 +36,7 @@ def _lines(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterato
     With "start" an op in no list cannot be said to be in none in some modules: what is round it holds there.
     """
     op = parts[0][0].op
-    other = others if others == "lower" else base.rule(op).action
+    other = others if others == "lower" else base._rule(op).action
     everywhere = _everywhere(parts, others)
     if everywhere or others == "lower":
         yield op, "fp32" if everywhere else other

@@ -104,7 +104,7 @@ def _is_measured(row: Row, which: str) -> bool:
 def _is_lower(row: Row, base: Policy) -> bool:
     values = row.get("values")
     is_rounded = not _core.computes(row["op"]) if values is None else bool(values["range"]["largest"])
-    return is_rounded and base.rule(row["op"]).action == "lower"
+    return is_rounded and base._rule(row["op"]).action == "lower"
 
 
 def _part(name: str, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:

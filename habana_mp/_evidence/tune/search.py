@@ -235,7 +235,7 @@ class Search:
         """Where the policy has each part, by its names for modules too."""
         lines = lines_of(chosen.policy)
         for part in self._parts:
-            yield lines.policy_of(lines.of(part.modules)).rule(part.op).action
+            yield lines.policy_of(lines.of(part.modules))._rule(part.op).action
 
     def _fastest(self, own: Point) -> Point:
         """Of the policy that the search has found and others that are within the budget, timed in turns."""

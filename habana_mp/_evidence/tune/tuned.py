@@ -15,8 +15,10 @@ from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
+from habana_mp._policy.list_file import LISTS
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy, renamed
+from habana_mp._policy.read_file import shown
 from habana_mp._show.html import framed
 from habana_mp._show.units import apart, counted, size, time
 
@@ -122,7 +124,8 @@ class Tuned:
         """Write the policy as a folder, which ``Policy.load``, ``convert``, ``autocast``, ``set_policies`` and ``--policy`` accept. It has the name
         of the folder.
 
-        Each line that the search decided has its evidence as a comment. The policy of an earlier search in this folder is replaced.
+        Each line that the search decided has its evidence as a comment. The policy of an earlier search in this folder is replaced, with
+        what you have changed in its lists.
 
         Raises:
             OSError: the folder cannot be written, or has files in it that no search has written.
@@ -265,12 +268,17 @@ class Tuned:
 
 
 def refuse_to_replace(folder: Path) -> None:
-    """Raise FileExistsError for a folder with files that no search has written, such as a policy that somebody made by hand or has edited."""
+    """Raise FileExistsError for a folder with files that no search has written, such as a policy that somebody made by hand, or edits of its
+    lists for a version of torch, which would be edits of the new ones.
+    """
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     description = folder / DESCRIPTION
-    if not description.is_file():
-        raise FileExistsError(errno.EEXIST, "has files that do not belong to a policy. Use a new folder", str(folder))
+    own = {DESCRIPTION, *(f"{title}.txt" for title in LISTS)}
+    if not description.is_file() or (other := sorted({path.name for path in folder.iterdir()} - own)):
+        which = "" if not description.is_file() else f" ({shown(other[0])})"
+        message = f"has files that do not belong to a policy of hmp.tune{which}. Use a new folder"
+        raise FileExistsError(errno.EEXIST, message, str(folder))
     if not read_description(description).get("source", "").startswith(_MAKER):
         raise FileExistsError(errno.EEXIST, "has a policy that hmp.tune did not make. Use a new folder", str(folder))
 

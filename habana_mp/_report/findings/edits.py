@@ -15,10 +15,6 @@ from habana_mp._show.units import apart, counted, share
 _LARGE = 0.05  # of the error, that an op makes which is worth float32
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
 _WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
-NO_BACKWARD = (
-    "no backward pass was seen, so it is not known which op makes the error",
-    "call backward in the block of the report, or report.project(outputs), with gradients on",
-)
 # The groups of a file of edits.
 _TITLES = {
     "fp32": "for accuracy",
@@ -103,19 +99,29 @@ def _in_groups(found: Iterable[Edit]) -> str:
 def no_edit(report: dict[str, Any]) -> tuple[str, str]:
     """What to say, and why, where ``edits`` finds none."""
     rows = list(with_values(report["rows"]))
+    if not report["rows"]:
+        return "no op was seen", "the report sees eager calls, in the process that it was made in"
     if not any(row["policy"] for row in report["rows"]):
         return (
             "no policy was in force, so no list has an effect",
             "call hmp.convert, or enter hmp.autocast, before the ops run",
         )
+    return why_unknown(rows) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
+
+
+def why_unknown(rows: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """Why the shares of the error are not known, and what to do. ``rows`` are those with values."""
     if not saw_backward(rows):
-        return NO_BACKWARD
+        return (
+            "no backward pass was seen, so it is not known which op makes the error",
+            "call backward in the block of the report, or report.project(outputs), with gradients on",
+        )
     if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
         return (
             "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
             "run habana-mp find-nan, or hmp.find_nonfinite: it names the op that makes a NaN or an infinity",
         )
-    return "no edit of the lists is worth it", _WHY_NO_EDIT
+    return None
 
 
 def _of_lost(report: dict[str, Any], groups: dict[str, list[dict[str, Any]]], simulation: Simulation) -> Iterator[Edit]:

@@ -64,7 +64,7 @@ from habana_mp.hmp import Policy
     "--output",
     metavar="FOLDER",
     type=click.Path(file_okay=False),
-    help="Write the policy to this folder, with its evidence. It replaces the policy of an earlier search there.",
+    help="Write the policy to this folder, with its evidence. It replaces the policy of an earlier search there, and changes that you made in its lists.",
 )
 @click.option(
     "--resume",

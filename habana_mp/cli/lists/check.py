@@ -14,7 +14,7 @@ import habana_mp._core as core
 from habana_mp._policy.folder import DESCRIPTION, read_description
 from habana_mp._policy.list_file import LISTS, Entry, ListFile, are_edits, edits_in, parse_list, read_edit
 from habana_mp._policy.names import check_known
-from habana_mp._policy.read_file import read_file
+from habana_mp._policy.read_file import read_file, read_text
 from habana_mp.cli.console import print_json
 from habana_mp.hmp import Policy
 
@@ -77,7 +77,7 @@ def _of_folder(folder: str) -> list[Finding]:
     found: list[Finding] = []
     for title, path in paths.items():
         if path.is_file():
-            list_file, mistakes = _read(str(path))
+            list_file, mistakes = _read(str(path), of_folder=True)
             lists[title] = list_file
             found += mistakes
             if list_file.edits:
@@ -104,7 +104,7 @@ def _of_folder(folder: str) -> list[Finding]:
     return found
 
 
-def _read(path: str) -> tuple[ListFile, list[Finding]]:
+def _read(path: str, *, of_folder: bool = False) -> tuple[ListFile, list[Finding]]:
     """What can be read of a list, and its mistakes. The reader stops at the first: go on without the line that it is in."""
     found: list[Finding] = []
     try:
@@ -113,8 +113,8 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
         return ListFile(path, False, [], []), [Finding(path, 0, str(error.strerror))]
     except ValueError as error:
         return ListFile(path, False, [], []), [Finding.of(str(error), path)]
-    if are_edits(text := b"".join(lines).decode("utf-8", "replace")):
-        return ListFile(path, True, [], []), _of_edits(path, text)
+    if not of_folder and are_edits(b"".join(lines).decode("utf-8-sig", "replace")):
+        return ListFile(path, True, [], []), _of_edits(path)
     while True:
         try:
             read = parse_list(b"".join(lines), path)
@@ -139,8 +139,12 @@ def _read(path: str) -> tuple[ListFile, list[Finding]]:
     return read, _first(sorted(found, key=lambda finding: finding.line))
 
 
-def _of_edits(path: str, text: str) -> list[Finding]:
+def _of_edits(path: str) -> list[Finding]:
     """The mistakes in a file of edits for --edit."""
+    try:
+        text = read_text(path, core.MAX_LIST_BYTES)
+    except ValueError as error:
+        return [Finding.of(str(error), path)]
     found: list[Finding] = []
     named: list[Entry] = []
     whole: list[Entry] = []

@@ -141,6 +141,11 @@ def test_a_policy_that_no_search_has_made_is_not_replaced(found, tmp_path):
     lists.write_text(lists.read_text().replace("linear", "linear  # mine", 1))
     found.save(tmp_path)  # the folder is still of a search
     assert "# mine" not in lists.read_text()
+    of_a_version = tmp_path / "fp32.since-2.0.txt"  # would edit the new lists
+    of_a_version.write_text("+linear\n")
+    with pytest.raises(FileExistsError, match=r"do not belong to a policy of hmp\.tune \(fp32\.since-2\.0\.txt\)"):
+        found.save(tmp_path)
+    of_a_version.unlink()
     description = tmp_path / "policy.toml"
     description.write_text(description.read_text().replace('source = "hmp.tune from', 'source = "edited from'))
     before = {path: path.read_text() for path in tmp_path.iterdir()}

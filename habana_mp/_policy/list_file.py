@@ -255,10 +255,8 @@ def edits_in(text: str) -> Iterator[tuple[int, str]]:
 
 def are_edits(text: str) -> bool:
     """Whether a file has edits of a policy, ``+op:list`` and ``-op``, and is no list: by all of its lines, since any of them may be wrong."""
-    with_list = [_COLON.search(edit) is not None for _, edit in edits_in(text)]
-    return any(with_list) and all(
-        each or edit[0] in "+-" for each, (_, edit) in zip(with_list, edits_in(text), strict=True)
-    )
+    lines = [edit for _, edit in edits_in(text)]
+    return any(map(_COLON.search, lines)) and all(line[0] in "+-" or _COLON.search(line) for line in lines)
 
 
 def without_model(text: str) -> str:

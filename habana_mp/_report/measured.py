@@ -129,8 +129,8 @@ class MeasuredReport(ABC):
         """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
 
         Ops that lose numbers (NaN or infinity in the low dtype alone) come first. An edit after which the error of the steps in the block
-        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. Without a backward pass in the block, or if no edit is
-        worth it, the result has no others.
+        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. Without a backward pass in the
+        block, or if no edit is worth it, the result has no others.
 
         Args:
             per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.

@@ -170,7 +170,7 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
         (["train.py:step", "--policy", "none"], "Unknown policy 'none'"),
         (
             ["train.py:step", "--output", "."],
-            "--output .: has files that do not belong to a policy of hmp.tune. Use a new folder",
+            "--output .: has files that do not belong to a policy of hmp.tune (",
         ),
         (
             ["train.py:step", "--output", "by_hand"],

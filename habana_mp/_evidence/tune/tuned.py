@@ -271,16 +271,18 @@ def refuse_to_replace(folder: Path) -> None:
     """Raise FileExistsError for a folder with files that no search has written, such as a policy that somebody made by hand, or edits of its
     lists for a version of torch, which would be edits of the new ones.
     """
-    if not folder.is_dir() or not any(folder.iterdir()):
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not names:
         return
-    description = folder / DESCRIPTION
-    own = {DESCRIPTION, *(f"{title}.txt" for title in LISTS)}
-    if not description.is_file() or (other := sorted({path.name for path in folder.iterdir()} - own)):
-        which = "" if not description.is_file() else f" ({shown(other[0])})"
-        message = f"has files that do not belong to a policy of hmp.tune{which}. Use a new folder"
-        raise FileExistsError(errno.EEXIST, message, str(folder))
-    if not read_description(description).get("source", "").startswith(_MAKER):
-        raise FileExistsError(errno.EEXIST, "has a policy that hmp.tune did not make. Use a new folder", str(folder))
+    others = sorted(names - {DESCRIPTION, *(f"{title}.txt" for title in LISTS)})
+    if others or DESCRIPTION not in names:
+        first = f" ({shown(others[0])})" if others else ""
+        why = f"has files that do not belong to a policy of hmp.tune{first}. Use a new folder"
+    elif not read_description(folder / DESCRIPTION).get("source", "").startswith(_MAKER):
+        why = "has a policy that hmp.tune did not make. Use a new folder"
+    else:
+        return
+    raise FileExistsError(errno.EEXIST, why, str(folder))
 
 
 def evidence(parts: list[TunedPart], low: str) -> str:

@@ -107,7 +107,7 @@ def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
 
 
 def _ops(report: dict[str, Any], width: int) -> RenderableType:
-    found = sorted(sums.by_op(report["rows"]), key=_errors(report))
+    found = sorted(sums.by_op(report["rows"]), key=_order(report))
     wide = width >= _WIDE
     number = {"justify": "right", "no_wrap": True}
     # The width from which on a column is there, its title, how it is set, and what an op has in it.
@@ -149,7 +149,7 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
     return Group(made, *_more(len(found) - _OPS, "op"))
 
 
-def _errors(report: dict[str, Any]) -> Callable[[sums.OpSum], tuple[int, float]]:
+def _order(report: dict[str, Any]) -> Callable[[sums.OpSum], tuple[int, float]]:
     """The ops that lose most numbers come first, then those that make most of the error: the table may be too short for the others."""
     rows = list(with_values(report["rows"]))
     size = change_of(rows)

@@ -157,10 +157,8 @@ def _new_folder(output: str | None) -> Path | None:
     folder = Path(output).absolute()  # the script may change the folder
     try:
         refuse_to_replace(folder)
-    except FileExistsError as error:
-        raise Problem(f"--output {output}: {error.strerror}") from None
     except (OSError, ValueError) as error:
-        raise Problem(f"--output {output}: {error}") from None
+        raise Problem(f"--output {output}: {getattr(error, 'strerror', None) or error}") from None
     if blocking := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
         raise Problem(f"--output {output}: {blocking} is not a folder")
     return folder

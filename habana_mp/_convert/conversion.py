@@ -43,7 +43,7 @@ def convert(
     """Run the ops of torch in mixed precision, in this process, from now on.
 
     ``convert`` replaces each op that the policy concerns under every name that it has: ``torch.mm``, ``Tensor.mm``, ``a @ b``,
-    ``F.linear`` and so on. The new function casts the float32, bfloat16 and float16 tensors and then calls the op. It does not matter
+    ``F.linear`` and so on. The new function casts the float32, bfloat16, float16 and float8 tensors and then calls the op. It does not matter
     whether you make the model and the optimizer before or after the call. Weights keep their dtype, and so do their gradients. A second
     call replaces the first (D7), and ``revert`` undoes it. If ``convert`` raises, the conversion that was in force before stays.
 

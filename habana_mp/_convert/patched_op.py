@@ -24,7 +24,8 @@ from habana_mp._torch_private import MKLDNN, run_while_traced, set_autocast_enab
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
-ELIGIBLE = tuple(_core.DTYPES.index(name) for name in _core.ELIGIBLE_DTYPES)
+SOURCES = tuple(_core.DTYPES.index(name) for name in _core.SOURCE_DTYPES)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOW = tuple(DTYPES.index(dtype) for dtype in (torch.bfloat16, torch.float16))
@@ -295,6 +296,8 @@ def _number(tensor: torch.Tensor) -> int:
         return 0
     # D10: what computes in complex numbers is left alone, as what does in float64.
     dtype = torch.float64 if tensor.dtype.is_complex else tensor.dtype
+    if dtype in _FLOAT8:
+        return _core.DTYPES.index("float8")
     return DTYPES.index(dtype) if dtype in DTYPES else 0
 
 
@@ -378,7 +381,7 @@ def _cast_arguments(
     done: list[tuple[Any, Any]] = []
 
     def cast(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or _number(value) not in ELIGIBLE or value.dtype == DTYPES[to]:
+        if not isinstance(value, torch.Tensor) or _number(value) not in SOURCES or value.dtype == DTYPES[to]:
             return value
         for source, result in done:
             if source is value:

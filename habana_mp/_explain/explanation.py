@@ -355,7 +355,7 @@ def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
     rule = policy._rule(name)
     norm = name in _core.NORMS
     low = str(policy.low_dtype).removeprefix("torch.")
-    eligible = "float32, bfloat16 and float16 tensors, also in lists and given by keyword,"
+    eligible = "float32, bfloat16, float16 and float8 tensors, also in lists and given by keyword,"
     if rule.action == "lower":
         to = (
             f"the input goes to {low}; weight, bias and running statistics stay as they are"

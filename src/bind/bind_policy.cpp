@@ -122,16 +122,18 @@ py::tuple to_python(const Decision& decision) {
 }
 
 void bind_tables(py::module_& m) {
-  py::list names, eligible_names;
+  py::list names, eligible_names, source_names;
   py::dict short_names;
   for (const DTypeRow& row : kDTypes) {
     names.append(row.name);
     short_names[row.name] = row.short_name;
     if (row.eligible) eligible_names.append(row.name);
+    if (may_be_cast(row.dtype)) source_names.append(row.name);
   }
   m.attr("DTYPES") = py::tuple(names);
   m.attr("SHORT_DTYPE_NAMES") = short_names;
   m.attr("ELIGIBLE_DTYPES") = py::tuple(eligible_names);
+  m.attr("SOURCE_DTYPES") = py::tuple(source_names);
   m.attr("LOW_DTYPES") = tuple_of(names_of(kLowDTypes));
   m.attr("ACTIONS") = tuple_of(kActionNames);
   m.attr("ROLES") = tuple_of(kRoleNames);

@@ -17,6 +17,10 @@ struct ScalarTypeOf {
   at::ScalarType type;
 };
 inline constexpr ScalarTypeOf kScalarTypes[] = {
+    {DType::Float8, at::kFloat8_e4m3fn},
+    {DType::Float8, at::kFloat8_e5m2},
+    {DType::Float8, at::kFloat8_e4m3fnuz},
+    {DType::Float8, at::kFloat8_e5m2fnuz},
     {DType::Float16, at::kHalf},
     {DType::BFloat16, at::kBFloat16},
     {DType::Float32, at::kFloat},

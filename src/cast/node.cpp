@@ -25,9 +25,11 @@ std::uint64_t origin_here() {
 }
 
 // With `strides` the gradient is a weight's, of which there is one in each step.
-at::Tensor cast_gradient(const at::Tensor& gradient, DType to, at::IntArrayRef strides) {
-  const DType from = dtype_of(gradient);
-  if (!eligible(from) || from == to || !is_ordinary(gradient)) return gradient.to(scalar_type(to));
+at::Tensor cast_gradient(const at::Tensor& gradient, at::ScalarType type, at::IntArrayRef strides) {
+  const DType from = dtype_of(gradient), to = dtype_of_type(type);
+  if (!eligible(from) || !eligible(to) || from == to || !is_ordinary(gradient)) {
+    return gradient.to(type);
+  }
   return cast_ordinary(gradient, to, strides, strides.empty() ? Lifetime::Graph : Lifetime::Step);
 }
 
@@ -52,12 +54,12 @@ struct CopyBackwards final : CastNode {
       if (const WeightDone done = weight_done.load(std::memory_order_relaxed)) done(weight);
     }
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
-    const DType to = dtype_of_type(c10::typeMetaToScalarType(self_options.dtype()));
+    const at::ScalarType to = c10::typeMetaToScalarType(self_options.dtype());
     variable_list result(1);
     const auto cast = [&] { return cast_gradient(grads[0], to, strides); };
     const BackwardWatch* watch =
         origin == 0 ? nullptr : backward_watch.load(std::memory_order_relaxed);
-    result[0] = watch == nullptr ? cast() : watch->run(origin, grads[0], to, cast);
+    result[0] = watch == nullptr ? cast() : watch->run(origin, grads[0], dtype_of_type(to), cast);
     return result;
   }
 

@@ -69,9 +69,10 @@ void check_memory(const at::Tensor& tensor) {
   if (tensor.has_storage() && !tensor.is_meta()) check_storage(tensor);
 }
 
-// ATen casts what is elsewhere than in the CPU's memory, and what a profiler looks at.
+// ATen casts what is elsewhere than in the CPU's memory, float8, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
-  return !source.is_cpu() || (at::hasCallbacks() && is_profiled());
+  return !source.is_cpu() || !eligible(number_dtype(source)) ||
+         (at::hasCallbacks() && is_profiled());
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ bool has_numbers(const at::Tensor& tensor) {
 NotFinite not_finite(const at::Tensor& given) {
   if (!has_numbers(given)) return {};
   const OutOfSight out_of_sight;
-  const bool plain = dtype_of(given) != DType::Other;  // not one of the float8 dtypes
+  const bool plain = row_of(dtype_of(given)).bytes > 1;  // those of 8 bits have no such kernels
   const at::Tensor tensor = plain ? given : given.to(at::kFloat);
   if (all_finite(tensor)) return {};
   return {.nan = at::isnan(tensor).any().item<bool>(),

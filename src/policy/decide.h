@@ -3,6 +3,7 @@
 // lists. It runs at every patched call, so it is inline and allocates nothing.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -59,7 +60,7 @@ struct Decision {
   std::uint8_t roles;  // role_bit()s of the arguments that the decision is about
 
   constexpr bool casts(const Arg& arg) const {
-    return (roles & role_bit(arg.role)) != 0 && eligible(arg.dtype) && arg.dtype != to;
+    return (roles & role_bit(arg.role)) != 0 && may_be_cast(arg.dtype) && arg.dtype != to;
   }
 
   friend constexpr bool operator==(const Decision&, const Decision&) = default;
@@ -103,6 +104,12 @@ constexpr DType widest(std::uint32_t seen) {
   return std::has_single_bit(seen) ? static_cast<DType>(std::countr_zero(seen)) : DType::Float32;
 }
 
+// Whether float8 is the dtype of all that might be cast, and that is one tensor: a view or a copy of
+// stored numbers, which a kernel for float8 may want (D49).
+constexpr bool is_only_float8(std::span<const Arg> args) {
+  return std::ranges::count_if(args, [](const Arg& arg) { return may_be_cast(arg.dtype); }) == 1;
+}
+
 // The dtype of the first target, or of the first eligible input: there is one.
 constexpr DType first_dtype(std::span<const Arg> args, Role role) {
   for (const Arg& arg : args) {
@@ -137,24 +144,29 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
     return {target, Cause::InPlace, kAll};
   }
 
-  const std::uint32_t inputs = seen.of(Role::Input) & kEligibleDTypes;
-  const std::uint32_t all = inputs | (seen.of(Role::Affine) & kEligibleDTypes);
+  if (seen.any(DType::Float8) && is_only_float8(args)) return kLeftAlone;
+
+  const std::uint32_t inputs = seen.of(Role::Input) & kSourceDTypes;
+  const std::uint32_t affine = seen.of(Role::Affine) & kSourceDTypes;
+  const std::uint32_t all = inputs | affine;
   const std::uint32_t statistics = seen.of(Role::Statistic) & kEligibleDTypes;
   switch (rule.action) {
-    case Action::Lower:  // D14: of a norm the input alone
-      return inputs == 0 ? kLeftAlone : Decision{rule.low, Cause::Lower, kInputs};
+    case Action::Lower:  // D14: of a norm the input alone, but norms take no float8
+      if (inputs == 0) return kLeftAlone;
+      return {rule.low, Cause::Lower, (affine & dtype_bit(DType::Float8)) != 0 ? kAll : kInputs};
     case Action::Fp32:
       // D14: statistics stay as they are, and beside a float32 input torch takes no lower ones.
       if (all == 0 || (statistics & ~dtype_bit(DType::Float32)) != 0) return kLeftAlone;
       return {DType::Float32, rule.listed ? Cause::Fp32 : Cause::RestFp32, kAll};
     case Action::Promote: {
-      if (all == 0) return kLeftAlone;
+      const std::uint32_t wanted = all & kEligibleDTypes;
+      if (wanted == 0) return kLeftAlone;
       const std::uint32_t count =
           (dimensioned.of(Role::Input) | dimensioned.of(Role::Affine)) & kEligibleDTypes;
-      return {widest(count != 0 ? count : all), Cause::Promote, kAll};
+      return {widest(count != 0 ? count : wanted), Cause::Promote, kAll};
     }
     case Action::FirstInput:
-      if (inputs == 0) return kLeftAlone;
+      if ((inputs & kEligibleDTypes) == 0) return kLeftAlone;
       return {first_dtype(args, Role::Input), Cause::FirstInput, kInputs};
     case Action::Inputs:
     case Action::Error:  // the front end raises
@@ -174,24 +186,26 @@ constexpr Decision decide_without_low_kernel(Rule rule, std::span<const Arg> arg
     if (arg.role != Role::Statistic) seen |= dtype_bit(arg.dtype);
   }
   const bool low = (seen & kLowBits) != 0 ||
-                   (rule.action == Action::Lower && (seen & dtype_bit(DType::Float32)) != 0);
+                   (rule.action == Action::Lower && (seen & kSourceDTypes) != 0);
   if (explicit_dtype || !low || (seen & dtype_bit(DType::Float64)) != 0) return kLeftAlone;
+  // Without a rule the float8 tensor is to blame, and torch's error is the answer (D49).
+  if (rule.action == Action::Inputs && (seen & dtype_bit(DType::Float8)) != 0) return kLeftAlone;
   return {DType::Float32, Cause::NoLowKernel,
           static_cast<std::uint8_t>(role_bit(Role::Input) | role_bit(Role::Affine))};
 }
 
 // Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):
-// no eligible tensor, or all of one dtype that the rule does not change. False means: ask decide().
+// none that may be cast, or all of one dtype that the rule does not change. False: ask decide().
 constexpr bool casts_nothing(Rule rule, unsigned seen) {
-  const unsigned eligible_seen = seen & kEligibleDTypes;
-  if (eligible_seen == 0) return true;
+  const unsigned sources = seen & kSourceDTypes;
+  if (sources == 0) return true;
   switch (rule.action) {
     case Action::Lower:
-      return eligible_seen == dtype_bit(rule.low);
+      return sources == dtype_bit(rule.low);
     case Action::Fp32:
-      return eligible_seen == dtype_bit(DType::Float32);
+      return sources == dtype_bit(DType::Float32);
     default:
-      return (eligible_seen & (eligible_seen - 1)) == 0;
+      return (sources & (sources - 1)) == 0;
   }
 }
 

@@ -12,9 +12,9 @@
 namespace habana_mp {
 
 // Other: integer, bool, quantised, none. Float64 stands for complex too: a call with either
-// computes in a wider kind of number and is left alone (D10). habana_mp._core.DTYPES names these in
-// this order.
-enum class DType : std::uint8_t { Other, Float16, BFloat16, Float32, Float64 };
+// computes in a wider kind of number and is left alone (D10). Float8: any of torch's formats of
+// it. habana_mp._core.DTYPES names these in this order.
+enum class DType : std::uint8_t { Other, Float8, Float16, BFloat16, Float32, Float64 };
 
 struct DTypeRow {
   DType dtype;
@@ -28,6 +28,7 @@ struct DTypeRow {
 
 inline constexpr DTypeRow kDTypes[] = {
     {DType::Other, "other", "other", "to_other", 0, false, 0},
+    {DType::Float8, "float8", "fp8", "to_fp8", 1, false, 0},
     {DType::Float16, "float16", "fp16", "to_fp16", 2, true, 2},
     {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true, 1},
     {DType::Float32, "float32", "fp32", "to_fp32", 4, true, 0},
@@ -61,8 +62,12 @@ inline constexpr std::uint32_t kEligibleDTypes = [] {
 inline constexpr std::uint32_t kFloatingDTypes =
     ((std::uint64_t{1} << kDTypeCount) - 1) & ~dtype_bit(DType::Other);
 
+// What casts go from: numbers are stored in float8, and ops do not compute in it (D49).
+inline constexpr std::uint32_t kSourceDTypes = kEligibleDTypes | dtype_bit(DType::Float8);
+
 // Every patched call asks of every tensor: a test of a bit, not a look into the table.
 constexpr bool eligible(DType dtype) { return (kEligibleDTypes & dtype_bit(dtype)) != 0; }
+constexpr bool may_be_cast(DType dtype) { return (kSourceDTypes & dtype_bit(dtype)) != 0; }
 
 constexpr bool may_be_low(DType dtype) { return row_of(dtype).low != 0; }
 

@@ -77,7 +77,7 @@ void show(Frame& frame, Tensors inputs) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
     const History* history = all().histories.find(tensor);
-    if (eligible(dtype_of(tensor))) {
+    if (may_be_cast(dtype_of(tensor))) {
       const bool weight = history == nullptr || (tensor.is_leaf() && tensor.requires_grad());
       for_listeners([&](report::Listener& listener) {
         listener.given(weight ? kNone : history->maker, frame.call.site, dtype_of(tensor),

@@ -167,4 +167,4 @@ class Simulation:
         return made or [(maker, dtype, min(count, row["calls"]), size) for maker, dtype, count, size in edges]
 
 
-_NOT_CAST = frozenset(_core.DTYPES) - frozenset(_core.ELIGIBLE_DTYPES)
+_NOT_CAST = frozenset(_core.DTYPES) - frozenset(_core.SOURCE_DTYPES)

@@ -1,4 +1,4 @@
-// decide(): the cases of D10 to D15 as a table, and properties that hold for every call with up to
+// decide(): the cases of D10 to D15 and D49 as a table, and properties that hold for every call with up to
 // three tensors.
 #include <doctest/doctest.h>
 
@@ -13,7 +13,7 @@ using namespace habana_mp;
 
 namespace {
 
-constexpr DType F16 = DType::Float16, BF16 = DType::BFloat16, F32 = DType::Float32,
+constexpr DType F8 = DType::Float8, F16 = DType::Float16, BF16 = DType::BFloat16, F32 = DType::Float32,
                 F64 = DType::Float64, INT = DType::Other;
 
 constexpr Rule kLower{Action::Lower, BF16, true}, kLower16{Action::Lower, F16, true},
@@ -66,6 +66,45 @@ const std::vector<Case> kCases = {
      "--"},
     {"D10 float64 statistic too", kLower, {in(F32), statistic(F64)}, false, Cause::None, INT, "--"},
     {"D10 float64 target too", kFirst, {target(F64), in(BF16)}, false, Cause::None, INT, "--"},
+    {"D49 lower: a float8 weight", kLower, {in(F32), in(F8)}, false, Cause::Lower, BF16, "xx"},
+    {"D49 lower: two float8 tensors", kLower, {in(F8), in(F8)}, false, Cause::Lower, BF16, "xx"},
+    {"D49 lower: float8 alone", kLower, {in(F8), in(INT)}, false, Cause::None, INT, "--"},
+    {"D49 lower: a norm's float8 weight",
+     kLower,
+     {in(F32), affine(F8), affine(F32)},
+     false,
+     Cause::Lower,
+     BF16,
+     "xxx"},
+    {"D49 fp32: float8 beside float32", kFp32, {in(F32), in(F8)}, false, Cause::Fp32, F32, "-x"},
+    {"D49 fp32: float8 alone", kFp32, {in(F8)}, false, Cause::None, INT, "-"},
+    {"D49 promote: float8 does not count",
+     kPromote,
+     {in(F8), in(BF16)},
+     false,
+     Cause::Promote,
+     BF16,
+     "x-"},
+    {"D49 promote: float8 beside a scalar",
+     kPromote,
+     {in(F8), scalar(F32)},
+     false,
+     Cause::Promote,
+     F32,
+     "x-"},
+    {"D49 promote: float8 with itself", kPromote, {in(F8), in(F8)}, false, Cause::None, INT, "--"},
+    {"D49 first input: the first that is not float8",
+     kFirst,
+     {in(F8), in(BF16), in(F32)},
+     false,
+     Cause::FirstInput,
+     BF16,
+     "x-x"},
+    {"D49 first input: float8 with itself", kFirst, {in(F8), in(F8)}, false, Cause::None, INT, "--"},
+    {"D49 in place: into float8", kLower, {target(F8), in(F32)}, false, Cause::None, INT, "--"},
+    {"D49 in place: from float8", kLower, {target(F32), in(F8)}, false, Cause::InPlace, F32, "-x"},
+    {"D49 float64 beside float8", kLower, {in(F8), in(F64)}, false, Cause::None, INT, "--"},
+    {"D49 inputs: as torch has it", kInputs, {in(F8), in(BF16)}, false, Cause::None, INT, "--"},
     {"D11 explicit dtype before the lists",
      kLower,
      {in(F32), in(F32)},
@@ -293,7 +332,7 @@ std::string casts_of(const Decision& decision, const std::vector<Arg>& args) {
 template <typename Body>
 void for_all_calls(Body body) {
   std::vector<Arg> kinds;
-  for (const DType dtype : {INT, F16, BF16, F32, F64}) {
+  for (const DType dtype : {INT, F8, F16, BF16, F32, F64}) {
     for (const Role role : {Role::Input, Role::Affine, Role::Statistic, Role::Target}) {
       for (const bool zero_dim : {false, true}) kinds.push_back({dtype, zero_dim, role});
     }
@@ -310,7 +349,7 @@ void for_all_calls(Body body) {
 
 }  // namespace
 
-TEST_CASE("decide: the cases of D10 to D15") {
+TEST_CASE("decide: the cases of D10 to D15 and D49") {
   for (const Case& c : kCases) {
     SUBCASE(c.id) {
       const Decision decision = decide(c.rule, c.args, c.explicit_dtype);
@@ -340,9 +379,9 @@ TEST_CASE("decide: what holds for every call of up to three tensors") {
         has_float64 |= arg.dtype == F64;
         has_target |= arg.role == Role::Target;
         has_wide |= arg.dtype == F32;
-        // D10, D11, D14: never a tensor that is not eligible, a target or a statistic.
+        // D10, D11, D14, D49: never one that casts do not go from, a target or a statistic.
         if (cast &&
-            (!eligible(arg.dtype) || arg.role == Role::Target || arg.role == Role::Statistic))
+            (!may_be_cast(arg.dtype) || arg.role == Role::Target || arg.role == Role::Statistic))
           ++wrong;
         if (cast && arg.dtype == decision.to) ++wrong;
       }
@@ -379,10 +418,12 @@ TEST_CASE("decide: what holds for every call of up to three tensors") {
         if (decision.casts(arg)) arg.dtype = decision.to;
       }
       const Decision again = decide(rule, after, false);
-      if (!(again == decision) || casts_of(again, after).find('x') != std::string::npos) ++wrong;
+      if (again.to != decision.to || again.cause != decision.cause ||
+          casts_of(again, after).find('x') != std::string::npos)
+        ++wrong;
     }
   });
-  CHECK(calls == 8L * (1 + 40 + 40 * 40 + 40 * 40 * 40));
+  CHECK(calls == 8L * (1 + 48 + 48 * 48 + 48 * 48 * 48));
   CHECK(wrong == 0);
 }
 

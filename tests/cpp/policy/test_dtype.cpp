@@ -23,6 +23,7 @@ struct Case {
 
 const std::vector<Case> kCases = {
     {DType::Other, "other", "other", "to_other", 0, false, false},
+    {DType::Float8, "float8", "fp8", "to_fp8", 1, false, false},
     {DType::Float16, "float16", "fp16", "to_fp16", 2, true, true},
     {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true, true},
     {DType::Float32, "float32", "fp32", "to_fp32", 4, true, false},
@@ -31,7 +32,7 @@ const std::vector<Case> kCases = {
 
 }  // namespace
 
-TEST_CASE("each row of the table (D9, D10, F111)") {
+TEST_CASE("each row of the table (D9, D10, D49, F111)") {
   CHECK(kCases.size() == kDTypeCount);
   for (const Case& c : kCases) {
     CAPTURE(c.name);
@@ -40,6 +41,7 @@ TEST_CASE("each row of the table (D9, D10, F111)") {
     CHECK(std::string(cast_name(c.dtype)) == c.cast_name);
     CHECK(kernels::element_size(c.dtype) == c.bytes);
     CHECK(eligible(c.dtype) == c.eligible);
+    CHECK(may_be_cast(c.dtype) == (c.eligible || c.dtype == DType::Float8));
     CHECK(may_be_low(c.dtype) == c.low);
     CHECK((low_dtype_named(c.name) == (c.low ? c.dtype : DType::Other)));
     CHECK(((kFloatingDTypes & dtype_bit(c.dtype)) != 0) == (c.dtype != DType::Other));

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import habana_mp._core as _core
 from habana_mp import _torch_private as private
 from habana_mp._scope.after_import import after_import
+from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._show.warning import warn
 
 
@@ -117,6 +118,8 @@ def _after_step(*_: Any) -> None:
 
 os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)
 
+# Of the cache and what is watched for it: opened, closed and asked for on any thread.
+lock = fork_lock()
 _hooks: list[Any] = []
 
 
@@ -152,7 +155,7 @@ def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
 
 
 def open_cache(settings: Asked) -> None:
-    """Called by ``convert``, and for the first region of autocast."""
+    """Called by ``convert``, and for the first region of autocast; with the lock."""
     _make_ops_exportable()
     _core.set_packing(settings.packing)
     _core.set_cache_limit(settings.limit)
@@ -165,9 +168,12 @@ def open_for_autocast() -> None:
     find_exports()
     if _hooks:
         return
-    settings = asked()
-    _patches_of_autocast.install(patches())
-    open_cache(settings)
+    with lock:
+        if _hooks:
+            return
+        settings = asked()
+        _patches_of_autocast.install(patches())
+        open_cache(settings)
 
 
 @functools.cache
@@ -187,12 +193,13 @@ def find_exports() -> None:
 
 def close_cache() -> None:
     """Called by ``revert``."""
-    find_exports.cache_clear()
-    _core.set_cache_limit(0)
-    while _hooks:
-        _hooks.pop().remove()
-    _patches_of_autocast.uninstall()
-    _core.clear_cache()
-    left = _core.restore_all_pages()
+    with lock:
+        find_exports.cache_clear()
+        _core.set_cache_limit(0)
+        while _hooks:
+            _hooks.pop().remove()
+        _patches_of_autocast.uninstall()
+        _core.clear_cache()
+        left = _core.restore_all_pages()
     if left:
         warn(f"{left} offloaded weights stay in their file: memory is short or the disk fails")

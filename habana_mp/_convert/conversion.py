@@ -86,7 +86,7 @@ def convert(
     new = in_force.cli_policy or asked
     warn_if_nowhere(new)
     in_force.is_cli_default = False
-    with _lock, _no_garbage_collection():
+    with _lock, _weights.lock, _no_garbage_collection():
         dynamo.prepare()
         rows = [
             *_patches(new),
@@ -98,27 +98,42 @@ def convert(
             (in_force, "policy", new),
             (in_force, "verbose", isVerbose),
         ]
-        settings = _weights.asked()
-        if not new.cached:
-            settings = settings._replace(limit=0)
+        settings = _cache_settings(new)
         try:
             log.open_log(isVerbose)
             if isVerbose:
                 log.banner(opt_level.upper())
-            _core.install(rows, new._core)
             _weights.open_cache(settings)
             births.watch()
             torch_autocast.reach_transformers()
+            _core.install(rows, new._core)  # all of it or nothing, so it is the last
         except BaseException:
             if in_force.policy is None:
-                log.close_log()
+                _close()
             else:
                 log.open_log(in_force.verbose)
+                _weights.open_cache(_cache_settings(in_force.policy))
             raise
         finally:
             if in_force.policy is new:
                 dynamo.drop_stale_graphs()
     return new
+
+
+def _cache_settings(policy: Policy) -> _weights.Asked:
+    settings = _weights.asked()
+    return settings if policy.cached else settings._replace(limit=0)
+
+
+def _close() -> None:
+    """Ends what belongs to a conversion besides its patches, each thing even if another one raises."""
+    with contextlib.ExitStack() as last_first:
+        last_first.callback(dynamo.drop_stale_graphs)
+        last_first.callback(torch_autocast.leave_transformers)
+        last_first.callback(torch_autocast.leave_all)
+        last_first.callback(births.unwatch)
+        last_first.callback(_weights.close_cache)
+        last_first.callback(log.close_log)
 
 
 @contextlib.contextmanager
@@ -157,14 +172,7 @@ def revert() -> None:
                 _core.uninstall()
             finally:
                 if not _core.conversion_patches.installed():
-                    try:
-                        log.close_log()
-                    finally:
-                        _weights.close_cache()
-                        births.unwatch()
-                        torch_autocast.leave_all()
-                        torch_autocast.leave_transformers()
-                        dynamo.drop_stale_graphs()
+                    _close()
 
 
 def is_converted() -> bool:

@@ -128,7 +128,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
     return None if found is None else _named(*found)
 
 
-def _named(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
+def _named(  # noqa: PLR0917 - in the order of src/bind/bind_probe.cpp
     op: str,
     module: str,
     rule: str,

@@ -44,14 +44,18 @@ def map_hpu(device: str = "cpu") -> bool:
     if is_real():
         return False
     _core.map_hpu(device)
-    _patches.uninstall()  # before the new ones are made, which wrap the originals
-    _patches.install(additions(device))
-    for name in torch_hpu.NAMES:
-        sys.modules[f"torch.{name}"] = torch_hpu
-    # A copy of a device loses its name: copies are the device itself, as of a string.
-    if COPIES.works:
-        COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
-    _tag_graphs(f"hpu:{device} ")
+    try:
+        _patches.uninstall()  # before the new ones are made, which wrap the originals
+        _patches.install(additions(device))
+        for name in torch_hpu.NAMES:
+            sys.modules[f"torch.{name}"] = torch_hpu
+        # A copy of a device loses its name: copies are the device itself, as of a string.
+        if COPIES.works:
+            COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
+        _tag_graphs(f"hpu:{device} ")
+    except BaseException:
+        unmap_hpu()
+        raise
     return True
 
 
@@ -61,9 +65,10 @@ def unmap_hpu() -> None:
         return
     _patches.uninstall()
     for name in torch_hpu.NAMES:
-        del sys.modules[f"torch.{name}"]
+        sys.modules.pop(f"torch.{name}", None)
     if COPIES.works:
-        del COPIES.shallow[torch.device], COPIES.deep[torch.device]
+        for copies in (COPIES.shallow, COPIES.deep):
+            copies.pop(torch.device, None)
     _core.unmap_hpu()
     _tag_graphs("")
 

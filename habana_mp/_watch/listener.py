@@ -60,14 +60,20 @@ class CallListener:
 
     def __enter__(self) -> Self:
         watch_modules()
-        self._queue.open()
+        try:
+            self._queue.open()
+        except BaseException:
+            unwatch_modules()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._queue.close()
-        unwatch_modules()
+        try:
+            self._queue.close()
+        finally:
+            unwatch_modules()
 
     def take(self) -> list[Call]:
         """The calls that have ended since the last time, in order. Up to 65,536 are kept; ``lost`` counts the others."""

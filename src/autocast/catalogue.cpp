@@ -6,13 +6,12 @@
 #include <tuple>
 #include <utility>
 
+#include "base/op_schema.h"
 #include "call/weight_ops.h"
 #include "policy/names.h"
 
 namespace habana_mp::autocast {
 namespace {
-
-constexpr std::string_view kNamespace = "aten::";
 
 // The aten ops, each as (base name, full name, handle). In the order of their names only where that
 // is asked for: the first conversion waits for it.
@@ -26,10 +25,10 @@ void for_each_op(bool in_order, const Visit& visit) {
     });
   }
   for (const c10::OperatorName& name : names) {
-    if (!name.name.starts_with(kNamespace)) continue;
+    if (!name.name.starts_with(kAten)) continue;
     const auto handle = dispatcher.findSchema(name);
     if (!handle.has_value()) continue;
-    const std::string base = name.name.substr(kNamespace.size());
+    const std::string base(without_aten(name.name));
     visit(base, name.overload_name.empty() ? base : base + "." + name.overload_name, *handle);
   }
 }

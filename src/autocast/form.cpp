@@ -12,8 +12,6 @@
 namespace habana_mp::autocast {
 namespace {
 
-constexpr std::string_view kNamespace = "aten::";
-
 c10::TypePtr without_optional(const c10::TypePtr& type) {
   const auto optional = type->cast<c10::OptionalType>();
   return optional ? optional->getElementType() : type;
@@ -39,8 +37,7 @@ Holds tensors_of(const c10::Argument& argument) {
 
 std::optional<Form> form_of(const c10::FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
-  std::string_view op = schema.name();
-  if (op.starts_with(kNamespace)) op.remove_prefix(kNamespace.size());
+  const std::string_view op = without_aten(schema.name());
   if (!may_decide(schema, op) || arguments.size() > std::numeric_limits<std::uint8_t>::max())
     return std::nullopt;
   const bool norm = is_norm(op);

@@ -76,9 +76,9 @@ void bind_convert(py::module_& module) {
       },
       py::arg("rows"), py::arg("policy"));
   module.def("uninstall", [] {
-    conversion_patches().uninstall();
     autocast::set_compound_policy(nullptr);
     watch::set_conversion(nullptr);
+    conversion_patches().uninstall();  // may throw, and nothing is installed then either
   });
   module.def(
       "maker_of",

@@ -17,6 +17,15 @@ py::function& function() {
 
 }  // namespace
 
+std::string message_of(const py::object& error) {
+  try {
+    return py::str(error).cast<std::string>();
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return "";
+  }
+}
+
 void set_error_note(py::function registered) { function() = std::move(registered); }
 
 void add_error_note(const std::string& op, std::span<const at::Tensor> tensors) {
@@ -34,9 +43,9 @@ void add_error_note(const std::string& op, std::span<const at::Tensor> tensors) 
 }
 
 void add_note_at_end(const py::object& error, const std::shared_ptr<const Policy>& policy,
-                     bool casts_off) {
-  if (!function() || !blames_low_dtype(py::str(error).cast<std::string>())) return;
+                     bool casts_off) noexcept {
   try {
+    if (!function() || !blames_low_dtype(message_of(error))) return;
     function()(error, "", py::list(), last_lower == nullptr ? "" : *last_lower,
                std::const_pointer_cast<Policy>(policy), py::arg("casts_off") = casts_off);
   } catch (...) {

@@ -14,6 +14,9 @@
 
 namespace habana_mp {
 
+// What a Python error says. "" where that cannot be told: its __str__ raises, or is no UTF-8.
+std::string message_of(const pybind11::object& error);
+
 void set_error_note(pybind11::function function);
 
 // The op of the lower list that ran last on this thread; its name lives as long as the process.
@@ -23,8 +26,9 @@ inline constinit thread_local const std::string* last_lower = nullptr;
 void add_error_note(const std::string& op, std::span<const at::Tensor> tensors);
 
 // Adds it to an error that leaves a block, where it blames a low dtype: a region of `policy`, or
-// one of disable_casts, in that region or (null) under convert.
+// one of disable_casts, in that region or (null) under convert. Throws nothing: the block is still
+// to be left.
 void add_note_at_end(const pybind11::object& error, const std::shared_ptr<const Policy>& policy,
-                     bool casts_off = false);
+                     bool casts_off = false) noexcept;
 
 }  // namespace habana_mp

@@ -3,7 +3,9 @@
 namespace habana_mp {
 
 std::string refusal(std::string_view op, std::string_view rule) {
-  const std::string where(rule.substr(rule.rfind(", ") + 2));
+  // "error: op, place": a place may have commas, and names of ops have none.
+  const std::size_t comma = rule.find(", ");
+  const std::string where(comma == rule.npos ? rule : rule.substr(comma + 2));
   const std::string name(op);
   if (op.starts_with("binary_cross_entropy")) {
     // Begins as the error of torch.autocast does.

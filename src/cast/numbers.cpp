@@ -17,9 +17,6 @@
 namespace habana_mp {
 namespace {
 
-// A share of a cast that is worth a thread: torch's own grain.
-constexpr int64_t kGrain = 1 << 15;
-
 void cast_dense(const char* source, char* target, DType from, DType to, int64_t count,
                 kernels::Stores stores) {
   const kernels::Kernel kernel = kernels::kernel(from, to, stores);

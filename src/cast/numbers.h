@@ -1,5 +1,5 @@
-// The one place where a tensor changes dtype: the numbers of a cast, out of autograd's sight, and
-// the cast of an ordinary tensor with its autograd node.
+// The one place where a tensor changes dtype: the numbers of a cast, out of autograd's sight. With
+// its autograd node: cast/node.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,6 +10,9 @@
 
 namespace habana_mp {
 
+// A share of elements that is worth a thread: torch's own grain.
+inline constexpr std::int64_t kGrain = 1 << 15;
+
 // Below so many elements a cast is over sooner than other threads could take the GIL.
 inline constexpr std::int64_t kReleaseGilAbove = 1 << 16;
 

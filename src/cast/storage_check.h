@@ -12,10 +12,9 @@ namespace habana_mp {
 // RuntimeError for a tensor that does not fit its storage.
 [[noreturn]] void refuse_storage(const at::TensorBase& tensor, std::size_t needed);
 
-// Asked before anything of the tensor is read or written. Not for tensors without memory, such as
-// meta tensors.
-inline void check_storage(const at::TensorBase& tensor) {
-  if (tensor.numel() == 0) return;
+// Of its storage, from the beginning to the last element.
+inline std::size_t bytes_needed(const at::TensorBase& tensor) {
+  if (tensor.numel() == 0) return 0;
   std::int64_t elements = tensor.storage_offset() + tensor.numel();
   if (!tensor.is_non_overlapping_and_dense()) {
     elements = tensor.storage_offset() + 1;
@@ -23,7 +22,13 @@ inline void check_storage(const at::TensorBase& tensor) {
       elements += (tensor.size(i) - 1) * tensor.stride(i);
     }
   }
-  const std::size_t needed = static_cast<std::size_t>(elements) * tensor.itemsize();
+  return static_cast<std::size_t>(elements) * tensor.itemsize();
+}
+
+// Asked before anything of the tensor is read or written. Not for tensors without memory, such as
+// meta tensors.
+inline void check_storage(const at::TensorBase& tensor) {
+  const std::size_t needed = bytes_needed(tensor);
   if (tensor.storage().nbytes() < needed) refuse_storage(tensor, needed);
 }
 

@@ -48,6 +48,7 @@ bool called_by_decomposition() {
   if (frame == nullptr) return false;
   PyCodeObject* code = PyFrame_GetCode(frame);
   const char* file = PyUnicode_AsUTF8(code->co_filename);
+  if (file == nullptr) PyErr_Clear();  // no UTF-8
   const std::string_view path = file == nullptr ? "" : file;
   Py_DECREF(code);
   for (const std::string_view part :
@@ -252,22 +253,22 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
   if (op.rule.action == Action::Lower) last_lower = op.name;
-  if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
-    {
-      const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
-      PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-      if (result != nullptr) return result;
-    }
-    if (is_off(op)) return nullptr;
-    watch::WatchedCall unwatched;
-    return without_low_kernel(op, args, nargsf, kwnames, unwatched);
-  }
-  const CastsOffGuard while_constructing(constructs_module());
-  const bool off = is_off(op);
-  if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
-    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  }
   try {
+    if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
+      {
+        const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
+        PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+        if (result != nullptr) return result;
+      }
+      if (is_off(op)) return nullptr;
+      watch::WatchedCall unwatched;
+      return without_low_kernel(op, args, nargsf, kwnames, unwatched);
+    }
+    const CastsOffGuard while_constructing(constructs_module());
+    const bool off = is_off(op);
+    if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
+      return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+    }
     return off ? call_uncast(op, args, nargsf, kwnames) : call_patched(op, args, nargsf, kwnames);
   } catch (...) {
     set_python_error();

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/module_attribute.h"
+
 namespace habana_mp {
 namespace {
 
@@ -15,7 +17,7 @@ PyObject* rebuild_container(PyObject* container, PyObject* items) {
   if (type == &PyList_Type) return Py_NewRef(items);
   if (PyList_Check(
           container)) {  // a subclass keeps its attributes: copied as copy.copy does, then filled
-    static PyObject* copy = PyObject_GetAttrString(PyImport_ImportModule("copy"), "copy");
+    static PyObject* copy = module_attribute("copy", "copy");
     PyObject* same = PyObject_CallOneArg(copy, container);
     if (same == nullptr || PyList_SetSlice(same, 0, PyList_GET_SIZE(same), items) == 0) return same;
     Py_DECREF(same);

@@ -5,22 +5,13 @@
 
 #include <optional>
 
+#include "base/module_attribute.h"
 #include "base/torch_private.h"
 #include "scope/casts_off.h"
 #include "scope/compound.h"
 
 namespace habana_mp {
 namespace {
-
-// An attribute of a module that is imported once and kept: these calls are rare, their target never
-// changes.
-PyObject* imported(const char* module, const char* name) {
-  PyObject* owner = PyImport_ImportModule(module);
-  if (owner == nullptr) return nullptr;
-  PyObject* attribute = PyObject_GetAttrString(owner, name);
-  Py_DECREF(owner);
-  return attribute;
-}
 
 // The tensors of a call as it will be made, and what stands in for tensors, for __torch_function__.
 PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
@@ -53,7 +44,7 @@ int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* te
   if (!form.overridable) return 0;
   if (torch_private::in_function_mode()) return 1;
   if (!arguments.overridden()) return 0;
-  static PyObject* has_torch_function = imported("torch.overrides", "has_torch_function");
+  static PyObject* has_torch_function = module_attribute("torch.overrides", "has_torch_function");
   PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
   if (answer == nullptr) return -1;
   const int truth = PyObject_IsTrue(answer);
@@ -96,7 +87,7 @@ bool is_unnamed_refusal(PyObject* function) {
 // Has __torch_function__ of a mode or of the `relevant` arguments do the call.
 PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* const* args,
                          std::size_t nargsf, PyObject* kwnames) {
-  static PyObject* handle = imported("torch.overrides", "handle_torch_function");
+  static PyObject* handle = module_attribute("torch.overrides", "handle_torch_function");
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
   PyObject* function = override_argument(op);

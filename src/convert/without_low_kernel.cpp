@@ -68,7 +68,7 @@ PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::si
       op.form.may_lack_low_kernel || op.rule.listed || op.rule.action != Action::Inputs;
   if (!decided || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return nullptr;
   pybind11::error_already_set error;
-  if (!blames_low_dtype(pybind11::str(error.value()).cast<std::string>())) {
+  if (!blames_low_dtype(message_of(error.value()))) {
     error.restore();
     return nullptr;
   }

@@ -1,24 +1,25 @@
 #include "evidence/digest.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
+#include "cast/parallel.h"
+#include "cast/storage_check.h"
+#include "evidence/numbers.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 15;
 // Odd numbers with bits all over (splitmix64).
 constexpr std::uint64_t kPlace = 0x9E3779B97F4A7C15U;
 constexpr std::uint64_t kFirst = 0xBF58476D1CE4E5B9U;
@@ -42,12 +43,11 @@ std::uint64_t sum_of(const void* numbers, std::int64_t begin, std::int64_t end) 
 std::uint64_t hash_on_cpu(const at::Tensor& words) {
   const auto sum = words.itemsize() == 4 ? sum_of<std::uint32_t> : sum_of<std::uint64_t>;
   const void* numbers = words.const_data_ptr();
-  return at::parallel_reduce(
-      0, words.numel(), kGrain, std::uint64_t{0},
-      [&](std::int64_t begin, std::int64_t end, std::uint64_t known) {
-        return known + sum(numbers, begin, end);
-      },
-      std::plus<>());
+  std::atomic<std::uint64_t> all{0};
+  in_parallel(0, words.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    all.fetch_add(sum(numbers, begin, end), std::memory_order_relaxed);
+  });
+  return all;
 }
 
 std::uint64_t hash_elsewhere(const at::Tensor& words) {
@@ -73,14 +73,7 @@ at::Tensor in_words(const at::Tensor& tensor) {
 }
 
 bool has_memory(const at::Tensor& tensor) {
-  const auto last =
-      static_cast<std::size_t>(tensor.numel() == 0 ? 0 : tensor.storage_offset() + 1 + [&] {
-        std::int64_t reach = 0;
-        for (std::int64_t i = 0; i < tensor.dim(); ++i)
-          reach += (tensor.size(i) - 1) * tensor.stride(i);
-        return reach;
-      }());
-  return tensor.has_storage() && tensor.storage().nbytes() >= last * tensor.itemsize();
+  return tensor.has_storage() && tensor.storage().nbytes() >= bytes_needed(tensor);
 }
 
 // The tensor as one whose memory can be read, undefined where there is none.
@@ -154,8 +147,8 @@ double distance(const std::vector<Digest>& from, const std::vector<Digest>& to) 
       const double a = first[i], b = second[i];
       if (std::isfinite(a) != std::isfinite(b) || (std::isinf(a) && std::isinf(b) && a != b))
         return std::numeric_limits<double>::infinity();
-      // What is larger is a mask (finfo.min), beside which no other number would count.
-      if (!std::isfinite(a) || (std::abs(a) > 1e18 && std::abs(b) > 1e18)) continue;
+      if (!std::isfinite(a) || (std::abs(a) > kLargestNumber && std::abs(b) > kLargestNumber))
+        continue;
       of_this += (b - a) * (b - a);
       whole_of_this += a * a;
     }

@@ -17,8 +17,6 @@
 namespace habana_mp::evidence {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;
-
 // Whether an exponent has all of its bits set.
 template <typename Word>
 bool all_finite(const Word* words, int64_t count, Word exponent) {

@@ -26,7 +26,6 @@ namespace {
 using report::Error;
 using report::Range;
 
-constexpr int64_t kGrain = 1 << 15;
 constexpr int64_t kLanes = 16;  // sums that the compiler keeps apart, in one vector register or two
 
 // The largest number of float16, and what is halfway to its smallest: below that it rounds to zero.
@@ -47,8 +46,7 @@ std::uint32_t bits_of(at::BFloat16 value) { return static_cast<std::uint32_t>(va
 std::uint32_t bits_of(at::Half value) { return bits_of(static_cast<float>(value)); }
 float number_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// 1e18: what is larger is a mask (finfo.min), beside which no other number would count.
-constexpr std::uint32_t kMask = 0x5D5E0B6BU;
+constexpr std::uint32_t kMask = std::bit_cast<std::uint32_t>(kLargestNumber);
 
 // All bits where the number is finite, else none.
 std::uint32_t if_finite(std::uint32_t bits) {

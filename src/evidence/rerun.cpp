@@ -10,18 +10,17 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/op_schema.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "policy/op_traits.h"
+#include "policy/roles.h"
 #include "scope/state.h"
 
 namespace habana_mp::evidence {
 namespace {
-
-// Running statistics, which no schema says are written to.
-constexpr std::array<std::string_view, 2> kStatistics = {"running_mean", "running_var"};
 
 // Of ops that computes() does not know, because no user calls them: what a backward pass is made
 // of, and what attention, norms and convolutions are.
@@ -45,9 +44,7 @@ bool is_addition(std::string_view op) {
 }
 
 bool only_reads(const c10::FunctionSchema& schema) {
-  return std::ranges::none_of(schema.arguments(), [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  });
+  return std::ranges::none_of(schema.arguments(), is_written);
 }
 
 // What makes memory and fills it with nothing, or hands numbers on as they are.
@@ -69,20 +66,18 @@ bool overwrites(std::string_view op) {
 std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle) return nullptr;
-  std::string_view own = name;
-  constexpr std::string_view kNamespace = "aten::";
-  const bool aten = own.starts_with(kNamespace);
-  if (aten) own.remove_prefix(kNamespace.size());
+  const std::string_view own = without_aten(name);
+  const bool aten = own != name;
   auto op = std::make_unique<Op>(Op{.handle = *handle});
   const auto& schema = handle->schema();
   unsigned written = 0;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
-    const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    const bool writes = is_written(argument);
     const bool one = argument.type()->kind() == c10::TypeKind::TensorType;
     written += writes ? (one ? 1U : 2U) : 0U;  // a list is more than one
-    if (writes || std::ranges::find(kStatistics, argument.name()) != kStatistics.end())
-      op->written.push_back(i);
+    // No schema says that running statistics are written to.
+    if (writes || names_statistic(argument.name())) op->written.push_back(i);
     if (argument.name() == "dropout_p") op->dropout = i;
   }
   // Attention draws random numbers where it drops something alone.

@@ -209,6 +209,18 @@ void restore_type() {
   PyType_Modified(&THPDeviceType);
 }
 
+// All of them or none.
+void exchange_parsers() {
+  in_python.original = in_python.slot.exchange(reinterpret_cast<void*>(&parse));
+  if (!in_scripts.slot) return;
+  try {
+    in_scripts.original = in_scripts.slot.exchange(reinterpret_cast<void*>(&parse));
+  } catch (...) {
+    in_python.slot.exchange(in_python.original);
+    throw;
+  }
+}
+
 }  // namespace
 
 void map_to(DeviceType type) {
@@ -225,13 +237,11 @@ void map_to(DeviceType type) {
     type_property.find();
     index_property.find();
   }
-  if (target.exchange(type) != type) objects.clear();
   if (first) {
-    for (ParserCall* call : {&in_python, &in_scripts}) {
-      if (call->slot) call->original = call->slot.exchange(reinterpret_cast<void*>(&parse));
-    }
+    exchange_parsers();
     patch_type();
   }
+  if (target.exchange(type) != type) objects.clear();
 }
 
 void unmap() {

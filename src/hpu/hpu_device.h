@@ -2,8 +2,7 @@
 // wherever it takes a device from Python:
 // - a string: "hpu:1" is read as "cuda:1". CPU has no indices. Torch's libraries call one parser in
 //   libc10, and the slots through which they do lead here (hpu/import_slot.h).
-// - torch.device("hpu:1"): an object of torch's own type, which holds cuda:1 and says hpu:1. So
-// every
+// - torch.device("hpu:1"): an object of torch's own type, which holds cuda:1 and says hpu:1. Every
 //   op takes it as it takes any device, and it equals the device of the tensors that are there.
 //   There is one object for each name.
 // Nothing of torch runs slower: ops see the mapped device alone. The dispatcher never meets HPU, so

@@ -1,7 +1,6 @@
 #include "probe/rows.h"
 
-#include <string_view>
-
+#include "base/op_schema.h"
 #include "policy/op_traits.h"
 #include "scope/regions.h"
 
@@ -9,12 +8,6 @@ namespace habana_mp::probe {
 
 using report::Outcome;
 using watch::Frame;
-
-namespace {
-
-constexpr std::string_view kNamespace = "aten::";
-
-}  // namespace
 
 Frame* counted_with(watch::Thread& thread) {
   for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
@@ -25,7 +18,7 @@ Frame* counted_with(watch::Thread& thread) {
 
 bool is_transparent(const Frame& frame, const evidence::Op& op) {
   if (!op.composite) return false;
-  const Insides insides = insides_of(op.handle.schema().name().substr(kNamespace.size()));
+  const Insides insides = insides_of(without_aten(op.handle.schema().name()));
   const Outcome outcome = frame.call.key.outcome;
   if (frame.kind == Frame::Kind::Decided) {
     return insides == Insides::Compound && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
@@ -37,8 +38,6 @@ using report::Outcome;
 using report::SiteId;
 using report::Values;
 
-constexpr std::string_view kNamespace = "aten::";
-
 struct Measuring final : watch::Probe {
   std::string_view name() const override { return "hmp.report(values=True)"; }
   std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
@@ -50,6 +49,11 @@ struct Measuring final : watch::Probe {
 };
 
 Measuring& here() { return process_wide<Measuring>(); }
+
+report::Measure what_to_measure() {
+  const std::lock_guard guard(all().mutex);
+  return here().measure;
+}
 
 // Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
 // to round it again would count its error twice, as of two additions to one residual stream.
@@ -91,7 +95,8 @@ void measure_absorbed(const MeasuredCall& context, const std::vector<c10::IValue
 }
 
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
+                     bool with_range, Values& values,
+                     std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
                      Inherited& inherited) {
   const auto reference = evidence::rerun(
       *context.op, context.arguments,
@@ -110,18 +115,16 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     const report::Error error =
         evidence::error_of(result.detach(), full, result.requires_grad() ? &difference : nullptr);
     (context.backward ? values.backward : values.ran).add(error);
-    if (!context.backward && here().measure.what_if) values.range.add(evidence::range_of(full));
+    if (!context.backward && with_range) values.range.add(evidence::range_of(full));
     waiting.emplace_back(result, difference);
   }
   if (!context.backward) values.low = values.ran;
 }
 
 void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
-  const at::ScalarType low = scalar_type(here().measure.low);
+                     at::ScalarType low, Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
   // Of a norm the lower list casts the input alone (D14).
-  const std::string_view name = context.op->handle.schema().name();
-  const bool norm = is_norm(name.substr(std::min(kNamespace.size(), name.size())));
+  const bool norm = is_norm(without_aten(context.op->handle.schema().name()));
   const auto round = [&](const at::Tensor& argument) {
     const bool input = context.arguments.front().isTensor() &&
                        context.arguments.front().toTensor().is_same(argument);
@@ -196,7 +199,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   if (!evidence::may_rerun(*op, inputs)) return nullptr;
   // Without what-ifs only that is measured which ran low.
   const bool may_cast = !backward && autocast::this_thread.state != nullptr;
-  if ((backward || !here().measure.what_if) && !may_cast && !has_low(inputs)) return nullptr;
+  if ((backward || !what_to_measure().what_if) && !may_cast && !has_low(inputs)) return nullptr;
   auto context = std::make_unique<MeasuredCall>();
   context->op = op;
   context->arguments = evidence::kept(*op, inputs);
@@ -222,17 +225,20 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = has_low(context.arguments, context.casts);
   const bool shadowed = !context.backward && is_shadowed(context);
-  if (!low && !shadowed && !here().measure.what_if) return;
+  const report::Measure measure = what_to_measure();
+  if (!low && !shadowed && !measure.what_if) return;
   Inherited inherited;
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
-      measure_low_run(context, call.outputs(), values, waiting, inherited);
+      measure_low_run(context, call.outputs(), measure.what_if, values, waiting, inherited);
     } else if (shadowed) {
       follow_shadows(context, call.outputs(), {}, inherited);
     }
-    if (here().measure.what_if) {
-      if (!low) measure_what_if(context, call.outputs(), values, waiting);
+    if (measure.what_if) {
+      if (!low) {
+        measure_what_if(context, call.outputs(), scalar_type(measure.low), values, waiting);
+      }
       measure_absorbed(context, call.outputs(), values);
     }
   }

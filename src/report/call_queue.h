@@ -2,6 +2,7 @@
 // never runs Python while an op runs.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,12 +32,12 @@ class CallQueue final : public Listener {
 
   // Those since the last time, under the observer's lock. Beyond kMostCalls none is kept.
   std::vector<EndedCall> take();
-  // How many were not kept, in all.
+  // How many were not kept, in all. Without the lock.
   std::uint64_t lost() const { return lost_; }
 
  private:
   std::vector<EndedCall> calls_;
-  std::uint64_t lost_ = 0;
+  std::atomic<std::uint64_t> lost_ = 0;
 };
 
 }  // namespace habana_mp::report

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/name_numbers.h"
+#include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "policy/decide.h"
@@ -54,10 +55,7 @@ const autocast::Rules* region_here() {
 }
 
 std::string_view op_name(const at::RecordFunction& call) {
-  std::string_view name = call.name();
-  constexpr std::string_view kNamespace = "aten::";
-  if (name.starts_with(kNamespace)) name.remove_prefix(kNamespace.size());
-  return name;
+  return without_aten(call.name());
 }
 
 // With the lock of the observer.

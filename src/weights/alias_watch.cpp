@@ -57,6 +57,7 @@ PyTypeObject* make_type(const char* name, bool property) {
 PyObject* alias_watch(PyObject* original, AliasKind kind) {
   static PyTypeObject* property = make_type("habana_mp._core.WatchedProperty", true);
   static PyTypeObject* method = make_type("habana_mp._core.WatchedMethod", false);
+  if (property == nullptr || method == nullptr) return PyErr_NoMemory();
   if (Py_TYPE(original)->tp_descr_get == nullptr) {
     PyErr_SetString(PyExc_TypeError, "alias_watch takes a descriptor");
     return nullptr;

@@ -139,3 +139,48 @@ def test_an_interrupt_inside_revert_undoes_all(late, monkeypatch, pristine, tmp_
     assert not hmp.is_converted()
     assert torch.mm(a(), a()).dtype == F32
     assert torch.compiler.config.cache_key_tag == tag
+
+
+PARTS = ("_weights.open_cache", "births.watch", "torch_autocast.reach_transformers")
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
+def test_an_interrupt_beside_the_patches_converts_nothing(part, first, monkeypatch, pristine):
+    """D7: whatever convert does besides them, the conversion that was in force stays."""
+    if not first:
+        hmp.convert(low_precision_type=F16)
+    before = snapshot()
+    owner, name = part.split(".")
+    with monkeypatch.context() as patch:
+        calls = []
+        native = getattr(getattr(conversion, owner), name)
+        # The second call puts the settings of the first conversion back.
+        patch.setattr(getattr(conversion, owner), name, lambda *of: native(*of) if calls else interrupted(calls.append(1)))
+        with pytest.raises(KeyboardInterrupt):
+            hmp.convert("O2")
+    assert changed(before, snapshot()) == []
+    assert hmp.is_converted() is not first
+    assert torch.mm(a(), a()).dtype == (F32 if first else F16)
+    hmp.revert()
+    assert changed(pristine, snapshot()) == []
+
+
+def test_revert_ends_all_parts_even_if_one_raises(monkeypatch, pristine):
+    ended = []
+    hmp.convert()
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion._weights, "close_cache", interrupted)
+        patch.setattr(conversion.births, "unwatch", lambda: ended.append("births"))
+        patch.setattr(conversion.torch_autocast, "leave_transformers", lambda: ended.append("transformers"))
+        patch.setattr(conversion.dynamo, "drop_stale_graphs", lambda: ended.append("graphs"))
+        with pytest.raises(KeyboardInterrupt):
+            hmp.revert()
+    assert ended == ["births", "transformers", "graphs"]
+    for part in (conversion._weights.close_cache, conversion.births.unwatch, conversion.torch_autocast.leave_transformers):
+        part()
+    assert changed(pristine, snapshot()) == []

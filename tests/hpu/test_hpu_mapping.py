@@ -149,3 +149,20 @@ def test_run_where_hpu_is_real(place_for_scripts: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place_for_scripts)
     assert (done.stdout, done.returncode) == ("ran\n", 0)
     assert "Warning: --device has no effect" in done.stderr
+
+
+def test_a_mapping_that_fails_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever raises while Python's part is made, Ctrl-C for one."""
+    unmap_hpu()
+
+    def interrupted(device: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("habana_mp._hpu.mapping.additions", interrupted)
+        map_hpu("cpu")
+    assert _core.hpu_mapped_to() is None
+    assert repr(torch.device("hpu")) == "device(type='hpu')"
+    assert not hasattr(torch, "hpu")
+    assert map_hpu("cpu")
+    assert torch.ones(1, device="hpu").device == TRUTH

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from habana_mp import hmp
 
@@ -393,3 +394,40 @@ class TestWithoutConversion:
             assert dtype() == OFF
         hmp.convert()
         assert dtype() == ON
+
+
+class Silent(RuntimeError):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class TestErrorsWithoutText:
+    """The text of an error is asked for, to add a note. An error that has none leaves the block as any other."""
+
+    ERRORS = (RuntimeError("no file \udcff"), Silent())
+
+    @pytest.mark.parametrize("error", ERRORS, ids=["surrogate", "raising"])
+    def test_disable_casts(self, error):
+        hmp.convert()
+        with pytest.raises(RuntimeError) as caught, hmp.disable_casts():
+            raise error
+        assert caught.value is error
+        assert dtype() == ON
+
+    @pytest.mark.parametrize("error", ERRORS, ids=["surrogate", "raising"])
+    def test_a_region(self, error):
+        with pytest.raises(RuntimeError) as caught, hmp.autocast("cpu"):
+            raise error
+        assert caught.value is error
+        assert dtype() == OFF
+
+    @pytest.mark.parametrize("error", ERRORS, ids=["surrogate", "raising"])
+    @pytest.mark.parametrize("given", [A, A.bfloat16()], ids=["cast", "as-it-is"])
+    def test_a_patched_op(self, error, given):
+        def raising(a, b):
+            raise error
+
+        hmp.convert(policy=hmp.Policy.from_ops(lower=["triplet_margin_with_distance_loss"]))
+        with pytest.raises(RuntimeError) as caught:
+            F.triplet_margin_with_distance_loss(given, given, given, distance_function=raising)
+        assert caught.value is error

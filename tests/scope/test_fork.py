@@ -135,7 +135,7 @@ def test_a_child_forked_during_a_conversion_has_all_of_it_or_none():
 
 WITH_THREADS = """
 import os, signal, sys, torch
-from habana_mp import hmp
+from habana_mp import _core, hmp
 
 torch.set_num_threads(2)
 hmp.convert()
@@ -143,6 +143,8 @@ x, w = torch.randn(1 << 20), torch.nn.Parameter(torch.randn(1024, 1024))
 few = torch.randn(4, 1024)
 
 def work():  # bytes: torch.equal waits for the threads
+    if sys.argv[1] == "hash":
+        return _core.hash_of_numbers(x)
     with torch.no_grad():
         made = hmp.cast(x, torch.bfloat16) if sys.argv[1] == "cast" else torch.nn.functional.linear(few, w)
     return made.view(torch.int16).numpy().tobytes()
@@ -156,7 +158,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.unsanitized(reason="a program of its own")
-@pytest.mark.parametrize("kernel", ["cast", "linear"])
+@pytest.mark.parametrize("kernel", ["cast", "linear", "hash"])
 def test_a_child_of_a_process_whose_threads_have_worked(kernel, monkeypatch):
     """The child has not the threads of OpenMP, and would wait for them. In torch's own products it does."""
     if kernel == "linear" and "avx512_bf16" not in _core._testing.cast_variants():

@@ -61,3 +61,10 @@ def test_it_needs_no_report_and_no_log(net):
     with CallListener() as outer, CallListener() as inner:
         net(torch.randn(4, 128))
     assert [call.op for call in outer.take()] == [call.op for call in inner.take()]
+
+
+def test_a_listener_that_cannot_listen_leaves_no_hooks(net):
+    listener = CallListener()
+    with listener, pytest.raises(RuntimeError), listener:
+        pass
+    assert not torch.nn.modules.module._global_forward_hooks

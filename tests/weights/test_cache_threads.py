@@ -1,5 +1,7 @@
 """The weight cache with many threads, and in forked processes."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -164,3 +166,40 @@ class TestThreads:
         finally:
             stop.set()
             thread.join()
+
+
+FIRST_REGIONS = """
+import sys, threading
+import torch
+import torch.nn.functional as F
+from habana_mp import hmp
+from habana_mp import _weights
+
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8)
+
+def first_region():
+    barrier.wait()
+    with hmp.autocast("cpu"):
+        pass
+
+threads = [threading.Thread(target=first_region) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+weight = torch.nn.Parameter(torch.ones(128, 128))
+with torch.no_grad(), hmp.autocast("cpu"):
+    before = F.linear(torch.ones(1, 128), weight)
+    weight.data.fill_(2.0)
+    after = F.linear(torch.ones(1, 128), weight)
+print(int((after / before).mean()), _weights._patches_of_autocast.installed())
+"""
+
+
+@pytest.mark.unsanitized(reason="programs of their own")
+def test_eight_first_regions_at_once():
+    """One of them sets up what is watched for the cache, and the others leave it."""
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", FIRST_REGIONS], capture_output=True, text=True, check=False)
+        assert done.stdout == "2 True\n", done.stderr

@@ -5,9 +5,10 @@
 
 namespace habana_mp {
 
-// For a static: it is never freed, and where this throws error_already_set the next call asks again.
+// For a static: it is never freed, and where this throws error_already_set the next call asks
+// again.
 inline PyObject* module_attribute(const char* module, const char* name) {
-  return pybind11::module_::import(module).attr(name).release().ptr();
+  return pybind11::object(pybind11::module_::import(module).attr(name)).release().ptr();
 }
 
 }  // namespace habana_mp

@@ -104,8 +104,8 @@ constexpr DType widest(std::uint32_t seen) {
   return std::has_single_bit(seen) ? static_cast<DType>(std::countr_zero(seen)) : DType::Float32;
 }
 
-// Whether float8 is the dtype of all that might be cast, and that is one tensor: a view or a copy of
-// stored numbers, which a kernel for float8 may want (D49).
+// Whether float8 is the dtype of all that might be cast, and that is one tensor: a view or a copy
+// of stored numbers, which a kernel for float8 may want (D49).
 constexpr bool is_only_float8(std::span<const Arg> args) {
   return std::ranges::count_if(args, [](const Arg& arg) { return may_be_cast(arg.dtype); }) == 1;
 }
@@ -185,8 +185,8 @@ constexpr Decision decide_without_low_kernel(Rule rule, std::span<const Arg> arg
     if (arg.role == Role::Target) return kLeftAlone;
     if (arg.role != Role::Statistic) seen |= dtype_bit(arg.dtype);
   }
-  const bool low = (seen & kLowBits) != 0 ||
-                   (rule.action == Action::Lower && (seen & kSourceDTypes) != 0);
+  const bool low =
+      (seen & kLowBits) != 0 || (rule.action == Action::Lower && (seen & kSourceDTypes) != 0);
   if (explicit_dtype || !low || (seen & dtype_bit(DType::Float64)) != 0) return kLeftAlone;
   // Without a rule the float8 tensor is to blame, and torch's error is the answer (D49).
   if (rule.action == Action::Inputs && (seen & dtype_bit(DType::Float8)) != 0) return kLeftAlone;

@@ -122,7 +122,8 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
 }
 
 void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     at::ScalarType low, Values& values, std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
+                     at::ScalarType low, Values& values,
+                     std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
   // Of a norm the lower list casts the input alone (D14).
   const bool norm = is_norm(without_aten(context.op->handle.schema().name()));
   const auto round = [&](const at::Tensor& argument) {

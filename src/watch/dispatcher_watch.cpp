@@ -54,9 +54,7 @@ const autocast::Rules* region_here() {
   return nullptr;
 }
 
-std::string_view op_name(const at::RecordFunction& call) {
-  return without_aten(call.name());
-}
+std::string_view op_name(const at::RecordFunction& call) { return without_aten(call.name()); }
 
 // With the lock of the observer.
 struct Undecideds {

@@ -160,7 +160,9 @@ def test_an_interrupt_beside_the_patches_converts_nothing(part, first, monkeypat
         calls = []
         native = getattr(getattr(conversion, owner), name)
         # The second call puts the settings of the first conversion back.
-        patch.setattr(getattr(conversion, owner), name, lambda *of: native(*of) if calls else interrupted(calls.append(1)))
+        patch.setattr(
+            getattr(conversion, owner), name, lambda *of: native(*of) if calls else interrupted(calls.append(1))
+        )
         with pytest.raises(KeyboardInterrupt):
             hmp.convert("O2")
     assert changed(before, snapshot()) == []
@@ -181,6 +183,10 @@ def test_revert_ends_all_parts_even_if_one_raises(monkeypatch, pristine):
         with pytest.raises(KeyboardInterrupt):
             hmp.revert()
     assert ended == ["births", "transformers", "graphs"]
-    for part in (conversion._weights.close_cache, conversion.births.unwatch, conversion.torch_autocast.leave_transformers):
+    for part in (
+        conversion._weights.close_cache,
+        conversion.births.unwatch,
+        conversion.torch_autocast.leave_transformers,
+    ):
         part()
     assert changed(pristine, snapshot()) == []

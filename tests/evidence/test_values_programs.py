@@ -218,23 +218,3 @@ def test_each_call_runs_once_more(values) -> None:
     program = COUNTED.replace("VALUES", values)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "2\n", done.stderr
-
-
-SHORT = """
-import torch
-from habana_mp import hmp
-
-library = torch.library.Library("a", "DEF")
-library.define("b(Tensor x) -> Tensor")
-library.impl("b", lambda x: x.sin() * 2, "CompositeImplicitAutograd")
-with hmp.report(values=True) as report, hmp.autocast("cpu", policy="hmp"):
-    torch.ops.a.b(torch.ones(4, 4))
-print([row["op"] for row in report.to_dict()["rows"]])
-"""
-
-
-def test_an_op_of_another_library_with_a_short_name() -> None:
-    """It has no "aten::" to be cut off."""
-    done = subprocess.run([sys.executable, "-c", SHORT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "sin" in done.stdout

@@ -396,7 +396,7 @@ class TestWithoutConversion:
         assert dtype() == ON
 
 
-class Silent(RuntimeError):
+class SilentError(RuntimeError):
     def __str__(self):
         raise ValueError("no text")
 
@@ -404,7 +404,7 @@ class Silent(RuntimeError):
 class TestErrorsWithoutText:
     """The text of an error is asked for, to add a note. An error that has none leaves the block as any other."""
 
-    ERRORS = (RuntimeError("no file \udcff"), Silent())
+    ERRORS = (RuntimeError("no file \udcff"), SilentError())
 
     @pytest.mark.parametrize("error", ERRORS, ids=["surrogate", "raising"])
     def test_disable_casts(self, error):

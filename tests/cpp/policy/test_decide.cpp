@@ -1,5 +1,5 @@
-// decide(): the cases of D10 to D15 and D49 as a table, and properties that hold for every call with up to
-// three tensors.
+// decide(): the cases of D10 to D15 and D49 as a table, and properties that hold for every call
+// with up to three tensors.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -13,8 +13,8 @@ using namespace habana_mp;
 
 namespace {
 
-constexpr DType F8 = DType::Float8, F16 = DType::Float16, BF16 = DType::BFloat16, F32 = DType::Float32,
-                F64 = DType::Float64, INT = DType::Other;
+constexpr DType F8 = DType::Float8, F16 = DType::Float16, BF16 = DType::BFloat16,
+                F32 = DType::Float32, F64 = DType::Float64, INT = DType::Other;
 
 constexpr Rule kLower{Action::Lower, BF16, true}, kLower16{Action::Lower, F16, true},
     kFp32{Action::Fp32, BF16, true}, kPromote{Action::Promote, BF16, true},
@@ -100,7 +100,13 @@ const std::vector<Case> kCases = {
      Cause::FirstInput,
      BF16,
      "x-x"},
-    {"D49 first input: float8 with itself", kFirst, {in(F8), in(F8)}, false, Cause::None, INT, "--"},
+    {"D49 first input: float8 with itself",
+     kFirst,
+     {in(F8), in(F8)},
+     false,
+     Cause::None,
+     INT,
+     "--"},
     {"D49 in place: into float8", kLower, {target(F8), in(F32)}, false, Cause::None, INT, "--"},
     {"D49 in place: from float8", kLower, {target(F32), in(F8)}, false, Cause::InPlace, F32, "-x"},
     {"D49 float64 beside float8", kLower, {in(F8), in(F64)}, false, Cause::None, INT, "--"},

@@ -11,7 +11,7 @@ import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ _REMAKING: tuple[tuple[Any, str], ...] = (
     (fusion, "fuse_conv_bn_weights"),
     (fusion, "fuse_linear_bn_weights"),
 )
+_EMPTY = CellType()
 _torch_init = torch.nn.Module.__init__
 _torch_new = torch.nn.Parameter.__new__
 _torch_add = torch.optim.Optimizer.add_param_group
@@ -72,20 +73,20 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
 def _begin(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
         if type(self) not in _known:
-            _know(each for each in type(self).__mro__ if issubclass(each, torch.nn.Module))
+            _know([type(self)])
         _core.begin_construction()
     _torch_init(self, *args, **kwargs)
 
 
 def _know(kinds: Iterable[type]) -> None:
     rows = []
-    for each in kinds:
-        if each in _known:
+    # Their bases too: mixins make parameters, and are no modules.
+    for each in dict.fromkeys(base for kind in kinds if kind not in _known for base in kind.__mro__):
+        if each in _known or each is object:
             continue
         _known.add(each)
         own = vars(each)
-        # A decorator's own code runs for other functions too.
-        code = getattr(inspect.unwrap(own["__init__"]), "__code__", None) if "__init__" in own else None
+        code = _code_of(own["__init__"]) if "__init__" in own else None
         if code is not None:
             _core.add_construction_code(code)
         functions = ((name, own[name]) for name in _INITIALIZING if name in own)
@@ -94,6 +95,20 @@ def _know(kinds: Iterable[type]) -> None:
         _initializing.append(_core.PatchSet())
         _initializing[-1].install(rows)
     torch_autocast.reach_transformers()  # which may have been imported since the conversion
+
+
+def _code_of(constructor: Any) -> CodeType | None:
+    """What is on the stack while the constructor runs and at no other time: a decorator's own code runs for other functions too."""
+    function = inspect.unwrap(constructor)
+    if not isinstance(function, FunctionType):
+        return None
+    if function.__code__.co_name != "__init__":
+        # One without functools.wraps has what it decorates in its closure.
+        inside = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
+        decorated = [each for each in inside if isinstance(each, FunctionType)]
+        if decorated:
+            return next((_code_of(each) for each in decorated if each.__name__ == "__init__"), None)
+    return function.__code__
 
 
 def watch() -> None:

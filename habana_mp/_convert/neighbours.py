@@ -31,6 +31,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
         yield *FASTPATH.place("enabled"), False
     yield torch.jit, "script", jit_script.script
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
+    yield torch.nn.TransformerEncoderLayer, "__init__", _init_encoder_layer
     yield torch.nn.Module, "__getstate__", module_state
     yield from checkpointing.patches()
     yield from torch_autocast.patches()
@@ -42,6 +43,7 @@ _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1
 
 _nn, _torch_pad = PADS.get("home"), PADS.get("pad")
 _rnn_check_input = torch.nn.RNNBase.check_input
+_torch_init_encoder_layer = torch.nn.TransformerEncoderLayer.__init__
 
 
 @functools.wraps(_torch_pad)
@@ -60,6 +62,15 @@ def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: t
     if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
     _rnn_check_input(self, input, batch_sizes)
+
+
+@functools.wraps(_torch_init_encoder_layer)
+def _init_encoder_layer(self: torch.nn.TransformerEncoderLayer, *args: Any, **kwargs: Any) -> None:
+    """torch's, which notes whether the activation *is* F.relu or F.gelu: its default argument is torch's own function, and those are patched."""
+    _torch_init_encoder_layer(self, *args, **kwargs)
+    for number, op in enumerate((torch.nn.functional.relu, torch.nn.functional.gelu), start=1):
+        if self.activation is getattr(op, "__wrapped__", None):
+            self.activation_relu_or_gelu = number
 
 
 _DTENSOR = "torch.distributed.tensor"

@@ -128,7 +128,7 @@ class KeptState:
             self._keep_tensor(tensor)
         for values in (*(values for _, values in groups), *(values for _, values in states.values())):
             for value in values.values():
-                self._keep_tensor(value)
+                self._keep_value(value)
 
         def put_back() -> None:
             for group, values in groups:
@@ -143,6 +143,23 @@ class KeptState:
                     state.update(values)
 
         self._put_back.append(put_back)
+
+    def _keep_value(self, value: Any) -> None:
+        """Of the state of an optimizer: LBFGS has its history in lists, which it changes in place."""
+        self._keep_tensor(value)
+        if isinstance(value, tuple):
+            for each in value:
+                self._keep_value(each)
+        elif isinstance(value, (list, dict)) and self._is_new(value):
+            kept = copy.copy(value)
+            for each in kept.values() if isinstance(kept, dict) else kept:
+                self._keep_value(each)
+
+            def put_back() -> None:
+                value.clear()
+                (value.update if isinstance(value, dict) else value.extend)(kept)
+
+            self._put_back.append(put_back)
 
     def _keep_tensor(self, tensor: Any) -> None:
         if not isinstance(tensor, torch.Tensor) or is_lazy(tensor) or not self._is_new(tensor):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -173,6 +175,39 @@ class WithForward(nn.Module):
         self.register_buffer("out", out)
 
 
+class Mixin:
+    """No module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Parameter(torch.relu(torch.randn(8, 64) @ torch.randn(64, 8)))
+
+
+class WithMixin(Mixin, nn.Module):
+    pass
+
+
+def logged(function):
+    """A decorator without functools.wraps."""
+
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Logged(nn.Module):
+    @logged
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.relu(torch.randn(8, 64) @ torch.randn(64, 8)))
+        self.linear = nn.Linear(8, 8)
+
+    @logged
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
 def then_reset() -> nn.Module:
     model = WithInit()
     model.reset_parameters()
@@ -218,6 +253,8 @@ MADE = {
     "apply": then_applied,
     "a call in the constructor": WithForward,
     "in a thread": in_a_thread,
+    "a mixin": WithMixin,
+    "a decorated constructor": Logged,
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(5, 5)),
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(5, 5)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(5, 5)),
@@ -257,6 +294,48 @@ def test_casts_are_on_behind_a_constructor_and_after_one_that_raises() -> None:
     del raised
     Scaled()
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+
+
+def test_a_decorator_of_constructors_does_not_stand_for_one() -> None:
+    hmp.convert(policy="balanced")
+    model, x = Logged(), torch.randn(2, 8)
+    found = [model(x).dtype]
+    nn.ReLU()
+    found.append(model(x).dtype)
+    assert found == [BF16, BF16]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation": "gelu"}, {"activation": torch.nn.functional.gelu}, {"activation": torch.tanh}],
+    ids=str,
+)
+def test_an_encoder_knows_its_activation(settings: dict[str, Any], policy: str) -> None:
+    """torch compares it with F.relu and F.gelu, by which it chooses the fused layer and nested tensors."""
+
+    def make() -> nn.TransformerEncoder:
+        return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **settings), 2).eval()
+
+    def facts(model: nn.TransformerEncoder) -> tuple[Any, ...]:
+        return model.use_nested_tensor, *(layer.activation_relu_or_gelu for layer in model.layers)
+
+    with warnings.catch_warnings(record=True) as of_torch:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        plain = make()
+    hmp.convert(policy=policy)
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        model = make()
+    hmp.revert()
+    assert facts(model) == facts(plain)
+    assert list(map(str, (w.message for w in ours))) == list(map(str, (w.message for w in of_torch)))
+    x, padded = torch.randn(3, 5, 16), torch.tensor([[False] * 3 + [True] * 2] * 3)
+    with torch.no_grad():
+        assert torch.equal(model(x, src_key_padding_mask=padded), plain(x, src_key_padding_mask=padded))
 
 
 def test_modules_made_in_a_forward_are_called_under_casts() -> None:

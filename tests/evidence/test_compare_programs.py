@@ -362,3 +362,31 @@ def test_a_session_ends_with_its_object():
     assert _core.stop_comparing([]) is None
     with pytest.raises(ValueError, match="record a first run"):
         _core.start_comparing(None)
+
+
+def test_an_optimizer_that_keeps_lists_is_put_back():
+    """LBFGS appends to them, takes from them and replaces their items."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(8, 1), torch.randn(16, 8), torch.randn(16, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4, history_size=5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    def step():
+        return optimizer.step(closure)
+
+    step()
+    state = optimizer.state[model.weight]
+    before = copy.deepcopy(state)
+    assert len(before["old_dirs"]) > 1
+    found = hmp.compare(step, None, None)
+    assert found.same
+    assert found.losses[0] == found.losses[1]
+    hmp.compare(step, None, "balanced")
+    assert state.keys() == before.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=0)

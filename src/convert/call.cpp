@@ -234,6 +234,18 @@ bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t c
   return seen.add(args, count) && casts_nothing(op.rule, seen.mask());
 }
 
+// A call with nothing to cast has raised. Apart from the others, whose code it would make slower.
+[[gnu::noinline, gnu::cold]] PyObject* after_error(const PatchedOp& op, PyObject* const* args,
+                                                   std::size_t nargsf, PyObject* kwnames) {
+  try {
+    watch::WatchedCall unwatched;
+    return without_low_kernel(op, args, nargsf, kwnames, unwatched);
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
 // A call while casts are off: nothing is cast, but what overrides the op gets torch's own function
 // all the same.
 PyObject* call_uncast(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
@@ -253,22 +265,20 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
   if (op.rule.action == Action::Lower) last_lower = op.name;
+  if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
+    {
+      const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
+      PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+      if (result != nullptr) return result;
+    }
+    return is_off(op) ? nullptr : after_error(op, args, nargsf, kwnames);
+  }
+  const CastsOffGuard while_constructing(constructs_module());
+  const bool off = is_off(op);
+  if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  }
   try {
-    if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
-      {
-        const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
-        PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-        if (result != nullptr) return result;
-      }
-      if (is_off(op)) return nullptr;
-      watch::WatchedCall unwatched;
-      return without_low_kernel(op, args, nargsf, kwnames, unwatched);
-    }
-    const CastsOffGuard while_constructing(constructs_module());
-    const bool off = is_off(op);
-    if (off && !torch_private::in_function_mode() && DTypes().add(args, count)) {
-      return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-    }
     return off ? call_uncast(op, args, nargsf, kwnames) : call_patched(op, args, nargsf, kwnames);
   } catch (...) {
     set_python_error();

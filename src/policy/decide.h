@@ -157,6 +157,8 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
     case Action::Fp32:
       // D14: statistics stay as they are, and beside a float32 input torch takes no lower ones.
       if (all == 0 || (statistics & ~dtype_bit(DType::Float32)) != 0) return kLeftAlone;
+      // D49: without a rule of its own an op on stored numbers alone moves them: where, stack.
+      if (!rule.listed && (all & kEligibleDTypes) == 0) return kLeftAlone;
       return {DType::Float32, rule.listed ? Cause::Fp32 : Cause::RestFp32, kAll};
     case Action::Promote: {
       const std::uint32_t wanted = all & kEligibleDTypes;

@@ -127,6 +127,52 @@ def test_a_rule(lists, call, dtype):
         assert call().dtype == dtype
 
 
+def assigned(cache):
+    cache[:, 1] = x()[:, 0]
+    return cache
+
+
+def copied(cache):
+    return cache.copy_(x())
+
+
+MOVES = {
+    "index": lambda k: k[:, 1],
+    "mask": lambda k: k[torch.arange(16) % 2 == 0],
+    "assign": assigned,
+    "copy_": copied,
+    "clone": lambda k: k.clone(),
+    "contiguous": lambda k: k.t().contiguous(),
+    "reshape": lambda k: k.reshape(4, 64),
+    "split": lambda k: k.split(4)[1],
+    "cat": lambda k: torch.cat([k, k]),
+    "stack": lambda k: torch.stack([k, k]),
+    "where": lambda k: torch.where(torch.ones(16, 1) > 0, k, k.t()),
+    "index_select": lambda k: k.index_select(0, torch.arange(3)),
+    "gather": lambda k: k.gather(0, torch.zeros(2, 16, dtype=torch.int64)),
+    "repeat": lambda k: k.repeat(2, 1),
+    "expand": lambda k: k[None].expand(2, 16, 16),
+    "empty_like": torch.empty_like,
+    "detach": lambda k: k.detach(),
+}
+
+
+@pytest.mark.parametrize("policy", ["hmp", "hmp-o2", "balanced", "torch-cpu"])
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_what_moves_stored_numbers_leaves_them(move, policy):
+    """A cache of keys and values in float8, for one."""
+    stored = x(E4M3)
+    torch.manual_seed(1)
+    expected = move(stored.clone())
+    for inside in (lambda: converted(policy=policy), lambda: hmp.autocast("cpu", policy=policy)):
+        torch.manual_seed(1)
+        with inside():
+            found = move(stored.clone())
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        if move is not torch.empty_like:
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
 class LoRA(nn.Module):
     """Two frozen weights in float8, each with a low-rank update that is trained."""
 

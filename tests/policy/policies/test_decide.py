@@ -42,6 +42,10 @@ def expected(action, low, listed, args, explicit):
         # D14: running statistics below float32 take no float32 input.
         if any(ok and role == STATISTIC and dtype != F32 for (dtype, _, role), ok in zip(args, eligible, strict=True)):
             return alone
+        if not listed and not any(
+            ok and role in (INPUT, AFFINE) for (_, _, role), ok in zip(args, eligible, strict=True)
+        ):  # D49: what moves stored numbers
+            return alone
         cause, to, roles = ("fp32" if listed else "rest_fp32"), F32, (INPUT, AFFINE)
     elif action == PROMOTE:  # D13
         pool = [

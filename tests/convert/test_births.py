@@ -310,7 +310,7 @@ def test_a_decorator_of_constructors_does_not_stand_for_one() -> None:
 @pytest.mark.parametrize(
     "settings",
     [{}, {"activation": "gelu"}, {"activation": torch.nn.functional.gelu}, {"activation": torch.tanh}],
-    ids=str,
+    ids=["default", "name", "function", "another"],
 )
 def test_an_encoder_knows_its_activation(settings: dict[str, Any], policy: str) -> None:
     """torch compares it with F.relu and F.gelu, by which it chooses the fused layer and nested tensors."""

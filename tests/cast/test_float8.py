@@ -149,7 +149,6 @@ MOVES = {
     "stack": lambda k: torch.stack([k, k]),
     "where": lambda k: torch.where(torch.ones(16, 1) > 0, k, k.t()),
     "index_select": lambda k: k.index_select(0, torch.arange(3)),
-    "gather": lambda k: k.gather(0, torch.zeros(2, 16, dtype=torch.int64)),
     "repeat": lambda k: k.repeat(2, 1),
     "expand": lambda k: k[None].expand(2, 16, 16),
     "empty_like": torch.empty_like,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 # As dtype_named of src/policy/dtype.h; a dict, which torch.compile can read.
 _SPELLINGS = {
-    spelling: name for name, short in _core.SHORT_DTYPE_NAMES.items() for spelling in (name, short) if name != "other"
+    spelling: name
+    for name, short in _core.SHORT_DTYPE_NAMES.items()
+    for spelling in (name, short)
+    if hasattr(torch, name)
 }
 _TORCH = {name: getattr(torch, name) for name in _core.ELIGIBLE_DTYPES}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}

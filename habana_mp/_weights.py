@@ -154,6 +154,10 @@ def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
     return casts_and_product
 
 
+def is_open() -> bool:
+    return bool(_hooks)
+
+
 def open_cache(settings: Asked) -> None:
     """Called by ``convert``, and for the first region of autocast; with the lock."""
     _make_ops_exportable()
@@ -172,7 +176,8 @@ def open_for_autocast() -> None:
         if _hooks:
             return
         settings = asked()
-        _patches_of_autocast.install(patches())
+        if not _patches_of_autocast.installed():  # by one that was interrupted
+            _patches_of_autocast.install(patches())
         open_cache(settings)
 
 

@@ -86,9 +86,9 @@ def _know(kinds: Iterable[type]) -> None:
             continue
         _known.add(each)
         own = vars(each)
-        code = _code_of(own["__init__"]) if "__init__" in own else None
-        if code is not None:
-            _core.add_construction_code(code)
+        for code in _codes_of(own["__init__"]) if "__init__" in own else ():
+            named = code.co_name == "__init__" and issubclass(each, torch.nn.Module)
+            _core.add_construction_code(code, None if named else torch.nn.Module)
         functions = ((name, own[name]) for name in _INITIALIZING if name in own)
         rows += [(each, name, without_casts(f)) for name, f in functions if isinstance(f, FunctionType)]
     if rows:
@@ -97,18 +97,19 @@ def _know(kinds: Iterable[type]) -> None:
     torch_autocast.reach_transformers()  # which may have been imported since the conversion
 
 
-def _code_of(constructor: Any) -> CodeType | None:
+def _codes_of(constructor: Any) -> list[CodeType]:
     """What is on the stack while the constructor runs and at no other time: a decorator's own code runs for other functions too."""
     function = inspect.unwrap(constructor)
     if not isinstance(function, FunctionType):
-        return None
-    if function.__code__.co_name != "__init__":
-        # One without functools.wraps has what it decorates in its closure.
-        inside = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
-        decorated = [each for each in inside if isinstance(each, FunctionType)]
-        if decorated:
-            return next((_code_of(each) for each in decorated if each.__name__ == "__init__"), None)
-    return function.__code__
+        return []
+    # A decorator without functools.wraps has what it decorates in its closure, or another decorator that has.
+    within = [function]
+    for each in within:
+        if each.__code__.co_name == "__init__":
+            return [each.__code__]
+        closed_over = (cell.cell_contents for cell in each.__closure__ or () if cell != _EMPTY)
+        within += [inner for inner in closed_over if isinstance(inner, FunctionType) and inner not in within]
+    return [each.__code__ for each in within]
 
 
 def watch() -> None:

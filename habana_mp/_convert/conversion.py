@@ -98,20 +98,23 @@ def convert(
             (in_force, "policy", new),
             (in_force, "verbose", isVerbose),
         ]
-        settings = _cache_settings(new)
+        settings, was_open = _cache_settings(new), _weights.is_open()
         try:
             log.open_log(isVerbose)
             if isVerbose:
                 log.banner(opt_level.upper())
-            _weights.open_cache(settings)
             births.watch()
             torch_autocast.reach_transformers()
-            _core.install(rows, new._core)  # all of it or nothing, so it is the last
+            # Nothing is kept before what may change a weight is watched.
+            _weights.open_cache(settings if was_open else settings._replace(limit=0))
+            _core.install(rows, new._core)  # all of it or nothing
+            _weights.open_cache(settings)
         except BaseException:
             if in_force.policy is None:
-                _close()
+                _close(cache=not was_open)
             else:
                 log.open_log(in_force.verbose)
+            if in_force.policy is not None or was_open:
                 _weights.open_cache(_cache_settings(in_force.policy))
             raise
         finally:
@@ -120,19 +123,20 @@ def convert(
     return new
 
 
-def _cache_settings(policy: Policy) -> _weights.Asked:
+def _cache_settings(policy: Policy | None) -> _weights.Asked:
     settings = _weights.asked()
-    return settings if policy.cached else settings._replace(limit=0)
+    return settings if policy is None or policy.cached else settings._replace(limit=0)
 
 
-def _close() -> None:
+def _close(*, cache: bool = True) -> None:
     """Ends what belongs to a conversion besides its patches, each thing even if another one raises."""
     with contextlib.ExitStack() as last_first:
         last_first.callback(dynamo.drop_stale_graphs)
         last_first.callback(torch_autocast.leave_transformers)
         last_first.callback(torch_autocast.leave_all)
         last_first.callback(births.unwatch)
-        last_first.callback(_weights.close_cache)
+        if cache:
+            last_first.callback(_weights.close_cache)
         last_first.callback(log.close_log)
 
 

@@ -125,7 +125,7 @@ class PatchedOp:
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
         form, rule = self.form, self.rule
-        if rule is None or convert_off() or not _core.blames_low_dtype(str(error)):
+        if rule is None or convert_off() or not _core.blames_low_dtype(_text(error)):
             raise error
         if not (form.may_lack_low_kernel or rule.listed or rule.action != INPUTS):
             raise error
@@ -288,6 +288,14 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if kwargs.get("out") is not None or (0 <= form.out < len(args) and args[form.out] is not None):
         return True
     return any(isinstance(value, (torch.dtype, type)) for value in (*args, *kwargs.values()))
+
+
+def _text(error: BaseException) -> str:
+    """``message_of`` of src/call/error_note.h."""
+    try:
+        return str(error).encode().decode()
+    except Exception:  # noqa: BLE001 - whatever its __str__ raises
+        return ""
 
 
 def _number(tensor: torch.Tensor) -> int:

@@ -61,11 +61,12 @@ void bind_scope(py::module_& module) {
   module.def("begin_construction", [] { may_construct = true; });
   module.def(
       "add_construction_code",
-      [](const py::object& code) {
+      [](const py::object& code, const py::object& of) {
         if (!PyCode_Check(code.ptr())) throw py::type_error("must be a code object");
-        add_construction_code(reinterpret_cast<PyCodeObject*>(code.ptr()));
+        add_construction_code(reinterpret_cast<PyCodeObject*>(code.ptr()),
+                              of.is_none() ? nullptr : of.ptr());
       },
-      py::arg("code"));
+      py::arg("code"), py::arg("of"));
   module.def("run_disable_casts_in_c", [](const py::function& enter, const py::function& exit) {
     run_in_c<enter_block>(enter);
     run_in_c<exit_block>(exit);

@@ -149,7 +149,7 @@ bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
       // dtype.
       if (!tensor.defined() || torch_private::is_wrapped_number(tensor)) return;
       const DType dtype = dtype_of(tensor);
-      some = some || eligible(dtype);
+      some = some || may_be_cast(dtype);
       all = all && dtype != DType::Float64 && is_ordinary(tensor) &&
             (tensor.layout() == at::kStrided) && !tensor.is_meta();
     });
@@ -242,7 +242,7 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
 }
 
 at::Tensor in_float32(const at::Tensor& tensor) {
-  return eligible(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
+  return may_be_cast(dtype_of(tensor)) ? tensor.detach().to(at::kFloat) : tensor;
 }
 
 // Nor do the modes of the user see it.

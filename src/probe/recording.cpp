@@ -88,7 +88,7 @@ at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& 
       place < match->leaves.size() && match->leaves[place].defined()) {
     wanted = match->leaves[place];
   }
-  const bool casts = eligible(dtype_of(wanted)) && eligible(dtype_of_type(there.ran));
+  const bool casts = may_be_cast(dtype_of(wanted)) && eligible(dtype_of_type(there.ran));
   return casts ? wanted.detach().to(there.ran) : wanted;
 }
 

@@ -129,7 +129,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
   const auto round = [&](const at::Tensor& argument) {
     const bool input = context.arguments.front().isTensor() &&
                        context.arguments.front().toTensor().is_same(argument);
-    const bool casts = eligible(dtype_of(argument)) && (input || !norm);
+    const bool casts = may_be_cast(dtype_of(argument)) && (input || !norm);
     return casts && !made_by(argument, context.site) ? argument.detach().to(low) : argument;
   };
   std::optional<torch::jit::Stack> other;

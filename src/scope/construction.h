@@ -18,7 +18,9 @@ bool finds_construction();
 
 inline bool constructs_module() { return may_construct && finds_construction(); }
 
-// Counts `code` as code of constructions from now on, for good. With the GIL.
-void add_construction_code(PyCodeObject* code);
+// Counts `code` as code of constructions from now on, for good; with `of` where its first argument
+// is an instance: a mixin may be a class of its own as well, and a decorator runs for other
+// functions. With the GIL.
+void add_construction_code(PyCodeObject* code, PyObject* of = nullptr);
 
 }  // namespace habana_mp

@@ -117,7 +117,7 @@ RULES = {
     "a-view": ({"lower": ["t"]}, lambda: x(E4M3).t(), E4M3),
     "a-copy": ({"fp32": ["clone"]}, lambda: x(E4M3).clone(), E4M3),
     "an-embedding": ({"fp32": ["embedding"]}, lambda: F.embedding(torch.arange(3), x(E4M3)), E4M3),
-    "explicit-dtype": ({"fp32": ["sum"]}, lambda: x(BF16).sum(dtype=BF16), BF16),
+    "out": ({"lower": ["mm"]}, lambda: torch.where(x() > 0, x(E4M3), x(E4M3), out=x(E4M3)), E4M3),
 }
 
 
@@ -260,10 +260,12 @@ def test_the_report_counts_its_casts(tmp_path):
     (cast,) = row["casts"]
     assert (row["dtypes"], row["runs_in"]) == (["float8", "bfloat16"], ["bfloat16"])
     assert (cast["from"], cast["to"], cast["count"], cast["bytes"]) == ("float8", "bfloat16", 3, 3 * weight.numel() * 2)
+    assert row["values"]["ran"]["squares"] > 0
     assert "fp8→bf16" in str(report)
+    assert report.to_dict()["recast"] == []
     report.to_json(tmp_path / "report.json")
     assert hmp.CastReport.load(tmp_path / "report.json").to_dict() == report.to_dict()
-    assert "fp8" in report.to_html()
+    assert "float8" in report.to_html()
 
 
 def test_the_log_has_its_line(capfd):

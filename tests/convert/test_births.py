@@ -180,7 +180,7 @@ class Mixin:
 
     def __init__(self) -> None:
         super().__init__()
-        self.mixed = nn.Parameter(torch.relu(torch.randn(8, 64) @ torch.randn(64, 8)))
+        self.mixed = made_of_matmul()
 
 
 class WithMixin(Mixin, nn.Module):
@@ -196,11 +196,49 @@ def logged(function):
     return wrapper
 
 
+def counted(function):
+    """Has itself in its closure, and the name of what it decorates."""
+
+    def call(*args, **kwargs):
+        call.times += 1
+        return function(*args, **kwargs)
+
+    call.times, call.__name__ = 0, function.__name__
+    return call
+
+
+def made_of_matmul() -> nn.Parameter:
+    return nn.Parameter(torch.relu(torch.randn(8, 64) @ torch.randn(64, 8)))
+
+
+class Counted(nn.Module):
+    @counted
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = made_of_matmul()
+
+
+class TwiceDecorated(nn.Module):
+    @logged
+    @logged
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = made_of_matmul()
+
+
+class SetUp(nn.Module):
+    def set_up(self) -> None:
+        super().__init__()
+        self.table = made_of_matmul()
+
+    __init__ = logged(set_up)
+
+
 class Logged(nn.Module):
     @logged
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.relu(torch.randn(8, 64) @ torch.randn(64, 8)))
+        self.table = made_of_matmul()
         self.linear = nn.Linear(8, 8)
 
     @logged
@@ -255,6 +293,9 @@ MADE = {
     "in a thread": in_a_thread,
     "a mixin": WithMixin,
     "a decorated constructor": Logged,
+    "a constructor decorated twice": TwiceDecorated,
+    "a decorator that knows itself": Counted,
+    "a constructor of another name, decorated": SetUp,
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(5, 5)),
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(5, 5)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(5, 5)),
@@ -303,6 +344,19 @@ def test_a_decorator_of_constructors_does_not_stand_for_one() -> None:
     nn.ReLU()
     found.append(model(x).dtype)
     assert found == [BF16, BF16]
+
+
+def test_a_mixin_that_is_a_class_of_its_own_has_its_casts() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            super().__init__()
+            self.dtype = nn.Linear(8, 8)(torch.ones(2, 8)).dtype
+
+    class Both(Trainer, nn.Module):
+        pass
+
+    hmp.convert(policy="balanced")
+    assert [Trainer().dtype, Both().dtype, Trainer().dtype] == [BF16, FP32, BF16]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

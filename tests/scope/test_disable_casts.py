@@ -428,6 +428,8 @@ class TestErrorsWithoutText:
             raise error
 
         hmp.convert(policy=hmp.Policy.from_ops(lower=["triplet_margin_with_distance_loss"]))
-        with pytest.raises(RuntimeError) as caught:
-            F.triplet_margin_with_distance_loss(given, given, given, distance_function=raising)
-        assert caught.value is error
+        op = F.triplet_margin_with_distance_loss
+        for call in (op, op.__call__):  # the slot in C++, and its twin in Python
+            with pytest.raises(RuntimeError) as caught:
+                call(given, given, given, distance_function=raising)
+            assert caught.value is error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import habana_mp._core as _core
 
-BFLOAT16, FLOAT32 = 2, 3
+BFLOAT16, FLOAT32 = (_core.DTYPES.index(name) for name in ("bfloat16", "float32"))
 LOWER = 1
 LINE = "casting  <built-in function linear> to_bf16\n"
 

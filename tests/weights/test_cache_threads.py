@@ -11,9 +11,20 @@ import torch.nn.functional as F
 from cached_weight import BF16, BYTES, ROW, N, X, casts, fork, is_fresh, may_fork, net, use, weight, written
 from torch import nn
 
-from habana_mp import hmp
+from habana_mp import _weights, hmp
+from habana_mp._convert import conversion
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
+@pytest.fixture
+def closed_cache():
+    """As in a new process, where no region was made."""
+    hmp.convert()
+    hmp.revert()
+    yield
+    hmp.convert()
+    hmp.revert()
 
 
 class TestThreads:
@@ -188,12 +199,13 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-weight = torch.nn.Parameter(torch.ones(128, 128))
+weight, x = torch.nn.Parameter(torch.ones(512, 512)), torch.ones(1, 512)
 with torch.no_grad(), hmp.autocast("cpu"):
-    before = F.linear(torch.ones(1, 128), weight)
-    weight.data.fill_(2.0)
-    after = F.linear(torch.ones(1, 128), weight)
-print(int((after / before).mean()), _weights._patches_of_autocast.installed())
+    for _ in range(3):
+        before = F.linear(x, weight)
+    weight.data[7, 11] = 1000  # one number, which no sample of them finds
+    after = F.linear(x, weight)
+print(int((after - before).abs().max()) > 900, _weights._patches_of_autocast.installed())
 """
 
 
@@ -202,4 +214,72 @@ def test_eight_first_regions_at_once():
     """One of them sets up what is watched for the cache, and the others leave it."""
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", FIRST_REGIONS], capture_output=True, text=True, check=False)
-        assert done.stdout == "2 True\n", done.stderr
+        assert done.stdout == "True True\n", done.stderr
+
+
+def seen_change():
+    """How a number changes that is written through ``.data`` in the region that is in force, where no sample finds it."""
+    own, x = nn.Parameter(torch.ones(512, 512)), torch.ones(1, 512)
+    with torch.no_grad():
+        for _ in range(3):
+            before = F.linear(x, own)
+        own.data[7, 11] = 1000
+        return float((F.linear(x, own) - before).abs().max())
+
+
+@pytest.mark.usefixtures("closed_cache")
+class TestOpening:
+    def test_a_first_region_while_another_thread_converts(self, monkeypatch):
+        """Between the parts of convert nothing is kept that is not watched."""
+        found = []
+
+        def region():
+            with hmp.autocast("cpu"):
+                found.append(seen_change())
+
+        def beside(native):
+            def part(*given):
+                result = native(*given)
+                thread = threading.Thread(target=region)
+                thread.start()
+                thread.join(2)  # it may wait for the lock
+                threads.append(thread)
+                return result
+
+            return part
+
+        threads = []
+        with monkeypatch.context() as patch:
+            patch.setattr(conversion.births, "watch", beside(conversion.births.watch))
+            patch.setattr(conversion._weights, "open_cache", beside(conversion._weights.open_cache))
+            hmp.convert(policy="balanced")
+        for thread in threads:
+            thread.join()
+        assert len(found) == 3
+        assert min(found) > 900
+
+    def test_a_first_region_that_is_interrupted(self, monkeypatch):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_weights, "register_optimizer_step_post_hook", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                hmp.autocast("cpu")
+        with hmp.autocast("cpu"):
+            assert seen_change() > 900
+
+    def test_a_conversion_that_fails_leaves_the_cache_of_regions(self, monkeypatch):
+        region = hmp.autocast("cpu")
+        with region:
+            assert seen_change() > 900
+        before = hmp.cache.info()
+        with monkeypatch.context() as patch:
+            patch.setenv("HABANA_MP_LOG", "casts:/nonexistent/log")
+            with pytest.raises(OSError, match="nonexistent"):
+                hmp.convert()
+        with region:
+            assert seen_change() > 900
+        assert before.limit > 0
+        assert hmp.cache.info().limit == before.limit
+        assert hmp.cache.info().hits > before.hits

@@ -98,7 +98,10 @@ def grouped_ping_pong(chains: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Tensors that were cast to one dtype more than once, those of modules that are alike as one."""
+    """Tensors that were cast to one dtype more than once, those of modules that are alike as one.
+
+    Those in float8 are meant to be cast each time: a copy would take the memory that they save (D49).
+    """
 
     def alike(entry: tuple[Any, ...]) -> Any:
         (maker, module), sites, source, target, *_ = entry
@@ -106,7 +109,7 @@ def grouped_recast(found: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
         return maker, _starred(module), wanting, source, target
 
     made = []
-    for group in grouped(found, alike):
+    for group in grouped([entry for entry in found if entry[2] != "float8"], alike):
         (maker, _), sites, source, target, *_ = group[0]
         module = pattern(entry[0][1] for entry in group)
         wanted = sorted({where for entry in group for _, where in entry[1] if where})

@@ -14,7 +14,7 @@
 
 namespace habana_mp {
 
-// What a Python error says. "" where that cannot be told: its __str__ raises, or is no UTF-8.
+// The text of a Python error; "" if its __str__ raises or the text is no UTF-8.
 std::string message_of(const pybind11::object& error);
 
 void set_error_note(pybind11::function function);

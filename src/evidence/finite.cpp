@@ -12,6 +12,7 @@
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "cast/storage_check.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -67,9 +68,7 @@ bool has_numbers(const at::Tensor& tensor) {
       !tensor.has_storage() || tensor.storage().data() == nullptr) {
     return false;
   }
-  std::int64_t needed = tensor.storage_offset() + 1;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) needed += (tensor.size(i) - 1) * tensor.stride(i);
-  return static_cast<std::size_t>(needed) * tensor.itemsize() <= tensor.storage().nbytes();
+  return bytes_needed(tensor) <= tensor.storage().nbytes();
 }
 
 }  // namespace

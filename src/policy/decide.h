@@ -104,9 +104,7 @@ constexpr DType widest(std::uint32_t seen) {
   return std::has_single_bit(seen) ? static_cast<DType>(std::countr_zero(seen)) : DType::Float32;
 }
 
-// Whether float8 is the dtype of all that might be cast, and that is one tensor: a view or a copy
-// of stored numbers, which a kernel for float8 may want (D49).
-constexpr bool is_only_float8(std::span<const Arg> args) {
+constexpr bool has_one_floating_tensor(std::span<const Arg> args) {
   return std::ranges::count_if(args, [](const Arg& arg) { return may_be_cast(arg.dtype); }) == 1;
 }
 
@@ -144,7 +142,8 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
     return {target, Cause::InPlace, kAll};
   }
 
-  if (seen.any(DType::Float8) && is_only_float8(args)) return kLeftAlone;
+  // D49: a view or a copy of stored numbers, which a kernel for float8 may want.
+  if (seen.any(DType::Float8) && has_one_floating_tensor(args)) return kLeftAlone;
 
   const std::uint32_t inputs = seen.of(Role::Input) & kSourceDTypes;
   const std::uint32_t affine = seen.of(Role::Affine) & kSourceDTypes;

@@ -171,13 +171,13 @@ def _bfloat16() -> np.dtype[Any]:
 
 def _array_dtype(dtype: object, to: str) -> np.dtype[Any]:
     """The dtype of an array of the result: the one asked for, where it is one of NumPy."""
-    if isinstance(dtype, str | torch.dtype):
+    if isinstance(dtype, (str, torch.dtype)):
         return _bfloat16() if to == "bfloat16" else _numpy_dtype(to)
     return _numpy_dtype(dtype)
 
 
 def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array under a dtype that has a buffer: uint16 for bfloat16. A view, so in the byte order that it has."""
+    """The array under a dtype that NumPy computes with: uint16 for bfloat16. A view, so in the byte order that it has."""
     import numpy as np
 
     if _name_of_array(x.dtype) != "bfloat16":
@@ -186,14 +186,16 @@ def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x.view(carrier, np.ndarray)
 
 
-def _is_direct(bits: np.ndarray[Any, Any]) -> bool:
+def _is_direct(x: np.ndarray[Any, Any]) -> bool:
     """Whether the kernels can walk it: in the byte order of the machine, whole elements apart."""
-    return bits.dtype.isnative and not any(stride % bits.itemsize for stride in bits.strides)
+    return x.dtype.isnative and (x.flags.c_contiguous or not any(stride % x.itemsize for stride in x.strides))
 
 
 def _native(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if _is_direct(x):
+        return x
     bits = _bits(x)
-    return bits if _is_direct(bits) else bits.astype(bits.dtype.newbyteorder("="))
+    return bits.astype(bits.dtype.newbyteorder("="))
 
 
 def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
@@ -204,18 +206,17 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
         raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast{_uint16_hint(x.dtype, 'x')}")
     if out is not None:
         _check_array_out(x, to, out)
-        target = _bits(out)
         if source == to:
-            np.copyto(target, _bits(x))
-        elif _is_direct(target) and not np.may_share_memory(x, out):
-            _core.cast_buffer(_native(x), _NUMBERS[source], target, _NUMBERS[to], fresh=False)
+            np.copyto(_bits(out), _bits(x))
+        elif _is_direct(out) and not np.may_share_memory(x, out):
+            _core.cast_array(_native(x), _NUMBERS[source], out, _NUMBERS[to], fresh=False)
         else:
-            np.copyto(target, _bits(_cast_array(x, to, dtype, None)))
+            np.copyto(_bits(out), _bits(_cast_array(x, to, dtype, None)))
         return out
     if source == to:
-        return x if x.dtype == dtype else _native(x).view(dtype)
+        return x if x.dtype == dtype else _bits(_native(x)).view(dtype)
     result = np.empty_like(x, dtype=dtype, subok=False)
-    _core.cast_buffer(_native(x), _NUMBERS[source], _bits(result), _NUMBERS[to], fresh=True)
+    _core.cast_array(_native(x), _NUMBERS[source], result, _NUMBERS[to], fresh=True)
     return result
 
 

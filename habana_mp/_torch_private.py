@@ -173,9 +173,9 @@ TRACE_END = Feature(
     "a region of hmp.autocast cannot be entered in compiled code",
     translator="torch._dynamo.symbolic_convert:InstructionTranslator",
 )
-# The frames in which modules are called, and those of modules whose code Dynamo traces.
+# What every call of a module passes.
 MODULE_CALLS = Feature(
-    "torch.autocast(enabled=False) inside a module leaves the casts of hmp.convert on",
+    "torch.autocast(enabled=False) inside a module leaves the casts of hmp.convert on, hmp.set_policies does not work, and reports know no modules",
     call="torch.nn:Module._call_impl",
 )
 # Dynamo traces the backward pass of an autograd.Function where its forward is called.
@@ -188,6 +188,7 @@ TRACED_MODULES = "torch._dynamo.variables.nn_module"
 # The arguments of a module whose policy is "fp32".
 SET_POLICIES = Feature(
     "hmp.set_policies does not work",
+    call="torch.nn:Module._call_impl",
     map_tensors="torch.utils._pytree:tree_map_only",
     before="torch.nn:Module()._forward_pre_hooks",
     after="torch.nn:Module()._forward_hooks",
@@ -195,6 +196,13 @@ SET_POLICIES = Feature(
 # The fused encoder layer of inference asks it; torch's own autocast switches it off too.
 FASTPATH = Feature(
     "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"
+)
+# The kernel of an op of ours, called with tensors that stand for others while their mode looks on; and its arguments.
+WEIGHT_OPS = Feature(
+    "torch.compile raises for convolutions of images with their channels last",
+    run_at="torch._ops:OpOverload()._op_dk",
+    kernel="torch._C:DispatchKey.CompositeExplicitAutograd",
+    schema="torch._ops:OpOverload()._schema",
 )
 # Not torch's own table of decompositions: with CI set in the environment, Inductor refuses an op that is in it.
 ONNX = "torch.onnx._internal.exporter._decomp"
@@ -245,16 +253,17 @@ DTENSOR = Feature(
     in_dispatch="torch.distributed.tensor._dispatch:redistribute_local_tensor",
     in_api="torch.distributed.tensor._api:redistribute_local_tensor",
 )
-# The methods of a scripted module, in C++.
+# What compiles TorchScript, and what runs a method of it.
 SCRIPTED = Feature(
-    "torch.jit.script compiles modules that use listed ops, whose casts are missing",
-    compiled="torch.jit:ScriptModule()._c",
-    methods="torch._C:ScriptModule._method_names",
-    method="torch._C:ScriptModule._get_method",
+    "torch.jit.script fails under convert, or what it makes has no casts",
+    compile="torch.jit._script:_script_impl",
+    compile_module="torch.jit._recursive:create_script_module",
+    method="torch._C:ScriptMethod",
 )
 # Whose names torch.jit.script sees.
 FRAMES_UP = Feature(
-    "torch.jit.script finds no names of the function that scripts a class", parameter="torch.jit:script(_frames_up)"
+    "torch.jit.script finds no names of the function that scripts a class",
+    parameter="torch.jit._script:_script_impl(_frames_up)",
 )
 # The tables by which Dynamo knows the functions of torch.
 DYNAMO = "torch._dynamo"
@@ -320,6 +329,11 @@ RECORDING = Feature("torch.hpu.HPUGraph does not work", mode="torch.utils._pytho
 NCCL = Feature(
     "process groups for 'hpu' on CUDA have torch's own timeout",
     timeout="torch.distributed:ProcessGroupNCCL.Options()._timeout",
+)
+HPU_BACKEND = Feature(
+    "torch.compile has no backend 'hpu_backend'",
+    look_up="torch._dynamo:lookup_backend",
+    donated="torch._functorch.config:donated_buffer",
 )
 FIND_SPEC = "importlib._bootstrap"  # the module of the frames between an import and its finders
 # torch's own modules that make themselves ready for a Gaudi where they see one.
@@ -441,7 +455,7 @@ def set_timeout(options: Any, timeout: timedelta) -> None:
 
 
 def one_frame_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of torch.jit.script behind the first (optimize, _frames_up, ...) for a call from a function around it."""
+    """The arguments of _script_impl behind the first (optimize, _frames_up, ...) for a call from a function around it."""
     if len(args) > 1:
         return (args[0], args[1] + 1, *args[2:]), kwargs
     return args, kwargs | {"_frames_up": kwargs.get("_frames_up", 0) + 1}
@@ -451,7 +465,7 @@ class Change(NamedTuple):
     """Something of torch that is not put back."""
 
     name: str
-    by: str  # "import", "convert", "autocast" or "gaudi"
+    by: str  # "import", "convert", "autocast", "set_policies" or "gaudi"
     why: str
 
 
@@ -476,6 +490,7 @@ WHAT_STAYS = (
         else ()
     ),
     Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
+    Change("torch.library", "import", "has the fake kernels of our ops for weights; graphs may hold these ops"),
     Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
     Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
@@ -500,6 +515,7 @@ WHAT_STAYS = (
     Change("torch.optim.swa_utils.AveragedModel.update_parameters", "autocast", "as the steps of optimizers"),
     Change("torch.amp.grad_scaler.GradScaler", "autocast", "scale, unscale_, step and update, as the steps of optimizers"),
     Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
+    Change("the C slot of torch.nn.Module._call_impl", "set_policies", "copies of a model may hold policies; other modules are called as before"),
     Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
     Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),
 )  # fmt: skip

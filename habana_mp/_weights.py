@@ -142,6 +142,23 @@ def _make_ops_exportable() -> None:
     after_import(private.ONNX, _take_apart_for_onnx)
 
 
+def _know_layouts() -> None:
+    """Has compilers find the strides of what our ops return. torch would run their kernels on tensors without a device, for which its
+    convolutions have other strides than on the CPU. Here they run on what stands for the tensors: torch knows the strides of each op inside.
+    """
+    if not private.WEIGHT_OPS.works:
+        return
+    kernel = private.WEIGHT_OPS.kernel
+    for name in _core.WEIGHT_OPS:
+        run_at = private.WEIGHT_OPS.of(getattr(torch.ops.habana_mp, name).default, "run_at", None)
+        if run_at is None:
+            return
+        torch.library.register_fake(f"habana_mp::{name}", functools.partial(run_at, kernel))
+
+
+_know_layouts()
+
+
 def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
     product = getattr(torch.ops.aten, name)
 

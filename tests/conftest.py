@@ -37,6 +37,7 @@ convert/compile/test_compiled_weights
 convert/compile/test_dynamo_imports
 convert/compile/test_graphs
 convert/compile/test_onnx
+convert/compile/test_weight_ops
 convert/test_convert_memory
 devices/test_streams_without_gpu
 evidence/tune/test_tuned_page
@@ -44,6 +45,7 @@ gaudi/test_gaudi
 gaudi/test_gaudi_scripts
 packages/test_build
 packages/test_loading
+policy/list_files/test_damaged_files
 policy/test_tune_presets
 project/test_docs
 project/test_examples
@@ -56,8 +58,12 @@ ranks/test_ranks_reports
 report/page/test_page
 report/page/test_page_errors
 scope/test_fork
+scope/test_interrupts
 scope/test_many_policies
+scope/test_nested_regions
 weights/offload/test_offload_memory
+weights/test_packed_bits
+zoo/test_looks
 zoo/test_zoo
 """
 
@@ -78,7 +84,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _converted_by_none(monkeypatch):
     # What imports Habana's names sets them, for the processes that it starts. Set first, so that they are gone at the end too.
-    for variable in ("HABANA_MP_LOG", "PYTHONPATH", "HABANA_MP_DEVICE"):
+    for variable in ("HABANA_MP_LOG", "PYTHONPATH", "HABANA_MP_DEVICE", "DS_ACCELERATOR"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     yield

@@ -25,9 +25,8 @@ def _own_backend() -> str:
 def checked_device(device_type: object) -> str:
     if not isinstance(device_type, str):
         raise ValueError(f"Expected `device_type` of type `str`, got: `{type(device_type)}`")  # noqa: TRY004 - as torch does (F34)
-    own = _own_backend()
     device = device_type.partition(":")[0]
-    if device not in _PRESET_OF and device != own:
+    if device not in _PRESET_OF and device != (own := _own_backend()):
         accepted = [*_PRESET_OF, own]
         plain = device.strip().lower()
         plain = _MEANT.get(plain, plain)

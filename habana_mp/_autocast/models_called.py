@@ -1,20 +1,19 @@
 """Names of a policy that are limited to modules, in each model that is called: for programs that know no ``set_policies``.
 
-Nothing is put on the modules, so copies and files of a model have none of it; but for models that ``torch.compile`` has compiled, since global hooks
-do nothing in traced code.
+Nothing is put on the modules, so copies and files of a model have none of it; but for models that ``torch.compile`` has compiled, since traced code
+knows no other way.
 """
 
 from __future__ import annotations
 
-import warnings
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+import habana_mp._core as _core
 from habana_mp._autocast.module_lines import classes_by_path, lines_of
 from habana_mp._autocast.set_policies import PoliciesHandle, PolicyHook, chosen_by_lines, is_ruled, put
 from habana_mp._policy.policy import Policy
@@ -22,23 +21,20 @@ from habana_mp._scope.placed import placed
 from habana_mp._show.warning import warn
 from habana_mp._torch_private import SET_POLICIES
 
-# torch.compile's warning that a compiled module calls hooks twice: ours do nothing in traced code.
-_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks.*"
-
 
 @contextmanager
-def on_models_called(policy: Policy) -> Iterator[ModelsCalled]:
+def on_models_called(policy: Policy, *, own_thread: bool = False) -> Iterator[ModelsCalled]:
     """Puts the names of this policy alone in force, until the end of the block. Then it warns of names whose modules no called model had.
 
     What ``set_policies`` has put on a model stays. A part of a model that is called before the model has the names by paths that begin with that part,
-    until the model itself is called.
+    until the model itself is called. With ``own_thread`` models that other threads call have none of it.
     """
-    models = ModelsCalled(policy)
+    models = ModelsCalled(policy, threading.get_ident() if own_thread else None)
     with ExitStack() as stack:
         if lines_of(policy):
             SET_POLICIES.need()
             placed(policy)
-            stack.enter_context(_hooks())
+            stack.enter_context(_found())
         _active.append(models)
         stack.callback(_active.remove, models)
         stack.callback(models.leave)
@@ -48,12 +44,16 @@ def on_models_called(policy: Policy) -> Iterator[ModelsCalled]:
 
 
 class ModelsCalled:
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, thread: int | None) -> None:
         self._lines = lines_of(policy)
+        self._thread = thread
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: weakref.WeakKeyDictionary[torch.nn.Module, PolicyHook] = weakref.WeakKeyDictionary()
         self._handles: list[PoliciesHandle] = []
         self.classes: dict[str, str] = {}  # of the modules of all models, by their paths
+
+    def is_here(self) -> bool:
+        return self._thread in (None, threading.get_ident())
 
     def hook_of(self, module: torch.nn.Module) -> PolicyHook | None:
         # The outermost module is the first to be called, and the others are known from then on.
@@ -84,32 +84,22 @@ class ModelsCalled:
 _active: list[ModelsCalled] = []  # the innermost is the last, and rules alone
 
 
-def _enter(module: torch.nn.Module, _: Any) -> None:
-    if not torch.compiler.is_compiling() and _active and (hook := _active[-1].hook_of(module)) is not None:
-        hook.enter()
-
-
-def _leave(module: torch.nn.Module, *_: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for models in _active:
-        if (hook := models._hooks.get(module)) is not None:
-            hook.leave()
+def _hook_of(module: torch.nn.Module) -> PolicyHook | None:
+    """Called by src/scope/module_calls.cpp as a call of a module begins."""
+    models = next((each for each in reversed(_active) if each.is_here()), None)
+    return None if models is None else models.hook_of(module)
 
 
 @contextmanager
-def _hooks() -> Iterator[None]:
-    """While there are several, the later ones do nothing: torch calls hooks of both kinds in the same order."""
+def _found() -> Iterator[None]:
     if any(models._lines for models in _active):
         yield
         return
-    before = register_module_forward_pre_hook(_enter)
-    after = register_module_forward_hook(_leave, always_call=True)
-    warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
+    # Dynamo would trace it: C calls it where compiled code begins.
+    _core.set_policy_finder(torch.compiler.disable(_hook_of))  # type: ignore[no-untyped-call]
+    _core.surround_module_calls(SET_POLICIES.call, "found", on=True)
     try:
         yield
     finally:
-        before.remove()
-        after.remove()
-        for entry in [each for each in warnings.filters if getattr(each[1], "pattern", "") == _HOOKS_AND_COMPILE]:
-            warnings.filters.remove(entry)  # type: ignore[attr-defined] # a list
+        _core.surround_module_calls(SET_POLICIES.call, "found", on=False)
+        _core.set_policy_finder(None)

@@ -1,14 +1,18 @@
-"""``set_policies``: policies for parts of a model, entered and left by hooks on its modules.
+"""``set_policies``: policies for parts of a model, held by hooks of its modules.
 
 A hook is an object of this file that holds its policy and nothing else, so it goes where its module goes: deepcopy, pickle,
-checkpoints, torch.compile.
+checkpoints, torch.compile. It enters nothing itself but in traced code: src/scope/module_calls.h enters the policy of a module that has
+one as its call begins, and leaves it as the call ends, whatever happens to hooks and threads meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,14 +26,16 @@ from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._cast import dtype_named
 from habana_mp._policy.policy import LOW_DTYPES, Policy
 from habana_mp._scope import in_force, traced
+from habana_mp._scope.async_functions import decorated_async
 from habana_mp._scope.placed import placed
 from habana_mp._show.warning import warn
-from habana_mp._torch_private import SET_POLICIES, run_while_traced
+from habana_mp._torch_private import DECORATORS, SET_POLICIES, run_while_traced
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FP32 = "fp32"
+_Ruled = tuple[tuple[str, torch.dtype, bool], ...]
 _map_tensors = SET_POLICIES.get("map_tensors")
 
 
@@ -39,7 +45,9 @@ def set_policies(
     """Set policies of their own for modules of a model. They act inside the modules, under ``convert`` and in regions of ``autocast``.
 
     A module inside a named module follows it, unless a name matches the inner module itself. Inside, the policy acts like one of
-    ``autocast``, in place of that of ``convert``. The low dtype is that of the region or of ``convert``.
+    ``autocast``, in place of that of ``convert``. The low dtype is that of the region or of ``convert``. A policy is in force from the
+    beginning of a call of its module, hooks included, to its end, even if the call is interrupted or the policy is removed meanwhile. If
+    the call returns a generator or a coroutine, the policy is in force while its body runs.
 
     Args:
         model: the model. Policies that an earlier call set on its modules are removed.
@@ -58,7 +66,8 @@ def set_policies(
         A handle. Its ``remove()`` takes the policies off the model. As a context manager it does so at the end of the block.
 
     Raises:
-        TypeError: model is not a module, or policies is neither a policy nor a mapping of paths to policies.
+        TypeError: model is not a module, policies is neither a policy nor a mapping of paths to policies, or the forward of a module
+            that gets a policy is an async generator.
         ValueError: no module has the path or matches the pattern, or a policy is not accepted.
 
     Example:
@@ -98,10 +107,15 @@ def set_policies(
 
 
 def put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> PoliciesHandle:
-    _remove(model.modules())
-    handles = []
     # One module may have several paths; what was chosen last holds.
     by_module = {model.get_submodule(path): (path, value) for path, value in chosen.items()}
+    for module, (path, _) in by_module.items():
+        if inspect.isasyncgenfunction(getattr(module, "forward", None)):
+            raise TypeError(
+                f"{path!r} cannot have a policy, because its forward is an async generator: use hmp.autocast inside"
+            )
+    _remove(model.modules())
+    handles = []
     for module, (path, value) in by_module.items():
         hook = _Hook(path, value)
         leave = _Leave(hook)
@@ -218,7 +232,12 @@ def _remove(modules: Iterable[torch.nn.Module]) -> None:
 
 
 class _Hook:
-    """Before a module's forward: enters its policy."""
+    """The policy of a module. As torch calls it, before the forward, it is in force already but in traced code."""
+
+    def __new__(cls, *_: Any) -> Self:
+        # Also where a model is copied or read from a file.
+        _core.surround_module_calls(SET_POLICIES.call, "policies", on=True)
+        return super().__new__(cls)
 
     def __init__(self, path: str, policy: Policy | None) -> None:
         self.path = path
@@ -233,25 +252,43 @@ class _Hook:
             self.entered.append(key)
             traced.enter(key)
         else:
-            on = self.enter()
+            on = self.policy is None and (in_force.policy is not None or bool(_core.autocast_ruled()))
         return _map_tensors(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
 
-    def enter(self) -> bool:
-        """Whether something is in force that the policy takes the place of."""
-        devices = _ruled_devices()
-        _core.enter_autocast(_inside(devices, self.policy), self)
-        return bool(devices) or in_force.policy is not None
+    def region(self) -> Any:
+        """What a call of the module enters; None where nothing is in force that the policy could take the place of."""
+        ruled = _core.autocast_ruled()
+        return _inside(ruled, self.policy) if ruled or in_force.policy is not None else None
 
-    def leave(self) -> None:
-        if _core.is_in_autocast(self):  # an earlier hook may have raised
-            _core.leave_autocast(self)
+    def inside(self, result: Any) -> Any:
+        """What a call of the module has returned, a generator or a coroutine, with a body that runs under the policy."""
+        if isinstance(result, CoroutineType):
+            if inspect.getcoroutinestate(result) != inspect.CORO_CREATED:
+                return result  # somebody else's
+
+            async def wait() -> Any:
+                return await result
+
+            return decorated_async("hmp.set_policies", self._while_it_runs, wait)()
+        if inspect.getgeneratorstate(result) != inspect.GEN_CREATED:
+            return result
+
+        def go_on() -> Any:
+            return (yield from result)
+
+        return DECORATORS.in_steps(self._while_it_runs, go_on)()
+
+    def _while_it_runs(self) -> contextlib.AbstractContextManager[Any]:
+        region: contextlib.AbstractContextManager[Any] | None = self.region()
+        return contextlib.nullcontext() if region is None else region
 
 
+_core.set_policy_hook(_Hook)
 PolicyHook = _Hook  # models that were pickled know it by the other name
 
 
 class _Leave:
-    """After a module's forward, or what ended it: leaves what the hook before it has entered."""
+    """After a module's forward in traced code: leaves what the hook before it has entered."""
 
     def __init__(self, hook: _Hook) -> None:
         self.hook = hook
@@ -261,14 +298,22 @@ class _Leave:
             traced.leave(self.hook.entered.pop())
         elif self.hook.entered:  # by traced code, whose graph broke since
             traced.leave_in_graph(self.hook.entered.pop())
-        else:
-            self.hook.leave()
 
 
-def _inside(ruled: list[str], policy: Policy | None) -> Any:
+# By the device types that a region is in force for, and the low dtype and the use of the weight cache under convert: made anew, one would
+# take longer than all else in a call.
+_Inside = dict[tuple[_Ruled, torch.dtype | None, bool], Any]
+_inside_fp32: _Inside = {}
+
+
+def _inside(ruled: _Ruled, policy: Policy | None) -> Any:
     """A region with another policy for the device types that one is in force for: under ``convert`` for all of them."""
     conversion = in_force.policy
-    dtypes = {device: torch.get_autocast_dtype(device) for device in ruled}
+    made: _Inside = _inside_fp32 if policy is None else policy.__dict__.setdefault("_inside", {})
+    key = ruled, None if conversion is None else conversion.low_dtype, conversion is None or conversion.cached
+    if (kept := made.get(key)) is not None:
+        return kept
+    dtypes = {device: dtype for device, dtype, _ in ruled}
     if policy is not None and conversion is not None:
         neighbours.prepare()
         dtypes = {device: dtypes.get(device, conversion.low_dtype) for device in devices()}
@@ -278,23 +323,25 @@ def _inside(ruled: list[str], policy: Policy | None) -> Any:
         for device, dtype in dtypes.items()
     ]
     cached = (policy is None or policy.cached) and (conversion is None or conversion.cached)
-    return _core.autocast_region(
-        rows, cached and all(map(_core.autocast_keeps_casts, ruled)), policy is None, conversion is not None
+    region = _core.autocast_region(
+        rows,
+        cached and all(keeps_casts for *_, keeps_casts in ruled),
+        in_place_of_convert=conversion is not None,
+        suspends=policy is None,
     )
-
-
-def _ruled_devices() -> list[str]:
-    return [device for device in devices() if _core.autocast_policy(device) is not None]
+    if not refused:  # else each one warns
+        made[key] = region
+    return region
 
 
 @run_while_traced
 def _traced_inside(policy: str | None) -> tuple[str, bool]:
     """Run by torch.compile while it traces."""
-    devices = _ruled_devices()
-    region = _inside(devices, None if policy is None else Policy.load(policy))
+    ruled = _core.autocast_ruled()
+    region = _inside(ruled, None if policy is None else Policy.load(policy))
     key = traced.remember(region)
     traced.keep(key, region)
-    return key, bool(devices) or in_force.policy is not None
+    return key, bool(ruled) or in_force.policy is not None
 
 
 def _to_fp32(tensor: torch.Tensor) -> torch.Tensor:

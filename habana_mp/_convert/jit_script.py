@@ -1,70 +1,86 @@
-"""``torch.jit.script`` under a conversion.
+"""TorchScript under a conversion.
 
-It compiles from source, where no call passes a patched op. So it compiles over torch's own functions, and refuses code that uses ops
-of the lower or the fp32 list: they would run without their casts, and nobody would see it (F170).
+``torch.jit.script`` compiles from source, so what it compiles passes no patched op; nor may it see one. Its code runs in a region of the
+conversion's policy instead, whether it was compiled before ``convert`` or after: ops that are given the bfloat16 result of another op and a
+float32 weight would raise otherwise.
+
+What ``torch.jit.trace`` has made runs as it is: its casts are recorded, and so is where there were none (D35).
 """
 
 from __future__ import annotations
 
 import functools
-import re
-import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
-from habana_mp._scope import in_force
-from habana_mp._scope.disable_casts import casts_off
 from habana_mp._torch_private import FRAMES_UP, SCRIPTED, one_frame_up
 
-_script = torch.jit.script
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, attribute, value) of each."""
+    if SCRIPTED.works:
+        # torch.jit.script comes here, also under a name bound before convert.
+        yield *SCRIPTED.place("compile"), _compile
+        yield *SCRIPTED.place("compile_module"), _over_originals(SCRIPTED.get("compile_module"))
+        yield _method_type, "__call__", _call_method
+    yield torch.jit.ScriptFunction, "__call__", _call_function
+
+
+def _over_originals(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that compiles source: a patched op is nothing that it can compile."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        _core.conversion_patches.suspend()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _core.conversion_patches.resume()
+
+    return function
+
+
+_script = SCRIPTED.get("compile")
+_script_over_originals = _over_originals(_script)
+_function = torch.jit.ScriptFunction.__call__
+_method_type: Any = SCRIPTED.get("method")
+_method: Any = _method_type and _method_type.__call__
 
 
 @functools.wraps(_script)
-def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-    _core.conversion_patches.suspend()
-    try:
-        # Names in the source of a class are looked up so many frames above: this one is one more.
-        if FRAMES_UP.works:
+def _compile(obj: Any, *args: Any, **kwargs: Any) -> Any:
+    # Names in the source of a class are looked up so many frames above: there are two more.
+    if FRAMES_UP.works:
+        for _ in range(2):
             args, kwargs = one_frame_up(args, kwargs)
-        scripted = _script(obj, *args, **kwargs)
-    finally:
-        _core.conversion_patches.resume()
-    if not casts_off() and not _is_torch_own(obj):
-        _refuse_listed_ops(obj, scripted)
-    return scripted
+    return _script_over_originals(obj, *args, **kwargs)
 
 
-def _is_torch_own(obj: Any) -> bool:
-    """Whether torch scripts what is its own: forward-mode AD does at its first use, with decompositions that define what an op means."""
-    return isinstance(obj, (types.FunctionType, type)) and obj.__module__.partition(".")[0] == "torch"
+def _call_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return (
+        _function(self, *args, **kwargs) if _is_traced(self) else _core.call_scripted(_function, self, *args, **kwargs)
+    )
 
 
-def _refuse_listed_ops(obj: Any, scripted: Any) -> None:
-    policy = in_force.policy
-    if policy is None:
-        return
-    listed = {}
-    for graph in _graphs(scripted):
-        for op in re.findall(r"= aten::(\w+)\(", graph):
-            rule = policy._rule(op)
-            if rule.action in ("lower", "fp32"):
-                listed[op] = rule.action
-    if listed:
-        ops = ", ".join(f"{op} ({action})" for op, action in sorted(listed.items()))
-        raise RuntimeError(
-            f"torch.jit.script compiles from source, where hmp.convert cannot cast, and {getattr(obj, '__name__', type(obj).__name__)} uses ops "
-            f"that policy {policy.name!r} casts: {ops}. Use torch.jit.trace, which records the casts, or script it inside "
-            "hmp.disable_casts(), to run it as torch does."
-        )
+def _call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return _method(self, *args, **kwargs) if _is_traced(self) else _core.call_scripted(_method, self, *args, **kwargs)
 
 
-def _graphs(scripted: Any) -> Iterator[str]:
-    if isinstance(scripted, torch.jit.ScriptFunction):
-        yield str(scripted.inlined_graph)
-    elif isinstance(scripted, torch.jit.ScriptModule) and SCRIPTED.works:
-        compiled = SCRIPTED.of(scripted, "compiled")
-        for name in SCRIPTED.methods(compiled):
-            yield str(SCRIPTED.method(compiled, name).inlined_graph)
+def _is_traced(code: Any) -> bool:
+    """Whether ``torch.jit.trace`` has made it in this process: then its graph knows the shapes of the example."""
+    known = _is_traced_by_code.get(code)
+    if known is None:
+        graph = code.graph
+        computed = [
+            value for node in graph.nodes() if node.kind() not in _TENSORS_OF_THE_MODULE for value in node.outputs()
+        ]
+        known = _is_traced_by_code[code] = any(value.isCompleteTensor() for value in [*graph.inputs(), *computed])
+    return known
+
+
+_TENSORS_OF_THE_MODULE = ("prim::Constant", "prim::GetAttr")
+_is_traced_by_code: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

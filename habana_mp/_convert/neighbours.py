@@ -29,7 +29,7 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     # switches it off too.
     if FASTPATH.works:
         yield *FASTPATH.place("enabled"), False
-    yield torch.jit, "script", jit_script.script
+    yield from jit_script.patches()
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.TransformerEncoderLayer, "__init__", _init_encoder_layer
     yield torch.nn.Module, "__getstate__", module_state

@@ -15,9 +15,17 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp import _weights
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
+from habana_mp._convert.traced_weights import (
+    WeightOp,
+    find_exports,
+    is_of_traced_weight,
+    is_parameter,
+    places,
+    weight_op,
+    weights_of,
+)
 from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import CASTS_OFF, convert_off
 from habana_mp._torch_private import MKLDNN, run_while_traced, set_autocast_enabled
@@ -28,12 +36,6 @@ SOURCES = tuple(_core.DTYPES.index(name) for name in _core.SOURCE_DTYPES)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
-LOW = tuple(DTYPES.index(dtype) for dtype in (torch.bfloat16, torch.float16))
-# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
-_WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
-_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
-    "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
-}
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
@@ -54,17 +56,6 @@ def _refusal(name: str, rule: str) -> str:
     return _core.refusal(name, rule)
 
 
-@run_while_traced
-def _caches_size(numel: int, dims: int) -> bool:
-    return _core.caches_size(numel, dims)
-
-
-@run_while_traced
-def _find_exports() -> None:
-    """What runs in a graph does not see who else holds a weight, as at the dispatcher."""
-    _weights.find_exports()
-
-
 class PatchedOp:
     """What both types share. Attributes: ``original``, ``form``, ``rule`` (None while no conversion concerns the op)."""
 
@@ -75,7 +66,7 @@ class PatchedOp:
     home: str
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
-    weight_op: Any = None  # that of ours in its place in a trace (src/call/weight_ops.h); None where there is none
+    weight_op: WeightOp | None = None  # that of ours in its place in a trace; None where there is none
     weights: frozenset[int | str] = frozenset()  # where a weight may stand uncast in a trace
     __wrapped__: Callable[..., Any]
     __name__: str
@@ -102,11 +93,11 @@ class PatchedOp:
         described = _described(form, args, kwargs)
         to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
         weights = self.weights if cause and self._takes_weights(rule) else None
-        if weights and _of_traced_weight(weights, args, kwargs, to):
-            _find_exports()
+        if weights and is_of_traced_weight(self.listed_name, self.weight_op, weights, args, kwargs, to=to):
+            find_exports()
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
             if self.weight_op is not None:
-                return self.weight_op(*args, **kwargs, weight_dtype=DTYPES[to])
+                return self.weight_op(args, kwargs, DTYPES[to])
         elif cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
         if form.python and rule.listed and rule.action in (LOWER, FP32):
@@ -191,8 +182,8 @@ def patched_op(
         op.home = home
         op.listed_name = name
         op.is_compound = _core.is_compound(name)
-        op.weight_op = _weight_op(name, form)
-        op.weights = _WEIGHTS if op.weight_op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
+        op.weight_op = weight_op(name, form)
+        op.weights = weights_of(name, op.weight_op)
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
@@ -200,37 +191,6 @@ def patched_op(
         op.__doc__ = original.__doc__
         patched_ops[id(original)] = op
     return op
-
-
-def _weight_op(name: str, form: CallForm) -> Any:
-    """For the call as aten has it: nothing written, and its arguments in their order."""
-    if name not in _core.WEIGHT_OPS or form.in_place or form.python:
-        return None
-    return getattr(torch.ops.habana_mp, name).default
-
-
-def _of_traced_weight(weights: frozenset[int | str], args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
-    """Whether the traced call has a weight for the cache and records no graph."""
-    # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
-    if to not in LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
-        return False
-    places = _places(args, kwargs)
-    if any(isinstance(value, str) for _, value in places):
-        return False
-    tensors = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
-        return False
-    return any(
-        place in weights and _is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
-        for place, tensor in tensors
-    )
-
-
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    """In float32 on the CPU, and to be cast by an op of ours."""
-    if not torch.compiler.is_dynamo_compiling():
-        return _core.is_traced_parameter(tensor)
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and isinstance(tensor, torch.nn.Parameter)
 
 
 class _AtomicOp:
@@ -316,10 +276,6 @@ def _role(form: CallForm, flagged: bool, place: int | str) -> int:
     return _role_of(form.norm, first, written, statistic)
 
 
-def _places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
-    return [*enumerate(args), *kwargs.items()]
-
-
 def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
     flagged = _in_place(form, args, kwargs)
     # The first input by keyword, wherever it is in the call, then the others: the order of keywords must not change a
@@ -328,7 +284,7 @@ def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     ordered = {name: kwargs[name] for name in (*first, *kwargs)}
     return [
         (_role(form, flagged, place), item)
-        for place, value in _places(args, ordered)
+        for place, value in places(args, ordered)
         for item in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
@@ -403,12 +359,12 @@ def _cast_arguments(
     def replace(place: int | str, value: Any) -> Any:
         if not roles >> _role(form, flagged, place) & 1:
             return value
-        if place in weights and isinstance(value, torch.Tensor) and _is_parameter(value):
+        if place in weights and isinstance(value, torch.Tensor) and is_parameter(value):
             return value
         if isinstance(value, (list, tuple)):
             items = [cast(item) for item in value]
             return _rebuilt(value, items) if any(map(operator.is_not, items, value)) else value
         return cast(value)
 
-    places = [replace(place, value) for place, value in _places(args, kwargs)]
-    return tuple(places[: len(args)]), dict(zip(kwargs, places[len(args) :], strict=True))
+    given = [replace(place, value) for place, value in places(args, kwargs)]
+    return tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from habana_mp._report.cast_report import CastReport
+from habana_mp._show.units import whole
 from habana_mp._torch_private import DRAW
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def draw(
     from habana_mp._draw.module_calls import ModuleCalls, run
     from habana_mp._draw.picture import picture
 
-    if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 0):
+    if depth is not None and ((whole(depth) or 0) < 0 or whole(depth) is None):
         raise ValueError(f"depth must be a number of levels of modules, 0 or more, not {depth!r}")
     if report is not None and not isinstance(report, CastReport):
         raise TypeError(f"report must be an hmp.CastReport with values, not {report!r}")

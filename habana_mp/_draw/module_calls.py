@@ -128,7 +128,8 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     def leave(module: torch.nn.Module, _: Any, __: Any) -> None:
         if id(module) in names:
-            current.pop()
+            while current.pop().module is not module:
+                pass  # torch calls no hook of a module that something other than an Exception has ended
             calls.go_on_in(current[-1] if current else None)
 
     with contextlib.ExitStack() as undo:

@@ -34,8 +34,8 @@ def compare(
 
     The calls of the two runs are paired by module, op and order, and their results are compared. If they differ, the op runs once more, on
     the inputs of run b and in the dtypes of run a. This separates the difference that the op makes from the one that it passes on. With a
-    backward pass in the step, the comparison shows which op changes the loss. Each step runs once. After each run, weights, buffers,
-    gradients, optimizers and random numbers are restored.
+    backward pass in the step, the comparison shows which op changes the loss. Each step runs once. After each run, modules, optimizers,
+    schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
 
     Args:
         step: a function without arguments. Return the values to compare at the end, such as logits.
@@ -47,7 +47,7 @@ def compare(
         TypeError: ``step`` is not callable, or a policy has a wrong type.
         ValueError: there is no such policy.
         RuntimeError: another comparison or search is running, a report measures values, or a conversion is in force and policies are
-            given.
+            given. The step uses something that cannot be restored: an iterator, a queue, a lazy module before its first call.
         BaseException: what the steps raise.
 
     Example:
@@ -75,8 +75,8 @@ def recorded(run: Callable[[], Any]) -> Any:
     return _run(run, _core.start_recording, _core.stop_recording)
 
 
-def compared_with(first: Any, run: Callable[[], Any]) -> TwoRuns:
-    """A run beside a recorded one."""
+def compared_with(first: Any, run: Callable[[], Any], *, other_process: bool = False) -> TwoRuns:
+    """A run beside a recorded one, of this process or another one."""
     notes: list[str] = []
 
     def stop(returned: list[torch.Tensor]) -> Any:
@@ -84,7 +84,7 @@ def compared_with(first: Any, run: Callable[[], Any]) -> TwoRuns:
             notes.extend(_projected(returned))
         return _core.stop_comparing(returned)
 
-    return TwoRuns(_run(run, lambda: _core.start_comparing(first), stop), notes)
+    return TwoRuns(_run(run, lambda: _core.start_comparing(first), stop), notes, other_process=other_process)
 
 
 def _projected(returned: list[torch.Tensor]) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
 
 
 def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list[torch.Tensor]], Any]) -> Any:
-    with CastReport():
+    with CastReport(own_thread=True):
         session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
         try:
             return stop(numbers_of(step()))
@@ -174,7 +174,7 @@ def under(policy: Policy | None) -> Iterator[None]:
         if policy is None:
             stack.enter_context(disable_casts())
         else:
-            stack.enter_context(on_models_called(policy))
+            stack.enter_context(on_models_called(policy, own_thread=True))
             for device in _devices():
                 stack.enter_context(autocast(device, policy=policy))
         yield

@@ -7,11 +7,11 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
+from habana_mp._show.writing import written
 
 _MOST_ROWS = 12
 _MOST_NAMES = 6
@@ -30,14 +30,15 @@ class Difference:
             calls it. ``Comparison.first`` may also have "written": something other than an op wrote to the memory between two calls.
         calls: how many calls differ.
         made: the difference that the op makes from the same inputs, relative to the size of its results; the largest of all calls. None
-            if it is not known.
-        total: the difference of its results between the two runs, in the same unit.
+            if it is not measured.
+        total: the difference of its results between the two runs, in the same unit. None if it is not measured.
         loss_change: the change of the loss that it makes, to first order.
         share: its part of all such changes; 0 without a backward pass.
         inner: the op that torch called inside it.
         runs_in: the dtypes in which it ran, in run a and in run b.
         rules: its rules, in run a and in run b.
         source: the line that called it.
+        unmeasured: the reason why ``made`` or ``total`` is None; "" if both are measured.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -58,6 +59,7 @@ class Difference:
     runs_in: tuple[str, str]
     rules: tuple[str, str]
     source: str
+    unmeasured: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.op}{f' in {self.module}' if self.module else ''}, in the {self.phase} pass: {self.why}"]
@@ -66,7 +68,17 @@ class Difference:
 
     @property
     def why(self) -> str:
-        """The kind as text, with the dtypes and rules."""
+        """The kind as text, with the dtypes and rules, and with the reason if the difference is not measured."""
+        unmeasured = f"; not measured: {self.unmeasured}" if self._lacks_reason else ""
+        return self._kind + unmeasured
+
+    @property
+    def _lacks_reason(self) -> bool:
+        """Whether the kind is not the reason why the difference is not measured."""
+        return bool(self.unmeasured) and not self.kind.startswith("only")
+
+    @property
+    def _kind(self) -> str:
         if self.kind == "precision":
             reasons = [
                 f"{run} {dtype}{f' ({rule})' if rule else ''}"
@@ -158,7 +170,8 @@ class Comparison:
                 _part(row.made),
                 _part(row.total),
                 percent(row.share, 1.0) if row.share else "",
-                " / ".join(row.runs_in) if row.kind == "precision" else row.kind,
+                (" / ".join(row.runs_in) if row.kind == "precision" else row.kind)
+                + (f"; {row.unmeasured}" if row._lacks_reason else ""),
             )
             for row in makers[:_MOST_ROWS]
         ]
@@ -202,7 +215,7 @@ class Comparison:
         Raises:
             OSError: the file cannot be written.
         """
-        return _written(json.dumps(self.to_dict(), indent=1), path)
+        return written(json.dumps(self.to_dict(), indent=1), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return one HTML page that needs no network.
@@ -215,7 +228,7 @@ class Comparison:
         """
         from habana_mp._evidence.page import page
 
-        return _written(page(self), path)
+        return written(page(self), path)
 
     def _repr_html_(self) -> str:
         from habana_mp._show.html import framed
@@ -225,12 +238,6 @@ class Comparison:
 
 def _indented(row: Difference) -> str:
     return str(row).replace("\n", "\n  ")
-
-
-def _written(text: str, path: str | os.PathLike[str] | None) -> str:
-    if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
-    return text
 
 
 def _plain(value: Any) -> Any:
@@ -247,5 +254,5 @@ def _size(made: float | None) -> float:
 
 def _part(value: float | None) -> str:
     if value is None:
-        return "?"
+        return "not measured"
     return "not finite" if math.isinf(value) else f"{value:.2g}" if value else "0"

@@ -1,4 +1,4 @@
-"""What a step changes, put back: modules with their weights, buffers and gradients, optimizers, schedulers, generators of random numbers."""
+"""What a step changes, put back: modules, optimizers, schedulers and scalers, tensors that it has names for, generators of random numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import copy
 import random
 import sys
 import threading
+import warnings
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,28 +16,47 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _nn_module
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import habana_mp._core as _core
-from habana_mp._evidence.reachable import reachable
+from habana_mp._evidence.kept_numbers import KeptArray, KeptNumbers, size_of
+from habana_mp._evidence.reachable import STATEFUL, Reachable, is_array, is_generator
 
 _PutBack = Callable[[], object]
+# Of copies of tensors and arrays that are in no module and no optimizer: a data set may be among them.
+_MOST_BYTES = 1 << 30
+# torch.compile's warning that a compiled module calls hooks twice: a second call of ours does nothing.
+_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 
 
 class KeptState:
     """Notes what the steps can reach by names, at once, and in ``watching`` also modules and optimizers that they find otherwise, when
     these are first called. ``restore`` puts all of it back, and may be called more than once.
 
-    What lies elsewhere stays as the steps leave it: files, iterators, tensors that are in no module.
+    1. Of modules, optimizers, schedulers and scalers, all attributes, with what lists and dicts in them hold.
+    2. Of other objects, closures and globals, the tensors and arrays that were there, and their numbers. What a step counts or collects
+       there stays.
+    3. The states of generators of random numbers.
+
+    Raises:
+        RuntimeError: the steps use an iterator or a queue, whose items cannot be taken a second time. Also where ``watching`` finds
+            a module that has no weights yet.
     """
 
     def __init__(self, *steps: Callable[..., Any]) -> None:
         self._kept: dict[int, Any] = {}  # what is noted, so that no other object gets its id
         self._put_back: list[_PutBack] = [*_generators()]
         self._thread = threading.get_ident()
-        for each in reachable(steps):
-            self._keep(each)
+        self._bytes_left = _MOST_BYTES
+        reachable = Reachable(steps)
+        for each in reachable.iterators:
+            raise RuntimeError(
+                f"the step uses {each.name} ({type(each.value).__name__}), whose items can be taken only once, so the step cannot run again"
+                " from the same state. Take the items before the step"
+            )
+        for each in reachable.found:
+            self._keep(each.value, each.name)
+            if not isinstance(each.value, STATEFUL):
+                self._put_back.append(each.put_back)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -47,14 +68,18 @@ class KeptState:
                 return
             kept = own()
             if kept is not None and threading.get_ident() == kept._thread:
-                kept._keep(called)
+                _refuse_lazy(called)
+                kept._keep(called, type(called).__name__)
 
         hooks = [_nn_module.register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
+        warnings.filterwarnings("ignore", _HOOKS_AND_COMPILE)
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+            for entry in [each for each in warnings.filters if getattr(each[1], "pattern", "") == _HOOKS_AND_COMPILE]:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined] # a list
 
     def restore(self) -> None:
         """Raises what the first of the things that cannot be put back raises, after all others were."""
@@ -85,124 +110,120 @@ class KeptState:
         self._kept[id(each)] = each
         return True
 
-    def _keep(self, each: Any) -> None:
+    def _keep(self, each: Any, name: str) -> None:
         if isinstance(each, torch.nn.Module):
-            for module in each.modules():
-                self._keep_module(module)
-        elif isinstance(each, Optimizer):
-            self._keep_optimizer(each)
-        elif isinstance(each, torch.Generator) and self._is_new(each):
-            state = each.get_state()
-            self._put_back.append(lambda: each.set_state(state))
-        elif self._is_new(each):
-            values = copy.deepcopy(each.state_dict())
-            self._put_back.append(lambda: each.load_state_dict(copy.deepcopy(values)))
+            for path, module in each.named_modules():
+                self._keep_module(module, f"{name}.{path}" if path else name)
+        elif isinstance(each, STATEFUL):
+            if self._is_new(each):
+                self._keep_value(vars(each), name)
+        elif is_generator(each):
+            if self._is_new(each):
+                self._put_back.append(_state_of(each))
+        elif isinstance(each, torch.Tensor):
+            self._keep_tensor(each, name, copied=self._may_copy(size_of(each)))
+        elif self._is_new(each) and each.flags.writeable and not each.dtype.hasobject:
+            self._put_back.append(KeptArray(each, name, copied=self._may_copy(each.nbytes)).put_back)
 
-    def _keep_module(self, module: torch.nn.Module) -> None:
+    def _may_copy(self, size: int) -> bool:
+        if size > self._bytes_left:
+            return False
+        self._bytes_left -= size
+        return True
+
+    def _keep_module(self, module: torch.nn.Module, name: str) -> None:
         if not self._is_new(module):
             return
-        training = module.training
-        mappings: list[Any] = [module._parameters, module._buffers]
-        own = [(each, dict(each)) for each in mappings]
+        for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            self._keep_tensor(tensor, f"{name}.{key}")
+        if not isinstance(module, torch.jit.ScriptModule):  # whose attributes are in C++
+            self._keep_value(vars(module), name)
 
-        def put_back() -> None:
-            module.training = training
-            for mapping, values in own:
-                if mapping.keys() != values.keys() or any(mapping[name] is not values[name] for name in values):
-                    mapping.clear()
-                    mapping.update(values)
-
-        self._put_back.append(put_back)
-        for _, values in own:
-            for tensor in values.values():
-                self._keep_tensor(tensor)
-
-    def _keep_optimizer(self, optimizer: Optimizer) -> None:
-        if not self._is_new(optimizer):
-            return
-        groups = [
-            (group, {key: value for key, value in group.items() if key != "params"}) for group in optimizer.param_groups
-        ]
-        states = {parameter: (state, dict(state)) for parameter, state in optimizer.state.items()}
-        for tensor in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            self._keep_tensor(tensor)
-        for values in (*(values for _, values in groups), *(values for _, values in states.values())):
-            for value in values.values():
-                self._keep_value(value)
-
-        def put_back() -> None:
-            for group, values in groups:
-                group.update(values)
-            for parameter in [*optimizer.state]:
-                if parameter not in states:
-                    del optimizer.state[parameter]
-            for parameter, (state, values) in states.items():
-                optimizer.state[parameter] = state
-                if isinstance(state, dict):
-                    state.clear()
-                    state.update(values)
-
-        self._put_back.append(put_back)
-
-    def _keep_value(self, value: Any) -> None:
-        """Of the state of an optimizer: LBFGS has its history in lists, which it changes in place."""
-        self._keep_tensor(value)
-        if isinstance(value, tuple):
+    def _keep_value(self, value: Any, name: str) -> None:
+        """Of the state of an object, and what is in it: LBFGS has its history in lists, which it changes in place."""
+        if isinstance(value, torch.Tensor) or is_array(value) or isinstance(value, STATEFUL) or is_generator(value):
+            self._keep(value, name) if not isinstance(value, torch.Tensor) else self._keep_tensor(value, name)
+        elif isinstance(value, tuple):
             for each in value:
-                self._keep_value(each)
-        elif isinstance(value, (list, dict)) and self._is_new(value):
-            kept = copy.copy(value)
-            for each in kept.values() if isinstance(kept, dict) else kept:
-                self._keep_value(each)
+                self._keep_value(each, name)
+        elif isinstance(value, (dict, list, set, deque)) and self._is_new(value):
+            self._put_back.append(_held_by(value))
+            for each in [*(value.values() if isinstance(value, dict) else value)]:
+                self._keep_value(each, name)
 
-            def put_back() -> None:
-                value.clear()
-                (value.update if isinstance(value, dict) else value.extend)(kept)
-
-            self._put_back.append(put_back)
-
-    def _keep_tensor(self, tensor: Any) -> None:
-        if not isinstance(tensor, torch.Tensor) or is_lazy(tensor) or not self._is_new(tensor):
+    def _keep_tensor(self, tensor: torch.Tensor, name: str, *, copied: bool = True) -> None:
+        if is_lazy(tensor) or not self._is_new(tensor):
             return
-        gradient, requires = tensor.grad if tensor.is_leaf else None, tensor.requires_grad
-        numbers = _Numbers(tensor)
-        of_gradient = None if gradient is None else _Numbers(gradient)
+        has_gradient, requires = tensor.is_leaf or tensor.retains_grad, tensor.requires_grad
+        gradient = tensor.grad if has_gradient else None
+        numbers = KeptNumbers(tensor, name, copied=copied)
+        of_gradient = None if gradient is None else KeptNumbers(gradient, f"the gradient of {name}")
 
         def put_back() -> None:
-            leaf = tensor.is_leaf
-            if leaf and tensor.grad is not gradient:
+            if has_gradient and tensor.grad is not gradient:
                 tensor.grad = None
             numbers.put_back()
             if of_gradient is not None:
                 of_gradient.put_back()
-            if leaf:
-                if tensor.requires_grad != requires:
-                    tensor.requires_grad_(requires)
+            if tensor.is_leaf and tensor.requires_grad != requires:
+                tensor.requires_grad_(requires)
+            if has_gradient:
                 tensor.grad = gradient
 
         self._put_back.append(put_back)
 
 
-class _Numbers:
-    """Of a tensor. Those that cannot be read (sparse ones, subclasses) are not put back."""
+def _refuse_lazy(called: Any) -> None:
+    if isinstance(called, torch.nn.Module) and any(is_lazy(each) for each in called.parameters(recurse=False)):
+        raise RuntimeError(
+            f"the step is the first to call a {type(called).__name__}, which makes its weights in its first call. Call the model once before"
+        )
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._hash = _core.hash_of_numbers(tensor) if tensor.layout == torch.strided else 0
-        self._copy = _core.copied_unseen(tensor) if self._hash else None
 
-    def put_back(self) -> None:
-        """Where they are the same, nothing is written: that would end the graphs that want the tensor as it was."""
-        tensor, own = self._tensor, self._copy
-        if own is None or (tensor.dtype == own.dtype and _core.hash_of_numbers(tensor) == self._hash):
-            return
-        if tensor.dtype != own.dtype or tensor.shape != own.shape:
-            tensor.data = own.clone()
-        elif tensor.is_inference():
-            with torch.inference_mode():
-                tensor.copy_(own)
-        else:
-            tensor.copy_(own)
+def _held_by(value: Any) -> _PutBack:
+    """Puts back which objects a list or a dict holds, not what is in them."""
+    if isinstance(value, dict):
+        kind = (
+            OrderedDict if isinstance(value, OrderedDict) else dict
+        )  # not what a class of the user's has in place of it
+        items = [*kind.items(value)]
+
+        def put_back() -> None:
+            if not _same(items, kind.items(value)):
+                kind.clear(value)
+                kind.update(value, items)
+    else:
+        items = [*value]
+
+        def put_back() -> None:
+            if isinstance(value, set):
+                if value != {*items}:
+                    value.clear()
+                    value.update(items)
+            elif len(value) != len(items) or any(a is not b for a, b in zip(value, items, strict=True)):
+                value.clear()
+                value.extend(items)
+
+    return put_back
+
+
+def _same(items: list[tuple[Any, Any]], others: Any) -> bool:
+    return len(items) == len(others) and all(
+        key is other and value is another for (key, value), (other, another) in zip(items, others, strict=True)
+    )
+
+
+def _state_of(generator: Any) -> _PutBack:
+    """Of torch, of NumPy (its newer and its older kind) and of Python."""
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        return lambda: generator.setstate(state)
+    if hasattr(generator, "bit_generator"):
+        bits = generator.bit_generator
+        of_bits = copy.deepcopy(bits.state)
+        return lambda: setattr(bits, "state", of_bits)
+    state = generator.get_state()
+    return lambda: generator.set_state(state)
 
 
 def _generators() -> Iterator[_PutBack]:

@@ -115,7 +115,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
     """
     if not callable(step):
         raise TypeError(f"step must be a function without arguments, not {step!r}")
-    with CastReport():
+    with CastReport(own_thread=True):
         returned: list[torch.Tensor] = []
         _core.start_finding()
         try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from habana_mp._evidence.comparison import Comparison, Difference
 from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.units import counted
 
 # enum class Difference in src/probe/comparison.h
@@ -34,6 +35,7 @@ class _Compared(NamedTuple):
     total: float
     arguments: list[tuple[int, int]]
     seen: bool
+    why: str  # "none", or why ``made`` is not known: UNMEASURED of habana_mp/_report/numbers.py
 
 
 class _Site(NamedTuple):
@@ -57,13 +59,18 @@ class _Run:
         return site._replace(op=site.op or call.inner.removeprefix("aten::"), rule=site.rule.replace(OWN_FILES, ""))
 
 
+_NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
+_OTHER_SIZES = "its results have different sizes in the two runs"
+_OTHER_PROCESS = "its inputs in run a, which was another process, are gone"
+_NOT_AGAIN = "it cannot run once more as in run a"
 _Key = tuple[str, str, bool, str]  # op, module, backward, kind
 
 
 class TwoRuns:
     """Run b beside run a. A call is meant by its number in its run."""
 
-    def __init__(self, found: dict[str, Any], notes: Iterable[str] = ()) -> None:
+    def __init__(self, found: dict[str, Any], notes: Iterable[str] = (), *, other_process: bool = False) -> None:
+        self._other_process = other_process
         self.a, self.b = _Run(found["first"]), _Run(found["second"])
         self._compared = [_Compared(*each) for each in found["compared"]]
         self._changes: dict[int, float] = found["changes"]
@@ -180,7 +187,23 @@ class TwoRuns:
             runs_in=(_dtypes(self.a, other), _dtypes(self.b, own)),
             rules=("" if other < 0 else self.a.site(other).rule, site.rule),
             source=site.source,
+            unmeasured=self._why_unmeasured(each),
         )
+
+    def _why_unmeasured(self, calls: list[_Compared]) -> str:
+        """Of a row in which a difference is not measured in any of the calls."""
+        if all(math.isnan(call.total) for call in calls):
+            call = calls[0]
+            return "run a has no such call" if call.match < 0 else _OTHER_SIZES if call.seen else _NOT_SEEN
+        if not all(math.isnan(call.made) for call in calls):
+            return ""
+        reasons = (UNMEASURED[call.why] if call.why in UNMEASURED else self._why_not_again(call) for call in calls)
+        return ", ".join(dict.fromkeys(reasons))
+
+    def _why_not_again(self, call: _Compared) -> str:
+        if self._other_process and call.difference == _GIVEN:
+            return _OTHER_PROCESS
+        return _NOT_AGAIN if call.seen else _NOT_SEEN
 
     def _row_of_a(self, key: _Key, number: int, calls: int) -> Difference:
         op, module, backward, kind = key
@@ -191,6 +214,7 @@ class TwoRuns:
             runs_in=(_dtypes(self.a, number), ""),
             rules=(site.rule, ""),
             source=site.source,
+            unmeasured="run b has no such call",
         )
 
     def _first(self, rows: dict[_Key, Difference]) -> Difference | None:

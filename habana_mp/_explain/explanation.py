@@ -19,7 +19,7 @@ from habana_mp._policy.homes import Home, ops
 from habana_mp._policy.names import is_dispatched, known_names, names_of, plain_name, registered
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
-from habana_mp._scope.disable_casts import casts_off
+from habana_mp._scope.disable_casts import casts_off, convert_off
 from habana_mp._show.html import render
 from habana_mp._torch_private import CPU
 
@@ -221,30 +221,34 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
     """The policy to explain, what it is here and now, and whether it acts at the dispatcher."""
     region, device = region_policy()
     current = region or in_force.policy
-    dispatched = region is not None
+    ruled = _core.autocast_ruled()
+    suspended = region is None and bool(ruled)
+    dispatched = region is not None or (suspended and in_force.policy is None)
     path, own = (policy_of_module(module) if module is not None and policy is None else None) or (None, None)
     if policy is not None and policy != current:
         return policy, "not in force", dispatched
-    if current is None:
+    if current is None and not suspended:
         state = "not in force: nothing is converted"
         if path is not None:
             state += f", and set_policies rules {path!r} under convert and in regions of autocast"
         elif torch.is_autocast_enabled("cpu"):
             state += ", and the torch.autocast that is on here has lists of its own"
-        return own or policy or Policy.load("hmp"), state, path is not None
+        return own or Policy.load("hmp"), state, path is not None
     if casts_off():
         state = f"{_SWITCHED_OFF} here by disable_casts"
     elif path is not None and own is None:
         state = f"{_SWITCHED_OFF} inside {path!r} by set_policies, which has it run in float32"
-    elif path is not None and own is not None and not dispatched:
+    elif own is not None and not dispatched and current is not None:
         return own, f"in force inside {path!r}: set_policies, in place of {current.name}, of convert", True
-    elif path is not None and dispatched:
-        current, state = own or current, f"in force inside {path!r}: set_policies, autocast for {device}"
+    elif own is not None:
+        current, state = own, f"in force inside {path!r}: set_policies, autocast for {device or ruled[0][0]}"
+    elif suspended or (convert_off() and not dispatched):
+        state = f"{_SWITCHED_OFF} here by set_policies, which has the module run in float32"
     else:
         state = f"in force here: autocast for {device}" if dispatched else "in force"
         if dispatched and in_force.policy is not None:
             state += f"; {in_force.policy.name}, of convert, acts before it"
-    return current, state, dispatched
+    return current or Policy.load("hmp"), state, dispatched
 
 
 def _overloads_of(name: str, policy: Policy) -> dict[str, str]:

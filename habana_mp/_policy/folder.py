@@ -22,6 +22,7 @@ from habana_mp._policy.list_file import LISTS, ListFile, comment_of, limited_of,
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import read_text
 from habana_mp._show.units import printable
+from habana_mp._show.writing import written
 
 SHIPPED = Path(__file__).parent.parent / "lists"
 DESCRIPTION = "policy.toml"
@@ -126,7 +127,7 @@ def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mappi
             lines.append(f"{name}  # {comment}" if comment else name)
         texts[f"{title}.txt"] = "\n".join(lines) + "\n"
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        written(text, folder / name)
 
 
 def source_of(preset: str) -> str:

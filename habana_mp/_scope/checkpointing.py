@@ -57,12 +57,9 @@ def _as_now(function: Callable[..., Any]) -> Callable[..., Any]:
                 f"a checkpointed part of the model ran under {policy!r} and is recomputed for backward under {in_force.policy!r}: "
                 "finish backward before hmp.convert or hmp.revert"
             )
-        _core.enter_autocast(region, as_then)
-        try:
+        with region:
             if in_forward:
                 return torch_autocast.called_in_forward(function, *args, **kwargs)
             return function(*args, **kwargs)
-        finally:
-            _core.leave_autocast(as_then)
 
     return as_then

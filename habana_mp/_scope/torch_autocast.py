@@ -65,16 +65,37 @@ def patches() -> Iterator[tuple[Any, ...]]:
         yield _autocast, "__exit__", _exit
 
 
+def _begin(region: Any) -> tuple[Any, _Entered | None, list[_Entered]]:
+    result = _torch_enter(region)
+    # Also a region for CUDA that torch itself switches off because there is no CUDA.
+    if region._enabled:
+        return result, None, _this_thread.entered
+    try:
+        in_forward, trace = _where_entered()
+    except BaseException:  # its end will not be called
+        _torch_exit(region, None, None, None)
+        raise
+    if in_forward:
+        _trace(trace, True)
+    return result, _Entered(region, casts_off() if in_forward else None, trace), _this_thread.entered
+
+
+def _end(entry: _Entered | None, region: Any, *exc: Any) -> Any:
+    if entry is not None and entry.before is not None:
+        _trace(entry.trace, entry.before)
+    return _torch_exit(region, *exc)
+
+
+# A with statement runs C in place of these two, which Dynamo finds behind a graph break. A signal in the midst of them would leave casts off.
+
+
 @functools.wraps(_torch_enter)
 def _enter(self: Any) -> Any:
-    result = _torch_enter(self)
-    # Also a region for CUDA that torch itself switches off because there is no CUDA.
-    if not self._enabled:
-        before, (in_forward, trace) = None, _where_entered()
-        if in_forward:
-            before = casts_off()
-            _switch(True, trace)
-        _this_thread.entered.append(_Entered(self, before, trace))
+    result, entry, entered = _begin(self)
+    if entry is not None:
+        entered.append(entry)
+        if entry.before is not None:
+            set_autocast_enabled(CASTS_OFF, True)
     return result
 
 
@@ -83,11 +104,14 @@ def _exit(self: Any, *exc: Any) -> Any:
     entered = _this_thread.entered
     for place in reversed(range(len(entered))):
         if entered[place].region is self:
-            _, before, trace = entered.pop(place)
-            if before is not None:
-                _switch(before, trace)
-            break
+            entry = entered.pop(place)
+            if entry.before is not None:
+                set_autocast_enabled(CASTS_OFF, entry.before)
+            return _end(entry, self, *exc)
     return _torch_exit(self, *exc)
+
+
+_core.run_torchs_in_c(_enter, _exit, _begin, _end, _this_thread)
 
 
 def leave_all() -> None:
@@ -95,11 +119,11 @@ def leave_all() -> None:
     while _this_thread.entered:
         _, before, trace = _this_thread.entered.pop()
         if before is not None:
-            _switch(before, trace)
+            set_autocast_enabled(CASTS_OFF, before)
+            _trace(trace, before)
 
 
-def _switch(off: bool, trace: Any) -> None:
-    set_autocast_enabled(CASTS_OFF, off)  # Dynamo finds this code behind a graph break
+def _trace(trace: Any, off: bool) -> None:
     if trace is not None:  # what lowers the graph, or runs it, no longer knows which module a call was in
         add_call(trace, torch.set_autocast_enabled, CASTS_OFF, off)
 

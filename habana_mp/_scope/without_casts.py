@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import habana_mp._core as _core
 from habana_mp._scope.disable_casts import CASTS_OFF, casts_off
 from habana_mp._torch_private import set_autocast_enabled
 
@@ -34,11 +35,8 @@ def step_without_casts(step: _Function) -> _Function:
             args = (with_casts_off(args[0], off), *args[1:])
         elif callable(kwargs.get("closure")):
             kwargs = {**kwargs, "closure": with_casts_off(kwargs["closure"], off)}
-        set_autocast_enabled(CASTS_OFF, True)
-        try:
+        with _Switched(True):
             return step(self, *args, **kwargs)
-        finally:
-            set_autocast_enabled(CASTS_OFF, off)
 
     return _remembered(run, step)
 
@@ -47,14 +45,28 @@ def with_casts_off(function: _Function, off: bool) -> _Function:
     """A function whose calls run with casts off, or on, whatever the caller has."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = casts_off()
-        set_autocast_enabled(CASTS_OFF, off)
-        try:
+        with _Switched(off):
             return function(*args, **kwargs)
-        finally:
-            set_autocast_enabled(CASTS_OFF, before)
 
     return functools.update_wrapper(run, function) if hasattr(function, "__dict__") else run
+
+
+class _Switched:
+    """Casts off, or on, in a with block. C runs in place of its methods but in traced code, as in those of ``disable_casts``."""
+
+    def __init__(self, off: bool) -> None:
+        self.off = off
+        self._before = off
+
+    def __enter__(self) -> None:
+        self._before = casts_off()
+        set_autocast_enabled(CASTS_OFF, self.off)
+
+    def __exit__(self, *exc: object) -> None:
+        set_autocast_enabled(CASTS_OFF, self._before)
+
+
+_core.run_switch_in_c(_Switched.__enter__, _Switched.__exit__)
 
 
 def made_of(function: _Function) -> _Function:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import habana_mp._core as _core
 from habana_mp._policy.names import names_of
 from habana_mp._ranks.rank import rank
+from habana_mp._show.stream import text_of
 from habana_mp._show.warning import warn
 
 VARIABLE = "HABANA_MP_LOG"
@@ -135,19 +136,14 @@ def _write_to_stdout(text: str) -> str:
         if isinstance(out, io.TextIOWrapper):
             out.flush()
     except Exception as error:  # noqa: BLE001 - a stream of the user's may raise anything
-        return f"sys.stdout: {type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+        return f"sys.stdout: {text_of(error)}"
     return ""
 
 
 def _warn_of_failure(why: str) -> None:
     global _has_failed  # noqa: PLW0603 - there is one log in a process
     _has_failed = True
-    try:
-        warn(f"the cast log cannot be written and stops: {why}")
-    except Warning:  # as the user's filter asks
-        raise
-    except Exception:  # noqa: BLE001, S110 - sys.stderr may be closed too
-        pass
+    warn(f"the cast log cannot be written and stops: {why}")
 
 
 def _of_this_process(path: str) -> str:

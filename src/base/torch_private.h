@@ -15,6 +15,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
@@ -35,6 +36,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <typeinfo>
 
@@ -315,6 +317,21 @@ inline at::Tensor accumulating_leaf() {
 
 // The number of the backward pass that runs on this thread; -1 outside.
 inline int graph_task() { return torch::autograd::get_current_graph_task_id(); }
+
+// Which threads are those of a step: torch hands what Python has put on a thread on to the threads
+// of its backward passes.
+inline std::string thread_mark(std::uint64_t number) { return "hmp." + std::to_string(number); }
+inline void mark_thread(std::uint64_t number, bool marked) {
+  using at::impl::ThreadLocalPythonObjects;
+  if (marked) {
+    ThreadLocalPythonObjects::set(thread_mark(number), nullptr);
+  } else if (ThreadLocalPythonObjects::contains(thread_mark(number))) {
+    ThreadLocalPythonObjects::erase(thread_mark(number));
+  }
+}
+inline bool is_marked(std::uint64_t number) {
+  return at::impl::ThreadLocalPythonObjects::contains(thread_mark(number));
+}
 
 // Who looks on
 

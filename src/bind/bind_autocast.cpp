@@ -1,8 +1,10 @@
 // Regions of hmp.autocast for Python: made of a policy, entered and left, and passed to other
 // threads.
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -41,15 +43,14 @@ std::size_t device_index(const std::string& type) {
 
 using Row = std::tuple<std::string, py::object, std::shared_ptr<autocast::Rules>>;
 
-Region make_region(const std::vector<Row>& rows, bool cached, bool casts_off,
-                   bool in_place_of_convert) {
+Region make_region(const std::vector<Row>& rows, bool cached, bool in_place_of_convert,
+                   bool suspends) {
   Region region;
   for (const auto& [type, dtype, rules] : rows) {
     if (rules) autocast::register_kernels(*rules);
     region.settings.push_back(
-        {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached}});
+        {device_index(type), rules != nullptr, scalar_type_of(dtype), {rules, cached, suspends}});
   }
-  if (casts_off) region.casts_off = true;
   if (in_place_of_convert) region.in_place_of_convert = true;
   return region;
 }
@@ -84,6 +85,22 @@ const autocast::Scope* ours_here(const std::string& type) {
   return here.ruler == autocast::Ruler::Ours ? here.scope : nullptr;
 }
 
+py::tuple ruled_here() {
+  py::list found;
+  const c10::DispatchKeySet excluded = autocast::excluded_here();
+  for (std::size_t i = autocast::kDeviceCount; i-- > 0;) {
+    const auto here = autocast::ruling_here(i, excluded);
+    const autocast::Scope* scope =
+        here.ruler == autocast::Ruler::Ours ? here.scope : autocast::suspended_here(i);
+    if (scope == nullptr) continue;
+    const c10::DeviceType type = autocast::kDevices[i];
+    const py::handle dtype(
+        reinterpret_cast<PyObject*>(torch::getTHPDtype(at::autocast::get_autocast_dtype(type))));
+    found.append(py::make_tuple(c10::DeviceTypeName(type, true), dtype, scope->cached));
+  }
+  return py::tuple(found);
+}
+
 }  // namespace
 
 void bind_autocast(py::module_& module) {
@@ -93,24 +110,30 @@ void bind_autocast(py::module_& module) {
     return rules;
   });
   py::class_<autocast::Rules, std::shared_ptr<autocast::Rules>>(module, "AutocastRules");
-  py::class_<Region>(module, "AutocastRegion");
+  // In a with block no signal comes between its beginning or its end and what these do.
+  py::class_<Region>(module, "AutocastRegion")
+      .def("__enter__",
+           [](py::object self) {
+             autocast::enter(self.cast<const Region&>(), self.ptr());
+             return self;
+           })
+      .def("__exit__",
+           [](const py::object& self, const py::args&) { autocast::leave(self.ptr()); });
 
   module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
     return std::const_pointer_cast<autocast::Rules>(
         autocast::compile(policy, /*of_conversion=*/false));
   });
   module.def("autocast_region", &make_region, py::arg("rows"), py::arg("cached"),
-             py::arg("casts_off") = false, py::arg("in_place_of_convert") = false,
-             "Rows of (device type, dtype, rules); without rules autocast is off there inside.");
+             py::arg("in_place_of_convert") = false, py::arg("suspends") = false,
+             "Rows of (device type, dtype, rules); without rules autocast is off there inside, and "
+             "with `suspends` until a module inside has a policy.");
   module.def(
       "enter_autocast",
       [](const Region& region, const py::object& owner) { autocast::enter(region, owner.ptr()); },
       py::arg("region"), py::arg("owner"));
   module.def(
       "leave_autocast", [](const py::object& owner) { autocast::leave(owner.ptr()); },
-      py::arg("owner"));
-  module.def(
-      "is_in_autocast", [](const py::object& owner) { return autocast::is_in(owner.ptr()); },
       py::arg("owner"));
   module.def("autocast_depth", &autocast::depth);
   module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
@@ -124,13 +147,10 @@ void bind_autocast(py::module_& module) {
       },
       py::arg("device_type"),
       "The policy of the region in force on this thread, None where there is none of ours");
-  module.def(
-      "autocast_keeps_casts",
-      [](const std::string& type) {
-        const autocast::Scope* scope = ours_here(type);
-        return scope != nullptr && scope->cached;
-      },
-      py::arg("device_type"), "Whether that region lets the weight cache keep casts");
+  module.def("autocast_ruled", &ruled_here,
+             "For each device type that a region of ours is in force for on this thread, or would "
+             "be but for a module that runs in float32: its name, its low dtype, and whether the "
+             "weight cache keeps casts");
   module.def("dispatched_ops", [] {
     std::vector<std::string> names;
     for (const autocast::Op& op : autocast::catalogue().ops) names.push_back(op.name);

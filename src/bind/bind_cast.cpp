@@ -1,6 +1,7 @@
-// hmp.cast for Python: tensors by src/call, buffers (what NumPy arrays are) by src/kernels. Tests
-// choose the variant of the kernels here, too.
+// hmp.cast for Python: tensors by src/call, NumPy arrays by src/kernels. Tests choose the variant
+// of the kernels here, too.
 #include <ATen/MemoryOverlap.h>
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -63,12 +64,15 @@ bool cast_into(const py::object& x, const py::object& out) {
   return true;
 }
 
-std::vector<std::int64_t> strides_of(const py::buffer_info& info, DType dtype) {
+// In elements.
+std::vector<std::int64_t> strides_of(const py::array& array, DType dtype) {
   const auto size = static_cast<py::ssize_t>(kernels::element_size(dtype));
-  if (info.itemsize != size)
+  if (array.itemsize() != size)
     throw std::invalid_argument("the size of the elements is not that of the dtype");
   std::vector<std::int64_t> strides;
-  for (const py::ssize_t stride : info.strides) {
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) {
+    // Of a dimension of one element NumPy leaves any stride.
+    const py::ssize_t stride = array.shape(i) > 1 ? array.strides(i) : 0;
     if (stride % size != 0)
       throw std::invalid_argument("a stride is not a multiple of the size of an element");
     strides.push_back(stride / size);
@@ -76,20 +80,23 @@ std::vector<std::int64_t> strides_of(const py::buffer_info& info, DType dtype) {
   return strides;
 }
 
-// The buffers may not overlap. A fresh target lies in no cache and is not streamed.
-void cast_buffer(const py::buffer& source, int from_number, const py::buffer& target, int to_number,
-                 bool fresh) {
+// The two may not overlap. A fresh target lies in no cache and is not streamed. NumPy's dtypes are
+// not looked at: it has none for bfloat16.
+void cast_array(const py::array& source, int from_number, py::array& target, int to_number,
+                bool fresh) {
   const DType from = checked_dtype(from_number), to = checked_dtype(to_number);
-  const py::buffer_info read = source.request(), write = target.request(/*writable=*/true);
-  if (read.shape != write.shape) throw std::invalid_argument("the two shapes must be equal");
-  const std::vector<std::int64_t> sizes(read.shape.begin(), read.shape.end());
-  const kernels::StridedCast strided(from, to, sizes, strides_of(read, from),
-                                     strides_of(write, to));
+  const std::vector<std::int64_t> sizes(source.shape(), source.shape() + source.ndim());
+  if (!std::equal(sizes.begin(), sizes.end(), target.shape(), target.shape() + target.ndim()))
+    throw std::invalid_argument("the two shapes must be equal");
+  const kernels::StridedCast strided(from, to, sizes, strides_of(source, from),
+                                     strides_of(target, to));
+  const void* read = source.data();
+  void* write = target.mutable_data();
   const kernels::Stores stores =
       fresh ? kernels::Stores::Cached
-            : kernels::stores_for(from, to, static_cast<std::size_t>(read.size));
-  const auto run = [&] { run_in_parallel(strided, read.ptr, write.ptr, stores); };
-  if (read.size < kReleaseGilAbove) {
+            : kernels::stores_for(from, to, static_cast<std::size_t>(source.size()));
+  const auto run = [&] { run_in_parallel(strided, read, write, stores); };
+  if (source.size() < kReleaseGilAbove) {
     run();
   } else {
     const py::gil_scoped_release no_gil;
@@ -116,8 +123,8 @@ void force_cast_variant(const std::string& name) {
 void bind_cast(py::module_& module) {
   module.def("cast_tensor", &cast_tensor_python, py::arg("tensor"), py::arg("to"));
   module.def("cast_into", &cast_into, py::arg("x"), py::arg("out"));
-  module.def("cast_buffer", &cast_buffer, py::arg("source"), py::arg("from_dtype"),
-             py::arg("target"), py::arg("to_dtype"), py::arg("fresh"));
+  module.def("cast_array", &cast_array, py::arg("source"), py::arg("from_dtype"), py::arg("target"),
+             py::arg("to_dtype"), py::arg("fresh"));
 
   register_weight_ops();
   module.attr("WEIGHT_OPS") = py::tuple(py::cast(weight_op_names()));

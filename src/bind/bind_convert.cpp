@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/patch_set.h"
@@ -13,7 +15,9 @@
 #include "call/refusal.h"
 #include "convert/low_results.h"
 #include "convert/patched_type.h"
+#include "convert/recast.h"
 #include "policy/policy.h"
+#include "scope/casts_off.h"
 #include "scope/compound.h"
 #include "watch/dispatcher_watch.h"
 
@@ -75,6 +79,14 @@ void bind_convert(py::module_& module) {
         watch::set_conversion(std::move(policy));
       },
       py::arg("rows"), py::arg("policy"));
+  module.def(
+      "call_scripted",
+      [](const py::object& call, const py::args& args, const py::kwargs& kwargs) {
+        std::optional<autocast::InsideUnpatched> inside;
+        if (!convert_off()) inside.emplace(autocast::Unpatched::Script);
+        return call(*args, **kwargs);
+      },
+      "Call TorchScript code under the rules of the conversion in force");
   module.def("uninstall", [] {
     autocast::set_compound_policy(nullptr);
     watch::set_conversion(nullptr);
@@ -93,6 +105,11 @@ void bind_convert(py::module_& module) {
   module.attr("conversion_patches") =
       py::cast(&conversion_patches(), py::return_value_policy::reference);
   module.def("refusal", &refusal, py::arg("op"), py::arg("rule"));
+  module.def(
+      "may_be_recast",
+      [](std::string_view op, int to) { return may_be_recast(op, static_cast<DType>(to)); },
+      py::arg("op"), py::arg("to"),
+      "Whether autocast may cast what convert has cast for a product or a convolution");
   module.def("blames_low_dtype", &blames_low_dtype, py::arg("message"));
   module.def("set_error_note", &set_error_note, py::arg("function"));
 }

@@ -16,6 +16,7 @@
 
 #include "bind/bind.h"
 #include "cast/dtypes.h"
+#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "policy/policy.h"
 #include "probe/comparison.h"
@@ -203,7 +204,8 @@ py::object stop_comparing(const py::list& returned) {
       arguments.append(py::make_tuple(each.maker, each.first_maker));
     }
     compared.append(py::make_tuple(static_cast<int>(call.difference), call.match, call.made,
-                                   call.total, arguments, call.seen));
+                                   call.total, arguments, call.seen,
+                                   report::kUnmeasuredNames[static_cast<std::size_t>(call.why)]));
   }
   py::dict result;
   result["first"] = run_of(*found.first);
@@ -265,6 +267,14 @@ void bind_probe(py::module_& module) {
   module.def("begin_compared_projection", [] { probe::comparer().begin_projection(); });
   module.def("end_compared_projection", [] { probe::comparer().end_projection(); });
   module.def("stop_comparing", &stop_comparing, py::arg("returned"));
+  module.def(
+      "why_not_run_again",
+      [](const std::string& name, const std::string& overload) {
+        const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+        if (!op) throw py::value_error("no op " + name);
+        return report::kUnmeasuredNames[static_cast<std::size_t>(evidence::why_not_again(*op))];
+      },
+      py::arg("name"), py::arg("overload"), "\"none\" of an op that may be run again");
   module.def("start_finding", &probe::start_finding);
   module.def("stop_finding", &found_nonfinite, py::arg("returned"));
 }

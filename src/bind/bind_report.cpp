@@ -2,7 +2,6 @@
 // (habana_mp/_report/values.py gives them names), and the modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <structmember.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
@@ -19,6 +18,7 @@
 #include "evidence/numbers.h"
 #include "probe/values.h"
 #include "report/report.h"
+#include "scope/module_calls.h"
 #include "watch/observer.h"
 #include "watch/where.h"
 
@@ -47,15 +47,24 @@ py::tuple error_values(const report::Error& error) {
                         error.reference_largest, error.lost);
 }
 
+// Calls that were not measured, by the reason.
+template <typename Counts>
+py::dict unmeasured_values(const Counts& counts) {
+  py::dict found;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] != 0) found[report::kUnmeasuredNames[i]] = counts[i];
+  }
+  return found;
+}
+
 // What was measured of the numbers of a row; None where nothing was.
-py::object values_of(const report::Report& report, SiteId site) {
-  const report::Values& values = report.values(site);
-  if (values.calls + values.backward_calls + values.unmeasured + values.projections == 0)
+py::object values_of(const report::Values& values) {
+  if (values.calls + values.backward_calls + values.projections + values.range.numbers == 0)
     return py::none();
   const report::Range& range = values.range;
   const report::Absorbed& absorbed = values.absorbed;
   return py::make_tuple(
-      values.calls, values.unmeasured, error_values(values.ran), error_values(values.low),
+      values.calls, error_values(values.ran), error_values(values.low),
       py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
                      range.under_float16, range.under_e4m3, range.under_e5m2),
       py::make_tuple(absorbed.sums, absorbed.lost, absorbed.bfloat16, absorbed.float16,
@@ -94,7 +103,9 @@ py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
                                report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
                                site.rule, site.source, row.calls, row.ns, row.cast_ns,
                                dtypes_in(row.input_dtypes), dtypes_in(row.ran), casts, made_by(row),
-                               values_of(now.report, id)));
+                               values_of(now.report.values(id)),
+                               unmeasured_values(now.report.values(id).unmeasured),
+                               unmeasured_values(now.report.values(id).unmeasured_backward)));
   }
   return rows;
 }
@@ -187,66 +198,23 @@ py::list take_calls(report::CallQueue& queue) {
   return calls;
 }
 
-// A hook of modules. The interpreter calls the slot; torch.compile, which does not know it, traces
-// the `__call__` of the subclass in habana_mp/_watch/modules.py. A PatchedOp does the same.
-struct ModuleHook {
-  PyObject_HEAD vectorcallfunc vectorcall;
-};
-static_assert(offsetof(ModuleHook, vectorcall) == offsetof(PatchedOp, vectorcall));
-
-template <void (*function)(PyObject*)>
-PyObject* call_hook(PyObject*, PyObject* const* args, std::size_t, PyObject*) {
-  try {
-    function(args[0]);
-    Py_RETURN_NONE;
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
-}
-
-// Takes whether it is for the end of forward.
-PyObject* new_hook(PyTypeObject* type, PyObject* args, PyObject*) {
-  int leaves = 0;
-  if (!PyArg_ParseTuple(args, "p", &leaves)) return nullptr;
-  PyObject* hook = type->tp_alloc(type, 0);
-  if (hook == nullptr) return nullptr;
-  reinterpret_cast<ModuleHook*>(hook)->vectorcall =
-      leaves != 0 ? call_hook<watch::leave_module> : call_hook<watch::enter_module>;
-  return hook;
-}
-
-py::object module_hook_type() {
-  static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(ModuleHook, vectorcall), READONLY, nullptr},
-      {nullptr, 0, 0, 0, nullptr},
-  };
-  PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(new_hook)},
-      {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-      {Py_tp_members, members},
-      {0, nullptr},
-  };
-  PyType_Spec spec = {"habana_mp._core.ModuleHookBase", sizeof(ModuleHook), 0,
-                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-  return py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
-}
-
 }  // namespace
 
 void bind_report(py::module_& module) {
   py::class_<report::Report, std::shared_ptr<report::Report>>(module, "Report");
   module.def(
       "open_report",
-      [](bool errors, bool what_if, const std::string& low) {
-        return probe::open_report({errors, what_if, low_dtype_named(low)});
+      [](bool errors, bool what_if, const std::string& low, bool own_thread) {
+        return probe::open_report({errors, what_if, low_dtype_named(low)}, own_thread);
       },
-      py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16");
+      py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16",
+      py::arg("own_thread") = false);
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
+  set_module_watch({watch::enter_module, watch::leave_module});
   module.def("set_in_optimizer", &watch::set_in_optimizer, py::arg("inside"));
   module.def("reporting", &watch::watching);
   py::class_<report::CallQueue, std::shared_ptr<report::CallQueue>>(module, "CallQueue")
@@ -256,7 +224,6 @@ void bind_report(py::module_& module) {
       .def("take", &take_calls)
       .def_property_readonly("lost", &report::CallQueue::lost);
   module.def("set_where", &watch::set_where, py::arg("where"), py::arg("source"), py::arg("path"));
-  module.attr("ModuleHookBase") = module_hook_type();
 }
 
 }  // namespace habana_mp

@@ -20,6 +20,16 @@ bool will_be_contiguous(const at::Tensor& input, DType to) {
   return input.is_contiguous() || (number_dtype(input) != to && copied_by_matmul(input));
 }
 
+// torch gives oneDNN products of more multiplications than this, and computes others itself: with
+// other sums, and with subnormals, which oneDNN takes for zeros where it has AVX-512 BF16.
+constexpr std::int64_t kMostOfTorch = 16 * 16 * 16;
+
+// Whether oneDNN computes the product of the plain weight as that of the packed one. For a single
+// output it has another way, which takes other subnormals for zeros.
+bool is_for_onednn(std::int64_t rows, std::int64_t inputs, std::int64_t outputs) {
+  return outputs > 1 && rows * inputs > kMostOfTorch / outputs;
+}
+
 // The shape of a product that a packed weight may serve.
 std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
   const auto& [input, weight, bias, to, caller] = call;
@@ -29,7 +39,8 @@ std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
   const std::int64_t inputs = weight.size(turned ? 0 : 1);
   if (input.dim() == 0 || input.size(-1) != inputs) return std::nullopt;
   if (turned && (input.dim() != 2 || !bias.defined())) return std::nullopt;
-  if (!is_bias_of(bias, outputs, to) || !will_be_contiguous(input, to) || !onednn_packs(to)) {
+  if (!is_bias_of(bias, outputs, to) || !will_be_contiguous(input, to) || !onednn_packs(to) ||
+      !is_for_onednn(input.numel() / inputs, inputs, outputs)) {
     return std::nullopt;
   }
   return Shape{.layout = layout,

@@ -1,6 +1,8 @@
 #include "call/packed_trial.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -31,6 +33,15 @@ at::Tensor made_up(at::IntArrayRef sizes, DType dtype) {
     fill(result.mutable_data_ptr<at::BFloat16>());
   }
   return result;
+}
+
+at::Tensor made_tiny(const at::Tensor& numbers) {
+  const double smallest = numbers.scalar_type() == at::kHalf ? 0x1p-14 : 0x1p-126;
+  return numbers.to(at::kFloat).mul(4 * smallest).to(numbers.scalar_type());
+}
+
+bool has_bits_of(const at::Tensor& one, const at::Tensor& other) {
+  return at::equal(one.view(at::kShort), other.view(at::kShort));
 }
 
 Measured Trial::fastest(bool equal) const {

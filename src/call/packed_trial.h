@@ -20,6 +20,13 @@ struct Measured {
 // Numbers of both signs that are no multiples of each other, so that another order of additions
 // shows, and another place of a number. Torch's random numbers stay as they are.
 at::Tensor made_up(at::IntArrayRef sizes, DType dtype);
+// The same numbers near the smallest normal one, so that subnormals taken for zeros show: among the
+// numbers, their products and the sums.
+at::Tensor made_tiny(const at::Tensor& numbers);
+
+// Whether two results have the same bits: a thread may take subnormals for zeros when it compares
+// numbers.
+bool has_bits_of(const at::Tensor& one, const at::Tensor& other);
 
 class Trial {
  public:

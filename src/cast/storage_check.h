@@ -25,6 +25,15 @@ inline std::size_t bytes_needed(const at::TensorBase& tensor) {
   return static_cast<std::size_t>(elements) * tensor.itemsize();
 }
 
+// Whether the numbers of a tensor are there to be read. A tensor that wraps others, and one of a
+// compiler, has a storage of the right size at no address.
+inline bool holds_numbers(const at::TensorBase& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return false;
+  const std::size_t needed = bytes_needed(tensor);
+  const at::Storage& storage = tensor.storage();
+  return needed == 0 || (storage.data() != nullptr && storage.nbytes() >= needed);
+}
+
 // Asked before anything of the tensor is read or written. Not for tensors without memory, such as
 // meta tensors.
 inline void check_storage(const at::TensorBase& tensor) {

@@ -25,6 +25,7 @@
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
+#include "convert/recast.h"
 #include "convert/without_low_kernel.h"
 #include "report/listening.h"
 #include "scope/casts_off.h"
@@ -92,7 +93,8 @@ std::optional<c10::SmallVector<std::int64_t, 3>> whole_numbers(PyObject* given) 
 PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
                            const Decision& decision, PyObject* const* args, Py_ssize_t positional,
                            PyObject* kwnames) {
-  if (kwnames != nullptr || arguments.overridden() || torch_private::in_function_mode()) {
+  if (kwnames != nullptr || arguments.overridden() || torch_private::in_function_mode() ||
+      may_be_recast(*op.name, decision.to)) {
     return nullptr;
   }
   const bool convolution = op.layout == Layout::Convolution;
@@ -131,7 +133,9 @@ PyObject* call_with_packed(const PatchedOp& op, const Arguments& arguments,
 bool is_of_traced_weight(const PatchedOp& op, const Arguments& arguments,
                          const Decision& decision) {
   const auto self = py::reinterpret_borrow<py::object>(as_object(op));
-  if (PyObject_IsTrue(self.attr("weights").ptr()) != 1) return false;
+  if (PyObject_IsTrue(self.attr("weights").ptr()) != 1 || may_be_recast(*op.name, decision.to)) {
+    return false;
+  }
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (decision.casts(arguments.described()[i]) &&
         is_traced_weight(THPVariable_Unpack(arguments.tensor(i).object))) {

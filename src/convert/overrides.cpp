@@ -146,8 +146,10 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   const bool off = is_off(op);
   // Where a region acts in place of convert, what is atomic is for its policy to say.
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) && !off);
-  std::optional<autocast::InsideCompound> inside;
-  if (op.form.compound && !op.rule.listed && !off && only_torch_sees(arguments)) inside.emplace();
+  std::optional<autocast::InsideUnpatched> inside;
+  if (op.form.compound && !op.rule.listed && !off && only_torch_sees(arguments)) {
+    inside.emplace(autocast::Unpatched::Compound);
+  }
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 
   PyObject* tensors = tensor_tuple(arguments, args);

@@ -72,10 +72,6 @@ at::Tensor in_words(const at::Tensor& tensor) {
   return plain.contiguous().view({-1});
 }
 
-bool has_memory(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.storage().nbytes() >= bytes_needed(tensor);
-}
-
 // The tensor as one whose memory can be read, undefined where there is none.
 at::Tensor readable(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.is_meta() || tensor.is_quantized()) return {};
@@ -87,7 +83,7 @@ at::Tensor readable(const at::Tensor& tensor) {
   }
   if (plain.layout() != at::kStrided) return {};
   if (plain.is_conj() || plain.is_neg()) plain = plain.resolve_conj().resolve_neg();
-  return is_ordinary(plain) && has_memory(plain) ? plain : at::Tensor();
+  return is_ordinary(plain) && holds_numbers(plain) ? plain : at::Tensor();
 }
 
 std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {

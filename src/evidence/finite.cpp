@@ -12,7 +12,7 @@
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
-#include "cast/storage_check.h"
+#include "evidence/readable.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -60,21 +60,10 @@ NotFinite of_number(double number) {
           .below = std::isinf(number) && number < 0};
 }
 
-// Whether the numbers are there to be read: not those of a compiler, of a transform or of memory
-// that was given back (FSDP does so).
-bool has_numbers(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_floating_point() || tensor.numel() == 0 ||
-      tensor.layout() != at::kStrided || tensor.is_meta() || !is_ordinary(tensor) ||
-      !tensor.has_storage() || tensor.storage().data() == nullptr) {
-    return false;
-  }
-  return bytes_needed(tensor) <= tensor.storage().nbytes();
-}
-
 }  // namespace
 
 NotFinite not_finite(const at::Tensor& given) {
-  if (!has_numbers(given)) return {};
+  if (!is_readable(given) || !given.is_floating_point() || given.numel() == 0) return {};
   const OutOfSight out_of_sight;
   const bool plain = row_of(dtype_of(given)).bytes > 1;  // those of 8 bits have no such kernels
   const at::Tensor tensor = plain ? given : given.to(at::kFloat);

@@ -15,18 +15,24 @@
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
+#include "evidence/readable.h"
+#include "evidence/repeatable.h"
 #include "policy/op_traits.h"
 #include "policy/roles.h"
 #include "scope/state.h"
 
 namespace habana_mp::evidence {
+
+using report::Unmeasured;
+
 namespace {
 
 // Of ops that computes() does not know, because no user calls them: what a backward pass is made
 // of, and what attention, norms and convolutions are.
 bool is_part(std::string_view op) {
-  for (const std::string_view part : {"_backward", "softmax", "scaled_dot_product", "convolution",
-                                      "_norm", "_rnn", "addmm", "bilinear", "embedding_bag"}) {
+  for (const std::string_view part :
+       {"_backward", "softmax", "scaled_dot_product", "convolution", "_norm", "_rnn", "addmm",
+        "bilinear", "embedding_bag", "dropout"}) {
     if (op.find(part) != std::string_view::npos) return true;
   }
   return false;
@@ -45,6 +51,16 @@ bool is_addition(std::string_view op) {
 
 bool only_reads(const c10::FunctionSchema& schema) {
   return std::ranges::none_of(schema.arguments(), is_written);
+}
+
+// Of warnings.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+c10::WarningHandler& silent() {
+  static Silent handler;
+  return handler;
 }
 
 // What makes memory and fills it with nothing, or hands numbers on as they are.
@@ -70,26 +86,21 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const bool aten = own != name;
   auto op = std::make_unique<Op>(Op{.handle = *handle});
   const auto& schema = handle->schema();
-  unsigned written = 0;
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
-    const bool writes = is_written(argument);
-    const bool one = argument.type()->kind() == c10::TypeKind::TensorType;
-    written += writes ? (one ? 1U : 2U) : 0U;  // a list is more than one
     // No schema says that running statistics are written to.
-    if (writes || names_statistic(argument.name())) op->written.push_back(i);
+    if (is_written(argument) || names_statistic(argument.name())) op->written.push_back(i);
     if (argument.name() == "dropout_p") op->dropout = i;
   }
-  // Attention draws random numbers where it drops something alone.
-  const bool seeded = handle->hasTag(at::Tag::nondeterministic_seeded);
-  const bool random = seeded && op->dropout == kNoArgument;
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  const bool computing = computes(own) || is_part(own);
-  op->repeatable = aten && computing && !random && written <= 1;
+  op->why_not = why_not_again(*handle);
+  op->computing = computes(own) || is_part(own);
+  op->repeatable = op->computing && op->why_not == Unmeasured::None;
   op->adds = op->repeatable && is_addition(own);
   op->overwrites = aten && overwrites(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
-  op->moves = aten && !computing && !op->composite && written == 0 && !seeded && !is_view(schema);
+  op->moves = !op->computing && op->why_not == Unmeasured::None && !op->composite &&
+              op->written.empty() && !is_view(schema);
   return op;
 }
 
@@ -128,33 +139,49 @@ const Op* op_of(const at::RecordFunction& call) {
   using Key = std::pair<const char*, const char*>;
   thread_local std::map<Key, const Op*> known;
   const Key key{call.name(), call.overload_name()};
-  const auto [found, fresh] = known.try_emplace(key, nullptr);
-  if (!fresh) return found->second;
-  if (std::string_view(key.first).find("::") != std::string_view::npos)
-    found->second = describe(key.first, key.second).release();  // for good, as the schema is
-  return found->second;
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  if (std::string_view(key.first).find("::") == std::string_view::npos) return nullptr;
+  auto op = describe(key.first, key.second);
+  // What is no op, such as a node of a backward pass, has a name of its own each time.
+  if (op == nullptr) return nullptr;
+  return known.emplace(key, op.release()).first->second;  // for good, as the schema is
 }
 
-bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (!op.repeatable) return false;
+bool has_floating(c10::ArrayRef<c10::IValue> arguments) {
+  bool some = false;
+  for (const c10::IValue& argument : arguments) {
+    for_tensors(argument, [&](const at::Tensor& tensor) {
+      some = some || (tensor.defined() && !torch_private::is_wrapped_number(tensor) &&
+                      may_be_cast(dtype_of(tensor)));
+    });
+  }
+  return some;
+}
+
+Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.why_not != Unmeasured::None) return op.why_not;
   if (op.dropout < arguments.size()) {
     const c10::IValue& share = arguments[op.dropout];
-    if (share.isDouble() && share.toDouble() > 0) return false;
+    if (share.isDouble() && share.toDouble() > 0) return Unmeasured::Random;
   }
-  bool some = false;
-  bool all = true;
+  bool plain = true;
+  c10::DispatchKeySet keys;
   for (const c10::IValue& argument : arguments) {
     for_tensors(argument, [&](const at::Tensor& tensor) {
       // A number of Python is a float64 tensor here, and a tensor of its op computes in its own
       // dtype.
       if (!tensor.defined() || torch_private::is_wrapped_number(tensor)) return;
-      const DType dtype = dtype_of(tensor);
-      some = some || may_be_cast(dtype);
-      all = all && dtype != DType::Float64 && is_ordinary(tensor) &&
-            (tensor.layout() == at::kStrided) && !tensor.is_meta();
+      keys = keys | tensor.key_set();
+      plain = plain && dtype_of(tensor) != DType::Float64 && is_readable(tensor);
     });
   }
-  return some && all;
+  if (!plain) return Unmeasured::Tensors;
+  return runs_python(op.handle, keys) ? Unmeasured::Library : Unmeasured::None;
+}
+
+bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  return op.repeatable && has_floating(arguments) &&
+         why_not_again(op, arguments) == Unmeasured::None;
 }
 
 bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs) {
@@ -166,21 +193,26 @@ bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs) {
 std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   std::vector<c10::IValue> copies(arguments.begin(), arguments.end());
   if (op.written.empty()) return copies;
-  const OutOfSight out_of_sight;
+  std::vector<at::Tensor> written;
   for (const std::size_t i : op.written) {
-    if (i >= arguments.size() || !arguments[i].isTensor() || !arguments[i].toTensor().defined())
-      continue;
-    const at::Tensor& written = arguments[i].toTensor();
-    const at::Tensor copy = written.clone();
-    // Other arguments may look at the same memory: x.mul_(x).
-    for (c10::IValue& other : copies) {
-      if (!other.isTensor() || !other.toTensor().defined()) continue;
-      if (other.toTensor().is_same(written)) {
-        other = copy;
-      } else if (other.toTensor().is_alias_of(written)) {
-        other = other.toTensor().clone();
-      }
-    }
+    if (i >= arguments.size()) continue;
+    for_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined()) written.push_back(tensor);
+    });
+  }
+  const OutOfSight out_of_sight;
+  // Other arguments may look at the same memory: x.mul_(x).
+  const auto changes = [&](const at::Tensor& tensor) {
+    return std::ranges::any_of(written, [&](const at::Tensor& each) {
+      return tensor.is_same(each) ||
+             (tensor.has_storage() && each.has_storage() && tensor.is_alias_of(each));
+    });
+  };
+  for (c10::IValue& copy : copies) {
+    copy = with_tensors(copy, [&](const at::Tensor& tensor) {
+      // What cannot be read is not run again either.
+      return is_readable(tensor) && changes(tensor) ? tensor.clone() : tensor;
+    });
   }
   return copies;
 }
@@ -190,6 +222,9 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
   try {
     const OutOfSight out_of_sight;
     torch::jit::Stack stack;
+    const auto copy_of = [](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.clone() : tensor;
+    };
     const auto changed = [&](const at::Tensor& tensor) {
       const bool changes = tensor.defined() && tensor.is_floating_point() &&
                            !torch_private::is_wrapped_number(tensor);
@@ -197,11 +232,9 @@ std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> 
     };
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       c10::IValue value = with_tensors(arguments[i], changed);
-      const bool written = std::ranges::find(op.written, i) != op.written.end();
-      if (written && value.isTensor() && value.toTensor().defined() &&
-          value.toTensor().is_alias_of(arguments[i].toTensor())) {
-        value = value.toTensor().clone();  // another run must find it as it was
-      }
+      // Whoever else has it, be it the program or another run, must find it as it was.
+      if (std::ranges::find(op.written, i) != op.written.end())
+        value = with_tensors(value, copy_of);
       stack.push_back(std::move(value));
     }
     const std::uint64_t start = ns == nullptr ? 0 : now_ns();
@@ -234,7 +267,7 @@ std::vector<Compared> compared(const std::vector<c10::IValue>& results,
   if (a.size() != b.size()) return pairs;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i].defined() && b[i].defined() && eligible(dtype_of(a[i])) && eligible(dtype_of(b[i])) &&
-        a[i].sizes() == b[i].sizes()) {
+        a[i].sizes() == b[i].sizes() && is_readable(a[i]) && is_readable(b[i])) {
       pairs.push_back({a[i], b[i]});
     }
   }
@@ -248,6 +281,7 @@ at::Tensor in_float32(const at::Tensor& tensor) {
 // Nor do the modes of the user see it.
 OutOfSight::OutOfSight()
     : no_listener_(false),
+      no_warning_(&silent()),
       no_autocast_(
           autocast::kAllKeys |
           c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})) {}

@@ -5,11 +5,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
 #include <vector>
+
+#include "report/values.h"
 
 namespace habana_mp::evidence {
 
@@ -18,8 +21,10 @@ inline constexpr std::size_t kNoArgument = static_cast<std::size_t>(-1);
 // What must be known of an op to run it again.
 struct Op {
   c10::OperatorHandle handle;
-  bool repeatable =
-      false;  // it computes on tensors, draws no random numbers and writes to one at most
+  // Why no call of it may be made again; see evidence/repeatable.h.
+  report::Unmeasured why_not = report::Unmeasured::None;
+  bool computing = false;   // as policies mean it, or a part of what does
+  bool repeatable = false;  // it computes, and may be run again
   bool composite = false;   // it is made of other ops
   bool moves = false;       // it only moves numbers about, into memory of its own
   bool adds = false;        // it adds something to its first argument
@@ -32,17 +37,25 @@ struct Op {
 // The op that is called, found once; null for what is no op of the dispatcher.
 const Op* op_of(const at::RecordFunction& call);
 
-// Whether a call can be made again: plain tensors, at least one of them floating, none float64.
+// Whether a dtype of these arguments is one that casts go from and to.
+bool has_floating(c10::ArrayRef<c10::IValue> arguments);
+
+// Why a call cannot be made again: its op, what it drops, or its tensors, which must be plain ones,
+// none float64.
+report::Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments);
+
+// Whether a call that computes can be made again: with it, at least one tensor is floating.
 bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 // Whether the op makes the one that a backward pass begins with: the loss is its argument.
 bool begins_backward(const Op& op, c10::ArrayRef<at::Tensor> inputs);
 
-// The arguments as they are now; of those that the op may write to, copies.
+// The arguments as they are now; of those that the op may write to, and of what else lies in their
+// memory, copies.
 std::vector<c10::IValue> kept(const Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 // The results, or nothing where the op raises. `change` gives the tensor to take for a floating
-// one. `ns`: how long the op takes alone.
+// one; what the op writes to is a copy of that. `ns`: how long the op takes alone.
 using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 std::optional<torch::jit::Stack> rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                        const Change& change, std::uint64_t* ns = nullptr);
@@ -67,13 +80,14 @@ c10::IValue with_tensors(const c10::IValue& value, const Change& change);
 // As it is where it is no number that casts are made from.
 at::Tensor in_float32(const at::Tensor& tensor);
 
-// What runs inside is seen by nobody.
+// What runs inside is seen by nobody, and what it warns of is not heard.
 class OutOfSight {
  public:
   OutOfSight();
 
  private:
   at::RecordFunctionGuard no_listener_;
+  c10::WarningUtils::WarningHandlerGuard no_warning_;
   at::NoGradGuard no_grad_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_;
 };

@@ -23,6 +23,7 @@
 namespace habana_mp::probe {
 namespace {
 
+using report::Unmeasured;
 using watch::all;
 
 constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
@@ -69,6 +70,26 @@ std::vector<c10::IValue> as_first(const RunningCall& running) {
     });
   }
   return arguments;
+}
+
+// Whether what stays of this run may be mixed with what the first one was given: indices and sizes
+// are of other tensors, and not all kernels look whether they lie inside of these.
+bool fits_first(const RunningCall& running) {
+  const RecordedCall &own = running.noted, &first = *running.match;
+  for (std::size_t i = 0; i < std::min(own.arguments.size(), first.arguments.size()); ++i) {
+    if (running.takes_leaf(i) && own.arguments[i].sizes != first.arguments[i].sizes) return false;
+  }
+  const auto tensors = tensors_of(running.arguments);
+  const bool indexed = std::ranges::any_of(tensors, [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() > 0 &&
+           c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+  });
+  if (!indexed && !running.backward) return true;
+  return std::ranges::equal(own.others, first.others, [](const auto& a, const auto& b) {
+    if (a.isInt() && b.isInt()) return a.toInt() == b.toInt();
+    if (a.isIntList() && b.isIntList()) return a.toIntVector() == b.toIntVector();
+    return a.isInt() == b.isInt() && a.isIntList() == b.isIntList();
+  });
 }
 
 // Gradients of the same weights, which are known by the calls that were given them first.
@@ -209,7 +230,7 @@ void Comparer::wait(const at::Tensor& result, const at::Tensor& difference, repo
 // How far the call is from itself as the first run ran it, on what it was given here. Where it
 // cannot run again, what it differs by is made here if it was given the same.
 double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& results,
-                         const ComparedCall& compared, bool same_inputs) {
+                         ComparedCall& compared, bool same_inputs) {
   const bool kept = !running.match->others.empty() || running.match->arguments.empty();
   if (compared.difference == Difference::Given && !kept) {  // it ran in another process
     const bool all_given = std::all_of(
@@ -220,13 +241,14 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
   const evidence::OutOfSight out_of_sight;
   std::vector<c10::IValue> arguments = as_first(running);
   std::vector<evidence::Compared> pairs;
-  // What the backward of a recurrent layer is given is a workspace in the dtype of its forward.
-  const bool recurrent = running.backward && running.noted.inner.find("rnn") != std::string::npos;
-  if (!recurrent && evidence::may_rerun(*running.op, arguments)) {
+  compared.why = evidence::why_not_again(*running.op, arguments);
+  if (compared.why == Unmeasured::None && !fits_first(running)) compared.why = Unmeasured::Sizes;
+  if (compared.why != Unmeasured::Sizes && evidence::may_rerun(*running.op, arguments)) {
     const auto other = evidence::rerun(*running.op, arguments, [&](const at::Tensor& argument) {
       return running.reference(argument, running.given(argument));
     });
     if (other) pairs = evidence::compared(results, *other);
+    if (!other) compared.why = Unmeasured::Kernel;
   }
   if (pairs.empty()) return same_inputs ? compared.total : kUnknown;
   Inherited inherited;

@@ -29,6 +29,7 @@ struct ComparedCall {
   double made = 0;   // here, in parts of the size of the result; NaN where that is not known
   double total = 0;  // with what was passed on
   bool seen = true;  // all its numbers could be read
+  report::Unmeasured why = report::Unmeasured::None;  // `made` is not known
   // Arguments that differ: the calls that made them, in this run and in the first.
   struct Argument {
     std::int64_t maker, first_maker;
@@ -71,7 +72,7 @@ class Comparer final : public Recorder {
   bool is_taken(std::int64_t candidate) const;
   int likeness(const RecordedCall& call, const RecordedCall& candidate) const;
   double made_by(RunningCall& running, const std::vector<c10::IValue>& results,
-                 const ComparedCall& compared, bool same_inputs);
+                 ComparedCall& compared, bool same_inputs);
   void wait(const at::Tensor& result, const at::Tensor& difference, report::SiteId site);
 
   std::shared_ptr<const Recording> first_;

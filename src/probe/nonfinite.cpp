@@ -4,6 +4,7 @@
 #include <ATen/ops/amin.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -16,10 +17,12 @@
 #include "base/torch_private.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
+#include "evidence/readable.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
+#include "watch/step_threads.h"
 
 namespace habana_mp::probe {
 namespace {
@@ -49,6 +52,7 @@ struct Search {
 // the GIL.
 struct Finder final : watch::Probe {
   std::string_view name() const override { return "find_nonfinite"; }
+  bool hears_here() const override { return watch::in_step(step.load()); }
   std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
                                             const at::RecordFunction& call) override;
   void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
@@ -57,6 +61,7 @@ struct Finder final : watch::Probe {
 
   ForkSafeMutex mutex;
   Search search;
+  std::atomic<std::uint64_t> step{0};
 };
 
 Finder& finder() { return process_wide<Finder>(); }
@@ -136,7 +141,7 @@ void reach_by(c10::ArrayRef<at::Tensor> tensors) {
 GivenTensor given(const at::Tensor& tensor) {
   GivenTensor seen{c10::toString(tensor.scalar_type()), tensor.sizes().vec()};
   if (torch_private::is_wrapped_number(tensor)) seen.dtype = "number";
-  if (tensor.numel() == 0) return seen;
+  if (tensor.numel() == 0 || !evidence::is_readable(tensor)) return seen;
   // In a row: a reduction of a tensor without dimensions is none.
   const at::Tensor wide = tensor.detach().to(at::kDouble).reshape({-1});
   seen.smallest = at::amin(wide).item<double>();
@@ -291,7 +296,10 @@ void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
 
 }  // namespace
 
-void start_finding() { watch::set_probe(finder()); }
+void start_finding() {
+  watch::set_probe(finder());
+  finder().step.store(watch::begin_step());
+}
 
 std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
   for (const at::Tensor& tensor : returned) {
@@ -300,6 +308,7 @@ std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned)
     } catch (const std::exception&) {  // numbers that torch cannot look at are no NaN that we know
     }
   }
+  watch::end_step(finder().step.exchange(0));
   watch::remove_probe(finder());
   Search search;
   {

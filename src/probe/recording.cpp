@@ -9,7 +9,9 @@
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
+#include "cast/storage_check.h"
 #include "cast/tensors.h"
+#include "evidence/readable.h"
 #include "evidence/rerun.h"
 #include "probe/rows.h"
 #include "watch/dispatcher_watch.h"
@@ -74,6 +76,12 @@ std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
 RunningCall::RunningCall() : outer(std::exchange(innermost, this)) {}
 RunningCall::~RunningCall() { innermost = outer; }
 
+bool RunningCall::takes_leaf(std::size_t place) const {
+  if (place >= match->leaves.size() || !match->leaves[place].defined()) return false;
+  const RecordedArgument& there = match->arguments[place];
+  return there.maker == kNoCall && there.hash != noted.arguments[place].hash;
+}
+
 at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& numbers) const {
   const auto tensors = tensors_of(arguments);
   const auto place = static_cast<std::size_t>(
@@ -84,9 +92,9 @@ at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& 
     return numbers;
   const RecordedArgument& there = match->arguments[place];
   at::Tensor wanted = numbers;
-  if (there.maker == kNoCall && there.hash != noted.arguments[place].hash &&
-      place < match->leaves.size() && match->leaves[place].defined()) {
+  if (takes_leaf(place)) {
     wanted = match->leaves[place];
+    check_storage(wanted);  // the first run may have given its memory back since
   }
   const bool casts = may_be_cast(dtype_of(wanted)) && eligible(dtype_of_type(there.ran));
   return casts ? wanted.detach().to(there.ran) : wanted;
@@ -215,8 +223,8 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
     for (const at::Tensor& written : tensors_of(call.inputs().slice(i, 1)))
       note_maker(written, running->number);
   }
-  // From here on the frame refers to it, which lives until the op has ended.
-  if (frame == &thread.frames.back()) frame->measured = running.get();
+  // Its own frame refers to it from here on. It lives until the op has ended.
+  thread.frames.back().measured = running.get();
   return running;
 }
 
@@ -270,7 +278,7 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
     bytes += noted.results.back().sample.size() * sizeof(float);
   }
   kept_bytes_ += bytes;
-  if (evidence::begins_backward(*running.op, given)) {
+  if (evidence::begins_backward(*running.op, given) && evidence::is_readable(given.front())) {
     const evidence::OutOfSight out_of_sight;
     const double loss = given.front().to(at::kDouble).item<double>();
     const std::lock_guard guard(mutex_);
@@ -311,6 +319,7 @@ void Recorder::node_begins(const at::RecordFunction& node) {
 
 void Recorder::start() {
   watch::set_probe(*this);
+  step_.store(watch::begin_step());
   paused_.store(false);
   kept_bytes_.store(0);
   const std::lock_guard guard(mutex_);
@@ -328,6 +337,7 @@ std::shared_ptr<Recording> Recorder::stop(const std::vector<at::Tensor>& returne
     weights.swap(weights_);
   }
   if (recording == nullptr) return nullptr;
+  watch::end_step(step_.exchange(0));
   watch::remove_probe(*this);
   for (const at::Tensor& tensor : returned) {
     recording->returned.push_back(evidence::digest_of(tensor));

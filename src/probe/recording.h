@@ -16,6 +16,7 @@
 #include "evidence/digest.h"
 #include "report/site.h"
 #include "watch/call_stack.h"
+#include "watch/step_threads.h"
 
 namespace habana_mp::probe {
 
@@ -78,6 +79,9 @@ struct RunningCall final : watch::MeasuredCall {
   // As the call that it is compared with was given it, and in the dtype that it ran in there.
   at::Tensor reference(const at::Tensor& argument, const at::Tensor& numbers) const override;
 
+  // Whether the argument is another one in the call that it is compared with, and that is there.
+  bool takes_leaf(std::size_t place) const;
+
   std::int64_t number = kNoCall;  // in the recording
   RecordedCall noted{};
   bool called_itself = false;  // under torch.autocast: the dtypes of the arguments are known
@@ -90,6 +94,7 @@ struct RunningCall final : watch::MeasuredCall {
 class Recorder : public watch::Probe {
  public:
   std::string_view name() const override { return "compare"; }
+  bool hears_here() const override { return watch::in_step(step_.load()); }
   std::unique_ptr<watch::ProbedCall> begins(watch::Thread& thread,
                                             const at::RecordFunction& call) override;
   void ends(watch::Thread& thread, const at::RecordFunction& call,
@@ -110,6 +115,7 @@ class Recorder : public watch::Probe {
   ForkSafeMutex mutex_;
   std::shared_ptr<Recording> recording_{};
   std::atomic<bool> paused_{false};
+  std::atomic<std::uint64_t> step_{0};
 
  private:
   struct Made {

@@ -1,6 +1,7 @@
 #include "probe/values.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -23,6 +24,7 @@
 #include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
 #include "watch/observer.h"
+#include "watch/step_threads.h"
 
 namespace habana_mp::probe {
 namespace {
@@ -36,16 +38,18 @@ using watch::Thread;
 
 using report::Outcome;
 using report::SiteId;
+using report::Unmeasured;
 using report::Values;
 
 struct Measuring final : watch::Probe {
   std::string_view name() const override { return "hmp.report(values=True)"; }
+  bool hears_here() const override;
   std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
                                             const at::RecordFunction& call) override;
   void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
 
-  report::Measure measure;  // with the lock
-  unsigned reports = 0;     // that measure; with the lock
+  report::Measure measure;                     // with the lock
+  std::vector<const report::Report*> reports;  // that measure; with the lock
 };
 
 Measuring& here() { return process_wide<Measuring>(); }
@@ -53,6 +57,17 @@ Measuring& here() { return process_wide<Measuring>(); }
 report::Measure what_to_measure() {
   const std::lock_guard guard(all().mutex);
   return here().measure;
+}
+
+bool Measuring::hears_here() const {
+  const std::lock_guard guard(all().mutex);
+  return std::ranges::any_of(reports, [](const report::Report* report) {
+    return report->step() == 0 || watch::in_step(report->step());
+  });
+}
+
+void notify(SiteId site, const Values& values) {
+  for_listeners([&](report::Listener& listener) { listener.measured(site, values); });
 }
 
 // Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
@@ -94,6 +109,12 @@ void measure_absorbed(const MeasuredCall& context, const std::vector<c10::IValue
   if (made == DType::Float16) values.absorbed.lost = values.absorbed.float16;
 }
 
+// A call that could not be measured after all.
+void leave_out(Values& values, Unmeasured why, bool backward) {
+  (backward ? values.backward_calls : values.calls) = 0;
+  values.leave_out(why, backward);
+}
+
 void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                      bool with_range, Values& values,
                      std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
@@ -102,10 +123,7 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
       *context.op, context.arguments,
       [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
       context.backward ? nullptr : &values.other_ns);
-  if (!reference) {
-    values.unmeasured = 1;
-    return;
-  }
+  if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
   const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) follow_shadows(context, results, pairs, inherited);
   for (const auto& [result, wanted] : pairs) {
@@ -150,10 +168,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     if (dtype_of(full) != DType::Float32) continue;
     values.range.add(evidence::range_of(full));
   }
-  if (!other) {
-    values.unmeasured = 1;
-    return;
-  }
+  if (!other) return leave_out(values, Unmeasured::Kernel, false);
   for (const auto& [result, lower] : evidence::compared(results, *other)) {
     if (dtype_of(result) != DType::Float32) continue;
     at::Tensor difference;
@@ -172,8 +187,26 @@ bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran
     values.change_low = change;
     if (ran) values.change_ran = change;
     const std::lock_guard guard(all().mutex);
-    for_listeners([&](report::Listener& listener) { listener.measured(site, values); });
+    notify(site, values);
   });
+}
+
+// What is inside of it is not looked at: its own, or all that can be known of it.
+bool hides(const MeasuredCall& context) {
+  return context.why == Unmeasured::None || context.why == Unmeasured::Reserve;
+}
+
+// A call that is not run again has ended: a row of the report says so, unless it says something of
+// calls inside of it.
+void end_unmeasured(Thread& thread, const MeasuredCall& context) {
+  const bool wanted =
+      has_low(context.arguments, context.casts) || (!context.backward && what_to_measure().what_if);
+  if (!wanted || thread.looked_at != context.looked_at) return;
+  ++thread.looked_at;
+  Values values;
+  values.leave_out(context.why, context.backward);
+  const std::lock_guard guard(all().mutex);
+  if (context.epoch == watch::epoch.load(std::memory_order_relaxed)) notify(context.site, values);
 }
 
 std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
@@ -196,27 +229,37 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
     ++thread.measuring;
     return moving;
   }
-  if (!op->repeatable || (!backward && is_transparent(*frame, *op))) return nullptr;
-  if (!evidence::may_rerun(*op, inputs)) return nullptr;
+  if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
+  if (!backward && is_transparent(*frame, *op)) return nullptr;
+  const Unmeasured why = evidence::why_not_again(*op, inputs);
+  if (why != Unmeasured::None && op->composite) return nullptr;  // the ops inside of it are
   // Without what-ifs only that is measured which ran low.
   const bool may_cast = !backward && autocast::this_thread.state != nullptr;
   if ((backward || !what_to_measure().what_if) && !may_cast && !has_low(inputs)) return nullptr;
   auto context = std::make_unique<MeasuredCall>();
   context->op = op;
-  context->arguments = evidence::kept(*op, inputs);
+  context->why = why;
+  context->looked_at = thread.looked_at;
+  if (why == Unmeasured::None) {
+    context->arguments = evidence::kept(*op, inputs);
+  } else {
+    context->arguments.assign(inputs.begin(), inputs.end());
+  }
   if (frame->kind == Frame::Kind::Decided) context->casts = frame->cast_tensors;
-  if (frame == &thread.frames.back()) frame->measured = context.get();
+  // Its own frame, whatever row it is counted with: a rule that decides it now finds it there.
+  thread.frames.back().measured = context.get();
   context->site = frame->call.site;
   context->epoch = thread.epoch;
   context->backward = backward;
-  ++thread.measuring;
+  if (hides(*context)) ++thread.measuring;
   context->start = now_ns();
   return context;
 }
 
 void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
   const auto& context = static_cast<const MeasuredCall&>(kept);
-  if (thread.measuring > 0) --thread.measuring;
+  if (thread.measuring > 0 && hides(context)) --thread.measuring;
+  if (context.why != Unmeasured::None) return end_unmeasured(thread, context);
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (context.op->moves) return move_shadow(context, call.outputs());
   const std::uint64_t start = now_ns();
@@ -250,7 +293,8 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   for (auto& [result, from] : inherited) {
     room = wait(from.second, result, std::move(from.first), true) && room;
   }
-  if (!room) values.unmeasured = 1;
+  if (!room) values.leave_out(Unmeasured::Memory);
+  ++thread.looked_at;
   for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
     if (!outer->shown) continue;
     outer->inside_ns += now_ns() - start;
@@ -258,15 +302,15 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   }
   const std::lock_guard guard(all().mutex);
   if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
-  for_listeners([&](report::Listener& listener) { listener.measured(context.site, values); });
+  notify(context.site, values);
 }
 
-void start(const report::Measure& measure) {
+void start(const report::Report& report, const report::Measure& measure) {
   bool first = false;
   {
     const std::lock_guard guard(all().mutex);
-    first = here().reports == 0;
-    if (!first) ++here().reports;
+    first = here().reports.empty();
+    if (!first) here().reports.push_back(&report);
     report::Measure& now = here().measure;
     now = {.errors = measure.errors || (!first && now.errors),
            .what_if = measure.what_if || (!first && now.what_if),
@@ -275,13 +319,14 @@ void start(const report::Measure& measure) {
   if (!first) return;
   watch::set_probe(here());
   const std::lock_guard guard(all().mutex);
-  ++here().reports;
+  here().reports.push_back(&report);
 }
 
-void stop() {
+void stop(const report::Report& report) {
   {
     const std::lock_guard guard(all().mutex);
-    if (--here().reports > 0) return;
+    std::erase(here().reports, &report);
+    if (!here().reports.empty()) return;
   }
   watch::remove_probe(here());
   evidence::forget_shadows();
@@ -306,16 +351,25 @@ void end_projection() {
   for_reports([](report::Report& report) { report.end_projection(); });
 }
 
-std::shared_ptr<report::Report> open_report(const report::Measure& measure) {
-  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if);
-  if (report->has_values()) start(measure);
+std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool own_thread) {
+  const std::uint64_t step = own_thread ? watch::begin_step() : 0;
+  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if, step);
+  if (report->has_values()) {
+    try {
+      start(*report, measure);
+    } catch (...) {
+      watch::end_step(step);
+      throw;
+    }
+  }
   watch::listen(report);
   return report;
 }
 
 void close_report(const report::Report& report) {
   watch::unlisten(report);
-  if (report.has_values()) stop();
+  watch::end_step(report.step());
+  if (report.has_values()) stop(report);
 }
 
 }  // namespace habana_mp::probe

@@ -12,7 +12,9 @@ namespace habana_mp::probe {
 // A report that listens from now on. Reports that measure need not agree: what one of them asks for
 // is measured for all, with the low dtype of the last. std::runtime_error where another probe looks
 // at the numbers.
-std::shared_ptr<report::Report> open_report(const report::Measure& measure = {});
+// `own_thread`: of this thread and its backward passes alone.
+std::shared_ptr<report::Report> open_report(const report::Measure& measure = {},
+                                            bool own_thread = false);
 void close_report(const report::Report& report);
 
 // A backward pass of a random sum of outputs, in place of a loss: for all reports that measure.

@@ -20,10 +20,12 @@ enum class Hears : unsigned {
 
 class Listener {
  public:
-  explicit Listener(Hears what) : what_(what) {}
+  // `step`: of calls, it hears those of the threads of this step alone; 0: of all threads.
+  explicit Listener(Hears what, std::uint64_t step = 0) : what_(what), step_(step) {}
   virtual ~Listener() = default;
 
   Hears what() const { return what_; }
+  std::uint64_t step() const { return step_; }
 
   // A rule has decided a call that is about to run. With the GIL; what it throws ends the call.
   virtual void decided(const Call& /*call*/) {}
@@ -56,6 +58,7 @@ class Listener {
 
  private:
   const Hears what_;
+  const std::uint64_t step_;
 };
 
 namespace detail {

@@ -81,8 +81,8 @@ struct Recast {
 
 class Report final : public Listener {
  public:
-  explicit Report(std::uint64_t start_ns, bool has_values = false)
-      : Listener(Hears::Calls), has_values_(has_values), start_ns_(start_ns) {}
+  explicit Report(std::uint64_t start_ns, bool has_values = false, std::uint64_t step = 0)
+      : Listener(Hears::Calls, step), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;
   void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) override;

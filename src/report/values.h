@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -78,15 +80,35 @@ struct Absorbed {
   }
 };
 
+// Why the error of a call is not known. By these names in reports: habana_mp/_report/numbers.py
+// has the texts.
+enum class Unmeasured : std::uint8_t {
+  None,
+  Random,      // it draws random numbers
+  Writes,      // it writes to more than one tensor, or changes something that is no result
+  Reserve,     // what its forward keeps in reserve is for one run, in one dtype
+  Library,     // it is the op of another library, or its kernel is Python
+  Collective,  // other processes wait for it
+  Kernel,      // it has no kernel for the other dtype
+  Tensors,     // sparse tensors, subclasses, float64
+  Memory,      // its share alone: too much waits for gradients already
+  Sizes,       // the run that it is compared with was given tensors of other sizes
+};
+inline constexpr std::array<const char*, 10> kUnmeasuredNames = {
+    "none",       "random", "writes",  "reserve", "library",
+    "collective", "kernel", "tensors", "memory",  "sizes"};
+
 struct Values {
-  std::uint64_t calls = 0;       // that were measured
-  std::uint64_t unmeasured = 0;  // random ones, or such as write where a second run would show
-  Error ran;                     // as the call ran
-  Error low;                     // as it runs, or would run, in the low dtype
-  Range range;                   // of its results in float32
-  Absorbed absorbed;             // of an addition
-  std::uint64_t ran_ns = 0;      // of the calls, with casts that are made inside of them
-  std::uint64_t other_ns = 0;    // of the runs in the other dtype: in float32, or in the low one
+  std::uint64_t calls = 0;  // that were measured
+  // Calls that were not, and ops of their backward, by the reason.
+  std::array<std::uint64_t, kUnmeasuredNames.size()> unmeasured{};
+  std::array<std::uint64_t, kUnmeasuredNames.size()> unmeasured_backward{};
+  Error ran;                   // as the call ran
+  Error low;                   // as it runs, or would run, in the low dtype
+  Range range;                 // of its results in float32
+  Absorbed absorbed;           // of an addition
+  std::uint64_t ran_ns = 0;    // of the calls, with casts that are made inside of them
+  std::uint64_t other_ns = 0;  // of the runs in the other dtype: in float32, or in the low one
   std::uint64_t backward_calls = 0;
   Error backward;  // of the ops of its backward
   // The change of the loss that the error makes, to first order: the sum of gradient * difference.
@@ -98,9 +120,16 @@ struct Values {
   double projected_ran = 0;
   double projected_low = 0;
 
+  void leave_out(Unmeasured why, bool of_backward = false) {
+    ++(of_backward ? unmeasured_backward : unmeasured)[static_cast<std::size_t>(why)];
+  }
+
   void add(const Values& other) {
     calls += other.calls;
-    unmeasured += other.unmeasured;
+    for (std::size_t i = 0; i < unmeasured.size(); ++i) {
+      unmeasured[i] += other.unmeasured[i];
+      unmeasured_backward[i] += other.unmeasured_backward[i];
+    }
     ran.add(other.ran);
     low.add(other.low);
     range.add(other.range);

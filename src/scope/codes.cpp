@@ -68,7 +68,8 @@ class Codes {
   static std::uint64_t hash_of(const Scopes& scopes) {
     std::uint64_t hash = 0xcbf29ce484222325u ^ kTracedCasts;
     for (const Scope& scope : scopes) {
-      hash = (hash ^ (scope.rules ? scope.rules->policy->hash() : 0)) * 0x100000001b3u;
+      const std::uint64_t own = scope.rules ? scope.rules->policy->hash() : scope.suspended;
+      hash = (hash ^ own) * 0x100000001b3u;
       hash ^= hash >> 29;
     }
     return hash;

@@ -1,5 +1,7 @@
 #include "scope/compound.h"
 
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
+
 #include <mutex>
 #include <utility>
 
@@ -51,6 +53,17 @@ class OfConversion {
   std::shared_ptr<const State> state_;
 };
 
+// Has TorchScript run each op by itself, as it is written, on this thread; returns whether it did
+// otherwise. Its optimizations would pass the rules by: fused ops never come to the dispatcher, and
+// its own formulas of a backward pass take the tensors from before our casts. A region does
+// without: torch keeps one plan of a function for calls in a region and under torch.autocast, and
+// would use that of the other one.
+bool stop_optimizing_scripts() {
+  const bool before = torch::jit::getGraphExecutorOptimize();
+  torch::jit::setGraphExecutorOptimize(false);
+  return before;
+}
+
 }  // namespace
 
 void set_rules_maker(MakeRules make) { make_rules = make; }
@@ -72,7 +85,8 @@ std::optional<Region> compound_region() {
   return region;
 }
 
-InsideCompound::InsideCompound() : keys_before_(c10::impl::tls_local_dispatch_key_set()) {
+InsideUnpatched::InsideUnpatched(Unpatched code)
+    : keys_before_(c10::impl::tls_local_dispatch_key_set()) {
   if ((keys_before_.excluded_ & kDeviceKeySet) != kDeviceKeySet) return;  // autocast is on
   state_ = process_wide<OfConversion>().state();
   if (state_ == nullptr) return;
@@ -82,15 +96,17 @@ InsideCompound::InsideCompound() : keys_before_(c10::impl::tls_local_dispatch_ke
                  .graph_task = graph_task(),
                  .flags = {},
                  .hidden = {},
-                 .in_compound = true};
+                 .in_compound = code == Unpatched::Compound};
+  if (code == Unpatched::Script) optimized_before_ = stop_optimizing_scripts();
   c10::impl::LocalDispatchKeySet keys = keys_before_;
   keys.included_ = keys.included_ | c10::DispatchKeySet(kKey);
   keys.excluded_ = keys.excluded_ - kDeviceKeySet - c10::DispatchKeySet(kRegionKey);
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }
 
-InsideCompound::~InsideCompound() {
+InsideUnpatched::~InsideUnpatched() {
   if (!before_) return;
+  if (optimized_before_) torch::jit::setGraphExecutorOptimize(*optimized_before_);
   c10::impl::_force_tls_local_dispatch_key_set(keys_before_);
   this_thread = *before_;
 }

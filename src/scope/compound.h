@@ -1,10 +1,11 @@
-// The rules that hold inside a compound which convert has patched (D41): what an op calls in C++
-// passes no patched op, so it runs in a region of the conversion's policy, as it does under
-// autocast.
+// The rules of a conversion where ops pass no patched op: inside a compound that convert has
+// patched (D41), and in TorchScript code. There they run in a region of the conversion's policy, as
+// they do under autocast.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -25,19 +26,22 @@ void set_compound_policy(std::shared_ptr<const Policy> policy);
 // without a conversion.
 std::optional<Region> compound_region();
 
-// Puts the rules of the conversion in force on this thread, as for the insides of a compound.
-// Inside a region of autocast, ours or torch's, it does nothing: the region decides there.
-class InsideCompound {
+enum class Unpatched : std::uint8_t { Compound, Script };
+
+// Puts the rules of the conversion in force on this thread. Inside a region of autocast, ours or
+// torch's, it does nothing: the region decides there.
+class InsideUnpatched {
  public:
-  InsideCompound();
-  ~InsideCompound();
-  InsideCompound(const InsideCompound&) = delete;
-  InsideCompound& operator=(const InsideCompound&) = delete;
+  explicit InsideUnpatched(Unpatched code);
+  ~InsideUnpatched();
+  InsideUnpatched(const InsideUnpatched&) = delete;
+  InsideUnpatched& operator=(const InsideUnpatched&) = delete;
 
  private:
   std::shared_ptr<const State> state_;
   std::optional<ThreadState> before_;
   c10::impl::LocalDispatchKeySet keys_before_;
+  std::optional<bool> optimized_before_;
 };
 
 }  // namespace habana_mp::autocast

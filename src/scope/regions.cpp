@@ -54,7 +54,10 @@ Scopes scopes_now() {
   Scopes scopes;
   const c10::DispatchKeySet excluded = excluded_here();
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
-    if (!is_on(i, excluded)) continue;
+    if (!is_on(i, excluded)) {
+      if (const Scope* scope = suspended_here(i)) scopes[i] = *scope;
+      continue;
+    }
     const Ruling here = ruling_here(i, excluded);
     if (here.ruler == Ruler::Ours) scopes[i] = *here.scope;
   }
@@ -71,11 +74,29 @@ std::array<bool, kDeviceCount> nobodys() {
   return found;
 }
 
+// Leaves all but the first regions; their owners may still say so.
+void drop_to(std::size_t depth) {
+  for (std::size_t i = depth; i < frames.size(); ++i) {
+    if (left_early.size() == kMostLeftEarly) left_early.pop_front();
+    left_early.push_back(frames[i].owner);
+  }
+  leave_to(depth);
+}
+
+// Whether the owner has had its region left for it, which it then may know.
+bool was_left_early(const void* owner) {
+  const auto early = std::find(left_early.begin(), left_early.end(), owner);
+  if (early == left_early.end()) return false;
+  left_early.erase(early);
+  return true;
+}
+
 // Null where nothing of ours is in force inside.
 std::shared_ptr<const State> state_inside(const Region& region) {
   Scopes scopes = scopes_now();
   for (const Setting& setting : region.settings) {
-    scopes[setting.device] = setting.enabled ? setting.scope : Scope{};
+    const bool holds = setting.enabled || setting.scope.suspended;
+    scopes[setting.device] = holds ? setting.scope : Scope{};
   }
   return scopes == Scopes{} ? nullptr : state_of(scopes);
 }
@@ -127,23 +148,37 @@ void enter(const Region& region, const void* owner) {
 void leave(const void* owner) {
   for (std::size_t i = frames.size(); i-- > 0;) {
     if (frames[i].owner != owner) continue;
-    for (std::size_t above = i + 1; above < frames.size(); ++above) {
-      if (left_early.size() == kMostLeftEarly) left_early.pop_front();
-      left_early.push_back(frames[above].owner);
-    }
+    drop_to(i + 1);
     return leave_to(i);
   }
-  const auto early = std::find(left_early.begin(), left_early.end(), owner);
-  if (early == left_early.end()) {
+  if (!was_left_early(owner)) {
     throw std::runtime_error(
         "a region of autocast was left more often than it was entered on this thread");
   }
-  left_early.erase(early);
 }
 
-bool is_in(const void* owner) {
-  return std::any_of(frames.begin(), frames.end(),
-                     [&](const Frame& frame) { return frame.owner == owner; });
+InsideRegion::~InsideRegion() {
+  const bool is_in = std::any_of(frames.begin(), frames.end(),
+                                 [&](const Frame& frame) { return frame.owner == this; });
+  if (is_in) {
+    leave(this);
+  } else {
+    was_left_early(this);
+  }
+}
+
+AllLeft::AllLeft() : depth_(frames.size()) {}
+
+AllLeft::~AllLeft() {
+  if (fails_ && frames.size() > depth_) drop_to(depth_);
+}
+
+const Scope* suspended_here(std::size_t device) {
+  const State* state = this_thread.state;
+  const bool holds = state != nullptr && state->scopes[device].suspended &&
+                     torch_nesting() <= this_thread.nesting &&
+                     graph_task() == this_thread.graph_task && !is_on(device, excluded_here());
+  return holds ? &state->scopes[device] : nullptr;
 }
 
 std::size_t depth() { return frames.size(); }

@@ -47,8 +47,30 @@ void enter(const Region& region, const void* owner);
 // then that nobody left (Ctrl-C can end what would have) are left too. Throws std::runtime_error
 // without one.
 void leave(const void* owner);
-// Whether this thread is in a region of this owner.
-bool is_in(const void* owner);
+// Inside a region for a C++ scope, whatever is entered and left meanwhile.
+class InsideRegion {
+ public:
+  explicit InsideRegion(const Region& region) { enter(region, this); }
+  ~InsideRegion();
+  InsideRegion(const InsideRegion&) = delete;
+  InsideRegion& operator=(const InsideRegion&) = delete;
+};
+
+// Has the regions that were entered in a scope left at its end if what it ran fails: compiled code
+// that is interrupted leaves none.
+class AllLeft {
+ public:
+  AllLeft();
+  ~AllLeft();
+  AllLeft(const AllLeft&) = delete;
+  AllLeft& operator=(const AllLeft&) = delete;
+  void succeed() { fails_ = false; }
+
+ private:
+  const std::size_t depth_;
+  bool fails_ = true;
+};
+
 // All that is in force on this thread, torch's own autocast too.
 Region current();
 // The policy of the region that this thread is in, for whichever device type; null outside.
@@ -123,6 +145,9 @@ enum class Ruler : std::uint8_t { Ours, Torch, Nobody };
 // Slow paths of ruling_here().
 Ruler inside_torch_region(std::size_t device, const State& state);
 int graph_task();
+
+// What "fp32" has switched off for a device type; null where it has not.
+const Scope* suspended_here(std::size_t device);
 
 inline int torch_nesting() {
   const int deeper = at::autocast::increment_nesting();

@@ -44,6 +44,8 @@ inline constexpr c10::DispatchKeySet kAllKeys =
 struct Scope {
   std::shared_ptr<const Rules> rules;
   bool cached = false;  // casts of weights may be kept
+  // Switched off by a module that is to run in float32: a module inside may have a policy again.
+  bool suspended = false;
 
   friend bool operator==(const Scope&, const Scope&) = default;
 };

@@ -24,7 +24,9 @@ using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
 
 // What a probe keeps of a call between its beginning and its end.
 struct MeasuredCall : ProbedCall {
-  const evidence::Op* op = nullptr;  // null: it is inside of one that is measured
+  const evidence::Op* op = nullptr;                   // null: it is inside of one that is measured
+  report::Unmeasured why = report::Unmeasured::None;  // it is not run again
+  std::uint64_t looked_at = 0;                        // of the thread, when it began
   std::vector<c10::IValue> arguments;
   CastTensors casts;
   report::SiteId site = report::kNone;
@@ -68,8 +70,9 @@ struct Frame {
 
 struct Thread {
   std::uint64_t epoch = 0;
-  unsigned hidden = 0;     // frames that hide
-  unsigned measuring = 0;  // calls that are being measured, one inside another
+  unsigned hidden = 0;          // frames that hide
+  unsigned measuring = 0;       // calls that are being measured, one inside another
+  std::uint64_t looked_at = 0;  // calls that have been measured, or not, with a reason
   bool in_optimizer = false;
   std::vector<Frame> frames;
   ModuleStack modules;

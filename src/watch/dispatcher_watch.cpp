@@ -17,6 +17,7 @@
 #include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "evidence/repeatable.h"
 #include "policy/decide.h"
 #include "scope/casts_off.h"
 #include "scope/regions.h"
@@ -146,7 +147,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   } else {
     begin_shown(thread, call);
   }
-  Probe* looking = probe();
+  Probe* looking = probe_here();
   if (looking == nullptr || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
   try {
     auto probed = looking->begins(thread, call);
@@ -184,7 +185,7 @@ std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node)
   Frame* frame = top();
   if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
     frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
-  if (Probe* here = probe()) try {
+  if (Probe* here = probe_here()) try {
       here->node_begins(node);
     } catch (const std::exception&) {  // the backward pass goes on all the same
     }
@@ -220,6 +221,7 @@ void set_probe(Probe& probe) {
                   " is already running. Only one step can be recorded at a time"
             : std::string(probe.name()) + " cannot run inside " + std::string(other->name()));
   }
+  evidence::forget_kernels();
   keep_nodes(true);
   const std::lock_guard guard(all().mutex);
   process_wide<BackwardNodes>().callback =

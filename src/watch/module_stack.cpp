@@ -39,16 +39,6 @@ KnownModules& known_modules() {  // with the GIL
   return *known;
 }
 
-py::object frame_before(const py::object& frame) {
-  return py::reinterpret_steal<py::object>(
-      reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
-}
-
-py::object code_of(const py::object& frame) {
-  return py::reinterpret_steal<py::object>(
-      reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
-}
-
 }  // namespace
 
 void forget_modules() { known_modules().clear(); }
@@ -74,32 +64,9 @@ std::uint32_t ModuleStack::find_path(PyObject* module) const {
   return number;
 }
 
-// Drops the modules whose forward was ended by what is no Exception (KeyboardInterrupt, a skipped
-// test), for which torch calls no hook: they may be gone. Their callers are not among those of
-// `caller`. A frame at the address of one that is gone is not taken for it: the frames of modules
-// that have begun since came by here and dropped it.
-void ModuleStack::drop_interrupted(PyObject* calling) {
-  const auto caller = py::reinterpret_borrow<py::object>(calling);
-  const py::object code = code_of(caller);
-  const auto runs = [&](const Entry& module) {
-    for (py::object frame = frame_before(caller); frame; frame = frame_before(frame)) {
-      if (frame.ptr() == module.caller && code_of(frame).is(code)) return true;
-    }
-    return false;
-  };
-  while (!entries_.empty() && !runs(entries_.back())) entries_.pop_back();
-}
-
 void ModuleStack::enter(PyObject* module) {
-  // What calls the hooks and then forward.
-  auto* const caller = reinterpret_cast<PyObject*>(PyEval_GetFrame());
-  if (caller == nullptr) return;
-  std::uint32_t number = known_path(module);
-  if (number == 0) {
-    drop_interrupted(caller);
-    number = find_path(module);
-  }
-  entries_.push_back({module, caller, number});
+  const std::uint32_t known = known_path(module);
+  entries_.push_back({module, known != 0 ? known : find_path(module)});
 }
 
 void ModuleStack::leave(PyObject* module) {

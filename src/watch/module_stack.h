@@ -13,7 +13,7 @@ class ModuleStack {
   // The number of the path of the innermost one (number_of), 0 outside of modules.
   std::uint32_t path() const { return entries_.empty() ? 0 : entries_.back().path; }
 
-  // Called by torch's module hooks where a forward begins and ends. With the GIL.
+  // A call of a module begins and ends (scope/module_calls.h). With the GIL.
   void enter(PyObject* module);
   void leave(PyObject* module);
 
@@ -21,15 +21,13 @@ class ModuleStack {
 
  private:
   struct Entry {
-    PyObject* object;        // alive: its forward runs
-    const PyObject* caller;  // the Python frame that called us as it began, to be compared
+    PyObject* object;  // alive: it is being called
     std::uint32_t path;
   };
 
   PyObject* innermost() const { return entries_.empty() ? nullptr : entries_.back().object; }
   std::uint32_t known_path(PyObject* module) const;
   std::uint32_t find_path(PyObject* module) const;
-  void drop_interrupted(PyObject* caller);
 
   std::vector<Entry> entries_;
 };

@@ -13,6 +13,7 @@
 #include "base/process_wide.h"
 #include "report/listening.h"
 #include "report/site.h"
+#include "watch/step_threads.h"
 #include "watch/tensor_history.h"
 
 namespace habana_mp::watch {
@@ -44,10 +45,12 @@ report::SiteId site_of(const report::SiteKey& key, const Describe& describe) {
   return all().sites.add(key, std::move(site));
 }
 
-// Calls `notify` with every listener of calls. With the lock.
+// Calls `notify` with every listener of calls on this thread. With the lock.
 template <typename Notify>
 void for_listeners(const Notify& notify) {
-  for (const auto& listener : report::listeners(report::Hears::Calls)) notify(*listener);
+  for (const auto& listener : report::listeners(report::Hears::Calls)) {
+    if (listener->step() == 0 || in_step(listener->step())) notify(*listener);
+  }
 }
 
 }  // namespace habana_mp::watch

@@ -42,7 +42,7 @@ at::Tensor run_backward(std::uint64_t origin, const at::Tensor& gradient, DType 
   at::Tensor result = cast();
   if (from == to) return result;
   const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
-  if (Probe* looking = probe()) looking->casts(gradient, result);
+  if (Probe* looking = probe_here()) looking->casts(gradient, result);
   const std::lock_guard guard(all().mutex);
   if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
   const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
@@ -172,7 +172,7 @@ bool in_watched_call() {
 void notify_cast(const at::Tensor& source, const at::Tensor& result, const report::Cast& cast) {
   if (!in_watched_call()) return;
   Frame& frame = *top();
-  if (Probe* looking = probe()) {
+  if (Probe* looking = probe_here()) {
     if (result.defined()) looking->casts(source, result);
     auto& kept = frame.measured != nullptr ? frame.measured->casts : frame.cast_tensors;
     kept.emplace_back(source, result);

@@ -26,6 +26,8 @@ class Probe {
 
   // As its users call it: "find_nonfinite".
   virtual std::string_view name() const = 0;
+  // Whether it wants to hear of what this thread does.
+  virtual bool hears_here() const = 0;
   // An op of the dispatcher begins, and its frame is on the stack of the thread: what must be kept
   // of it until it ends, null where it is not looked at.
   virtual std::unique_ptr<ProbedCall> begins(Thread& thread, const at::RecordFunction& call) = 0;
@@ -42,5 +44,11 @@ inline std::atomic<Probe*> probe{nullptr};
 
 // Null where the numbers are nobody's business.
 inline Probe* probe() { return detail::probe.load(std::memory_order_relaxed); }
+
+// The same on this thread.
+inline Probe* probe_here() {
+  Probe* looking = probe();
+  return looking != nullptr && looking->hears_here() ? looking : nullptr;
+}
 
 }  // namespace habana_mp::watch

@@ -333,3 +333,13 @@ def test_without_ml_dtypes_bfloat16_is_uint16_under_its_name():
     )
     assert done.returncode == 0, done.stderr
     assert 'x.view([("bfloat16", np.uint16)])' in done.stdout
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_an_array_between_other_fields(size):
+    """NumPy calls an array of one element contiguous, whatever its stride is."""
+    x = np.zeros(size, dtype=[("flag", "u1"), ("value", "f4")])["value"]
+    x[...] = 1.5
+    assert hmp.cast(x, "float16").tolist() == [1.5] * size
+    out = np.zeros(size, dtype=[("flag", "u1"), ("value", "f2")])["value"]
+    assert hmp.cast(x, "float16", out=out).tolist() == [1.5] * size

@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from namespaces import F16, F32, a, changed, snapshot
 
 from habana_mp import hmp
-from habana_mp._torch_private import CHECKPOINT
+from habana_mp._torch_private import CHECKPOINT, SCRIPTED
 
 
 class Refusing(types.ModuleType):
@@ -144,7 +144,7 @@ FROZEN = {
     "torch": (torch, "mm"),
     "torch.special": (torch.special, "softmax"),
     "torch._C._linalg": (sys.modules["torch._C._linalg"], "linalg_inv"),
-    "torch.jit": (torch.jit, "script"),
+    "torch.jit": SCRIPTED.place("compile"),
     "torch.utils.checkpoint": CHECKPOINT.place("generator"),
     "the last one": (sys.modules["habana_mp._scope.in_force"], "verbose"),
 }

@@ -353,11 +353,11 @@ def test_autocast_of_torch_round_policies_does_not_count():
 
 def test_what_lies_in_memory_before_it_is_initialized_is_no_number_of_the_step():
     """A weight is made of memory that may hold anything. What it held in the other run named another weight as its partner."""
-    held = iter([(0.0, 1.0), (1.0, 0.0)])  # by the two weights, in the two runs
+    held = [(1.0, 0.0), (0.0, 1.0)]  # by the two weights, in the two runs, the last one first
 
     def step():
         torch.manual_seed(0)
-        weights = [nn.Parameter(torch.from_numpy(np.full((4, 4), each, np.float32))) for each in next(held)]
+        weights = [nn.Parameter(torch.from_numpy(np.full((4, 4), each, np.float32))) for each in held.pop()]
         for weight in weights:
             nn.init.uniform_(weight)
         x = torch.ones(2, 4)

@@ -42,7 +42,6 @@ def test_what_ran_in_float32_has_no_error_and_one_that_it_would_have(front_end, 
     where = contextlib.nullcontext() if front_end == "neither" else region(front_end)
     with where, hmp.report(values=True) as report:
         F.gelu(x)
-    assert report.local_error("gelu") == report.local_error("gelu", backward=True)
     assert float(report.local_error("gelu")) == 0
     assert float(report.local_error("gelu", what_if=True)) == pytest.approx(wanted, rel=1e-3)
 
@@ -78,7 +77,8 @@ def test_errors_alone_take_no_second_run_in_the_low_dtype(net) -> None:
     with region("autocast", NORM_WIDE), hmp.report(values="errors") as report:
         loss_of(net).backward()
     assert float(report.local_error("linear")) > 0
-    assert float(report.local_error("layer_norm", what_if=True)) == 0
+    with pytest.raises(RuntimeError, match='values="errors" leaves it out'):
+        report.local_error("layer_norm", what_if=True)
 
 
 def test_numbers_that_are_lost() -> None:
@@ -130,7 +130,6 @@ def test_an_op_that_loses_numbers_is_the_first_to_edit(grad, per, text) -> None:
 def test_a_module_in_which_no_op_ran_is_refused() -> None:
     report = overflowed()
     assert report.local_error("linear", "head") == report.local_error("linear", "Overflows: head")
-    assert report.local_error("linear", "pre").lost == 0
     for ask in (report.local_error, report.error_share, report.loss_change):
         with pytest.raises(
             ValueError, match=r"^no op ran in a module 'Overflows: haed'\. Did you mean 'Overflows: head'\?$"
@@ -224,7 +223,8 @@ def test_after_an_exception_nothing_is_measured(error, net) -> None:
 def test_an_op_that_raises_is_not_measured() -> None:
     with hmp.report(values=True) as report, contextlib.suppress(RuntimeError):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert float(report.local_error("mm", what_if=True)) == 0
+    with pytest.raises(RuntimeError, match="was measured in the low dtype"):  # a zero would read as no error
+        report.local_error("mm", what_if=True)
 
 
 def test_threads_are_measured_alike(net) -> None:

@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from click.testing import CliRunner
 
 from habana_mp import hmp
 from habana_mp._policy.environment import read_environment
+from habana_mp.cli import main
 
 TOML = 'name = "mine"\nlow_dtype = "bfloat16"\nrest = "inputs"\n'
 MIB = 1 << 20
@@ -230,3 +233,48 @@ def test_a_list_of_the_environment_that_is_none_warns(monkeypatch, tmp_path, mak
     assert hmp.Policy.load("hpu-autocast") == default
     monkeypatch.delenv("LOWER_LIST")
     read_environment()
+
+
+def measured():
+    with hmp.autocast("cpu"), hmp.report() as report:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    return report
+
+
+def compared():
+    return hmp.compare(lambda: torch.ones(2).exp(), None)
+
+
+def tuned():
+    return hmp.tune(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 0.1, cost="numbers")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda path: measured().to_json(path), id="report"),
+        pytest.param(lambda path: measured().to_html(path), id="page"),
+        pytest.param(lambda path: measured().to_chrome_trace(path), id="trace"),
+        pytest.param(lambda path: measured().diff(measured()).to_html(path), id="diff"),
+        pytest.param(lambda path: compared().to_json(path), id="comparison"),
+        pytest.param(lambda path: compared().to_html(path), id="page of a comparison"),
+        pytest.param(lambda path: tuned().to_json(path), id="search"),
+        pytest.param(lambda path: tuned().to_html(path), id="page of a search"),
+    ],
+)
+def test_a_full_disk_is_reported_with_the_file(write):
+    with pytest.raises(OSError, match=r"No space left on device: '/dev/full'$") as raised:
+        write("/dev/full")
+    assert raised.value.filename == "/dev/full"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+@pytest.mark.parametrize("option", ["--html", "--json", "--write-edits"])
+def test_a_command_reports_a_full_disk_with_the_file(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\ntorch.ones(2, 2) @ torch.ones(2, 2)\n")
+    done = CliRunner().invoke(main, ["report", "--values", option, "/dev/full", "train.py"])
+    hmp.revert()
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1] == "Error: /dev/full: No space left on device"

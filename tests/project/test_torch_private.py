@@ -50,6 +50,7 @@ def find(path: str) -> Any:
 # What is no function or class, and the first parameters of what is called or patched by their order.
 TYPES = {
     "EXPORT.pre_dispatch": torch._C.DispatchKey,
+    "WEIGHT_OPS.kernel": torch._C.DispatchKey,
     "FASTPATH.enabled": bool,
     "HIGHER_ORDER_OPS.later_ones": list,
     "HIGHER_ORDER_OPS.all": dict,
@@ -61,6 +62,7 @@ TYPES = {
     "NN.home": types.ModuleType,
     "PADS.home": types.ModuleType,
     "MKLDNN.layout": torch.layout,
+    "HPU_BACKEND.donated": bool,
     "LOAD.registry": list,
     "COPIES.shallow": dict,
     "COPIES.deep": dict,
@@ -72,6 +74,7 @@ PARAMETERS = {
     "EXPORT.take_mode": [],
     "SET_POLICIES.map_tensors": ["type_or_types_or_pred", "func", "tree"],
     "MODULE_CALLS.call": ["self"],
+    "SET_POLICIES.call": ["self"],
     "BACKWARD_TRACE.call": ["self"],
     "CHECKPOINT.generator": ["fn"],
     "OPTIMIZERS.hook": ["func"],
@@ -161,13 +164,11 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "EXPORT.run_at": (lambda: torch.ops.aten.mm.default, callable),
     "EXPORT.schema": (lambda: torch.ops.aten.mm.default, lambda value: value.name == "aten::mm"),
     "EXPORT.overload": (lambda: torch.ops.aten.add.Tensor, lambda value: value == "Tensor"),
+    "WEIGHT_OPS.run_at": (lambda: torch.ops.aten.mm.default, callable),
+    "WEIGHT_OPS.schema": (lambda: torch.ops.aten.mm.default, lambda value: value.name == "aten::mm"),
     "SET_POLICIES.before": (lambda: torch.nn.Linear(1, 1), lambda value: len(value) == 0),
     "SET_POLICIES.after": (lambda: torch.nn.Linear(1, 1), lambda value: len(value) == 0),
     "RNN.weights": (lambda: torch.nn.LSTM(1, 1), lambda value: isinstance(value[0], torch.nn.Parameter)),
-    "SCRIPTED.compiled": (
-        lambda: torch.jit.script(torch.nn.Linear(1, 1)),
-        lambda value: value._method_names() == ["forward"] and "aten::linear" in str(value._get_method("forward").graph),
-    ),
     "LOG_PATHS.children": (lambda: torch.nn.Sequential(torch.nn.ReLU()), lambda value: [*value] == ["0"]),
     "DRAW.results": (lambda: node_of(torch.exp), lambda value: value[0].dtype is torch.float32 and value[0].shape == [1]),
     "DRAW.born": (lambda: node_of(torch.exp), lambda value: isinstance(value(), int)),
@@ -207,7 +208,7 @@ def test_the_mark_for_constants_is_that_of_torch() -> None:
 REGION = "with hmp.autocast('cpu'): pass"
 CONVERT = "pass"
 USES = {
-    "OWN_BACKEND": REGION,
+    "OWN_BACKEND": "with hmp.autocast('hpu'): pass",
     "DECORATORS": "hmp.disable_casts()(len); hmp.autocast('cpu')(len)\nasync def wait(): pass\nhmp.disable_casts()(wait)",
     "HIGHER_ORDER_OPS": REGION,
     "EXPORT": REGION,
@@ -234,8 +235,8 @@ def run(path, use):
     module, _, name = path.partition(":")
     owner = importlib.import_module(module)
     if name.endswith("(_frames_up)"):
-        script = torch.jit.script
-        torch.jit.script = lambda obj, optimize=None, _rcb=None: script(obj, optimize, 1, _rcb)
+        script = torch.jit._script._script_impl
+        torch.jit._script._script_impl = lambda *args, **named: script(*args, **named)
     else:
         *parents, last = name.split(".")
         for parent in parents:
@@ -386,6 +387,7 @@ OF_CPP = {
     "get_current_node": "evidence/test_compare.py",
     "AccumulateGrad*": "evidence/test_compare.py",
     "getStepCallbacksUnlessEmpty": "cast/test_casts.py",
+    "ThreadLocalPythonObjects": "evidence/rerun/test_threads.py",
     "TorchDispatchModeTLS": "report/test_report.py",
     "torch_function_mode_enabled": "convert/programs/test_modes.py",
     "_ZN3c106DeviceC1": "hpu/test_hpu_device.py",

@@ -81,6 +81,48 @@ def all_warnings():
         yield warned
 
 
+class WriteAlone:
+    """As loguru's StreamToLoguru: no closed, encoding, isatty or fileno."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+class AllElseRaises(WriteAlone):
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class Flushless(WriteAlone):
+    def flush(self):
+        raise OSError("no flush")
+
+
+class Encodes(WriteAlone):
+    encoding = "no such encoding"
+    closed = True
+
+
+@pytest.mark.parametrize("make", [WriteAlone, AllElseRaises, Flushless, Encodes])
+def test_any_object_with_write_will_do(monkeypatch, make):
+    stream = make()
+    with monkeypatch.context() as patch, all_warnings() as warned:
+        patch.setattr(sys, "stdout", stream)
+        hmp.convert(isVerbose=True)
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    assert stream.text.splitlines()[0] == "hmp:verbose_mode  True"
+    assert stream.text.splitlines()[-1].endswith("to_bf16")
+    assert warned == []
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
 def full_disk():
     return Path("/dev/full").open("w")
 
@@ -104,6 +146,7 @@ def closed():
         pytest.param(pipe_without_reader, "BrokenPipeError: [Errno 32] Broken pipe", id="pipe"),
         pytest.param(closed, "ValueError: I/O operation on closed file", id="closed"),
         pytest.param(lambda: Failing(RuntimeError("my stream")), "RuntimeError: my stream", id="stream of the user's"),
+        pytest.param(lambda: Failing(WordlessError()), "WordlessError", id="an error without words"),
         pytest.param(object, "AttributeError: 'object' object has no attribute 'write'", id="no stream"),
         pytest.param(lambda: Failing(ValueError("caf\udce9")), "ValueError: caf\\udce9", id="surrogate"),
     ],
@@ -152,6 +195,17 @@ def test_no_stream_is_left_for_the_warning(monkeypatch):  # D47
         patch.setattr(warnings, "showwarning", lambda *args: sys.stderr.write("warning"))
         write()
     assert _core.log_level() == OFF
+
+
+def test_a_warning_into_a_stderr_that_raises_ends_no_conversion(monkeypatch, tmp_path):
+    """Python's own warnings let through all but OSError."""
+    (tmp_path / "lower.txt").write_text("mm\nlienar\n")
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        patch.setattr(sys, "stderr", Failing(RuntimeError("my stream")))
+        patch.setattr(warnings, "showwarning", lambda *args: sys.stderr.write("warning"))
+        hmp.convert(bf16_file_path=tmp_path / "lower.txt")
+    assert hmp.is_converted()
 
 
 def test_a_warning_that_the_filter_makes_an_error_is_one(monkeypatch):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from habana_mp._policy.read_file import read_text
+from habana_mp._show.writing import written
 
-_FORMAT, _VERSION = "habana_mp.tune", 1
+_FORMAT, _VERSION = "habana_mp.tune", 2
 _MOST_BYTES = 1 << 30
 _SAME = 1e-4  # relative; sums on a GPU come in any order
 
@@ -29,8 +32,9 @@ class Journal:
         self._used: dict[str, int] = {}
         if self._path is not None and self._path.exists():
             self._read(self._path)
-        elif self._path is not None and not self._path.parent.is_dir():  # before the first run, which may take long
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if self._path is not None:  # before the first run, which may take long
+            with self._unfinished() as unfinished:
+                unfinished.touch()
 
     def kept(self, key: str, run: Callable[[], Any], counted: Callable[[], None]) -> Any:
         """The result of the next run of this kind: from the file, or of ``run``, which counts itself."""
@@ -55,6 +59,7 @@ class Journal:
     def _read(self, path: Path) -> None:
         try:
             found = json.loads(read_text(path, _MOST_BYTES))
+            digest = _digest(found) if isinstance(found, dict) else ""
         except (ValueError, RecursionError) as error:
             why = str(error).removeprefix(f"{path}: ")
             raise ValueError(f"{path}: not a file of a search: {why}") from None
@@ -62,48 +67,36 @@ class Journal:
             raise ValueError(f"{path}: not a file of a search of this version of habana_mp. Use another file")
         for name, value in self._settings.items():
             if found.get(name) != value:
+                there = f"{reprlib.repr(found.get(name)):.80}, not {value!r:.80}"
                 raise ValueError(
-                    f"{path}: the file is of a search with {name}={found.get(name)!r:.80}, not {value!r:.80}. Use another file, or delete this one"
+                    f"{path}: the file is of a search with {name}={there}. Use another file, or delete this one"
                 )
-        self._sums, self._results = found.get("sums") or [], found.get("results") or {}
-        if not _is_whole(self._sums, self._results):
+        if found.get("digest") != digest:
             raise ValueError(f"{path}: the file of a search is not complete. Delete it")
+        self._sums, self._results = found["sums"], found["results"]
 
     def _write(self) -> None:
         if self._path is None:
             return
-        found = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            **self._settings,
-            "sums": self._sums,
-            "results": self._results,
-        }
-        # Whole or not at all: a kill may come at any time.
+        found = {"format": _FORMAT, "version": _VERSION, **self._settings, "sums": self._sums, "results": self._results}
+        with self._unfinished() as unfinished:
+            written(json.dumps({**found, "digest": _digest(found)}), unfinished)
+            unfinished.replace(self._path)
+
+    @contextlib.contextmanager
+    def _unfinished(self) -> Iterator[Path]:
+        """A file beside that of the search, which takes its place: whole or not at all, as a kill may come at any time."""
+        assert self._path is not None  # noqa: S101 - who calls has asked
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
-            unfinished.write_text(json.dumps(found), encoding="utf-8")
-            unfinished.replace(self._path)
+            yield unfinished
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(self._path)) from None
         finally:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
-def _is_whole(sums: object, results: object) -> bool:
-    numbers = (int, float)
-    return (
-        isinstance(sums, list)
-        and len(sums) in (0, 5)
-        and all(isinstance(each, numbers) for each in sums)
-        and isinstance(results, dict)
-        and all(isinstance(each, list) for each in results.values())
-        and all(
-            isinstance(result, dict)
-            if key.startswith(("values ", "report "))
-            else isinstance(result, list)
-            and len(result) == (2 if key == "casts" else 3)
-            and isinstance(result[0], numbers)
-            and isinstance(result[1], numbers)
-            for key, each in results.items()
-            for result in each
-        )
-    )
+def _digest(found: dict[str, Any]) -> str:
+    """Of what was measured: it decides which lists are chosen, so a file whose numbers have changed is of no use."""
+    return hashlib.sha256(json.dumps([found.get("sums"), found.get("results")]).encode()).hexdigest()

@@ -56,7 +56,8 @@ class Parts:
         self._per = per
         which, ending = ("ran", "") if as_it_ran else ("low", "_low")
         self.dtype = report["low_dtype"] if as_it_ran else "float32"  # of what the parts hand to each other
-        rows = [row for row in report["rows"] if row["policy"] and (_is_measured(row, which) or _is_lower(row, base))]
+        named = (row for row in report["rows"] if row["policy"] and "::" not in row["op"])  # lists name no custom ops
+        rows = [row for row in named if _is_measured(row, which) or _is_lower(row, base)]
         has_loss = any(row["values"]["changes"] for row in with_values(rows))
         # Of what the errors are: of a loss that the step calls backward on, of the results, or of each op alone where the results have no gradients.
         self.unit = "loss" if has_loss else "results" if report.get("projected_squares") else "op"

@@ -71,7 +71,8 @@ def _compared(found: Any) -> list[torch.Tensor]:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj()
+    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return dense.detach().resolve_conj()
 
 
 class Runs:
@@ -95,6 +96,10 @@ class Runs:
     def reference(self) -> float:
         """In float32, also of the step that checks. The size of what the step returned."""
         self._exact = self._reference_of(self._step, "step")
+        if math.isnan(self._returned(self._exact, self._exact)):
+            raise ValueError(
+                "the metric returns nan for the results in float32 and the same results: no policy can be within the budget"
+            )
         if self._check is not None:
             self._check_exact = self._reference_of(self._check, "check")
         size = size_of(self._exact)
@@ -140,18 +145,21 @@ class Runs:
         return self._error(self._check_exact, self._ran(self._check, policy)[0])
 
     def _error(self, exact: Any, found: Any) -> float:
+        error = self._returned(exact, found)
+        return math.inf if math.isnan(error) else error
+
+    def _returned(self, exact: Any, found: Any) -> float:
         returned = self._metric(exact, found)
         try:
-            error = float(returned)
+            return float(returned)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
-        return math.inf if math.isnan(error) else error
 
     def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
         """A report of the step, which runs once. With ``values`` it knows whether the step called backward ("calls_backward")."""
 
         def run() -> dict[str, Any]:
-            with self._state(policy), CastReport(values) as report:
+            with self._state(policy), CastReport(values, own_thread=True) as report:
                 outputs = self._step()
                 backward = report.to_dict()["backward_seconds"] > 0
                 if (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import numbers
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from habana_mp._evidence.tune.tuned import Tuned, tuned
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._show.progress import Bar
-from habana_mp._show.units import counted
+from habana_mp._show.units import counted, whole
 
 
 def tune(
@@ -41,7 +42,7 @@ def tune(
     One run in float32 measures how much the low dtype of each op would change the results. Two more runs measure how much time it would
     save. This gives an order in which ops go to float32: first those whose float32 removes most error for its costs. Then the step runs
     under policies along this order, which measures the error of ops together. With n ops there are at most n // 2 + 20 runs. After each
-    run, weights, buffers, gradients, optimizers and random numbers are restored.
+    run, modules, optimizers, schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
 
     Args:
         step: a function without arguments that returns outputs or a loss. A step that does not call backward is inference: it runs
@@ -67,9 +68,10 @@ def tune(
     Raises:
         TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, or ``seed`` is not a whole number.
         ValueError: the budget is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; the step returns no numbers or
-            infinite ones, or has no op that computes; the step differs by more than the budget in float32, too; the file to resume from
+            infinite ones, or has no op that computes; the metric returns NaN for two equal results; the step differs by more than the budget in float32, too; the file to resume from
             is of another search.
-        RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force.
+        RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force. The step uses something
+            that cannot be restored: an iterator, a queue, a lazy module before its first call.
         OSError: the file to resume from cannot be read or written.
         BaseException: what the step raises.
 
@@ -81,7 +83,7 @@ def tune(
         report, compare, set_policies
     """
     _check_steps(step, check)
-    _check_seed(seed)
+    seed = _checked_seed(seed)
     _check_choices(
         budget,
         metric,
@@ -146,18 +148,20 @@ def needed_arguments(function: Callable[..., Any]) -> str:
     )
 
 
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
+def _checked_seed(seed: object) -> int:
+    number = whole(seed)
+    if number is None:
         raise TypeError(f"seed must be a whole number, not {seed!r}")
-    if not -(2**63) <= seed < 2**63:
+    if not -(2**63) <= number < 2**63:
         raise ValueError(f"seed must be a number of 64 bits, not {seed}")
+    return number
 
 
-def _check_choices(budget: object, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
+def _check_choices(budget: Any, metric: object, **choices: tuple[object, tuple[str, ...]]) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Real) or not 0 < float(budget) < math.inf:
         below = " and below 1" if isinstance(metric, str) else ""
         raise ValueError(f"budget must be the largest accepted error, a number above 0{below}, not {budget!r}")
-    if isinstance(metric, str) and budget >= 1:
+    if isinstance(metric, str) and float(budget) >= 1:
         raise ValueError(f"budget must be a part of the size of the results, below 1 (0.05 for 5 %), not {budget!r}")
     if not callable(metric) and metric not in [*METRICS]:
         raise ValueError(f'metric must be "results", "gradients" or a function of two results, not {metric!r}')

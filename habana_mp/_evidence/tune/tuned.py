@@ -21,6 +21,7 @@ from habana_mp._policy.policy import Policy, renamed
 from habana_mp._policy.read_file import shown
 from habana_mp._show.html import framed
 from habana_mp._show.units import apart, counted, size, time
+from habana_mp._show.writing import written
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
@@ -180,7 +181,7 @@ class Tuned:
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(json.dumps(self.to_dict()), encoding="utf-8")
+        written(json.dumps(self.to_dict()), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return a page for the browser that needs no network, with the picture, the points, the parts and the reasons.
@@ -193,10 +194,7 @@ class Tuned:
         """
         from habana_mp._evidence.tune.page import page
 
-        made = page(self)
-        if path is not None:
-            Path(path).write_text(made, encoding="utf-8")
-        return made
+        return written(page(self), path)
 
     def _repr_html_(self) -> str:
         return framed(self.to_html())

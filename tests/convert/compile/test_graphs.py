@@ -43,11 +43,26 @@ def gpt2() -> nn.Module:
     )
 
 
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=WORDS,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            use_cache=False,
+        )
+    )
+
+
 INPUTS: dict[Callable[[], nn.Module], Callable[[], torch.Tensor]] = {
     mlp: lambda: torch.randn(8, 64),
     cnn: lambda: torch.randn(2, 3, 16, 16),
     encoder: lambda: torch.randn(2, 16, 64),
     gpt2: lambda: torch.randint(WORDS, (2, 16)),
+    llama: lambda: torch.randint(WORDS, (2, 16)),
 }
 SCOPES: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.autocast("cpu", torch.bfloat16),
@@ -103,13 +118,14 @@ def of_training(make: Callable[[], nn.Module], scope: str) -> tuple[dict[str, in
     return forward, backward
 
 
-# Casts, products and copies, forward and backward, by the lists of torch.autocast. It has more casts in the backward pass of the last
-# two: in torch 2.13 55 and 30.
+# Casts, products and copies, forward and backward, by the lists of torch.autocast. It has more casts in the backward pass of encoder
+# and gpt2: in torch 2.13 55 and 30.
 TRAINING = {
     mlp: ((5, 2, 0), (4, 3, 0)),
     cnn: ((7, 3, 0), (6, 4, 0)),
     encoder: ((28, 12, 4), (31, 23, 8)),
     gpt2: ((16, 7, 4), (18, 14, 3)),
+    llama: ((17, 8, 0), (22, 16, 2)),
 }
 
 

@@ -1,12 +1,9 @@
-"""torch.jit.trace, freeze and script under convert (F169 to F174, D35)."""
+"""torch.jit.trace and freeze under convert (F169 to F174, D35)."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
@@ -147,116 +144,3 @@ class TestTraceInDetail:
             expected = module(x)
             optimized = torch.jit.optimize_for_inference(torch.jit.trace(module, x))
             torch.testing.assert_close(optimized(x).to(BF16), expected, atol=0.02, rtol=0.02)
-
-
-def listed(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(torch.mm(x, x), -1)
-
-
-def unlisted(x: torch.Tensor, n: int) -> torch.Tensor:
-    for _ in range(n):
-        x = x.tanh() + x.sum()
-    return x
-
-
-def broken(x: torch.Tensor) -> torch.Tensor:
-    return nothing_of_that_name(x)  # noqa: F821
-
-
-class Listed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-class Unlisted(nn.Module):
-    def forward(self, x):
-        return x.exp() + 1
-
-
-def doubled(value: int) -> int:
-    return 2 * value
-
-
-class TestScript:
-    @pytest.mark.parametrize(
-        ("code", "ops"),
-        [(lambda: listed, ["mm (lower)", "softmax (fp32)"]), (Listed, ["linear (lower)"])],
-        ids=["function", "module"],
-    )
-    def test_code_with_listed_ops_is_refused_f170(self, code, ops):
-        hmp.convert()
-        with pytest.raises(
-            RuntimeError, match=r"hmp.convert cannot cast.*policy 'hmp'.*torch.jit.trace.*disable_casts"
-        ) as error:
-            torch.jit.script(code())
-        assert [op for op in ops if op not in str(error.value)] == []
-        assert torch.mm(torch.eye(2), torch.eye(2)).dtype == BF16
-
-    def test_code_without_listed_ops_runs(self):
-        x = torch.randn(2, 2)
-        expected = unlisted(x, 3)
-        hmp.convert()
-        assert torch.equal(torch.jit.script(unlisted)(x, 3), expected)
-        assert torch.equal(torch.jit.script(Unlisted())(x), x.exp() + 1)
-
-    def test_a_class_finds_the_names_of_its_module(self):
-        """torch looks them up so many frames above the call."""
-        hmp.convert()
-
-        @torch.jit.script
-        class Twice:
-            def __init__(self, value: int):
-                self.value = doubled(value)
-
-        assert Twice(3).value == 6
-
-    def test_torch_scripts_classes_of_its_own(self):
-        """With listed ops in them, as the optimizers of torch.distributed.optim are."""
-        code = "from habana_mp import hmp; hmp.convert(); import torch.distributed.optim as o; print(o.ZeroRedundancyOptimizer.__name__)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.stdout == "ZeroRedundancyOptimizer\n", done.stderr
-
-    def test_in_disable_casts_it_runs_as_torch_does(self):
-        x = torch.randn(2, 2)
-        expected = listed(x)
-        hmp.convert()
-        with hmp.disable_casts():
-            scripted = torch.jit.script(listed)
-        assert scripted(x).dtype == FP32
-        assert torch.equal(scripted(x), expected)
-
-    def test_scripted_before_convert_runs_as_it_was(self):
-        x = torch.randn(2, 2)
-        scripted, expected = torch.jit.script(listed), listed(x)
-        hmp.convert()
-        assert torch.equal(scripted(x), expected)
-
-    def test_a_scripted_part_in_a_converted_model(self):
-        scripted = torch.jit.script(Unlisted())
-        hmp.convert()
-        model = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 2))
-        assert model(torch.randn(2, 4)).dtype == BF16
-
-    def test_errors_of_script_come_through_and_restore(self):
-        hmp.convert()
-        with pytest.raises(RuntimeError, match="undefined value"):
-            torch.jit.script(broken)
-        assert torch.mm(torch.eye(2), torch.eye(2)).dtype == BF16
-
-    def test_ignored_functions_are_cast(self):
-        """What script leaves to Python runs there."""
-
-        @torch.jit.ignore
-        def python(x: torch.Tensor) -> torch.Tensor:
-            return F.linear(x, x)
-
-        class Calls(nn.Module):
-            def forward(self, x):
-                return python(x)
-
-        hmp.convert()
-        assert torch.jit.script(Calls())(torch.eye(2)).dtype == BF16

@@ -160,6 +160,14 @@ OTHER = "not a file of a search of this version of habana_mp. Use another file"
 BROKEN = "the file of a search is not complete. Delete it"
 
 
+def spoilt_error(text):
+    """A number that could be the error of a run, and is not."""
+    found = json.loads(text)
+    key = next(key for key, runs in found["results"].items() if isinstance(runs[0], list))
+    found["results"][key][0][0] *= 2
+    return json.dumps(found)
+
+
 def changed(**changes):
     return lambda text: json.dumps({**json.loads(text), **changes})
 
@@ -174,7 +182,7 @@ def changed(**changes):
         (lambda _: "\udcff\udcfe", NO_FILE),
         (lambda _: "[]", OTHER),
         (lambda _: "{}", OTHER),
-        (changed(version=2), OTHER),
+        (changed(version=1), OTHER),
         (changed(format="habana_mp.report"), OTHER),
         (changed(torch="1.0"), "the file is of a search with torch='1.0', not "),
         (changed(results=3), BROKEN),
@@ -183,10 +191,13 @@ def changed(**changes):
         (changed(results={"none": [["a", 1.0, None]]}), BROKEN),
         (changed(results={"values x": [[]]}), BROKEN),
         (changed(sums=["large"] * 5), BROKEN),
+        (changed(sums=[10**400] * 5), BROKEN),
+        (changed(results={"values x": [{"rows": "text"}]}), BROKEN),
+        (spoilt_error, BROKEN),
     ],
     ids=[
         *("empty", "truncated", "a script", "deep", "no text", "a list", "an object", "version", "format", "torch"),
-        *("results", "no runs", "no run", "no number", "no report", "size"),
+        *("results", "no runs", "no run", "no number", "no report", "size", "400 digits", "rows", "another error"),
     ],
 )
 def test_a_file_of_something_else_is_refused(spoilt, said, kept):
@@ -209,7 +220,9 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "error"), [("no/such", FileNotFoundError), (".", IsADirectoryError)], ids=["no folder", "a folder"]
+    ("path", "error"),
+    [("no/such", FileNotFoundError), (".", IsADirectoryError), ("/proc/search.json", FileNotFoundError)],
+    ids=["no folder", "a folder", "a folder that takes no files"],
 )
 def test_a_file_that_cannot_be_read_or_written(path, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

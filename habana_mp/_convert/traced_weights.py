@@ -1,0 +1,110 @@
+"""Which calls in traced code become an op of ours, that takes its weights uncast (src/call/weight_ops.h), and the call of the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp import _weights
+from habana_mp._convert.call_form import CallForm
+from habana_mp._torch_private import WEIGHT_OPS, run_while_traced
+
+_LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
+# Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
+_WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
+_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
+    "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
+}
+
+
+@run_while_traced
+def _caches_size(numel: int, dims: int) -> bool:
+    return _core.caches_size(numel, dims)
+
+
+@run_while_traced
+def _may_be_recast(name: str, to: int) -> bool:
+    return _core.may_be_recast(name, to)
+
+
+@run_while_traced
+def find_exports() -> None:
+    """What runs in a graph does not see who else holds a weight, as at the dispatcher."""
+    _weights.find_exports()
+
+
+class WeightOp:
+    """An op of ours, called as torch's function is."""
+
+    def __init__(self, name: str) -> None:
+        self.op: Any = getattr(torch.ops.habana_mp, name).default
+        # Of its arguments, and whether each is a list of numbers.
+        self.places: dict[int | str, bool] = {}
+        schema = WEIGHT_OPS.of(self.op, "schema", None)
+        for i, argument in enumerate(schema.arguments if schema is not None else ()):
+            self.places[i] = self.places[argument.name] = isinstance(argument.type, torch.ListType)
+
+    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it has arguments of these names: torch's functions have others too, as in torch.mm(input=x, mat2=w)."""
+        return all(place in self.places for place, _ in places(args, kwargs))
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> Any:
+        # An op takes no number in place of one for each dimension, as torch's functions do.
+        given = {
+            place: [value] if self.places[place] and not isinstance(value, (list, tuple)) else value
+            for place, value in places(args, kwargs)
+        }
+        named = {name: given[name] for name in kwargs}
+        return self.op(*[given[i] for i in range(len(args))], **named, weight_dtype=dtype)
+
+
+def weight_op(name: str, form: CallForm) -> WeightOp | None:
+    """For the call as aten has it: nothing written, and its arguments in their order."""
+    return None if name not in _core.WEIGHT_OPS or form.in_place or form.python else WeightOp(name)
+
+
+def weights_of(name: str, op: WeightOp | None) -> frozenset[int | str]:
+    """Where a weight may stand uncast in a trace."""
+    return _WEIGHTS if op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
+
+
+def places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(args), *kwargs.items()]
+
+
+def is_of_traced_weight(
+    name: str,
+    op: WeightOp | None,
+    weights: frozenset[int | str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    to: int,
+) -> bool:
+    """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
+    # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
+    if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
+        return False
+    if op is not None and not op.takes(args, kwargs):
+        return False
+    given = places(args, kwargs)
+    if any(isinstance(value, str) for _, value in given):
+        return False
+    tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
+        return False
+    if _may_be_recast(name, to):
+        return False
+    return any(
+        place in weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
+        for place, tensor in tensors
+    )
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """In float32 on the CPU, and to be cast by an op of ours."""
+    if not torch.compiler.is_dynamo_compiling():
+        return _core.is_traced_parameter(tensor)
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and isinstance(tensor, torch.nn.Parameter)

@@ -1,0 +1,233 @@
+"""What a report answers where nothing was measured: never 0 and never nothing, but an error with the reason that the printed report has (D50)."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from click.testing import CliRunner
+from measured_net import NORM_WIDE, Net, X, loss_of
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._evidence.compare import compared_with, recorded
+from habana_mp.cli import main
+
+WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
+
+
+def reported(step, policy=NORM_WIDE, values=True, grad=True):
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(grad), hmp.report(values=values) as report:
+        if policy is None:
+            step(report)
+        else:
+            with hmp.autocast("cpu", policy=policy):
+                step(report)
+    return report
+
+
+def trained(report):
+    loss_of(Net()).backward()
+
+
+KINDS = {
+    "no values": lambda: reported(trained, values=False),
+    "no op": lambda: reported(lambda report: None),
+    "no policy": lambda: reported(trained, policy=None),
+    "no backward": lambda: reported(lambda report: Net()(X)),
+    "no grad": lambda: reported(lambda report: Net()(X), grad=False),
+    "loss is NaN": lambda: reported(lambda report: (loss_of(Net()) * math.nan).backward()),
+    "projected": lambda: reported(lambda report: report.project(Net()(X))),
+    "errors": lambda: reported(trained, values="errors"),
+    "all in float32": lambda: reported(trained, policy=WIDE),
+    "not again": lambda: reported(
+        lambda report: F.rrelu(nn.Sequential(nn.Linear(16, 16))(X), training=True).float().sum().backward(),
+    ),
+    "all": lambda: reported(trained),
+}
+
+ASKS = {
+    "error": lambda report: float(report.local_error("linear")),
+    "error what if": lambda report: float(report.local_error("linear", what_if=True)),
+    "error backward": lambda report: float(report.local_error("linear", backward=True)),
+    "error of norm what if": lambda report: float(report.local_error("layer_norm", what_if=True)),
+    "error of rrelu": lambda report: float(report.local_error("rrelu")),
+    "error of conv2d": lambda report: float(report.local_error("conv2d")),
+    "share": lambda report: report.error_share("linear"),
+    "share what if": lambda report: report.error_share("linear", what_if=True),
+    "share of rrelu": lambda report: report.error_share("rrelu"),
+    "share of conv2d": lambda report: report.error_share("conv2d"),
+    "shares": lambda report: max(report.error_shares().values()),
+    "change": lambda report: abs(report.loss_change("linear")),
+    "change what if": lambda report: abs(report.loss_change("linear", what_if=True)),
+    "change of conv2d": lambda report: report.loss_change("conv2d"),
+    "edits": lambda report: len(report.edits()),
+    "edits of modules": lambda report: len(report.edits(per="module")),
+}
+
+NO_VALUES = "nothing was measured: make the report with hmp.report(values=True)"
+NO_OP = "no op was seen: the report sees eager calls, in the process that it was made in"
+NO_POLICY = "no policy was in force, so no list has an effect: call hmp.convert"
+NO_BACKWARD = "no backward pass was seen, so it is not known which op makes the error: call backward"
+NO_GRADIENTS = "no backward pass was seen: call backward in the block of the report"
+NOT_FINITE = "the loss or its gradients are not finite or are zero, so it is not known which op makes the error"
+NO_LOSS = "no backward pass of a loss was seen, so the change of a loss is not known: error_share is known"
+NOT_LOW = "no op that ran in float32 was measured in the low dtype: hmp.report(values=True) measures it"
+NEVER = "'conv2d' was not called in the block, or only in compiled code"
+NO_NORM = "'layer_norm' was not called in the block, or only in compiled code"
+NO_RRELU = "'rrelu' was not called in the block, or only in compiled code"
+UNMEASURED = "the error of rrelu is not measured: it "
+SOME, ZERO = "more than 0", "0"  # what is measured
+SHARES = ("share", "share what if", "shares")
+CHANGES = ("change", "change what if")
+EDITS = ("edits", "edits of modules")
+CALLED_NEVER = {each: NEVER for each in ASKS if each.endswith("conv2d")} | {
+    each: NO_RRELU for each in ASKS if each.endswith("rrelu")
+}
+
+
+def answers(*asks, of):
+    return dict.fromkeys(asks, of)
+
+
+MEASURED = CALLED_NEVER | answers(*(set(ASKS) - set(CALLED_NEVER)), of=SOME)
+EXPECTED = {
+    "no values": answers(*ASKS, of=NO_VALUES),
+    "no op": answers(*ASKS, of=NO_OP),
+    "no policy": MEASURED
+    | answers("error", "error backward", of=ZERO)
+    | answers("share", "shares", "change", *EDITS, of=NO_POLICY),
+    "no backward": MEASURED | answers(*SHARES, *CHANGES, *EDITS, of=NO_BACKWARD) | {"error backward": NO_GRADIENTS},
+    "no grad": MEASURED | answers(*SHARES, *CHANGES, *EDITS, of=NO_BACKWARD) | {"error backward": NO_GRADIENTS},
+    "loss is NaN": MEASURED
+    | answers(*SHARES, *CHANGES, *EDITS, of=NOT_FINITE)
+    | {"error backward": "the error of linear is not measured: all its numbers are zero or not finite in float32"},
+    "projected": MEASURED | answers(*CHANGES, of=NO_LOSS) | {"error backward": NO_GRADIENTS},
+    "errors": MEASURED | answers("error of norm what if", "share what if", "change what if", of=NOT_LOW),
+    "all in float32": MEASURED | answers("error", "error backward", "share", "shares", "change", *EDITS, of=ZERO),
+    "not again": MEASURED
+    | {"error of norm what if": NO_NORM}
+    | answers("error of rrelu", "share of rrelu", of=UNMEASURED),
+    "all": MEASURED,
+}
+
+
+@pytest.fixture(scope="module")
+def reports():
+    return {name: make() for name, make in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_answers_what_was_measured_and_no_zero_for_the_rest(kind, reports):
+    wanted = EXPECTED[kind]
+    assert {name: answer(ask, reports[kind], wanted[name]) for name, ask in ASKS.items()} == wanted
+
+
+def answer(ask, report, wanted):
+    try:
+        return SOME if ask(report) > 0 else ZERO
+    except (RuntimeError, ValueError) as error:
+        return wanted if str(error).startswith(wanted) else str(error)
+
+
+@pytest.mark.parametrize("kind", ["no policy", "no backward", "loss is NaN"])
+def test_the_reason_is_the_one_that_is_printed(kind, reports):
+    with pytest.raises(RuntimeError) as raised:
+        reports[kind].edits()
+    text, evidence = str(raised.value).split(": ", 1)
+    assert (text, evidence) in [(line.text, line.evidence) for line in reports[kind].advice]
+
+
+def test_what_was_never_called_in_a_module_is_named():
+    report = reported(trained)
+    with pytest.raises(ValueError, match=r"^'linear' was not called in 'norm', or only in compiled code$"):
+        report.local_error("linear", "norm")
+    with pytest.raises(ValueError, match=r"^'linear' was not called outside of modules, "):
+        report.error_share("linear", "")
+
+
+def test_what_is_not_measured_has_no_curve(reports):
+    class Writer(dict):
+        def add_scalar(self, name, value, step):
+            self[name] = value
+
+    curves = Writer()
+    reports["not again"].to_tensorboard(curves)
+    assert curves["habana_mp/error/linear"] > 0
+    assert "habana_mp/error/rrelu" not in curves
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        ("", ["--values", "--max-error", "0.5"], f"--max-error 0.5: {NO_OP}"),
+        ("", ["--max-casts", "3"], f"--max-casts 3: {NO_OP}"),
+        ("from habana_mp import hmp\nhmp.revert()\nimport torch\ntorch.ones(2, 2) @ torch.ones(2, 2)\n",
+         ["--values", "--max-error", "0.5"], "--max-error 0.5: no policy was in force"),
+        ("import torch\ntorch.ones(2, 2) @ torch.ones(2, 2)\n", ["--values", "--max-error", "0.5", "--max-casts", "3"], ""),
+    ],
+    ids=["error, no op", "casts, no op", "no policy", "measured"],
+)  # fmt: skip
+def test_a_gate_does_not_pass_where_nothing_was_measured(script, options, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(script)
+    done = CliRunner().invoke(main, ["report", *options, "train.py"])
+    hmp.revert()
+    assert done.exit_code == bool(said), done.stderr
+    assert said in done.stderr
+
+
+def in_turn(*steps):
+    """A step that is another one in the second run."""
+    done = []  # what a step collects in a list of its own stays
+
+    def step():
+        done.append(len(done))
+        return steps[done[-1] % len(steps)]()
+
+    return step
+
+
+def in_another_process():
+    """As habana-mp compare does: run a leaves a pickled recording."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    first = pickle.loads(pickle.dumps(recorded(lambda: model(X.exp()))))
+    with torch.no_grad():
+        model[0].weight += 1
+    return compared_with(first, lambda: model((X + 0.1).exp()), other_process=True).comparison(("a", "b"))
+
+
+NUMBERS = torch.arange(4)
+COMPARED = {  # the op, and why its difference is not measured
+    "only in a": (lambda: hmp.compare(in_turn(lambda: X.sin().cos(), X.sin), None), "cos", "run b has no such call"),
+    "only in b": (lambda: hmp.compare(in_turn(X.sin, lambda: X.sin().cos()), None), "cos", "run a has no such call"),
+    "another process": (in_another_process, "linear", "its inputs in run a, which was another process, are gone"),
+    "other sizes": (lambda: hmp.compare(in_turn(X.sin, X[:8].sin), None), "sin", "its results have different sizes in the two runs"),
+    "whole numbers": (lambda: hmp.compare(in_turn(lambda: NUMBERS + 1, lambda: NUMBERS * 1 + 2), None), "add", "it cannot run once more as in run a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_what_a_comparison_does_not_measure_has_its_reason(name):
+    compared, op, reason = COMPARED[name]
+    found = compared()
+    (row,) = (row for row in found.rows if row.op == op)
+    assert (row.total is None or row.made is None, row.unmeasured) == (True, reason)
+    text = str(found)
+    assert "?" not in text
+    assert reason in text or f"{row.kind}" in text
+    assert re.search(r"not measured|only in", found.to_html())
+    assert reason in json.loads(found.to_json())["rows"][found.rows.index(row)]["unmeasured"]
+
+
+def test_all_that_is_measured_has_no_reason():
+    found = hmp.compare(lambda: loss_of(Net()).backward(), None, "hmp")
+    assert {row.unmeasured for row in found.rows if row.made is not None and row.total is not None} == {""}
+    assert all(row.unmeasured for row in found.rows if row.made is None or row.total is None)

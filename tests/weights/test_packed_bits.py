@@ -1,0 +1,128 @@
+"""Packed weights give the bits of plain ones: round the sizes below which torch leaves oneDNN out, and round the smallest normal number."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cached_weight import BF16, packs
+from torch import nn
+
+from habana_mp import hmp
+
+pytestmark = [pytest.mark.usefixtures("empty_cache"), packs]
+# Rows, inputs and outputs. torch computes products of up to 16 * 16 * 16 multiplications itself.
+SHAPES = [
+    *((1, inputs, outputs) for inputs, outputs in [(64, 64), (1, 4096), (4096, 1), (2, 2048), (32, 128), (128, 32)]),
+    *((1, inputs, outputs) for inputs, outputs in [(64, 65), (65, 64), (1, 4097), (4097, 1), (17, 241), (2, 2049)]),
+    *((2, inputs, outputs) for inputs, outputs in [(64, 64), (1, 4096), (4096, 1), (4096, 2), (5000, 1)]),
+    *((rows, inputs, outputs) for rows in (3, 16, 33, 100) for inputs, outputs in [(96, 64), (4096, 1), (4099, 3)]),
+]
+# Of the input and of the weight: products of about 1, 1e-36 (so some of them are subnormal), 1e-38 and 1e-39.
+SCALES = [1.0, 1e-18, 1e-19, 3e-20]
+PRODUCTS = {
+    "linear": (lambda x, w, b: F.linear(x, w, b), False),  # noqa: PLW0108
+    "linear-without-bias": (lambda x, w, b: F.linear(x, w), False),
+    "linear-of-a-batch": (lambda x, w, b: F.linear(x[None], w, b), False),
+    "linear-of-a-vector": (lambda x, w, b: F.linear(x[0], w, b), False),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), True),
+}
+
+
+def bits(result):
+    return result.contiguous().view(torch.int16)
+
+
+def under(packing, call, monkeypatch):
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    hmp.cache.clear()
+    hmp.convert(policy="hmp")
+    with torch.no_grad():
+        result = call()
+    hmp.revert()
+    return result
+
+
+@pytest.mark.parametrize("packing", ["equal", "always"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products(product, shape, packing, monkeypatch):
+    call, turned = PRODUCTS[product]
+    rows, inputs, outputs = shape
+    for scale in SCALES:
+        x = torch.randn(rows, inputs) * scale
+        w = nn.Parameter(torch.randn((inputs, outputs) if turned else (outputs, inputs)) * scale)
+        b = nn.Parameter(torch.randn(outputs) * scale * scale)
+        plain = under("off", lambda: call(x, w, b), monkeypatch)  # noqa: B023
+        found = under(packing, lambda: call(x, w, b), monkeypatch)  # noqa: B023
+        assert torch.equal(bits(found), bits(plain)), scale
+
+
+CONVOLUTIONS = {
+    "3x3": ((2, 32, 7, 7), lambda: nn.Conv2d(32, 48, 3, padding=1)),
+    "1x1": ((1, 64, 1, 1), lambda: nn.Conv2d(64, 64, 1)),
+    "of-256-numbers": ((1, 16, 5, 5), lambda: nn.Conv2d(16, 16, 1)),
+    "one-output": ((2, 64, 5, 5), lambda: nn.Conv2d(64, 1, 3)),
+    "one-channel": ((2, 1, 15, 15), lambda: nn.Conv2d(1, 64, 3)),
+    "deep": ((1, 2048, 3, 3), lambda: nn.Conv2d(2048, 16, 3)),
+    "depthwise": ((1, 256, 9, 9), lambda: nn.Conv2d(256, 256, 3, padding=1, groups=256)),
+    "3d": ((1, 16, 5, 6, 7), lambda: nn.Conv3d(16, 32, 3)),
+}
+
+
+@pytest.mark.parametrize("packing", ["equal", "always"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, packing, monkeypatch):
+    sizes, make = CONVOLUTIONS[name]
+    last = torch.channels_last if len(sizes) == 4 else torch.channels_last_3d
+    for scale in SCALES:
+        conv, x = make().requires_grad_(False), torch.empty(sizes, memory_format=last).copy_(torch.randn(sizes) * scale)
+        conv.weight.normal_().mul_(scale)
+        conv.bias.normal_().mul_(scale).mul_(scale)
+        plain = under("off", lambda: conv(x), monkeypatch)  # noqa: B023
+        found = under(packing, lambda: conv(x), monkeypatch)  # noqa: B023
+        assert torch.equal(bits(found), bits(plain)), scale
+        assert found.stride() == plain.stride()
+
+
+FLUSHING = """
+import os, torch
+from torch import nn
+from habana_mp import hmp
+
+torch.set_num_threads(1)
+assert torch.set_flush_denormal(True)
+for shape in ((1, 64, 64), (1, 64, 65), (3, 4096, 1), (3, 96, 64), (40, 96, 64)):
+    rows, inputs, outputs = shape
+    for scale in (1e-18, 1e-19, 3e-20):
+        torch.manual_seed(0)
+        x, w = torch.randn(rows, inputs) * scale, nn.Parameter(torch.randn(outputs, inputs) * scale)
+        results = []
+        for packing in ("off", "always", "equal"):
+            os.environ["HABANA_MP_PACKED_WEIGHTS"] = packing
+            hmp.cache.clear()
+            hmp.convert(policy="hmp")
+            with torch.no_grad():
+                results.append(torch.nn.functional.linear(x, w).view(torch.int16))
+            hmp.revert()
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2]), (shape, scale)
+"""
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU cannot take subnormals for zeros")
+def test_where_a_program_takes_subnormals_for_zeros():
+    done = subprocess.run(
+        [sys.executable, "-c", FLUSHING], capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_leaves_onednn_out_where_we_do(monkeypatch):
+    """The number of multiplications is torch's: oneDNN takes subnormals for zeros, and torch's own product does not."""
+    if F.linear(torch.full((1, 64), 1e-19).to(BF16), torch.full((65, 64), 1e-20).to(BF16)).any():
+        pytest.skip("oneDNN keeps subnormals on this CPU")
+    w = nn.Parameter(torch.full((64, 64), 1e-20))
+    result = under("always", lambda: F.linear(torch.full((1, 64), 1e-19), w), monkeypatch)
+    assert result.all()

@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from habana_mp._report.schedule import Schedule
 from habana_mp._report.shown.exports import chrome_trace, scalars
 from habana_mp._report.values import named
 from habana_mp._scope import in_force
+from habana_mp._show.writing import written
 from habana_mp._watch.modules import unwatch_modules, watch_modules
 
 if TYPE_CHECKING:
@@ -52,11 +52,18 @@ class CastReport(MeasuredReport):
     """
 
     def __init__(
-        self, values: bool | str = False, *, wait: int = 0, warmup: int = 0, active: int | None = None
+        self,
+        values: bool | str = False,
+        *,
+        wait: int = 0,
+        warmup: int = 0,
+        active: int | None = None,
+        own_thread: bool = False,
     ) -> None:
         if values not in (False, True, "errors"):
             raise ValueError(f'values must be True, False or "errors", not {values!r}')
         self._measures = values
+        self._own_thread = own_thread  # it counts what this thread and its backward passes run, and nothing else
         self._schedule = Schedule(wait, warmup, active)
         self._open: _core.Report | None = None
         self._low = ""
@@ -81,7 +88,7 @@ class CastReport(MeasuredReport):
             policy = region_policy()[0] or in_force.policy
             self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
             self._projected_squares = 0.0
-            self._open = _core.open_report(bool(self._measures), self._measures is True, self._low)
+            self._open = _core.open_report(bool(self._measures), self._measures is True, self._low, self._own_thread)
         except BaseException:  # where another probe looks, or an interrupt comes
             unwatch_modules()
             raise
@@ -225,10 +232,7 @@ class CastReport(MeasuredReport):
             OSError: the file cannot be written.
             RuntimeError: the report was never entered.
         """
-        text = json.dumps(self.to_dict(), indent=1)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return written(json.dumps(self.to_dict(), indent=1), path)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the report as one HTML page that needs no network.
@@ -242,10 +246,7 @@ class CastReport(MeasuredReport):
         """
         from habana_mp._report.shown.page import page
 
-        text = page(self.to_dict())
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return written(page(self.to_dict()), path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the casts in time as JSON for chrome://tracing and Perfetto.
@@ -257,10 +258,7 @@ class CastReport(MeasuredReport):
             OSError: the file cannot be written.
             RuntimeError: the report was never entered.
         """
-        text = json.dumps(chrome_trace(self.to_dict()))
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return written(json.dumps(chrome_trace(self.to_dict())), path)
 
     def to_tensorboard(self, writer: Any, step: int | None = None) -> None:
         """Write counts, times and errors as scalars below "habana_mp/".

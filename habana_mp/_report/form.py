@@ -1,25 +1,29 @@
-"""The form of a report in a file: which keys it has, and what each holds (``CastReport.to_dict``).
+"""The form of a report in a file: what ``CastReport.load`` accepts.
 
 Who reads the values of a report may rely on it: a file may come from anybody.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import math
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from habana_mp._report.values import FORMAT, KEYS, VERSION
 
-# The form once more, for other programs; it has no key that this version does not write. tests/report/test_report_schema.py compares it
-# with reports.
+# What each key holds, for the check below and for other programs. A key that has a default may be missing.
 SCHEMA = Path(__file__).parent / "report.schema.json"
 # A report has at most 2^16 rows and as many events of its timeline (src/report/site.h, src/report/report.h). A row
 # takes 0.5 to 1 KiB of JSON and an event 100 bytes, so these are some 70 MiB; ranks and findings come on top.
 MOST_BYTES = 256 << 20
 _MOST_COUNT = (1 << 64) - 1  # as the core counts
+
+_Schema = dict[str, Any]
 
 
 class _NotOfForm(Exception):  # noqa: N818 - an answer
@@ -28,9 +32,6 @@ class _NotOfForm(Exception):  # noqa: N818 - an answer
     def __init__(self, wanted: str, value: object) -> None:
         super().__init__(wanted, value)
         self.where: list[str] = []
-
-
-_Check = Callable[[Any], None]
 
 
 def report_values(text: str) -> dict[str, Any]:
@@ -44,16 +45,18 @@ def report_values(text: str) -> dict[str, Any]:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise ValueError(f"not a report of habana_mp (format must be {FORMAT!r})")
     if values.get("version") != VERSION:
-        raise ValueError(f"a report of version {values.get('version')!r:.40}; this habana_mp reads version {VERSION}")
+        raise ValueError(
+            f"a report of version {reprlib.repr(values.get('version')):.40}; this habana_mp reads version {VERSION}"
+        )
     if lacking := [key for key in KEYS if key not in values]:
         raise ValueError(f"not a complete report: it lacks {', '.join(lacking)}")
     try:
-        _REPORT(values)
+        _check(values, _schema())
         _check_places(values)
     except _NotOfForm as wrong:
         wanted, value = wrong.args
         raise ValueError(
-            f"not a report: {''.join(reversed(wrong.where))[1:] or 'it'} must be {wanted}, not {value!r:.60}"
+            f"not a report: {''.join(reversed(wrong.where))[1:] or 'it'} must be {wanted}, not {reprlib.repr(value):.60}"
         ) from None
     return values
 
@@ -62,84 +65,87 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of a report")
 
 
-def _text(value: Any) -> None:
+@functools.cache
+def _schema() -> _Schema:
+    found: _Schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return found
+
+
+def _check(value: Any, schema: _Schema) -> None:
+    """By what report.schema.json uses of JSON Schema, but that other keys may be there, and hold anything."""
+    if "$ref" in schema:
+        schema = _schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "const" in schema or "enum" in schema:
+        accepted = schema.get("enum", [schema.get("const")])
+        if type(value) not in (str, int) or value not in accepted:
+            raise _NotOfForm(" or ".join(map(repr, accepted)), value)
+    else:
+        _CHECKS[schema["type"]](value, schema)
+
+
+def _string(value: Any, schema: _Schema) -> None:  # noqa: ARG001 - as the others
     if not isinstance(value, str):
         raise _NotOfForm("a string", value)
 
 
-def _count(value: Any) -> None:
-    if type(value) is not int or not 0 <= value <= _MOST_COUNT:
-        raise _NotOfForm("a count: a whole number from 0 to 2^64 - 1", value)
+def _number(value: Any, schema: _Schema) -> None:
+    wanted = schema["title"]
+    if type(value) is int and abs(value) > _MOST_COUNT:
+        raise _NotOfForm(_schema()["$defs"]["count"]["title"], value)
+    if type(value) not in ((int,) if schema["type"] == "integer" else (int, float)) or not math.isfinite(value):
+        raise _NotOfForm(wanted, value)
+    if not schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf):
+        raise _NotOfForm(wanted, value)
 
 
-def _row_number(value: Any) -> None:
-    """-1 is none."""
-    if value != -1 or type(value) is not int:
-        _count(value)
+def _array(value: Any, schema: _Schema) -> None:
+    if not isinstance(value, list):
+        raise _NotOfForm("a list", value)
+    each = schema.get("prefixItems")
+    if each is not None and len(value) != len(each):
+        raise _NotOfForm(f"a list of {len(each)} values", value)
+    least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
+    if not least <= len(value) <= most:
+        raise _NotOfForm(f"a list of {least} to {most} values", value)
+    for place, item in enumerate(value):
+        _inside(f"[{place}]", item, schema["items"] if each is None else each[place])
+    if schema.get("uniqueItems") and len(set(value)) < len(value):
+        raise _NotOfForm("a list of different values", value)
 
 
-def _seconds(value: Any) -> None:
-    if type(value) is int:
-        return _count(value)
-    if type(value) is not float or not math.isfinite(value) or value < 0:
-        raise _NotOfForm("a time in seconds, 0 or more", value)
-    return None
+def _object(value: Any, schema: _Schema) -> None:
+    if not isinstance(value, dict):
+        raise _NotOfForm("an object", value)
+    if len(value) < schema.get("minProperties", 0):
+        raise _NotOfForm("an object with a key", value)
+    known, others = schema.get("properties", {}), schema["additionalProperties"]
+    for key in schema.get("required", ()):
+        if key not in value and "default" not in known[key]:
+            raise _NotOfForm(f"an object with the key {key!r}", value)
+        value.setdefault(key, copy.copy(known[key].get("default")))
+    for key, item in value.items():
+        if key in known:
+            _inside(f".{key}", item, known[key])
+        elif others:
+            _inside(f".{key}", key, schema.get("propertyNames", {"type": "string"}))
+            _inside(f".{key}", item, others)
+    for key, keys in schema.get("dependentRequired", {}).items():
+        if key in value and (lacking := [each for each in keys if each not in value]):
+            raise _NotOfForm(f"an object with the key {lacking[0]!r} beside {key!r}", value)
 
 
-def _number(value: Any) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise _NotOfForm("a finite number", value)
+_CHECKS: dict[str, Callable[[Any, _Schema], None]] = {
+    "string": _string,
+    "integer": _number,
+    "number": _number,
+    "array": _array,
+    "object": _object,
+}
 
 
-def _list(each: _Check) -> _Check:
-    def check(value: Any) -> None:
-        if not isinstance(value, list):
-            raise _NotOfForm("a list", value)
-        for place, item in enumerate(value):
-            _inside(f"[{place}]", each, item)
-
-    return check
-
-
-def _tuple(*checks: _Check) -> _Check:
-    def check(value: Any) -> None:
-        if not isinstance(value, list) or len(value) != len(checks):
-            raise _NotOfForm(f"a list of {len(checks)} values", value)
-        for place, (each, item) in enumerate(zip(checks, value, strict=True)):
-            _inside(f"[{place}]", each, item)
-
-    return check
-
-
-def _dict(optional: tuple[str, ...] = (), /, **checks: _Check) -> _Check:
-    """``from_`` is the key "from". Other keys may be there, and hold anything."""
-    keys = {key.rstrip("_"): check for key, check in checks.items()}
-
-    def check(value: Any) -> None:
-        if not isinstance(value, dict):
-            raise _NotOfForm("an object", value)
-        for key, each in keys.items():
-            if key in value:
-                _inside(f".{key}", each, value[key])
-            elif key not in optional:
-                raise _NotOfForm(f"an object with the key {key!r}", value)
-
-    return check
-
-
-def _map(each: _Check) -> _Check:
-    def check(value: Any) -> None:
-        if not isinstance(value, dict):
-            raise _NotOfForm("an object", value)
-        for key, item in value.items():
-            _inside(f".{key}", each, item)
-
-    return check
-
-
-def _inside(place: str, check: _Check, value: Any) -> None:
+def _inside(place: str, value: Any, schema: _Schema) -> None:
     try:
-        check(value)
+        _check(value, schema)
     except _NotOfForm as wrong:
         wrong.where.append(place)
         raise
@@ -148,109 +154,13 @@ def _inside(place: str, check: _Check, value: Any) -> None:
 def _check_places(values: dict[str, Any]) -> None:
     """The timeline and the edges refer to rows by their numbers."""
     rows = len(values["rows"])
-    for place, event in enumerate(values["timeline"]["events"]):
-        if event[2] >= rows:
-            wrong = _NotOfForm(f"the number of one of {rows} rows", event[2])
-            wrong.where = ["[2]", f"[{place}]", ".timeline.events"]
-            raise wrong
-    for place, edge in enumerate(values.get("edges", [])):
-        for end in (0, 1):
-            if edge[end] >= rows:
-                wrong = _NotOfForm(f"the number of one of {rows} rows", edge[end])
-                wrong.where = [f"[{end}]", f"[{place}]", ".edges"]
-                raise wrong
-
-
-_SUMS = {
-    **dict.fromkeys(("seconds", "op_seconds", "backward_seconds", "cast_seconds"), _seconds),
-    **dict.fromkeys(("casts", "cache_hits", "backward_casts", "cast_bytes"), _count),
-}
-_CAST = _dict(
-    from_=_text,
-    to=_text,
-    count=_count,
-    cached=_count,
-    bytes=_count,
-    seconds=_seconds,
-    backward=_dict(count=_count, bytes=_count, seconds=_seconds),
-)
-_NUMBERS = _dict(
-    ("absorbed", "projections", "projected", "projected_low", "ran_seconds", "other_seconds"),
-    ran_seconds=_seconds,
-    other_seconds=_seconds,
-    absorbed=_map(_count),
-    projections=_count,
-    projected=_number,
-    projected_low=_number,
-    calls=_count,
-    unmeasured=_count,
-    **dict.fromkeys(("ran", "low", "range", "backward"), _map(_number)),
-    backward_calls=_count,
-    changes=_count,
-    change=_number,
-    change_low=_number,
-)
-_ROW = _dict(
-    ("values", "made_bytes"),
-    made_bytes=_map(_count),
-    **dict.fromkeys(("op", "module", "front_end", "policy", "decision", "rule", "source"), _text),
-    calls=_count,
-    seconds=_seconds,
-    cast_seconds=_seconds,
-    dtypes=_list(_text),
-    runs_in=_list(_text),
-    casts=_list(_CAST),
-    values=_NUMBERS,
-)
-_REPORT = _dict(
-    (
-        "rank",
-        "backward_seconds",
-        "optimizer_seconds",
-        "ranks",
-        "uneven",
-        "low_dtype",
-        "projected_squares",
-        "edges",
-        "steps",
-    ),
-    projected_squares=_number,
-    optimizer_seconds=_seconds,
-    steps=_list(_seconds),
-    edges=_list(_tuple(_row_number, _count, _text, _count, _count)),
-    low_dtype=_text,
-    title=_text,
-    torch=_text,
-    habana_mp=_text,
-    rank=_count,
-    policies=_list(_dict(name=_text, text=_text, front_end=_text)),
-    **_SUMS,
-    rows=_list(_ROW),
-    ping_pong=_list(
-        _dict(ops=_list(_dict(op=_text, module=_text, dtype=_text)), path=_list(_text), count=_count, seconds=_seconds)
-    ),
-    recast=_list(
-        _dict(
-            tensor=_text,
-            from_=_text,
-            to=_text,
-            times=_count,
-            needed=_count,
-            ops=_list(_text),
-            modules=_list(_text),
-            bytes=_count,
-            seconds=_seconds,
-        )
-    ),
-    never_seen=_list(_dict(op=_text, list=_text, rule=_text)),
-    missed=_list(_dict(op=_text, calls=_count, module=_text, source=_text, rule=_text, held_by=_list(_text))),
-    timeline=_dict(
-        ("seconds",),
-        stride=_count,
-        seconds=_seconds,
-        events=_list(_tuple(_seconds, _seconds, _count, _text, _text, _text)),
-    ),
-    advice=_list(_dict(text=_text, evidence=_text)),
-    ranks=_list(_dict(rank=_count, **_SUMS, casts_of=_map(_count))),
-    uneven=_list(_dict(op=_text, casts=_list(_count))),
-)
+    for path, lists, own in (
+        (".timeline.events", values["timeline"]["events"], (2,)),
+        (".edges", values.get("edges", []), (0, 1)),
+    ):
+        for place, each in enumerate(lists):
+            for i in own:
+                if each[i] >= rows:
+                    wrong = _NotOfForm(f"the number of one of {rows} rows", each[i])
+                    wrong.where = [f"[{i}]", f"[{place}]", path]
+                    raise wrong

@@ -8,10 +8,12 @@ from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
-from habana_mp._report.findings.edits import Edit, edits, why_unknown
+from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.groups import inside
+from habana_mp._report.findings.unknown import NO_OP, Why, why_no_edit, why_no_error, why_no_share
 from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
+from habana_mp._show.units import whole
 
 
 class MeasuredReport(ABC):
@@ -42,8 +44,9 @@ class MeasuredReport(ABC):
             backward: return the error of the ops in its backward pass instead.
 
         Raises:
-            TypeError, ValueError: as for ``casts``; and ValueError if no op ran in ``module``.
-            RuntimeError: the report was made without ``values``, or never entered.
+            TypeError, ValueError: as for ``casts``; and ValueError if no op ran in ``module``, or the op was not called in the block.
+            RuntimeError: the report was made without ``values``, or never entered; or the error is not measured. The message has the
+                reason: no backward pass, or an op that cannot run once more, such as one that draws random numbers.
 
         Example:
             >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
@@ -51,9 +54,10 @@ class MeasuredReport(ABC):
             >>> float(r.local_error("linear")) < 0.01
             True
         """
-        rows = [row["values"] for row in self._with_values(op, module)]
+        rows = self._asked_rows(op, module)
         which = "backward" if backward else "low" if what_if else "ran"
-        return local_error(added([each[which] for each in rows]) or dict.fromkeys(ERROR, 0))
+        _raise(why_no_error(self.to_dict(), rows, which))
+        return local_error(added(row["values"][which] for row in with_values(rows)) or dict.fromkeys(ERROR, 0))
 
     def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
         """Return which part of the error of the loss an op makes, from 0 to 1, to first order.
@@ -65,35 +69,41 @@ class MeasuredReport(ABC):
         Raises:
             TypeError, ValueError: as for ``local_error``.
             RuntimeError: as for ``local_error``; also if ops made errors, and no backward pass was seen or its gradients are
-                not finite.
+                not finite; and outside of any policy if all ops ran in float32.
         """
-        return share(self._with_gradients(), self._with_values(op, module), what_if=what_if)
+        rows = self._asked_rows(op, module)
+        self._check_shares(rows, what_if=what_if)
+        return share(self.to_dict()["rows"], rows, what_if=what_if)
 
     def error_shares(self) -> dict[tuple[str, str], float]:
         """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
 
         Raises:
-            RuntimeError: the report was made without ``values``, or never entered.
+            RuntimeError: as for ``error_share``. An op whose error is not measured is left out.
         """
-        rows = self._with_values()
+        self._asked_rows(None, None)
+        self._check_shares([])
+        rows = [*with_values(self.to_dict()["rows"])]
         size = change_of(rows)
         whole = sum(map(size, rows))
         found: dict[tuple[str, str], float] = {}
-        for row in rows if whole > 0 else []:
+        for row in rows:
             if not row["module"]:  # outside of any
                 continue
             key = row["op"], row["module"].partition(": ")[2]
-            found[key] = found.get(key, 0.0) + size(row) / whole
+            found[key] = found.get(key, 0.0) + (size(row) / whole if whole > 0 else 0.0)
         return found
 
     def loss_change(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
         """Return how much the loss changes because an op did not run in float32, to first order: the sum of gradient times error.
 
-        If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``.
+        If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``; also
+        RuntimeError if ``project`` alone was called, as there is no loss.
         """
         key = "change_low" if what_if else "change"
-        self._with_gradients()
-        return sum((row["values"][key] for row in self._with_values(op, module)), 0.0)
+        rows = self._asked_rows(op, module)
+        self._check_shares(rows, what_if=what_if, of_loss=True)
+        return sum((row["values"][key] for row in with_values(rows)), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
         """Measure the shares of the error of outputs, for a step without a loss.
@@ -118,9 +128,10 @@ class MeasuredReport(ABC):
         """
         if not self._is_measuring():
             raise RuntimeError("call project inside a with block of hmp.report(values=True)")
-        if not isinstance(k, int) or k < 1:
+        count = whole(k)
+        if count is None or count < 1:
             raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
-        squares = project(outputs, k, seed, _core.begin_projection, _core.end_projection)
+        squares = project(outputs, count, seed, _core.begin_projection, _core.end_projection)
         if squares is None:
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
         self._projected_squares += squares
@@ -129,15 +140,16 @@ class MeasuredReport(ABC):
         """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
 
         Ops that lose numbers (NaN or infinity in the low dtype alone) come first. An edit after which the error of the steps in the block
-        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. Without a backward pass in the
-        block, or if no edit is worth it, the result has no others.
+        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. If no edit is worth it, there
+        are none.
 
         Args:
             per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.
 
         Raises:
             ValueError: ``per`` is another value.
-            RuntimeError: the report was made without ``values``, or never entered.
+            RuntimeError: the report was made without ``values``, or never entered; or there are no edits because no op or no policy was
+                seen, or no op loses numbers and the shares are not known (see ``error_share``).
 
         Example:
             >>> with hmp.autocast("cpu", policy="balanced"), hmp.report(values=True) as r:
@@ -146,25 +158,38 @@ class MeasuredReport(ABC):
         """
         if per not in ("op", "module"):
             raise ValueError(f'per must be "op" or "module", not {per!r}')
-        self._with_values()
-        return tuple(edits(self.to_dict(), per))
+        self._check_values()
+        found = tuple(edits(self.to_dict(), per))
+        if not found:
+            _raise(why_no_edit(self.to_dict()))
+        return found
 
-    def _with_gradients(self) -> list[dict[str, Any]]:
-        """All rows with values. A zero would read as no error where it is not known."""
-        rows = self._with_values()
-        errors = (row["values"].get(which, {}).get("squares", 0) for row in rows for which in ("ran", "low"))
-        if any(errors) and (why := why_unknown(rows)):
-            raise RuntimeError(": ".join(why))
+    def _check_shares(self, rows: list[dict[str, Any]], *, what_if: bool = False, of_loss: bool = False) -> None:
+        report = self.to_dict()
+        _raise(why_no_share(report, what_if=what_if, of_loss=of_loss))
+        _raise(why_no_error(report, rows, "low" if what_if else "ran"))
+
+    def _check_values(self) -> None:
+        if not self.to_dict().get("low_dtype"):
+            raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
+
+    def _asked_rows(self, op: str | None, module: str | None) -> list[dict[str, Any]]:
+        """Those of an op in a module, also those without values. There is one at least."""
+        self._check_values()
+        rows, every = list(self._rows(op, module)), self.to_dict()["rows"]
+        if not every:
+            _raise(NO_OP)
+        if module:
+            _check_module(module, [row["module"] for row in every])
+        if not rows:
+            where = "in the block" if module is None else f"in {module!r}" if module else "outside of modules"
+            raise ValueError(f"{'an op' if op is None else repr(op)} was not called {where}, or only in compiled code")
         return rows
 
-    def _with_values(self, op: str | None = None, module: str | None = None) -> list[dict[str, Any]]:
-        report = self.to_dict()
-        if not report.get("low_dtype"):
-            raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
-        rows = list(self._rows(op, module))
-        if module:
-            _check_module(module, [row["module"] for row in report["rows"]])
-        return list(with_values(rows))
+
+def _raise(why: Why | None) -> None:
+    if why is not None:
+        raise RuntimeError(": ".join(why))
 
 
 def _check_module(asked: str, modules: list[str]) -> None:

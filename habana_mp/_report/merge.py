@@ -106,6 +106,11 @@ def _row(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **rows[0],
         **({"values": added(values)} if values else {}),
+        **{
+            key: added(row.get(key, {}) for row in rows)
+            for key in ("unmeasured", "unmeasured_backward")
+            if any(key in row for row in rows)
+        },
         **_summed(rows, ("calls", "seconds", "cast_seconds")),
         "dtypes": _distinct(dtype for row in rows for dtype in row["dtypes"]),
         "runs_in": _distinct(dtype for row in rows for dtype in row["runs_in"]),

@@ -17,13 +17,26 @@ _PROJECTED = ("projections", "projected", "projected_low")
 _LARGEST = frozenset(["largest", "reference_largest"])  # these do not add up
 
 
-def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
+# Why the error of a call is not measured, by kUnmeasuredNames in src/report/values.h.
+UNMEASURED = {
+    "random": "it draws random numbers",
+    "writes": "it writes to more than its result",
+    "reserve": "it needs what its forward pass keeps in reserve",
+    "library": "it is not an op of torch, or its kernel is a Python function",
+    "collective": "it communicates with other processes",
+    "kernel": "it cannot run in the other dtype",
+    "tensors": "it has float64, sparse or other special tensors",
+    "memory": "too many errors wait for gradients, so its share is not complete",
+    "sizes": "the first run gave it other sizes",
+}
+
+
+def measured(values: Sequence[Any] | None, unmeasured: dict[str, int]) -> dict[str, Any] | None:
     """Under names what src/bind/bind_report.cpp gives of a row; None where nothing was measured."""
     if values is None:
         return None
     (
         calls,
-        unmeasured,
         ran,
         low,
         value_range,
@@ -39,7 +52,7 @@ def measured(values: Sequence[Any] | None) -> dict[str, Any] | None:
     ) = values
     return {
         "calls": calls,
-        "unmeasured": unmeasured,
+        "unmeasured": sum(unmeasured.values()),
         "ran": _named(ERROR, ran),
         "low": _named(ERROR, low),
         "range": _named(_RANGE, value_range),
@@ -164,6 +177,13 @@ class WholeError:
 
     def _size(self, total: float) -> float:
         return abs(total) if self._of_loss else math.sqrt(max(total, 0.0) / self._squares)
+
+
+def why_unmeasured(rows: Iterable[dict[str, Any]], *, backward: bool = False) -> tuple[int, str]:
+    """How many calls of some rows were not measured, and why: 0 and an empty text if all were."""
+    key = "unmeasured_backward" if backward else "unmeasured"
+    reasons = added(row.get(key, {}) for row in rows)
+    return sum(reasons.values()), ", ".join(UNMEASURED.get(reason, reason) for reason in reasons)
 
 
 def with_values(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 
+from habana_mp._show.units import whole
+
 
 class Schedule:
     """``phase`` is "wait", "warmup", "active" or "done"; ``step`` ends a step and moves it on. ``seconds`` are those of the active steps."""
 
     def __init__(self, wait: int, warmup: int, active: int | None) -> None:
         for name, count in (("wait", wait), ("warmup", warmup)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            if (whole(count) or 0) < 0 or whole(count) is None:
                 raise ValueError(f"{name} must be a number of steps, 0 or more, not {count!r}")
-        if active is not None and (not isinstance(active, int) or isinstance(active, bool) or active < 1):
+        if active is not None and (whole(active) or 0) < 1:
             raise ValueError(f"active must be a number of steps, 1 or more, or None for all, not {active!r}")
         self._ends = wait, wait + warmup, None if active is None else wait + warmup + active
         self._done = 0

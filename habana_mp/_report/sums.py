@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import habana_mp._core as _core
+from habana_mp._report.numbers import why_unmeasured
 
 # What the time of an op is counted as, in the order in which the page draws them.
 _WIDE = tuple(name for name in _core.ELIGIBLE_DTYPES if name not in _core.LOW_DTYPES)
@@ -78,6 +80,18 @@ def missed(report: dict[str, Any]) -> list[MissedOp]:
         into.modules += [each["module"]] if each["module"] and each["module"] not in into.modules else []
         into.held_by += [holder for holder in each["held_by"] if holder not in into.held_by]
     return sorted(found.values(), key=lambda each: -each.calls)
+
+
+def unmeasured(report: dict[str, Any]) -> list[tuple[str, bool, int, str]]:
+    """Ops whose error is not measured, or not that of all calls: op, whether in the backward pass, how many calls, and why."""
+    found = []
+    for op, rows in groupby(sorted(report["rows"], key=lambda row: str(row["op"])), lambda row: str(row["op"])):
+        of_op = [*rows]
+        for backward in (False, True):
+            calls, why = why_unmeasured(of_op, backward=backward)
+            if calls:
+                found.append((op, backward, calls, why))
+    return sorted(found, key=lambda each: -each[2])
 
 
 def split(report: dict[str, Any]) -> dict[str, float]:

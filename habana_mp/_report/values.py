@@ -105,6 +105,8 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
     casts: list[tuple[Any, ...]],
     made: dict[str, int],
     values: tuple[Any, ...] | None,
+    unmeasured: dict[str, int],
+    unmeasured_backward: dict[str, int],
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "op": op,
@@ -133,7 +135,11 @@ def _row(  # noqa: PLR0917 - in the order of src/bind/bind_report.cpp
             for source_dtype, target, count, cached, size, lasted, backward, backward_size, backward_ns in casts
         ],
     }
-    return row if values is None else {**row, "values": measured(values)}
+    if unmeasured:
+        row["unmeasured"] = unmeasured
+    if unmeasured_backward:
+        row["unmeasured_backward"] = unmeasured_backward
+    return row if values is None else {**row, "values": measured(values, unmeasured)}
 
 
 def _missed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

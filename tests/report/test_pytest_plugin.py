@@ -54,6 +54,15 @@ def test_never_called(assert_casts):
 def test_seen_and_not_cast(assert_casts):
     assert_casts(lambda: torch.mm(x.bfloat16(), x.bfloat16().mT), {"mm": {"bfloat16": 2}})
 
+def test_no_op(assert_casts):
+    assert_casts(lambda: None, {})
+
+def test_zero_of_an_op_that_is_never_called(assert_casts):
+    assert_casts(lambda: net(x), {"linear": {"bfloat16": 3}, "softmax": {"float32": 1}, "conv1d": {"bfloat16": 0}})
+
+def test_zero_of_an_op_that_is_called(assert_casts):
+    assert_casts(lambda: x.sin(), {"sin": {"bfloat16": 0}})
+
 def test_an_error_of_the_function(assert_casts):
     assert_casts(lambda: net(x[:, :3]), {})
 """
@@ -84,7 +93,7 @@ def project(pytester):
 def test_it_says_which_casts_are_others(project):
     project.makepyfile(HEAD + TESTS)
     result = project.runpytest_inprocess("-p", "no:randomly", "-p", "no:xdist", "-q")
-    result.assert_outcomes(passed=7, failed=5)
+    result.assert_outcomes(passed=8, failed=7)
     result.stdout.fnmatch_lines(
         [
             "  linear to bfloat16: expected 2, got 3",
@@ -96,6 +105,9 @@ def test_it_says_which_casts_are_others(project):
             "      never called",
             "  mm to bfloat16: expected 2, got 0",
             "      seen, lower: 1 call on bfloat16",
+            "no op was seen: the report sees eager calls, in the process that it was made in",
+            "  conv1d to bfloat16: expected 0, got 0",
+            "      never called",
         ]
     )
     result.stdout.fnmatch_lines(["E*RuntimeError: *mat1 and mat2 shapes cannot be multiplied*"])

@@ -90,6 +90,14 @@ def overflowed():
     return report
 
 
+def unmeasured():
+    layer = torch.nn.LSTM(16, 8)
+    with hmp.autocast("cpu", policy="torch-cpu"), hmp.report(values=True) as report:
+        layer(torch.randn(3, 2, 16))[0].float().sum().backward()
+        torch.ones(4) + torch.ones(4, dtype=torch.float64)
+    return report
+
+
 def steps():
     layers = model()
     optimizer = torch.optim.AdamW(layers.parameters(), foreach=False)
@@ -119,7 +127,7 @@ def ranks_of_ranks():
 
 
 KINDS = [
-    empty, converted, region, outside, values, errors, projected, overflowed, steps,
+    empty, converted, region, outside, values, errors, projected, overflowed, steps, unmeasured,
     ranks, ranks_with_values, one_rank, ranks_of_ranks,
 ]  # fmt: skip
 

@@ -400,7 +400,7 @@ def hostile() -> dict[str, Any]:
         )
         for name in HOSTILE
     ]
-    ops = [{"op": name, "module": name, "dtype": name} for name in HOSTILE]
+    ops = [{"op": name, "module": name, "dtype": LOW} for name in HOSTILE]
     return summed(
         rows,
         title=HOSTILE[0],

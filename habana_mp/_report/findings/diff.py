@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, local_error, with_values
+from habana_mp._report.findings.unknown import known_errors
+from habana_mp._report.numbers import LocalError
 from habana_mp._show.units import time
+from habana_mp._show.writing import written
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ReportDiff:
             tuple(
                 (*key, first.get(key, 0), second.get(key, 0)) for key in keys if first.get(key, 0) != second.get(key, 0)
             ),
-            tuple(_changed_errors(_errors(before), _errors(after))),
+            tuple(_changed_errors(known_errors(before), known_errors(after))),
             (before["seconds"], after["seconds"]),
             (_name(before), _name(after)),
         )
@@ -67,9 +67,7 @@ class ReportDiff:
         tables = [("Casts", self._casts()), ("Errors of ops, as they ran", self._errors())]
         blocks = [*zip(("before", "after"), self.names, map(time, self.seconds), strict=True)]
         text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], blocks=blocks)
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return written(text, path)
 
     def _repr_html_(self) -> str:
         from habana_mp._show.html import framed
@@ -101,13 +99,8 @@ def _counts(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
     return counts
 
 
-def _errors(report: dict[str, Any]) -> dict[str, float]:
-    groups = grouped(with_values(report["rows"]), lambda row: row["op"])
-    return {group[0]["op"]: float(local_error(added(row["values"]["ran"] for row in group))) for group in groups}
-
-
-def _changed_errors(before: dict[str, float], after: dict[str, float]) -> Iterator[tuple[str, float, float]]:
+def _changed_errors(before: dict[str, LocalError], after: dict[str, LocalError]) -> Iterator[tuple[str, float, float]]:
     for op in sorted({*before} & {*after}):
-        a, b = before[op], after[op]
+        a, b = float(before[op]), float(after[op])
         if abs(a - b) > 0.1 * max(a, b):
             yield op, a, b

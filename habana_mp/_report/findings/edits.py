@@ -8,7 +8,8 @@ from typing import Any
 
 from habana_mp._report.findings.groups import grouped, path_with_stars, pattern
 from habana_mp._report.findings.simulated import Effect, Simulation
-from habana_mp._report.numbers import WholeError, change_of, saw_backward, with_values
+from habana_mp._report.findings.unknown import why_no_edit
+from habana_mp._report.numbers import WholeError, change_of, with_values
 from habana_mp._report.sums import cast_seconds, own_seconds
 from habana_mp._show.units import apart, counted, share
 
@@ -98,30 +99,7 @@ def _in_groups(found: Iterable[Edit]) -> str:
 
 def no_edit(report: dict[str, Any]) -> tuple[str, str]:
     """What to say, and why, where ``edits`` finds none."""
-    rows = list(with_values(report["rows"]))
-    if not report["rows"]:
-        return "no op was seen", "the report sees eager calls, in the process that it was made in"
-    if not any(row["policy"] for row in report["rows"]):
-        return (
-            "no policy was in force, so no list has an effect",
-            "call hmp.convert, or enter hmp.autocast, before the ops run",
-        )
-    return why_unknown(rows) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
-
-
-def why_unknown(rows: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """Why the shares of the error are not known, and what to do. ``rows`` are those with values."""
-    if not saw_backward(rows):
-        return (
-            "no backward pass was seen, so it is not known which op makes the error",
-            "call backward in the block of the report, or report.project(outputs), with gradients on",
-        )
-    if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
-        return (
-            "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
-            "run habana-mp find-nan, or hmp.find_nonfinite: it names the op that makes a NaN or an infinity",
-        )
-    return None
+    return why_no_edit(report) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
 
 
 def _of_lost(report: dict[str, Any], groups: dict[str, list[dict[str, Any]]], simulation: Simulation) -> Iterator[Edit]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import habana_mp._core as _core
 from habana_mp._report.numbers import local_error, with_values
+from habana_mp._show.units import encodable
 
 _WIDE = "float32"
 _FIXED = {"lower": "low", "fp32": _WIDE, "rest fp32": _WIDE, "no kernel": _WIDE}
@@ -63,7 +64,7 @@ class Simulation:
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
-        computing = [row for row in moved if dtype == _WIDE and _core.computes(self._rows[row]["op"])]
+        computing = [row for row in moved if dtype == _WIDE and _core.computes(encodable(self._rows[row]["op"]))]
         left = {row: self._left(row, moved) for row in computing}
         return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward, left)
 
@@ -90,7 +91,7 @@ class Simulation:
             for user in self._users.get(waiting.pop(), []):
                 if user not in seen:
                     seen.add(user)
-                    hands_on = user in moved and not _core.computes(self._rows[user]["op"])
+                    hands_on = user in moved and not _core.computes(encodable(self._rows[user]["op"]))
                     (waiting.append if hands_on else found.add)(user)
         return found
 
@@ -160,7 +161,7 @@ class Simulation:
     def _inputs(self, number: int) -> list[tuple[int, str, int, int]]:
         """What a row casts to the low dtype."""
         row, edges = self._rows[number], self._edges.get(number, [])
-        if not _core.is_norm(row["op"]):
+        if not _core.is_norm(encodable(row["op"])):
             return edges
         # Its scale and shift are not cast (D14): no call has made them. Where none made its input, that is one of them.
         made = [edge for edge in edges if edge[0] >= 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, local_error, share, shares_known, with_values
+from habana_mp._report.findings.unknown import known_errors
+from habana_mp._report.numbers import share, shares_known, with_values
 
 
 def chrome_trace(report: dict[str, Any]) -> dict[str, Any]:
@@ -43,9 +43,8 @@ def scalars(report: dict[str, Any]) -> dict[str, float]:
     }
     rows = list(with_values(report["rows"]))
     with_shares = shares_known(rows)
-    for group in grouped(rows, lambda row: row["op"]):
-        op = group[0]["op"]
-        found[f"error/{op}"] = float(local_error(added(row["values"]["ran"] for row in group)))
+    for op, error in known_errors(report).items():
+        found[f"error/{op}"] = float(error)
         if with_shares:
-            found[f"error_share/{op}"] = share(rows, group)
+            found[f"error_share/{op}"] = share(rows, (row for row in rows if row["op"] == op))
     return found

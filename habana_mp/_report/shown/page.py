@@ -44,6 +44,7 @@ def page(report: dict[str, Any]) -> str:
         by_precision=_bars(sums.seconds_by_precision(report)),
         unlisted=sums.unlisted(report),
         missed=sums.missed(report),
+        unmeasured=sums.unmeasured(report),
         modules=len({row["module"] for row in report["rows"]}),
         ops=len({row["op"] for row in report["rows"]}),
         lists=_by_list(report["never_seen"]),

@@ -62,6 +62,7 @@ class _Report:
                 ("Ranks", [_rank(each) for each in report.get("ranks", [])], 5),
                 ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
                 ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
+                ("Error not measured", [_unmeasured(*each) for each in sums.unmeasured(report)], 1),
                 ("Missed: held before convert", [_missed(each) for each in sums.missed(report)], 1),
                 ("In no list", [_unlisted(each, report) for each in sums.unlisted(report)], 3),
                 ("In your lists, never called", _never_seen(report["never_seen"]), 1),
@@ -168,10 +169,11 @@ def _error_columns(
     if not report.get("low_dtype"):
         return []
     rows = {group[0]["op"]: group for group in grouped(with_values(report["rows"]), lambda row: row["op"])}
+    unmeasured = {op for op, backward, *_ in sums.unmeasured(report) if not backward}
 
     def error(each: sums.OpSum) -> Text | str:
         if each.op not in rows:
-            return ""
+            return Text("not measured", style="dim") if each.op in unmeasured else ""
         found = local_error(added(row["values"]["ran"] for row in rows[each.op]))
         if found.lost:
             return Text(f"{found.lost:,} not finite", style="bold red")
@@ -217,6 +219,14 @@ def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
     if wide:
         text.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
     return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", units.time(each["seconds"]), text]
+
+
+def _unmeasured(op: str, backward: bool, calls: int, why: str) -> list[Any]:
+    where = " in backward" if backward else ""
+    return [
+        counted(calls, "call"),
+        Text(printable(op), style="bold").append(f"{where}\n{why}", style="not bold"),
+    ]
 
 
 def _missed(each: sums.MissedOp) -> list[Any]:

@@ -39,7 +39,7 @@ const COLUMNS = [
   ["calls", (line) => line.calls, (line) => [count(line.calls)]],
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
   ...(MEASURED ? [
-    ["error", (line) => line.error, (line) => line.measured ? errorOf(line) : []],
+    ["error", (line) => line.error, (line) => line.measured ? errorOf(line) : line.unmeasured ? [make("i", {}, "not measured")] : []],
     ...(SHARES_KNOWN ? [["of all error", (line) => line.share, (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
   ] : []),
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],

@@ -27,7 +27,7 @@ const search = (text) => {
 
 // What a group of rows has in sum: the figures of a line, for an op, a module or a single row.
 const summed = (rows) => {
-  const made = { rows, calls: 0, seconds: 0, castSeconds: 0, casts: 0, cached: 0, backward: 0, bytes: 0, pairs: new Map(), measured: 0, share: 0, lost: 0 };
+  const made = { rows, calls: 0, seconds: 0, castSeconds: 0, casts: 0, cached: 0, backward: 0, bytes: 0, pairs: new Map(), measured: 0, unmeasured: 0, share: 0, lost: 0 };
   let squares = 0, whole = 0;
   const decisions = new Set(), rules = new Set(), runs = new Set();
   for (const row of rows) {
@@ -41,6 +41,7 @@ const summed = (rows) => {
       squares += row.values.ran.squares;
       whole += row.values.ran.reference_squares;
     }
+    made.unmeasured += sum(Object.values(row.unmeasured || {}), (calls) => calls);
     for (const cast of row.casts) {
       made.casts += cast.count;
       made.cached += cast.cached;

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from habana_mp._gaudi.absent import absent
 from habana_mp._hpu import gaudi_switches
 from habana_mp._hpu.gaudi_switches import switch_named
 
@@ -13,15 +14,21 @@ TORCH = "habana_frameworks.torch"
 _OURS, _HPU = __name__.rpartition(".")[0], gaudi_switches.__name__.rpartition(".")[0]
 _TORCH_HPU = f"{_HPU}.torch_hpu"
 XPU_AMP = "torch.xpu.amp"
+# Every module and name of this package can be imported: a script falls back to torch's loader where its own cannot be made.
+MEDIA = "habana_frameworks.mediapipe"
 
 # module -> where it is written, "" for one that holds switches or other modules alone
 HOMES: Mapping[str, str] = {
     "hmp": f"{_OURS}.hpex",
+    "habana_dataloader": f"{_OURS}.data",
+    "habana_dataloader.habana_dataset": f"{_OURS}.data",
     "habana_frameworks": "",
+    MEDIA: "",
     TORCH: "",
     f"{TORCH}.core": f"{_OURS}.core",
     f"{TORCH}.core.hccl": f"{_OURS}.distributed",
     f"{TORCH}.core.quantization": "",
+    f"{TORCH}.core.step_closure": "",
     f"{TORCH}.distributed": "",
     f"{TORCH}.distributed.hccl": f"{_OURS}.distributed",
     f"{TORCH}.dynamo": "",
@@ -31,37 +38,49 @@ HOMES: Mapping[str, str] = {
     f"{TORCH}.hpex": f"{_OURS}.hpex",
     f"{TORCH}.hpex.experimental": "",
     f"{TORCH}.hpex.experimental.transformer_engine": f"{_OURS}.hpex.transformer_engine",
+    f"{TORCH}.hpex.experimental.transformer_engine.distributed": f"{_OURS}.hpex.fp8",
+    f"{TORCH}.hpex.experimental.transformer_engine.fp8": f"{_OURS}.hpex.fp8",
     f"{TORCH}.hpex.experimental.transformer_engine.recipe": f"{_OURS}.hpex.recipe",
     f"{TORCH}.hpex.kernels": f"{_OURS}.hpex.kernels",
+    f"{TORCH}.hpex.kernels.Fp8Ops": f"{_OURS}.ops",
     f"{TORCH}.hpex.movingavrg": f"{_OURS}.hpex.moving_average",
     f"{TORCH}.hpex.normalization": f"{_OURS}.hpex.normalization",
     f"{TORCH}.hpex.optimizers": f"{_OURS}.hpex.optimizers",
     f"{TORCH}.hpu": _TORCH_HPU,
     f"{TORCH}.hpu.graphs": f"{_HPU}.graphs",
+    f"{TORCH}.hpu.hpu": _TORCH_HPU,
     f"{TORCH}.hpu.memory": _TORCH_HPU,
+    f"{TORCH}.hpu.metrics": f"{_HPU}.metrics",
     f"{TORCH}.hpu.random": _TORCH_HPU,
     f"{TORCH}.utils": "",
     f"{TORCH}.utils.debug": "",
+    f"{TORCH}.utils.distributed_utils": f"{_OURS}.distributed",
     f"{TORCH}.utils.experimental": f"{_OURS}.experimental",
     f"{TORCH}.utils.internal": "",
     f"{TORCH}.utils.library_loader": f"{_OURS}.library_loader",
     XPU_AMP: f"{_OURS}.xpu",
 }
 
-_DECODER = "it reads and decodes images on Gaudi's hardware; use torch.utils.data.DataLoader"
+_DECODER = "it reads and decodes images by Gaudi's hardware and libraries; use torch.utils.data.DataLoader"
 _KERNELS = "it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else"
-# A module, or a name in one, that only the hardware can do -> the reason
+# A module, or a name in one, that only the hardware can do -> the reason.
 REFUSED: Mapping[str, str] = {
     "habana_dataloader": _DECODER,
-    "habana_frameworks.mediapipe": _DECODER,
     f"{TORCH}.hpex.kernels.CustomNms": "it runs a kernel of Gaudi; use torchvision.ops.nms",
     f"{TORCH}.hpex.kernels.fbgemm": "it runs kernels of Gaudi; use fbgemm_gpu, or torch.nn.EmbeddingBag",
     f"{TORCH}.utils.lib_utils": _KERNELS,
 }
 
 
+def is_here(module: str) -> bool:
+    """Whether there is a module of that name."""
+    return module in HOMES or module.startswith(f"{MEDIA}.")
+
+
 def find(module: str, name: str) -> Any:
     """What a module has under a name. Raises AttributeError where that is nothing."""
+    if f"{module}.".startswith(f"{MEDIA}."):
+        return absent(f"{module}.{name}", _DECODER)
     home = HOMES[module]
     if home == _TORCH_HPU or (home and name in importlib.import_module(home).__all__):
         return getattr(importlib.import_module(home), name)
@@ -72,7 +91,7 @@ def find(module: str, name: str) -> Any:
 
 def names(module: str) -> list[str]:
     """What a module has, the modules below it among them."""
-    home = HOMES[module]
+    home = HOMES.get(module, "")
     own: Any = importlib.import_module(home) if home else None
     listed = dir(own) if home == _TORCH_HPU else getattr(own, "__all__", ())
     below = (each.rpartition(".") for each in HOMES)

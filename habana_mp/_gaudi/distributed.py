@@ -1,7 +1,4 @@
-"""`habana_frameworks.torch.distributed.hccl`: process groups of the backend "hccl", which is gloo on CPUs and NCCL on CUDA (F182).
-
-Importing it registers "hccl" with torch.distributed, as importing Habana's does.
-"""
+"""`habana_frameworks.torch.distributed.hccl`: process groups of the backend "hccl", which is gloo on CPUs and NCCL on CUDA (F182)."""
 
 from __future__ import annotations
 
@@ -71,5 +68,7 @@ def _outlast_gloo() -> None:
     time.sleep(_GLOO_SECONDS)
 
 
-if "hccl" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("hccl", _process_group, devices=[hpu_device_type()])
+def register_hccl() -> None:
+    """Make "hccl" a backend of ``init_process_group``. A second call does nothing."""
+    if "hccl" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("hccl", _process_group, devices=[hpu_device_type()])

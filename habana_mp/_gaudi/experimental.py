@@ -6,7 +6,17 @@ import enum
 
 import torch
 
-__all__ = ["_data_ptr", "_get_device_type", "_is_fp16_supported", "synDeviceType"]
+from habana_mp._hpu import torch_hpu as hpu
+from habana_mp._hpu.graphs import nothing
+
+__all__ = [
+    "_data_ptr",
+    "_get_device_type",
+    "_is_fp16_supported",
+    "detect_recompilation_auto_model",
+    "hpu",
+    "synDeviceType",
+]
 
 
 class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
@@ -15,6 +25,7 @@ class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
     synDeviceGaudi = 1  # noqa: N815
     synDeviceGaudi2 = 2  # noqa: N815
     synDeviceGaudi3 = 3  # noqa: N815
+    synDeviceGreco = 4  # noqa: N815
 
 
 def _get_device_type() -> synDeviceType:
@@ -29,3 +40,9 @@ def _is_fp16_supported() -> bool:
 def _data_ptr(tensor: torch.Tensor) -> int:
     """The address of a tensor's first element."""
     return tensor.data_ptr()
+
+
+def detect_recompilation_auto_model(model: torch.nn.Module, *_: object, **__: object) -> torch.nn.Module:
+    """The model as it is, with the method ``analyse_dynamicity``, which does nothing: no graph is compiled here."""
+    model.analyse_dynamicity = nothing  # type: ignore[assignment]
+    return model

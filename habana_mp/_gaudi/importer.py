@@ -14,10 +14,11 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed
 
 import habana_mp._core as _core
 from habana_mp._convert.conversion import end_cli_default
-from habana_mp._gaudi import contents
+from habana_mp._gaudi import contents, distributed, ops
 from habana_mp._hpu import gaudi_flags, torch_hpu
 from habana_mp._hpu.mapping import DEVICE_VARIABLE, is_real, map_chosen
 from habana_mp._policy.environment import read_environment
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 _FOR_CHILDREN = str(Path(__file__).parent / "for_children")
 _NOT_IMPORTING = (str(Path(__file__).parent) + os.sep, str(Path(importlib.__file__).parent) + os.sep, "<frozen ")
+
+_NOT_FOR_GAUDI = (
+    "No module named {!r}: habana_mp shows it only to programs for Gaudi, and this one does not name it. "
+    "If it is one, choose its device: habana-mp run --device cpu"
+)
 
 
 def install() -> None:
@@ -41,9 +47,19 @@ def install() -> None:
 
 def make_ready() -> None:
     """What the first import of Habana's package does on Gaudi: the device is registered, and the flags of logging are read."""
-    if _core.hpu_mapped_to() is None and not is_real():
-        map_chosen()
+    register_device()
     gaudi_flags.apply_log_masks()
+
+
+def register_device() -> None:
+    """Map "hpu", and register the backend "hccl" and the ops of Gaudi, unless a real package does."""
+    if is_real():
+        return
+    if _core.hpu_mapped_to() is None:
+        map_chosen()
+    ops.define()
+    if torch.distributed.is_available():
+        distributed.register_hccl()
 
 
 def pass_to_children() -> None:
@@ -52,8 +68,7 @@ def pass_to_children() -> None:
     if device is None:
         return
     os.environ[DEVICE_VARIABLE] = device
-    # DeepSpeed takes what it can import for a Gaudi.
-    os.environ.setdefault("DS_ACCELERATOR", device)
+    os.environ.setdefault("DS_ACCELERATOR", "hpu")  # DeepSpeed's own choice would be another where there is a GPU
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if _FOR_CHILDREN not in paths:
         # The first, so that its sitecustomize is found; that runs the environment's own.
@@ -77,9 +92,22 @@ def _importing() -> FrameType | None:
     return frame
 
 
-def _is_of_script(frame: FrameType | None) -> bool:
-    """Whether code is a script's, or of a module beside it. An installed library that looks for a Gaudi asks for no casts."""
-    return frame is not None and not {"site-packages", "dist-packages"} & {*Path(frame.f_code.co_filename).parts}
+def _is_for_gaudi(frame: FrameType | None) -> bool:
+    """Whether code that imports Habana's package is written for Gaudi: the script's, that of a module beside it or in its package, and a
+    library's with Gaudi in its name, or called by one (optimum.habana). Any other installed library only looks for a Gaudi.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    package = main.name.partition(".")[0] if main else None
+    is_first = True
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(frame.f_code.co_filename).parts)
+        if is_first and (not is_installed or name.partition(".")[0] == package):
+            return True
+        if ("habana" in name or "gaudi" in name) and not name.startswith("habana_mp"):
+            return True
+        frame, is_first = frame.f_back, False
+    return False
 
 
 def _is_probe() -> bool:
@@ -114,9 +142,15 @@ class _Importer(MetaPathFinder, Loader):
         self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, name = fullname.rpartition(".")
-        is_ours = fullname in contents.HOMES
-        if is_ours and fullname != contents.XPU_AMP and torch_hpu.asked_by_library(_importing()):
-            return None
+        is_ours = contents.is_here(fullname)
+        if is_ours and fullname != contents.XPU_AMP:
+            importing = _importing()
+            if torch_hpu.asked_by_library(importing):
+                return None
+            if _core.hpu_mapped_to() is None and not _is_for_gaudi(importing):
+                if _is_probe():
+                    return None
+                raise ModuleNotFoundError(_NOT_FOR_GAUDI.format(fullname), name=fullname)
         is_below = isinstance(sys.modules.get(parent), _StandIn)
         if is_ours and (is_below or not parent or fullname == contents.XPU_AMP):
             return ModuleSpec(fullname, self, is_package=True)
@@ -140,9 +174,9 @@ class _Importer(MetaPathFinder, Loader):
         if module.__name__ != contents.XPU_AMP:
             pass_to_children()
             # A probe (`find_spec("habana_frameworks.torch")`) makes the outermost one.
-            if module.__name__ != "habana_frameworks" and _is_of_script(_importing()):
+            if module.__name__ != "habana_frameworks":
                 end_cli_default()
-        if contents.HOMES[module.__name__] == torch_hpu.__name__:
+        if contents.HOMES.get(module.__name__) == torch_hpu.__name__:
             return  # what it has depends on the device
         for name in contents.names(module.__name__):
             if f"{module.__name__}.{name}" in contents.HOMES:

@@ -17,7 +17,7 @@ from habana_mp._autocast.context import autocast
 from habana_mp._cast import dtype_named
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.torch_hpu import Device, plain
-from habana_mp._torch_private import LOAD
+from habana_mp._torch_private import HPU_BACKEND, LOAD
 
 _LAST = 1000  # in torch.load's list of who restores
 
@@ -40,6 +40,7 @@ def additions(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield *LOAD.place("registry"), [*LOAD.registry, (_LAST, _no_tag, habana)]
     if device == "cpu":
         yield torch.Tensor, "pin_memory", _pinned(torch.Tensor.pin_memory)
+        yield torch.Tensor, "record_stream", _recorded(torch.Tensor.record_stream)
     if torch.distributed.is_available():
         from torch.distributed import distributed_c10d
         from torch.distributed.device_mesh import DeviceMesh
@@ -88,6 +89,16 @@ def _pinned(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
     return pin_memory
 
 
+def _recorded(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        # The stream of CPU is none of torch's, and no memory is given back before its work has ended.
+        if not isinstance(stream, torch_hpu.CpuStream):
+            original(self, stream)
+
+    return record_stream
+
+
 def _init_process_group(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init_process_group(*args: Any, device_id: Device = None, **kwargs: Any) -> None:
@@ -132,10 +143,18 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
         if kwargs.get("backend") in _BACKENDS:
-            kwargs["backend"] = "inductor"
+            kwargs["backend"] = hpu_backend
         return original(*args, **kwargs)
 
     return compile
+
+
+def hpu_backend(graph: Any, inputs: Any, **_: Any) -> Any:
+    """Inductor, by which a graph may be run backward again with retain_graph=True, as on Gaudi. The options are Gaudi's and not used."""
+    HPU_BACKEND.need()
+    settings, donated = HPU_BACKEND.place("donated")
+    with settings.patch({donated: False}):
+        return HPU_BACKEND.look_up("inductor")(graph, inputs)
 
 
 def _custom_fwd(original: Callable[..., Any]) -> Callable[..., Any]:

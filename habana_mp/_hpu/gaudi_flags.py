@@ -26,7 +26,7 @@ class Flag(NamedTuple):
 
 
 FLAGS = (
-    Flag("PT_HPU_LAZY_MODE", "lazy execution", "nothing: each op runs when it is called"),
+    Flag("PT_HPU_LAZY_MODE", "lazy execution", "each op runs when it is called; 1 is what is_lazy() asks for"),
     Flag("PT_USE_HCL_SYNC", "hosts wait for one another before a collective", "nothing: gloo and NCCL need none"),
     Flag(
         _MODULES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ FIRST = object()  # returned: the first argument, which is a model
 
 
 class Switch(NamedTuple):
-    """``names`` are separated by spaces; one that ends in * stands for all that begin so. ``returns`` is what a call gives here."""
+    """``names`` are separated by spaces; one that ends in * stands for all that begin so. ``returns`` is what a call gives here, or a
+    function that computes it and says so in its docstring.
+    """
 
     module: str
     names: str
@@ -23,6 +26,12 @@ class Switch(NamedTuple):
     returns: Any = None
 
 
+def _is_lazy() -> bool:
+    """whether PT_HPU_LAZY_MODE is 1"""
+    return os.environ.get("PT_HPU_LAZY_MODE") == "1"
+
+
+_LAZY = "returns whether operations are gathered into graphs"
 _PERMUTES = "returns whether the device permutes the weights of convolutions; if not, scripts do it"
 _DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
 
@@ -34,6 +43,14 @@ SWITCHES = (
     Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"),
     Switch("core", "is_enabled_weight_permute_pass", _PERMUTES, True),
     Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "switches passes over graphs on or off"),
+    Switch(
+        "core", "enable_eliminate_common_subexpression enable_constant_pooling", "switches passes over graphs on or off"
+    ),
+    Switch("core", "is_lazy", _LAZY, _is_lazy),
+    Switch("core.step_closure", "_mark_step_if_lazy", "runs the operations gathered so far"),
+    Switch(
+        "core.quantization", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"
+    ),
     Switch(
         "core.quantization",
         "_mark_params_as_const _check_params_as_const",
@@ -48,17 +65,15 @@ SWITCHES = (
     Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
     Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "lets graphs take tensors of any shape"),
     Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
+    Switch("hpu", "enable_const_section_serialization", "writes the constants of graphs to files"),
     Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
     Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
     Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", contextlib.nullcontext()),
+    Switch("hpu.metrics", "metrics_dump metrics_dump_and_reset", "writes how often graphs were compiled to a file"),
     Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
     Switch("utils.debug", _DEBUG, "switches passes over graphs on or off"),
-    Switch(
-        "utils.internal",
-        "is_lazy",
-        "returns whether operations are gathered into graphs",
-        False,
-    ),
+    Switch("utils.experimental", "_set_profiler_tracer_memory", "says how much memory the profiler may take"),
+    Switch("utils.internal", "is_lazy", _LAZY, _is_lazy),
     Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),
 )
 
@@ -67,6 +82,8 @@ def said_of(switch: Switch) -> str:
     """What a switch does here."""
     if switch.returns is FIRST:
         return "nothing; it returns the model"
+    if callable(switch.returns):
+        return f"it returns {switch.returns.__doc__}"
     return f"it returns {switch.returns}" if isinstance(switch.returns, bool) else "nothing"
 
 
@@ -88,6 +105,8 @@ def switch_named(module: str, name: str) -> Callable[..., Any] | None:
 
 def _function(switch: Switch, name: str) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
+        if callable(switch.returns):
+            return switch.returns()
         if switch.returns is not FIRST:
             return switch.returns
         return args[0] if args else next(iter(kwargs.values()), None)

@@ -69,14 +69,14 @@ class ModuleCacher:
     ) -> torch.nn.Module:
         """The model as it is, with the methods that these options give it on Gaudi; they do nothing."""
         for name in ("capture_start", "capture_end") if use_lfu else ():
-            setattr(model, name, _nothing)
+            setattr(model, name, nothing)
         if have_grad_accumulation:
-            model.set_iteration_count = _nothing  # type: ignore[assignment]
+            model.set_iteration_count = nothing  # type: ignore[assignment]
         return model
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    pass
+def nothing(*_: Any, **__: Any) -> None:
+    """A method that Gaudi's package gives to models."""
 
 
 class _Call(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp import _torch_private
-from habana_mp._hpu import gaudi_switches, graphs
+from habana_mp._hpu import gaudi_switches, graphs, metrics
 from habana_mp._show import units
 
 Device: TypeAlias = "torch.device | str | int | None"
@@ -57,7 +57,6 @@ def _on_cpu() -> bool:
 # kernels and collectives. Where is_available() is False for them, they work with the device in truth.
 _WORK_WITHOUT_HPU = (
     "accelerate.",
-    "deepspeed.",
     "diffusers.",
     "peft.",
     "transformers.",
@@ -86,6 +85,16 @@ def init() -> None:
 
 def is_bf16_supported() -> bool:
     return True
+
+
+def is_autocast_hpu_enabled() -> bool:
+    """Whether a region of ``torch.autocast("hpu")`` is on."""
+    return torch.is_autocast_enabled("hpu")
+
+
+def get_autocast_hpu_dtype() -> torch.dtype:
+    """The dtype of the region, or of the next one."""
+    return torch.get_autocast_dtype("hpu")
 
 
 def device_count() -> int:
@@ -298,17 +307,18 @@ def _of_gaudi(name: str) -> Any:
     """What Gaudi's module has and no other of torch; None where it is not of these."""
     if name in _ALIASES:
         return sys.modules[__name__]
-    if name == "graphs":
-        return graphs
+    if name in _MODULES:
+        return _MODULES[name]
     return getattr(graphs, name) if name in graphs.__all__ else gaudi_switches.switch_named("hpu", name)
 
 
-_ALIASES = ("memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+_ALIASES = ("hpu", "memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+_MODULES = {"graphs": graphs, "metrics": metrics}
 
 
 def __dir__() -> list[str]:
     own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
-    own |= {*_OF_CPU, *_ALIASES, *graphs.__all__, *gaudi_switches.names_of("hpu"), "graphs", "stream"}
+    own |= {*_OF_CPU, *_ALIASES, *graphs.__all__, *gaudi_switches.names_of("hpu"), *_MODULES, "stream"}
     return sorted(own - {"asked_by_library", "plain"})
 
 

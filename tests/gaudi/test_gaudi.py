@@ -176,11 +176,10 @@ def test_the_nearest_name_is_told_once() -> None:
 
 # statement -> what is refused, and why
 HARDWARE = {
-    "mediapipe": (
-        "from habana_frameworks.mediapipe import fn",
-        "'habana_frameworks.mediapipe': it reads and decodes images on Gaudi's hardware; use torch.utils.data.DataLoader",
+    "dataloader": (
+        "import habana_dataloader.habana_dl_app",
+        "'habana_dataloader.habana_dl_app': it reads and decodes images by Gaudi's hardware and libraries; use torch",
     ),
-    "dataloader": ("import habana_dataloader", "'habana_dataloader': it reads and decodes images"),
     "TPC-kernels": (
         f"from {HT}.utils.lib_utils import get_include_dir, get_lib_dir",
         f"'{HT}.utils.lib_utils': it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else",
@@ -203,14 +202,17 @@ def test_what_needs_the_hardware_says_so_in_one_line() -> None:
 def test_probes_of_what_is_refused() -> None:
     shown = each(
         {
-            "dataloader": ("import importlib.util", "importlib.util.find_spec('habana_dataloader') is None"),
-            "mediapipe": (
-                f"import importlib.util, {HT}",
-                "importlib.util.find_spec('habana_frameworks.mediapipe') is None",
+            "dataloader": (
+                "import importlib.util, habana_dataloader",
+                "importlib.util.find_spec('habana_dataloader.habana_dl_app') is None",
+            ),
+            "TPC-kernels": (
+                f"import importlib.util, {HT}.utils",
+                f"importlib.util.find_spec('{HT}.utils.lib_utils') is None",
             ),
         }
     )
-    assert shown == {"dataloader": "True", "mediapipe": "True"}
+    assert shown == {"dataloader": "True", "TPC-kernels": "True"}
 
 
 def test_what_is_below_torch_is_torch_s_own_matter() -> None:
@@ -291,12 +293,17 @@ DEEPSPEED = """
 """
 
 
-@pytest.mark.parametrize("first", ["", f"import {HT}.hpu"], ids=["no Gaudi script", "Gaudi script"])
-def test_deepspeed_sees_no_gaudi(tmp_path: Path, first: str) -> None:
+@pytest.mark.parametrize("first", ["", f"import {HT}.hpu"], ids=["nothing else", "Gaudi script"])
+@pytest.mark.parametrize("given", [None, "cpu"], ids=["", "DS_ACCELERATOR"])
+def test_deepspeed_takes_its_ways_for_a_gaudi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, given: str | None
+) -> None:
     """It takes what it can import for the device, unless DS_ACCELERATOR names one; written in the manner of its real_accelerator.py."""
+    if given:
+        monkeypatch.setenv("DS_ACCELERATOR", given)
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text(dedent(DEEPSPEED))
-    assert run(f"{first}\nimport deepspeed\nprint(deepspeed.found)", path=tmp_path) == "cpu"
+    assert run(f"{first}\nimport deepspeed\nprint(deepspeed.found)", path=tmp_path) == (given or "hpu")
 
 
 def test_hpu_is_mapped_before_the_first_import_of_habana() -> None:

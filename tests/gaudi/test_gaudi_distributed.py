@@ -44,6 +44,29 @@ def test_who_am_i(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
         assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29500")
 
 
+REGISTERS = {
+    "habana_mp.gaudi": "import habana_mp.gaudi",
+    "habana_frameworks.torch": "import habana_frameworks.torch",
+    "core": "import habana_frameworks.torch.core",
+    "hpu": "from habana_frameworks.torch import hpu",
+    "older": "from hmp import hmp",
+    "no import": "import torch; torch.device('hpu')",
+}
+
+
+@pytest.mark.parametrize("case", REGISTERS)
+def test_what_registers_hccl(tmp_path: Path, case: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"{REGISTERS[case]}\nfrom torch import distributed\n"
+        "distributed.init_process_group('hccl', init_method=f'file://{__file__}.store', rank=0, world_size=1)\n"
+        "print(distributed.get_backend())\ndistributed.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "habana_mp", "run", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "hccl\n", done.stderr
+
+
 RANK = """
     import os
     import torch

@@ -1,4 +1,4 @@
-"""Habana's fused kernels by torch's own ops: attention, rotary positions, norms, moving averages, and the embedding bag of DLRM."""
+"""Habana's fused kernels by torch's own ops: attention, rotary positions, norms, moving averages, the embedding bag of DLRM, `torch.ops.hpu`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._gaudi import ops
 from habana_mp._gaudi.hpex.kernels import (
     CustomSoftmax,
     EmbeddingBag,
@@ -233,3 +234,107 @@ def test_embedding_bag(dtype, options):
 def test_indices_are_integers(dtype):
     with pytest.raises(TypeError, match=f"indices are integers, not {dtype}"):
         EmbeddingBagPreProc()(torch.zeros(2).to(dtype), torch.zeros(1, dtype=torch.int64))
+
+
+# --- torch.ops.hpu
+
+
+@pytest.fixture
+def hpu():
+    ops.define()
+    return torch.ops.hpu
+
+
+@pytest.mark.parametrize(("most", "divisor"), [(1.0, 10.0), (4.0, 2.5), (10.0, 1.0), (50.0, 1.0)])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_the_norm_that_lamb_divides_by(hpu, most, divisor, dtype):
+    """As BERT's gradient buffer is clipped: ``buffer.div_(norm)``."""
+    gradients = [torch.tensor([6.0, 0.0], dtype=dtype), torch.tensor([[8.0]], dtype=dtype)]
+    found = hpu.optimizer_lamb_fused_norm(gradients, most)
+    assert (found.shape, found.dtype, found.item()) == ((1,), F32, divisor)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("form", ["number", "tensor"])
+def test_adamw_steps_as_torch_s(hpu, decay, form):
+    """The arguments are those of DeepSpeed's fused Adam; its epsilon is added before the bias is corrected, so none is left here."""
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(4))]
+    copies = [w.detach().clone() for w in weights]
+    averages, squares = ([torch.zeros_like(w) for w in copies] for _ in range(2))
+    optimizer = torch.optim.AdamW(weights, lr=0.1, eps=0, weight_decay=decay)
+    for step in range(1, 4):
+        gradients = [torch.randn_like(w) for w in copies]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        size = torch.tensor([-0.1 * (1 - 0.999**step) ** 0.5 / (1 - 0.9**step)])
+        factor = 1 - 0.1 * decay
+        rest = (factor,) if form == "number" else (torch.tensor([factor]), factor != 1)
+        hpu.optimizer_adamw(gradients, copies, averages, squares, size, 0.9, 0.999, 0.0, *rest)
+    torch.testing.assert_close(copies, [w.detach() for w in weights])
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@pytest.mark.parametrize("scale", [None, 4.0, torch.tensor(4.0)], ids=["", "number", "tensor"])
+@pytest.mark.parametrize(("dtype", "most"), [(None, 57344.0), (E4M3, 448.0)], ids=["e5m2", "e4m3"])
+def test_to_8_bits_and_back(hpu, scale, dtype, most):
+    x = torch.tensor([1.0, -0.5, 1e6])
+    low, amax = hpu.cast_to_fp8_v2(x, scale, False, True, dtype=dtype)
+    by = 1.0 if scale is None else 4.0
+    assert (low.dtype, amax.item()) == (dtype or E5M2, 1e6)
+    back = hpu.cast_from_fp8(low, None if scale is None else 1 / scale, torch.bfloat16)
+    assert (back.dtype, back.tolist()) == (torch.bfloat16, [1.0, -0.5, most / by])
+
+
+def test_a_product_of_8_bits(hpu):
+    a, b, bias, d = torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0]), torch.ones(2, 2)
+    low = [t.to(E4M3) for t in (a, b)]
+    found = hpu.fp8_gemm_v2(low[0], False, low[1], True, d, F32, torch.tensor(2.0), torch.tensor(0.5), bias, True)
+    assert torch.equal(found, b.t() + bias + d)
+    assert hpu.fp8_gemm_v2(*(low[0], True, low[1], False, None), torch.bfloat16, 2.0, 1.0).tolist() == (2 * b).tolist()
+
+
+def test_rotary_positions_and_softmax_as_ops(hpu):
+    cos, sin = torch.randn(1, 1, 6, 8), torch.randn(1, 1, 6, 8)
+    pairs = apply_rotary_pos_emb(Q, cos, sin, mode=RotaryPosEmbeddingMode.PAIRWISE)
+    assert torch.equal(hpu.rotary_pos_embedding(Q, sin, cos, None, 0, 1), pairs)
+    assert torch.equal(hpu.rotary_pos_embedding(Q, sin, cos, None, 0, 0), apply_rotary_pos_emb(Q, cos, sin))
+    low = Q.bfloat16()
+    found = hpu.softmax_fp8(low, -1, None, None, torch.tensor(0.5))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, torch.softmax(low * torch.tensor(0.5), -1))
+    with pytest.raises(NotImplementedError, match="accepts no input_scale"):
+        hpu.softmax_fp8(low, -1, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("form", ["keywords", "second half"])
+def test_a_mixture_of_experts(hpu, form):
+    torch.manual_seed(0)
+    x, table, routing = torch.randn(5, 4), torch.tensor([[0, 3], [1, 2], [3, 0], [2, 1], [3, 2]]), torch.rand(5, 2)
+    x.requires_grad_()
+    w1, w2, w3 = ([torch.randn(size) for _ in range(4)] for size in ((6, 4), (6, 4), (4, 6)))
+    first = 2 if form == "second half" else 0
+    expected = torch.zeros(5, 4)
+    for token in range(5):
+        for slot in range(2):
+            i = table[token, slot].item()
+            if i >= first:
+                inner = F.silu(w1[i] @ x[token]) * (w2[i] @ x[token])
+                expected[token] += routing[token, slot] * (w3[i] @ inner)
+    found = {
+        "keywords": lambda: hpu.mixture_of_experts(
+            hidden_states=x, expert_routing_table=table, router_weights=routing, w1=w1, w3=w3, w2=w2,
+            permuted_weights=True, activation="silu", experts_min=0, experts_max=3,
+        ),
+        "second half": lambda: hpu.mixture_of_experts(x, table, routing, w1[2:], w2[2:], w3[2:], True, "silu", 2, 3),
+    }[form]()  # fmt: skip
+    torch.testing.assert_close(found, expected)
+    gradient = torch.autograd.grad(found.sum(), x)[0]
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])
+    with pytest.raises(ValueError, match=r"must be one of .*'silu'.*, not 'tape'"):
+        hpu.mixture_of_experts(x, table, routing, w1, w2, w3, True, "tape")
+    with pytest.raises(NotImplementedError, match="needs permuted_weights=True"):
+        hpu.mixture_of_experts(x, table, routing, w1, w2, w3, False)

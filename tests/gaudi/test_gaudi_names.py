@@ -87,6 +87,50 @@ NAMES = {
     "default-generators": (f"import {HT}.hpu.random as r, torch", "r.default_generators[0] is torch.default_generator"),
     "is_habana_avaialble": (f"from {HT}.utils.library_loader import is_habana_avaialble as a", "a() is True"),
     "is_lazy": (f"import {HT} as ht", "ht.utils.internal.is_lazy() is False"),
+    "is_lazy-F203": (
+        (f"import os, {HT} as ht, {HT}.core as c; found = []\nfor mode in '102':\n"
+        "    os.environ['PT_HPU_LAZY_MODE'] = mode; found += [ht.utils.internal.is_lazy(), c.is_lazy()]\ndel os.environ['PT_HPU_LAZY_MODE']"),
+        "found == [True, True, False, False, False, False]",
+    ),
+    "step_closure": (f"import {HT}.core as c", "c.step_closure._mark_step_if_lazy() is None"),
+    "distributed_utils-BART": (
+        f"from {HT}.utils.distributed_utils import initialize_distributed_hpu as one; from {HT}.distributed.hccl import initialize_distributed_hpu as two",
+        "one is two",
+    ),
+    "recompilation": (
+        f"{MODEL}; from {HT}.utils.experimental import detect_recompilation_auto_model as detect; made = detect(model, waiting_time=2)",
+        "made is model and model.analyse_dynamicity() is None",
+    ),
+    "profiler-memory": (f"import {HT}.utils.experimental as e", "e._set_profiler_tracer_memory(0) is None"),
+    "experimental.hpu": (f"import {HT}.utils.experimental as e", "e.hpu.is_available() and e.hpu.device_count() == 1"),
+    "Greco": (f"import {HT}.utils.experimental as e", "e._get_device_type() != e.synDeviceType.synDeviceGreco"),
+    "graph-passes": (f"import {HT}.core as c", "c.enable_eliminate_common_subexpression(True) is c.enable_constant_pooling(True) is None"),
+    "const-section": (f"import {HT}.hpu as h", "h.enable_const_section_serialization('folder', True, True) is None"),
+    "hpu.hpu": (f"import {HT}.hpu as h; import {HT}.hpu.hpu", "h.hpu.memory_stats('hpu')['Limit'] > 0"),
+    "metrics": (
+        (f"from {HT}.hpu.metrics import metric_global, metric_localcontext; import {HT} as ht\n"
+        "with metric_localcontext('cpu_fallback') as local: pass"),
+        "metric_global('graph_compilation').stats()[0] == local.stats()[0] == ('TotalNumber', 0) and ht.hpu.metrics.metrics_dump() is None",
+    ),
+    "autocast-state": (
+        f"import {HT}.hpu as h, torch\nwith torch.autocast('hpu'): inside = h.is_autocast_hpu_enabled(), h.get_autocast_hpu_dtype()",
+        "inside == (True, torch.bfloat16) and not h.is_autocast_hpu_enabled()",
+    ),
+    "teardown": (f"import {HT}.core as c", "c.quantization.hpu_teardown_inference_env() is None"),
+    "transformer-engine-fp8": (
+        f"{MODEL}; import {HT}.hpex.experimental.transformer_engine as te; import {HT}.hpex.experimental.transformer_engine.fp8 as fp8",
+        "fp8.is_fp8_available() == te.fp8.is_fp8_available() == (True, '')",
+    ),
+    "transformer-engine-distributed": (
+        f"{MODEL}; import {HT}.hpex.experimental.transformer_engine as te",
+        "torch.equal(te.distributed.activation_checkpointing()(model)(x), model(x))",
+    ),
+    "Fp8Ops": (
+        f"from {HT}.hpex.kernels.Fp8Ops import cast_to_fp8_v2; import torch",
+        "cast_to_fp8_v2(torch.ones(2), None, False, False)[0].dtype == torch.float8_e5m2",
+    ),
+    "torch.ops.hpu-without-an-import": ("import torch", "callable(torch.ops.hpu.optimizer_lamb_fused_norm)"),
+    "torch.ops.hpu-others": ("import torch", "not hasattr(torch.ops.hpu, 'tape')"),
     "fp16": (f"import {HT}.utils.experimental as e", "e._is_fp16_supported() is True"),
     "profiler": ("import torch", "torch.profiler.ProfilerActivity.HPU is not None"),
     "graph-with": (f"import {HT} as ht", "callable(ht.hpu.graph)"),

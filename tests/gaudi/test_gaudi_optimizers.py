@@ -246,11 +246,11 @@ def test_a_scheduler_and_a_scaler():
 
 SHARDED = """
     import os, sys
+    import habana_mp.gaudi
     import torch
     from torch import distributed, nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from habana_mp._gaudi import distributed as _
     from habana_mp._gaudi.hpex.normalization import FusedClipNorm
     from habana_mp._gaudi.hpex.optimizers import FusedAdagrad, FusedAdamW, FusedLamb, FusedSGD
 

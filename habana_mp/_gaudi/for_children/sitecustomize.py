@@ -9,7 +9,7 @@ class _Finder:
     @staticmethod
     def find_spec(fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG004 - Python's arguments
         # It appends a finder of its own to those that are asked; a process of another environment has none.
-        if fullname in ("habana_frameworks", "hmp") and "habana_mp.gaudi" not in sys.modules:
+        if fullname in ("habana_dataloader", "habana_frameworks", "hmp") and "habana_mp.gaudi" not in sys.modules:
             with contextlib.suppress(ModuleNotFoundError):
                 import habana_mp.gaudi  # noqa: F401
 

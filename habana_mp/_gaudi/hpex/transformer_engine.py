@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
 
 from habana_mp._gaudi.hpex import recipe
+from habana_mp._gaudi.hpex.fp8 import fp8_autocast
 from habana_mp._gaudi.hpex.kernels import FusedSDPA
 
 __all__ = ["FusedAttention", "Linear", "fp8_autocast", "recipe"]
@@ -58,9 +58,3 @@ class FusedAttention(torch.nn.Module):
         """The attention; dropout while it trains."""
         dropout = self.attention_dropout if self.training else 0.0
         return FusedSDPA.apply(query, key, value, attn_mask, dropout, is_causal, self.scale, softmax_mode)
-
-
-@contextlib.contextmanager
-def fp8_autocast(*_: Any, **__: Any) -> Any:
-    """A ``with`` statement that changes nothing: there are no 8-bit floats here."""
-    yield

@@ -1,4 +1,4 @@
-"""Runs what has not run yet and writes the page: ``python -m zoo``. See ``make zoo``."""
+"""Runs what has not run yet and writes the pages: ``python -m zoo``. See ``make zoo``."""
 
 from __future__ import annotations
 
@@ -8,31 +8,48 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zoo.cases import Case
+    from zoo.findings import Results
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="run what matches, such as 'op/*linear*', and write no page")
+    parser.add_argument("--under", choices=["policies", "instruments"], help="run the cases under these alone")
     parser.add_argument("--fresh", action="store_true", help="forget what has run")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
 
-    from zoo import page, results, workers
-    from zoo.cases import all_cases
+    from zoo import looked, page, workers
+    from zoo.cases import all_cases, looks
 
-    file = results.path()
+    workers.preload()
+    if arguments.under != "instruments":
+        chosen = _results("policies", all_cases(), arguments)
+        _show(chosen, arguments, page, DOCS / "compatibility.md")
+    if arguments.under != "policies":
+        chosen = _results("instruments", looks.cases(), arguments)
+        _show(chosen, arguments, looked, DOCS / "instruments.md")
+
+
+def _results(under: str, cases: list[Case], arguments: argparse.Namespace) -> Results:
+    from zoo import results, workers
+
+    file = results.path(under)
     file.parent.mkdir(parents=True, exist_ok=True)
     if arguments.fresh:
         file.unlink(missing_ok=True)
-    cases = [case for case in all_cases() if fnmatch.fnmatch(case.label, arguments.only or "*")]
+    cases = [case for case in cases if fnmatch.fnmatch(case.label, arguments.only or "*")]
     done = results.read(file)
     left = [case for case in cases if case.label not in done]
-    print(f"{len(cases)} cases, {len(left)} to run, results in {file}")
-    workers.preload()
+    print(f"{len(cases)} cases under {under}, {len(left)} to run, results in {file}")
     start = time.monotonic()
     with file.open("a") as stream:
         for count, (case, runs) in enumerate(workers.finished(left, arguments.jobs), 1):
@@ -40,12 +57,15 @@ def main() -> None:
             stream.flush()
             done[case.label] = runs
             _progress(count, len(left), case.label, time.monotonic() - start)
-    chosen = {case.label: done[case.label] for case in cases}
+    return {case.label: done[case.label] for case in cases}
+
+
+def _show(chosen: Results, arguments: argparse.Namespace, pages: Any, to: Path) -> None:
     if arguments.only:
-        print(page.text(chosen))
+        print(pages.text(chosen))
     else:
-        PAGE.write_text(page.page(chosen))
-        print(f"==> {PAGE}")
+        to.write_text(pages.page(chosen))
+        print(f"==> {to}")
 
 
 def _progress(count: int, total: int, label: str, seconds: float) -> None:

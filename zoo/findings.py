@@ -83,7 +83,7 @@ def raises(results: Results) -> list[Raise]:
     for label, runs in results.items():
         for run, ours, theirs in pairs(runs):
             if ours.where != "ran" and theirs.where == "ran":
-                message = f"{_general(ours.text)}{' (backward)' if ours.where == 'backward' else ''}"
+                message = f"{general(ours.text)}{' (backward)' if ours.where == 'backward' else ''}"
                 key = (label, message, reason_of(label, run, ours))
                 where.setdefault(key, set()).add((run.front, run.policy))
     rows: dict[tuple[str, str, tuple[Variant, ...]], Raise] = {}
@@ -97,7 +97,7 @@ def reason_of(label: str, run: Run, outcome: Outcome) -> str:
     return reasons.find(reasons.RAISES, f"{label} {run.front} {run.policy}: {outcome.text}")
 
 
-def _general(message: str) -> str:
+def general(message: str) -> str:
     """The message without the numbers of one call."""
     message = re.sub(r"\[[\d, ]*\]", "[...]", message)
     return re.sub(r"\d+", "N", message) if "shape" in message or "size" in message else message

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "zoo"
 
 
-def path() -> Path:
-    """The file of this torch, this transformers, the package as it is built and the cases as they are written."""
+def path(of: str) -> Path:
+    """The file of these cases, this torch, this transformers, the package as it is built and the cases as they are written."""
     state = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
     parts = [
         *(ROOT / "habana_mp").rglob("*.py"),
@@ -28,7 +28,7 @@ def path() -> Path:
     ]
     for part in sorted(part for part in parts if part.is_file()):
         state.update(part.relative_to(ROOT).as_posix().encode() + b"\0" + part.read_bytes())
-    return FOLDER / f"{state.hexdigest()[:16]}.jsonl"
+    return FOLDER / f"{of}-{state.hexdigest()[:16]}.jsonl"
 
 
 def read(file: Path) -> dict[str, list[Run]]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["op", "module", "architecture"]
+# Layers run under the instruments alone.
+Kind = Literal["op", "module", "layer", "architecture"]
 
 
 class Outcome(NamedTuple):
     """What became of one call: its dtypes, or its error and where it was raised."""
 
-    where: Literal["ran", "forward", "backward", "process"]
+    # "changed", "raised" and "grew" are what an instrument does to a call that runs without it.
+    where: Literal["ran", "forward", "backward", "process", "changed", "raised", "grew"]
     text: str
 
 

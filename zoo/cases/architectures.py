@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from zoo.cases import Began, Case, Outcome, Run, dtypes_of, first_line
+from zoo.cases.calls import Call, Maker, copied
 from zoo.cases.configs import tiny
 from zoo.cases.inputs import candidates
 from zoo.cases.variants import PLAIN, POLICIES, Variant, variants
@@ -26,6 +27,16 @@ def cases() -> list[Case]:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     return [Case("architecture", name, functools.partial(_runs, name)) for name in MODEL_MAPPING_NAMES]
+
+
+def maker(name: str) -> Maker:
+    """Of one call of the model, whose tiny configuration must run."""
+    inputs = _runnable(name, _make(name))
+
+    def make(_: str) -> list[Call]:
+        return [Call(_make(name), (), copied(inputs))]
+
+    return make
 
 
 class Figures(NamedTuple):

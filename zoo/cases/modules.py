@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zoo.cases import Began, Case, Run
-from zoo.cases.calls import Call, copied, lowered, runs
+from zoo.cases.calls import Call, Maker, copied, lowered, runs
 
 
 def cases() -> list[Case]:
@@ -19,10 +19,11 @@ def cases() -> list[Case]:
 
 
 def _runs(info: Any, skip: frozenset[tuple[str, str]]) -> Iterator[Run | Began]:
-    def make(inputs: str) -> list[Call]:
-        return [call for training in (True, False) for call in _calls(info, training, inputs)]
+    yield from runs(maker(info), skip)
 
-    yield from runs(make, skip)
+
+def maker(info: Any) -> Maker:
+    return lambda inputs: [call for training in (True, False) for call in _calls(info, training, inputs)]
 
 
 def _calls(info: Any, training: bool, inputs: str) -> Iterator[Call]:

@@ -10,7 +10,7 @@ import torch
 
 from habana_mp._policy.homes import Home, homes
 from zoo.cases import Began, Case, Outcome, Run
-from zoo.cases.calls import Call, copied, lowered, runs
+from zoo.cases.calls import Call, Maker, copied, lowered, runs
 from zoo.cases.variants import PLAIN
 
 
@@ -21,18 +21,22 @@ def cases() -> list[Case]:
 
 
 def _runs(op: Any, skip: frozenset[tuple[str, str]]) -> Iterator[Run | Began]:
+    make = maker(op)
+    if make is None:
+        yield Run(*PLAIN, "float32", [Outcome("forward", "no dtype on CPU")])
+        return
+    yield from runs(make, skip)
+
+
+def maker(op: Any) -> Maker | None:
+    """Of its calls with all samples; None if it has no dtype on the CPU."""
     preferred = (torch.float32, torch.complex64, torch.int64, *op.dtypes)
     dtype = next((dtype for dtype in preferred if dtype in op.dtypes), None)
     if dtype is None:
-        yield Run(*PLAIN, "float32", [Outcome("forward", "no dtype on CPU")])
-        return
+        return None
     torch.manual_seed(0)
     samples = list(op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd))
-
-    def make(inputs: str) -> list[Call]:
-        return [_call(op, sample, inputs) for sample in samples]
-
-    yield from runs(make, skip)
+    return lambda inputs: [_call(op, sample, inputs) for sample in samples]
 
 
 def _call(op: Any, sample: Any, inputs: str) -> Call:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from habana_mp._show.stream import is_terminal, say
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,13 +25,14 @@ class Bar:
     def start(self, text: str = "", *, total: int, done: int = 0) -> None:
         if not self._shown:
             return
+        if text:
+            say(text, err=True)
+        if not is_terminal(sys.stderr):
+            return
         from rich.console import Console
         from rich.progress import Progress
 
-        console = Console(stderr=True, highlight=False)
-        if text:
-            console.print(text, soft_wrap=True)
-        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        bar = Progress(console=Console(stderr=True, highlight=False), transient=True)
         self._ends.enter_context(bar)
         task = bar.add_task("measuring", total=total, completed=done)
         self._advance = lambda: bar.advance(task)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 import habana_mp._core as _core
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -47,6 +49,11 @@ def printable(name: str) -> str:
 def encodable(text: str) -> str:
     """What the core takes: names of files, modules and ops may have halves of characters, which are no UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def whole(value: object) -> int | None:
+    """A whole number that was given, also one of NumPy; None for anything else. A bool is none."""
+    return None if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
 
 
 def short(dtype: str) -> str:

@@ -15,4 +15,9 @@ def warn(text: str, *, through: str = _PACKAGE) -> None:
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, through)):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, UserWarning, stacklevel=level)
+    try:
+        warnings.warn(text, UserWarning, stacklevel=level)
+    except Warning:  # as the user's filter asks
+        raise
+    except Exception:  # noqa: BLE001, S110 - sys.stderr may be any object, and closed
+        pass

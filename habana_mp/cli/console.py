@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from habana_mp._show.stream import is_terminal, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +25,9 @@ class Problem(click.ClickException):
     """Wrong input, printed in one line. Exit code 2, as for a wrong command line."""
 
     exit_code = 2
+
+    def show(self, file: Any = None) -> None:  # noqa: ARG002 - click's signature
+        say(f"Error: {self.format_message()}", err=True)
 
 
 @contextlib.contextmanager
@@ -36,13 +43,15 @@ def user_errors() -> Iterator[None]:
             raise Problem(str(error)) from None
         finally:
             for warning in caught:
-                click.echo(f"Warning: {warning.message}", err=True)
+                say(f"Warning: {warning.message}", err=True)
 
 
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False)
+    stream = sys.stderr if stderr else sys.stdout
+    # rich asks a stream for more than it may have.
+    made = Console(file=stream if is_terminal(stream) else io.StringIO(), highlight=False)
     if not made.is_terminal:
         made.width = max(made.width, _WIDTH_OF_A_FILE)
     return made
@@ -68,7 +77,8 @@ def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
     out = console(stderr=stderr)
     with out.capture() as text:
         out.print(*values, crop=False, **how)
-    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()), err=stderr)
+    lines = "\n".join(line.rstrip() for line in text.get().splitlines())
+    (say if stderr else click.echo)(lines, err=stderr)
 
 
 def print_json(value: Any) -> None:
@@ -81,6 +91,7 @@ def write_files(shown: Any, html: str | None, json_file: str | None) -> None:
         if html:
             shown.to_html(html)
         if json_file == "-":
-            click.echo(json.dumps(shown.to_dict()))
+            if not say(json.dumps(shown.to_dict())):
+                raise Problem("--json -: stdout cannot be written")
         elif json_file:
             shown.to_json(json_file)

@@ -185,6 +185,10 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
         for number, edit in edits:
             if not _is_edit(edit):
                 raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {edit!r:.60}")
+            try:
+                Policy.from_ops().with_edits(edit, strict=True)
+            except ValueError as error:
+                raise Problem(f"--edit {value}, line {number}: {error}") from None
             yield edit
 
 

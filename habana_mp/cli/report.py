@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -13,7 +12,10 @@ from habana_mp import hmp
 from habana_mp._policy.list_file import edits_in
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.edits import edits_text
+from habana_mp._report.findings.unknown import NO_OP, known_errors, unmeasured, why_nothing
 from habana_mp._report.form import SCHEMA
+from habana_mp._show.stream import flush, say
+from habana_mp._show.writing import written
 from habana_mp.cli.console import Problem, print_rich, user_errors, write_files
 from habana_mp.cli.parameters import new_file
 from habana_mp.cli.run import script_command
@@ -127,14 +129,17 @@ def report(
     if edits_file:
         with user_errors():
             text = edits_text(seen.to_dict(), per or "op")
-            Path(edits_file).write_text(text, "utf-8")
+            written(text, edits_file)
         if rank() == 0 and not any(edits_in(text)):
-            click.echo(f"--write-edits: no edits. The reason is in {edits_file}", err=True)
+            say(f"--write-edits: no edits. The reason is in {edits_file}", err=True)
     if ending is not None and ending.code:
         raise ending
+    if max_error is not None:
+        for why in unmeasured(seen.to_dict()):
+            say(f"--max-error: {': '.join(why)}", err=True)
     beyond = [*_beyond(seen, max_casts, max_error, before)]
     for line in beyond:
-        click.echo(line, err=True)
+        say(line, err=True)
     if beyond:
         raise SystemExit(1)
 
@@ -143,11 +148,15 @@ def _beyond(
     seen: hmp.CastReport, max_casts: int | None, max_error: float | None, before: hmp.CastReport | None
 ) -> Iterator[str]:
     """A line for each limit that is not kept."""
+    values = seen.to_dict()
+    if max_casts is not None and not values["rows"]:
+        yield f"--max-casts {max_casts}: {': '.join(NO_OP)}"
     if max_casts is not None and seen.casts() > max_casts:
         yield f"--max-casts {max_casts}: there are {seen.casts():,}"
     if max_error is not None:
-        errors = {op: seen.local_error(op) for op in dict.fromkeys(row["op"] for row in seen.to_dict()["rows"])}
-        for op, error in errors.items():
+        if why := why_nothing(values):
+            yield f"--max-error {max_error:g}: {': '.join(why)}"
+        for op, error in known_errors(values).items():
             if float(error) > max_error or error.lost:
                 lost = f", {error.lost:,} numbers that are not finite" if error.lost else ""
                 yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"
@@ -156,10 +165,8 @@ def _beyond(
 
 
 def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
+    flush(sys.stdout, sys.stderr)
     if rank() == 0:
-        click.echo(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
+        say(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
         print_rich(seen, stderr=True)
     write_files(seen, html, json_file)

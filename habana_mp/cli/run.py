@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,13 +15,16 @@ import click
 from habana_mp._autocast.models_called import on_models_called
 from habana_mp._gaudi import importer
 from habana_mp._hpu import gaudi_flags
-from habana_mp._hpu.mapping import is_real, map_chosen, map_hpu
+from habana_mp._hpu.mapping import is_real, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import policy_options
 from habana_mp.cli.script import Script, constants, open_script, run_script
 from habana_mp.hmp import Policy, convert
+
+# Parts of the names of modules that are for Gaudi.
+_PACKAGES = {"habana", "habana_dataloader", "habana_frameworks", "lightning_habana"}
 
 
 def script_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -52,7 +57,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
             if _names_hpu(opened) and not is_real():
                 # The script's import of Habana's names, if there is one, raises for a device that is not there.
                 with contextlib.suppress(ValueError, RuntimeError):
-                    map_chosen()
+                    importer.register_device()
                     importer.pass_to_children()
             function(script=opened, **options)
 
@@ -87,9 +92,13 @@ def _names_for_modules(policy: Policy) -> Iterator[None]:
 
 
 def _names_hpu(script: Script) -> bool:
-    """Whether "hpu" is in a script or in its arguments: a device that it makes before it imports anything of Habana's is to be the right one."""
-    texts = [*constants(script.code), *(argument.rpartition("=")[2] for argument in sys.argv)]
-    return any(text.partition(":")[0] in NAMES or text.partition(".")[0] == "habana_frameworks" for text in texts)
+    """Whether a script or its arguments name the device, or the script a package for it: a device that it makes before it imports anything
+    of Habana's is to be the right one.
+    """
+    arguments = (argument for argument in sys.argv[1:] if os.sep not in argument)
+    return any(
+        text.partition(":")[0] in NAMES or not _PACKAGES.isdisjoint(text.split(".")) for text in constants(script.code)
+    ) or any(not {*NAMES}.isdisjoint(re.split("[-_=:]", argument)) for argument in arguments)
 
 
 def _choose(device: str) -> None:

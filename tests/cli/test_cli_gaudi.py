@@ -58,13 +58,83 @@ def test_a_script_for_gaudi_is_cast_from_where_it_says_so(before, after, options
     assert run(SAYS.format(before=before, after=after), *options).split() == dtypes
 
 
-@pytest.mark.parametrize("probe", ["import habana_frameworks.torch.hpu", "find_spec('habana_frameworks.torch')"])
-def test_an_installed_library_that_looks_for_a_gaudi_ends_no_conversion(probe):
-    library = Path("site-packages", "somebody.py")
-    library.parent.mkdir()
-    library.write_text(f"from importlib.util import find_spec\n{probe}")
-    before = "import sys; sys.path.append('site-packages'); import somebody"
+def installed(name: str, lines: str) -> str:
+    """A library of these lines, and the lines of a script that import it."""
+    library = Path("site-packages", *name.split("."))
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(dedent(lines))
+    return f"import sys; sys.path.append('site-packages'); import {name}"
+
+
+PROBES = {
+    "import": "import habana_frameworks.torch.hpu",
+    "spec": "found = find_spec('habana_frameworks') and find_spec('habana_frameworks.torch')",
+    "deepspeed": "import os\n    found = os.environ.get('DS_ACCELERATOR', 'cpu') != 'cpu'\n    import habana_frameworks.torch.hpu; found = True",
+}
+PROBE = """
+from importlib.util import find_spec
+found = False
+try:
+    {}
+except ImportError:
+    pass
+if found:
+    raise RuntimeError("takes this machine for a Gaudi")
+"""
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_an_installed_library_that_looks_for_a_gaudi_finds_none(probe):
+    before = installed("deepspeed" if probe == "deepspeed" else "somebody", PROBE.format(PROBES[probe]))
     assert run(SAYS.format(before=before, after="")).split() == [BF16, BF16]
+
+
+def test_an_installed_library_that_needs_a_gaudi_is_told_how():
+    Path("script.py").write_text(installed("somebody", "import habana_frameworks.torch.core"))
+    command = [sys.executable, "-m", "habana_mp", "run"]
+    done = subprocess.run([*command, "script.py"], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: No module named 'habana_frameworks': habana_mp shows it only to programs for Gaudi, "
+        "and this one does not name it. If it is one, choose its device: habana-mp run --device cpu"
+    )
+    subprocess.run([*command, "--device", "cpu", "script.py"], check=True)
+
+
+CORE = "import habana_frameworks.torch.core"
+FOR_GAUDI = {
+    "by its name": ("optimum_habana", CORE, []),
+    "below such a one": ("optimum.habana.transformers", CORE, []),
+    "later": ("some_gaudi.library", f"def use():\n    {CORE}", []),
+    "in an argument": ("somebody", CORE, ["--use_habana"]),
+    "in a value": ("somebody", CORE, ["--device=hpu"]),
+    "--device": ("somebody", CORE, []),
+}
+
+
+@pytest.mark.parametrize("case", FOR_GAUDI)
+def test_a_program_whose_libraries_alone_are_for_gaudi_says_itself_what_is_cast(case):
+    """As under `import habana_mp.gaudi`: float32, until it calls hmp.convert or enters a region."""
+    name, lines, arguments = FOR_GAUDI[case]
+    before = installed(name, lines) + (f"; {name}.use()" if "def use" in lines else "")
+    after = "from habana_mp import hmp; hmp.convert()"
+    Path("script.py").write_text(dedent(SAYS.format(before=before, after=after)))
+    options = ["--device", "cpu"] if case == "--device" else []
+    command = [sys.executable, "-W", "error", "-m", "habana_mp", "run", *options, "script.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [FP32, BF16], done.stderr
+
+
+def test_a_module_of_an_installed_package_is_the_script():
+    installed("somebody.train", "")
+    Path("site-packages/somebody/__init__.py").touch()
+    Path("site-packages/somebody/train/__main__.py").write_text("import somebody.model")
+    Path("site-packages/somebody/model.py").write_text(
+        dedent(SAYS.format(before="import habana_frameworks.torch.core", after=""))
+    )
+    command = [sys.executable, "-m", "habana_mp", "run", "-m", "somebody.train"]
+    environment = {**os.environ, "PYTHONPATH": "site-packages"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.split() == [FP32, FP32], done.stderr
 
 
 def test_a_probe_of_the_script_ends_no_conversion():
@@ -77,19 +147,26 @@ def test_a_library_that_would_make_itself_ready_sees_no_gaudi_but_the_script_doe
     assert run(SAYS.format(before=before, after="")).split() == ["False", FP32, FP32]
 
 
-def test_scripted_functions_stand_before_convert():
-    """As BERT has its gelu. torch.jit.script refuses code with listed ops under a conversion (F170)."""
-    printed = run("""
+@pytest.mark.parametrize("asks", ["", "hmp.convert()"], ids=["the program asks for float32", "hmp"])
+def test_a_library_scripts_while_it_is_imported(asks):
+    """As timm and transformers do, with ops of the lists: `run` has put its default in force by then."""
+    Path("library.py").write_text("""if True:
         import torch, warnings
-        from habana_frameworks.torch.hpex import hmp
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         @torch.jit.script
-        def gelu(x):
-            return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
-        hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
-        print(gelu(torch.zeros(1)).item())
+        def swish(x):
+            return x.mul(x.sigmoid())
+        @torch.jit.script
+        def product(x):
+            return torch.mm(x, x)
     """)
-    assert printed == "0.0"
+    printed = run(f"""
+        import library, torch
+        from habana_frameworks.torch.hpex import hmp
+        {asks}
+        print(library.product(torch.ones(2, 2)).dtype, library.swish(torch.zeros(1)).item())
+    """)
+    assert printed == f"{BF16 if asks else FP32} 0.0"
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,11 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
             ["train.py:step", "--output", "by_hand"],
             "--output by_hand: has a policy that hmp.tune did not make. Use a new folder",
         ),
-        (["train.py:step", "--output", "train.py/policy"], "--output train.py/policy: "),
+        (["train.py:step", "--output", "train.py/policy"], "--output train.py/policy: Not a directory"),
+        (["train.py:step", "--output", "/proc/mine/policy"], "--output /proc/mine/policy: No such file or directory"),
+        (["train.py:step", "--output", "new/" + "x" * 300], "xxx: File name too long"),
+        (["train.py:nothing", "--output", "new/policy"], "the step returns no numbers"),
+        (["train.py:step", "--resume", "/proc/s.json"], "/proc/s.json: No such file or directory"),
         (["train.py:step", "--html", "no/t.html"], "--html no/t.html: No such file or directory"),
         (["train.py:step", "--json", "no/t.json"], "--json no/t.json: No such file or directory"),
         (["train.py:step", "--resume", "train.py"], "/train.py: not a file of a search: "),
@@ -197,6 +201,7 @@ def test_what_is_wrong_is_one_line(arguments, said, scripts):
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")
     assert said in line
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
+from habana_mp._show.stream import flush, say
 from habana_mp.cli.console import Problem, write_files
 from habana_mp.cli.parameters import PolicyParameter, new_file
 from habana_mp.cli.run import script_command
@@ -85,11 +86,10 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
             running.enter_context(on_models_called(behind))
         in_force.cli_policy, in_force.is_cli_default = own, False
         ending: list[SystemExit] = []
-        runs = compared_with(first, lambda: _run(script, ending))
+        runs = compared_with(first, lambda: _run(script, ending), other_process=True)
     found = runs.comparison((other.name, own.name))
-    with contextlib.suppress(ValueError):  # the script may have closed it
-        sys.stdout.flush()
-    click.echo(f"\n{found}", err=True)
+    flush(sys.stdout)
+    say(f"\n{found}", err=True)
     write_files(found, html, json_file)
     if ending and ending[0].code:
         raise ending[0]
@@ -113,8 +113,7 @@ def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:
     """Run a: in a child, which leaves what it recorded in a file. Nothing of the script has run in this process by then."""
     if not hasattr(os, "fork"):
         raise Problem("this system cannot fork a process for the second run")
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush(sys.stdout, sys.stderr)
     random_numbers = random.getstate()  # a child begins with others
     with contextlib.suppress(ImportError):
         importlib.import_module("numpy.random")  # which draws its seed when it is imported
@@ -127,7 +126,7 @@ def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code:
-        click.echo(f"Run a, under {policy.name}, ended with {code}: nothing is compared.", err=True)
+        say(f"Run a, under {policy.name}, ended with {code}: nothing is compared.", err=True)
         raise SystemExit(code if code > 0 else 128 - code)
     with path.open("rb") as file:
         return pickle.load(file)  # noqa: S301 - of our child
@@ -145,15 +144,13 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
             first = recorded(lambda: _run(script, ending))
         code = ending[0].code if ending else 0
         if isinstance(code, str):
-            click.echo(code, err=True)
+            say(code, err=True)
         with path.open("wb") as file:
             pickle.dump(first, file)
     except BaseException as error:  # noqa: BLE001 - the process ends here
-        click.echo(f"run a: {error!r}", err=True)
+        say(f"run a: {error!r}", err=True)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # the script may have closed it
-                stream.flush()
+        flush(sys.stdout, sys.stderr)
         os._exit(code if isinstance(code, int) else int(code is not None))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from habana_mp import hmp
+from habana_mp._show.stream import say
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 
@@ -40,8 +41,8 @@ def find_nan(script: Script) -> None:
     found = hmp.find_nonfinite(step)
     code = ending[0].code if ending else None
     if found is not None:
-        click.echo(str(found), err=True)
+        say(str(found), err=True)
         raise SystemExit(1)
-    click.echo(_ENDED_EARLY if code else _ALL_FINITE, err=True)
+    say(_ENDED_EARLY if code else _ALL_FINITE, err=True)
     if ending:
         raise ending[0]

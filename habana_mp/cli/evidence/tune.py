@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,7 @@ import click
 from habana_mp import hmp
 from habana_mp._evidence.tune.tune import needed_arguments
 from habana_mp._evidence.tune.tuned import refuse_to_replace
+from habana_mp._show.stream import say
 from habana_mp.cli.console import Problem, user_errors, write_files
 from habana_mp.cli.parameters import new_file, policy_options
 from habana_mp.cli.script import as_python_ends, find_module
@@ -124,7 +127,7 @@ def tune(
             if isinstance(error, (OSError, ValueError)) and error not in raised:
                 raise
             as_python_ends(_raise_again)
-    click.echo(str(found))
+    say(str(found))
     if folder is not None:
         with user_errors():
             found.save(folder)
@@ -159,8 +162,16 @@ def _new_folder(output: str | None) -> Path | None:
         refuse_to_replace(folder)
     except (OSError, ValueError) as error:
         raise Problem(f"--output {output}: {getattr(error, 'strerror', None) or error}") from None
-    if blocking := next((each for each in folder.parents if each.exists() and not each.is_dir()), None):
-        raise Problem(f"--output {output}: {blocking} is not a folder")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise Problem(f"--output {output}: {error.strerror}") from None
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):
+                each.rmdir()
     return folder
 
 

@@ -67,7 +67,8 @@ class Feature:
     def of(self, instance: Any, name: str, *default: Any) -> Any:
         """An attribute of an instance. Without it the default, with a warning, or RuntimeError."""
         try:
-            return getattr(instance, self.paths[name].rpartition(".")[2])
+            # Interned: Python's cache of attributes keeps each string that it is asked for.
+            return getattr(instance, sys.intern(self.paths[name].rpartition(".")[2]))
         except AttributeError:
             if not default:
                 raise RuntimeError(_words(self.paths[name], self.lost)) from None

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from zoo.cases import Case
     from zoo.findings import Results
 
+from zoo import EXACT_MEMORY
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not os.environ.items() >= EXACT_MEMORY.items():
+    os.execve(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]], os.environ | EXACT_MEMORY)
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -41,8 +41,6 @@ LOOKED_AT: list[Reason] = [
         r"op/(new_)?empty(_like|_strided|_permuted)? .*: changed .*",
         "Memory that is not initialized: its numbers are others in each run.",
     ),
-    Reason(r".* tune .*: grew .*", "A search leaves 10 to 160 bytes a round. The cause is not found yet."),
-    Reason(r"architecture/.*: grew .*", "Memory in use grows with whole models. The cause is not found yet."),
 ]
 DISAGREEMENTS: list[Reason] = [
     Reason(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from zoo import looked
+from zoo import EXACT_MEMORY, looked
 from zoo.cases import Outcome, Run, layers, looks
 
 pytestmark = pytest.mark.xdist_group("zoo")
@@ -42,7 +43,12 @@ for case, runs in workers.finished(cases, jobs=1):
 
 def found_in(*wanted: str) -> dict[str, list[Run]]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "|".join(wanted)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, "|".join(wanted)],
+        cwd=ROOT,
+        env=os.environ | EXACT_MEMORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -5,6 +5,7 @@ The form of a file is read by src/policy/op_list.cpp. Knows nothing of convert a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import os
@@ -118,11 +119,16 @@ class Claims:
 
     def __call__(self, op: str, low: str) -> bool:
         whole = op.partition(".")[0]
-        asked = {op, whole, *_flat(core.candidates(whole)), *_flat(core.dispatched_candidates(whole))}
-        return (whole, low) in self._insides or any((each, low) in self._own for each in asked)
+        return (whole, low) in self._insides or any((each, low) in self._own for each in (op, *_asked_for(whole)))
 
     def of_other_names(self, op: str, low: str) -> bool:
         return (op, low) not in self._own and self(op, low)
+
+
+@functools.lru_cache(maxsize=4096)  # a search edits lists a hundred times
+def _asked_for(op: str) -> frozenset[str]:
+    """The names under which the lists are asked for an op, by either front end."""
+    return frozenset([op, *_flat(core.candidates(op)), *_flat(core.dispatched_candidates(op))])
 
 
 def _flat(levels: list[list[str]]) -> list[str]:

@@ -28,6 +28,7 @@ UNMEASURED = {
     "tensors": "it has float64, sparse or other special tensors",
     "memory": "too many errors wait for gradients, so its share is not complete",
     "sizes": "the first run gave it other sizes",
+    "thread": "another thread than the report's called it",
 }
 
 

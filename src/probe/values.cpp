@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -48,8 +49,9 @@ struct Measuring final : watch::Probe {
                                             const at::RecordFunction& call) override;
   void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
 
-  report::Measure measure;                     // with the lock
-  std::vector<const report::Report*> reports;  // that measure; with the lock
+  report::Measure measure;  // with the lock
+  // That measure, each with the step of the thread that it was opened on; with the lock.
+  std::map<const report::Report*, std::uint64_t> steps;
 };
 
 Measuring& here() { return process_wide<Measuring>(); }
@@ -61,9 +63,17 @@ report::Measure what_to_measure() {
 
 bool Measuring::hears_here() const {
   const std::lock_guard guard(all().mutex);
-  return std::ranges::any_of(reports, [](const report::Report* report) {
-    return report->step() == 0 || watch::in_step(report->step());
+  return std::ranges::any_of(steps, [](const auto& measured) {
+    const std::uint64_t counted = measured.first->step();
+    return counted == 0 || watch::in_step(counted);
   });
+}
+
+// Ops of other threads have a row alone (D50).
+bool is_measured_thread() {
+  const std::lock_guard guard(all().mutex);
+  return std::ranges::any_of(here().steps,
+                             [](const auto& measured) { return watch::in_step(measured.second); });
 }
 
 void notify(SiteId site, const Values& values) {
@@ -221,7 +231,8 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   const bool backward = frame->kind == Frame::Kind::Backward;
   if (op == nullptr) return nullptr;
   const auto inputs = call.inputs();
-  if (!backward && op->moves && is_shadowed(inputs)) {
+  const bool measured = is_measured_thread();
+  if (measured && !backward && op->moves && is_shadowed(inputs)) {
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
     moving->arguments.assign(inputs.begin(), inputs.end());
@@ -231,7 +242,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   }
   if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
   if (!backward && is_transparent(*frame, *op)) return nullptr;
-  const Unmeasured why = evidence::why_not_again(*op, inputs);
+  const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
   if (why != Unmeasured::None && op->composite) return nullptr;  // the ops inside of it are
   // Without what-ifs only that is measured which ran low.
   const bool may_cast = !backward && autocast::this_thread.state != nullptr;
@@ -305,12 +316,12 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   notify(context.site, values);
 }
 
-void start(const report::Report& report, const report::Measure& measure) {
+void start(const report::Report& report, const report::Measure& measure, std::uint64_t step) {
   bool first = false;
   {
     const std::lock_guard guard(all().mutex);
-    first = here().reports.empty();
-    if (!first) here().reports.push_back(&report);
+    first = here().steps.empty();
+    if (!first) here().steps.emplace(&report, step);
     report::Measure& now = here().measure;
     now = {.errors = measure.errors || (!first && now.errors),
            .what_if = measure.what_if || (!first && now.what_if),
@@ -319,14 +330,14 @@ void start(const report::Report& report, const report::Measure& measure) {
   if (!first) return;
   watch::set_probe(here());
   const std::lock_guard guard(all().mutex);
-  here().reports.push_back(&report);
+  here().steps.emplace(&report, step);
 }
 
 void stop(const report::Report& report) {
   {
     const std::lock_guard guard(all().mutex);
-    std::erase(here().reports, &report);
-    if (!here().reports.empty()) return;
+    watch::end_step(here().steps.extract(&report).mapped());
+    if (!here().steps.empty()) return;
   }
   watch::remove_probe(here());
   evidence::forget_shadows();
@@ -352,11 +363,12 @@ void end_projection() {
 }
 
 std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool own_thread) {
-  const std::uint64_t step = own_thread ? watch::begin_step() : 0;
-  auto report = std::make_shared<report::Report>(now_ns(), measure.errors || measure.what_if, step);
-  if (report->has_values()) {
+  const bool has_values = measure.errors || measure.what_if;
+  const std::uint64_t step = own_thread || has_values ? watch::begin_step() : 0;
+  auto report = std::make_shared<report::Report>(now_ns(), has_values, own_thread ? step : 0);
+  if (has_values) {
     try {
-      start(*report, measure);
+      start(*report, measure, step);
     } catch (...) {
       watch::end_step(step);
       throw;
@@ -368,8 +380,11 @@ std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool
 
 void close_report(const report::Report& report) {
   watch::unlisten(report);
-  watch::end_step(report.step());
-  if (report.has_values()) stop(report);
+  if (report.has_values()) {
+    stop(report);
+  } else {
+    watch::end_step(report.step());
+  }
 }
 
 }  // namespace habana_mp::probe

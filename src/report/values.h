@@ -93,10 +93,11 @@ enum class Unmeasured : std::uint8_t {
   Tensors,     // sparse tensors, subclasses, float64
   Memory,      // its share alone: too much waits for gradients already
   Sizes,       // the run that it is compared with was given tensors of other sizes
+  Thread,      // another thread than the report's has called it
 };
-inline constexpr std::array<const char*, 10> kUnmeasuredNames = {
-    "none",       "random", "writes",  "reserve", "library",
-    "collective", "kernel", "tensors", "memory",  "sizes"};
+inline constexpr std::array<const char*, 11> kUnmeasuredNames = {
+    "none",   "random",  "writes", "reserve", "library", "collective",
+    "kernel", "tensors", "memory", "sizes",   "thread"};
 
 struct Values {
   std::uint64_t calls = 0;  // that were measured

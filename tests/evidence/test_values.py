@@ -227,7 +227,10 @@ def test_an_op_that_raises_is_not_measured() -> None:
         report.local_error("mm", what_if=True)
 
 
-def test_threads_are_measured_alike(net) -> None:
+@pytest.mark.parametrize("also_here", [True, False])
+def test_other_threads_are_counted_and_not_measured(net, also_here) -> None:
+    """D50. The thread that opened the report is measured, with its backward pass."""
+
     def run() -> None:
         with hmp.autocast("cpu", policy="torch-cpu"):
             loss_of(copy.deepcopy(net)).backward()
@@ -238,10 +241,18 @@ def test_threads_are_measured_alike(net) -> None:
         threads = [threading.Thread(target=run) for _ in range(3)]
         for thread in threads:
             thread.start()
+        if also_here:
+            run()
         for thread in threads:
             thread.join()
-    assert float(report.local_error("linear")) == pytest.approx(float(alone.local_error("linear")), rel=1e-6)
-    assert report.loss_change("linear") == pytest.approx(3 * alone.loss_change("linear"), rel=1e-3)
+    assert report.casts() == (3 + also_here) * alone.casts()
+    assert "another thread than the report's called it" in str(report)
+    if also_here:
+        assert float(report.local_error("linear")) == pytest.approx(float(alone.local_error("linear")), rel=1e-6)
+        assert report.loss_change("linear") == pytest.approx(alone.loss_change("linear"), rel=1e-3)
+    else:
+        with pytest.raises(RuntimeError, match="another thread than the report's called it"):
+            report.local_error("linear")
 
 
 def test_reports_side_by_side(net) -> None:

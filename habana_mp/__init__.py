@@ -13,7 +13,7 @@ from habana_mp import _loading
 
 _loading.load_core(__path__)
 
-from habana_mp import _old_pickles, hmp  # noqa: F401
+from habana_mp import hmp
 from habana_mp._watch import error_note as _error_note  # noqa: F401 - registers itself with the core
 from habana_mp._watch import where as _where  # noqa: F401 - registers itself with the core
 from habana_mp.hmp import __all__ as __all__  # so that mypy takes it for public

@@ -96,7 +96,7 @@ def _examine() -> Examination:
         },
         cpu=_cpu(),
         devices=_devices(),
-        cast_variants=_core._testing.cast_variants(),
+        cast_variants=_core.cast_variants(),
     )
     say = found.verdicts.append
     # Another minor version does not get this far: the import raises.
@@ -146,7 +146,7 @@ def _examine_presets(found: Examination) -> None:
 def _examine_kernels(found: Examination) -> None:
     fastest = found.cast_variants[-1]
     try:
-        found.cast_variant = _core._testing.cast_variant()
+        found.cast_variant = _core.cast_variant()
     except ValueError as error:
         found.verdicts.append(Verdict("problem", str(error)))
         return

@@ -136,9 +136,9 @@ void bind_cast(py::module_& module) {
       [](std::int64_t numel, std::int64_t dims) { return WeightCache::accepts_size(numel, dims); },
       py::arg("numel"), py::arg("dims"), "Whether the weight cache takes weights of this size");
 
+  module.def("cast_variants", &cast_variants, "From the plainest to the fastest.");
+  module.def("cast_variant", [] { return kernels::variant_name(kernels::active()); });
   py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
-  testing.def("cast_variants", &cast_variants, "From the plainest to the fastest.");
-  testing.def("cast_variant", [] { return kernels::variant_name(kernels::active()); });
   testing.def("force_cast_variant", &force_cast_variant, py::arg("name"));
   testing.def("reset_cast_variant", &kernels::reset);
 }

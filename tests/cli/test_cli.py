@@ -178,7 +178,7 @@ def test_doctor(examine):
     found, code = examine()
     assert code == 0
     assert found["versions"]["torch"] == torch.__version__
-    assert found["cast_variant"] in found["cast_variants"] == _core._testing.cast_variants()
+    assert found["cast_variant"] in found["cast_variants"] == _core.cast_variants()
     assert found["cache"]["on"]
     assert found["environment"] == {}
     assert found["speed"]["matmul_ratio"] > 0

@@ -345,10 +345,9 @@ FILES = [path for path in (ROOT / "habana_mp").rglob("*.py") if path.name != "_t
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_other_file_names_what_is_private(path: Path) -> None:
-    # What torch.load asks torch.hpu for, a module that was, and modules of Python.
+    # What torch.load asks torch.hpu for, and modules of Python.
     ours = {
         "torch_hpu.py": {"_get_device_index"},
-        "_old_pickles.py": {"_modules"},
         "_loading.py": {"_interpreters", "_xxsubinterpreters"},
     }.get(path.name, set())
     private = {name for name in KNOWN if is_private(name)}

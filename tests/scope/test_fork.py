@@ -161,7 +161,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.parametrize("kernel", ["cast", "linear", "hash"])
 def test_a_child_of_a_process_whose_threads_have_worked(kernel, monkeypatch):
     """The child has not the threads of OpenMP, and would wait for them. In torch's own products it does."""
-    if kernel == "linear" and "avx512_bf16" not in _core._testing.cast_variants():
+    if kernel == "linear" and "avx512_bf16" not in _core.cast_variants():
         pytest.skip("no kernel of this package computes products on this CPU")
     monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "always")
     done = subprocess.run([sys.executable, "-c", WITH_THREADS, kernel], capture_output=True, text=True, check=False)

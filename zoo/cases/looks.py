@@ -24,8 +24,11 @@ from zoo.cases.seen import Seen, difference, random_states, seed, seen
 from zoo.cases.variants import PLAIN, Variant
 
 POLICY = "balanced"
-ROUNDS = 50
+# A search runs its step some twenty times.
+ROUNDS = {"values": 50, "errors": 50, "nonfinite": 50, "compare": 50, "tune": 10}
 BOTH = ("float32", "mixed")
+# Python's cache of attributes keeps names that were made at run time, such as "layers.0", until others take their places.
+_clear_type_cache: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 # What a round may leave. A tensor that stays takes some 400 bytes; the number of objects of Python varies by one or two.
 MOST_BYTES, MOST_OBJECTS = 200, 4
 
@@ -118,8 +121,9 @@ def _runs(
         yield Began(name, variant.front)
         for inputs in given:
             yield Run(name, variant.front, inputs, _looked_at(make, inputs, name, variant))
-        yield Began(name, f"{variant.front} {ROUNDS} rounds")
-        yield Run(name, f"{variant.front} {ROUNDS} rounds", "float32", [_grown(make, name, variant)])
+        rounds = f"{variant.front} {ROUNDS[name]} rounds"
+        yield Began(name, rounds)
+        yield Run(name, rounds, "float32", [_grown(make, name, variant)])
 
 
 def _looked_at(make: Maker, inputs: str, name: str, variant: Variant) -> list[Outcome]:
@@ -186,9 +190,9 @@ def _grown(make: Maker, name: str, variant: Variant) -> Outcome:
     """Of the first call, round after round: what each half of the rounds leaves, if the call does not leave it alone."""
     with variant.conversion():
         calls = make("float32")[:1]
-        grown, objects = _growth(calls, lambda: _under(lambda: _step(calls), name, variant))
+        grown, objects = _growth(calls, ROUNDS[name], lambda: _under(lambda: _step(calls), name, variant))
         if grown > MOST_BYTES or objects > MOST_OBJECTS:
-            plain, plain_objects = _growth(calls, lambda: _in_region(calls, variant))
+            plain, plain_objects = _growth(calls, ROUNDS[name], lambda: _in_region(calls, variant))
             grown, objects = grown - max(plain, 0), objects - max(plain_objects, 0)
     if grown > MOST_BYTES or objects > MOST_OBJECTS:
         return Outcome("grew", f"{grown:.0f} bytes and {objects:.1f} objects of Python a round")
@@ -200,18 +204,19 @@ def _in_region(calls: list[Call], variant: Variant) -> None:
         _step(calls)
 
 
-def _growth(calls: list[Call], run: Callable[[], object]) -> tuple[float, float]:
+def _growth(calls: list[Call], rounds: int, run: Callable[[], object]) -> tuple[float, float]:
     def after(rounds: int) -> tuple[int, int]:
         for _ in range(rounds):
             _forget_gradients(calls)
             with contextlib.suppress(Exception):
                 run()
         gc.collect()
+        _clear_type_cache()
         return _bytes_in_use(), sys.getallocatedblocks()
 
-    half = ROUNDS * 2 // 5
-    after(ROUNDS // 5)
-    first, middle, last = (after(rounds) for rounds in (0, half, half))
+    half = rounds * 2 // 5
+    after(rounds // 5)
+    first, middle, last = (after(count) for count in (0, half, half))
     bytes_, objects = (min(middle[place] - first[place], last[place] - middle[place]) / half for place in (0, 1))
     return bytes_, objects
 

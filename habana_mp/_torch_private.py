@@ -194,6 +194,15 @@ SET_POLICIES = Feature(
     before="torch.nn:Module()._forward_pre_hooks",
     after="torch.nn:Module()._forward_hooks",
 )
+# What a step runs besides the code that it names.
+HOOKS = Feature(
+    "hmp.compare and hmp.tune do not restore tensors that hooks of optimizers and gradients change",
+    before_step="torch.optim:Optimizer()._optimizer_step_pre_hooks",
+    after_step="torch.optim:Optimizer()._optimizer_step_post_hooks",
+    of_gradient="torch:Tensor()._backward_hooks",
+    after_gradient="torch:Tensor()._post_accumulate_grad_hooks",
+    unseen="torch._C:DisableTorchFunctionSubclass",
+)
 # The fused encoder layer of inference asks it; torch's own autocast switches it off too.
 FASTPATH = Feature(
     "nn.TransformerEncoderLayer may run uncast in inference", enabled="torch.backends.mha:_is_fastpath_enabled"

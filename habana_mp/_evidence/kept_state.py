@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as _nn_module
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Sampler
 
 from habana_mp._evidence.kept_numbers import KeptArray, KeptNumbers, size_of
 from habana_mp._evidence.reachable import STATEFUL, Reachable, is_array, is_generator
@@ -32,10 +33,11 @@ class KeptState:
     """Notes what the steps can reach by names, at once, and in ``watching`` also modules and optimizers that they find otherwise, when
     these are first called. ``restore`` puts all of it back, and may be called more than once.
 
-    1. Of modules, optimizers, schedulers and scalers, all attributes, with what lists and dicts in them hold.
+    1. Of modules, optimizers, schedulers, scalers and samplers, all attributes, with what lists and dicts in them hold.
     2. Of other objects, closures and globals, the tensors and arrays that were there, and their numbers. What a step counts or collects
-       there stays.
-    3. The states of generators of random numbers.
+       there stays, but for floats in attributes of the program's objects: a loss scale of its own is one, a counter is not.
+    3. The gradients that graphs recorded before add to.
+    4. The states of generators of random numbers.
 
     Raises:
         RuntimeError: the steps use an iterator or a queue, whose items cannot be taken a second time. Also where ``watching`` finds
@@ -57,6 +59,9 @@ class KeptState:
             self._keep(each.value, each.name)
             if not isinstance(each.value, STATEFUL):
                 self._put_back.append(each.put_back)
+        self._put_back += (each.put_back for each in reachable.floats)
+        for each in reachable.leaves:
+            self._keep_tensor(each.value, each.name, copied=self._may_copy(size_of(each.value)))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,6 +119,10 @@ class KeptState:
         if isinstance(each, torch.nn.Module):
             for path, module in each.named_modules():
                 self._keep_module(module, f"{name}.{path}" if path else name)
+        elif isinstance(each, Sampler):  # in whose lists a data set may be
+            for held in (vars(each), *vars(each).values()):
+                if isinstance(held, (dict, list, set, deque)) and self._is_new(held):
+                    self._put_back.append(_held_by(held))
         elif isinstance(each, STATEFUL):
             if self._is_new(each):
                 self._keep_value(vars(each), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import random
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch.amp import GradScaler
 from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import Sampler
+
+from habana_mp._torch_private import HOOKS
 
 # All of what these hold is their state.
-STATEFUL = (torch.nn.Module, Optimizer, lr_scheduler.LRScheduler, GradScaler)
+STATEFUL = (torch.nn.Module, Optimizer, lr_scheduler.LRScheduler, GradScaler, Sampler)
 _MOST = 100_000  # objects that are looked at
 _NOT_ENTERED = (types.ModuleType, type, str, bytes, int, float, complex, bool, torch.dtype, torch.device)
 # Of libraries whose objects hold nothing of the program, or which are kept as a whole.
@@ -25,7 +29,22 @@ _LIBRARIES = ("builtins", "habana_mp", "numpy", "torch")
 _QUEUES = ("_queue", "queue", "multiprocessing.queues")
 _BUILT_IN = ("builtins", "itertools", "torch")  # whose iterators a step may take items from
 
-_Place = dict[Any, Any] | list[Any] | types.CellType
+
+@dataclass(frozen=True)
+class _Slot:
+    """Of an object of a class with __slots__."""
+
+    owner: Any
+    member: types.MemberDescriptorType
+
+    def get(self) -> Any:
+        try:
+            return self.member.__get__(self.owner)
+        except AttributeError:  # it is empty
+            return None
+
+
+_Place = dict[Any, Any] | list[Any] | types.CellType | _Slot
 
 
 @dataclass(frozen=True)
@@ -44,12 +63,18 @@ class Found:
         elif isinstance(self.place, list):
             if self.key < len(self.place) and self.place[self.key] is not self.value:
                 self.place[self.key] = self.value
+        elif isinstance(self.place, _Slot):
+            if self.place.get() is not self.value:
+                self.place.member.__set__(self.place.owner, self.value)
         elif self.place is not None and self.place.get(self.key) is not self.value:
             self.place[self.key] = self.value
 
 
 class Reachable:
     """Follows closures, globals that the code names, defaults, bound objects, and what these hold, the nearest first.
+
+    ``found`` has what is state as a whole, tensors and arrays. ``floats`` are attributes of objects of the program, ``leaves`` the tensors to
+    which a graph that was recorded before adds gradients.
 
     Methods, and iterators in attributes, count if code that was reached has their name. What libraries keep in their objects, such as the work
     queue of a pool, is theirs.
@@ -58,9 +83,13 @@ class Reachable:
     def __init__(self, steps: Iterable[Callable[..., Any]]) -> None:
         self.found: list[Found] = []
         self.iterators: list[Found] = []
+        self.floats: list[Found] = []
+        self.leaves: list[Found] = []
         self._names: set[str] = {"__call__", "forward"}
         self._unnamed: dict[str, list[Found]] = {}
         self._seen: dict[int, Any] = {}
+        self._tensors: dict[int, Any] = {}  # a set of data may have more than _MOST
+        self._nodes: dict[int, Any] = {}
         self._waiting = deque(Found(_name_of(step), step) for step in steps)
         while self._waiting and len(self._seen) < _MOST:
             self._look_at(self._waiting.popleft())
@@ -71,6 +100,8 @@ class Reachable:
             return
         if isinstance(value, torch.Tensor) or is_array(value):
             self.found.append(each)  # once for each place
+            if isinstance(value, torch.Tensor):
+                self._look_beside(each)
             return
         if id(value) in self._seen:
             return
@@ -80,8 +111,25 @@ class Reachable:
             return
         if isinstance(value, STATEFUL) or is_generator(value):
             self.found.append(each)
-        if isinstance(value, torch.nn.Module) or not isinstance(value, STATEFUL):
+        if isinstance(value, torch.nn.Module):
+            for name, weight in value.named_parameters(recurse=False):
+                self._look_beside(Found(f"{each.name}.{name}", weight))
+        if isinstance(value, Optimizer):
+            self._waiting += _hooks(each, "before_step", "after_step")
+        if isinstance(value, (torch.nn.Module, Sampler)) or not isinstance(value, STATEFUL):
             self._look_into(each)
+
+    def _look_beside(self, each: Found) -> None:
+        """At what a tensor has besides its numbers: attributes of the program, hooks, and a graph that was recorded before."""
+        if id(each.value) in self._tensors:
+            return
+        self._tensors[id(each.value)] = each.value
+        space = _space_of(each.value)
+        self._waiting += (Found(f"{each.name}.{key}", held, space, key) for key, held in [*space.items()])
+        with HOOKS.get("unseen")() if HOOKS.works else contextlib.nullcontext():
+            self._waiting += _hooks(each, "of_gradient", "after_gradient")
+            node = each.value.grad_fn
+        self.leaves += (Found(f"a weight of {each.name}", leaf) for leaf in _leaves_of(node, self._nodes))
 
     def _look_into(self, each: Found) -> None:
         value = each.value
@@ -98,7 +146,9 @@ class Reachable:
             self._waiting += _items(each.name, value)
         else:
             for needed, held in _attributes(value, each.name):
-                if needed is None or needed in self._names:
+                if type(held.value) is float:
+                    self.floats.append(held)
+                elif needed is None or needed in self._names:
                     self._waiting.append(held)
                 else:
                     self._unnamed.setdefault(needed, []).append(held)
@@ -145,6 +195,10 @@ def _items(name: str, value: Any) -> Iterator[Found]:
         yield from (Found(name, each) for each in [*value])
 
 
+def _hooks(each: Found, *names: str) -> list[Found]:
+    return [Found(each.name, HOOKS.of(each.value, name, None)) for name in names]
+
+
 def _shown(key: object) -> str:
     return repr(key) if isinstance(key, (str, int)) else "..."
 
@@ -176,7 +230,8 @@ def _attributes(value: object, name: str) -> Iterator[tuple[str | None, Found]]:
     space = _space_of(value)
     theirs = not module and not _is_of_the_program(own)
     for key, each in [*space.items()]:
-        if theirs and _is_iterator(each):
+        # Those of modules are kept with them.
+        if (theirs and _is_iterator(each)) or ((theirs or module) and type(each) is float):
             continue
         empty = isinstance(each, (dict, list, set)) and not each
         if not empty and not (module and key in {"_parameters", "_buffers"}):
@@ -186,6 +241,9 @@ def _attributes(value: object, name: str) -> Iterator[tuple[str | None, Found]]:
             for key, each in [*vars(kind).items()]:
                 if (function := _function_of(each)) is not None:
                     yield key, Found(f"{name}.{key}", function)
+                elif isinstance(each, types.MemberDescriptorType) and not theirs:
+                    slot = _Slot(value, each)
+                    yield None, Found(f"{name}.{key}", slot.get(), slot)
 
 
 def _is_library(module: str) -> bool:
@@ -208,6 +266,19 @@ def _space_of(value: object) -> dict[str, Any]:
     except AttributeError:  # it has slots
         return {}
     return found
+
+
+def _leaves_of(node: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
+    """To which a backward pass from the node adds gradients."""
+    waiting = [node]
+    while waiting and len(seen) < _MOST:
+        node = waiting.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        waiting += (each for each, _ in node.next_functions)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
 
 
 def _is_empty(cell: types.CellType) -> bool:

@@ -158,6 +158,17 @@ def timeout_options() -> Any:
     return torch.distributed.ProcessGroupNCCL.Options()
 
 
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
+def hooked() -> torch.Tensor:
+    tensor = torch.zeros(1, requires_grad=True)
+    tensor.register_hook(print)
+    tensor.register_post_accumulate_grad_hook(print)
+    return tensor
+
+
 # Something that has the attribute, and what it holds.
 INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "EXPORT.mode_key": (lambda: TorchDispatchMode(PRE_DISPATCH), lambda value: value == PRE_DISPATCH),
@@ -168,6 +179,10 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "WEIGHT_OPS.schema": (lambda: torch.ops.aten.mm.default, lambda value: value.name == "aten::mm"),
     "SET_POLICIES.before": (lambda: torch.nn.Linear(1, 1), lambda value: len(value) == 0),
     "SET_POLICIES.after": (lambda: torch.nn.Linear(1, 1), lambda value: len(value) == 0),
+    "HOOKS.before_step": (optimizer, lambda value: len(value) == 0),
+    "HOOKS.after_step": (optimizer, lambda value: len(value) == 0),
+    "HOOKS.of_gradient": (hooked, lambda value: len(value) == 1),
+    "HOOKS.after_gradient": (hooked, lambda value: len(value) == 1),
     "RNN.weights": (lambda: torch.nn.LSTM(1, 1), lambda value: isinstance(value[0], torch.nn.Parameter)),
     "LOG_PATHS.children": (lambda: torch.nn.Sequential(torch.nn.ReLU()), lambda value: [*value] == ["0"]),
     "DRAW.results": (lambda: node_of(torch.exp), lambda value: value[0].dtype is torch.float32 and value[0].shape == [1]),

@@ -162,3 +162,14 @@ def test_the_page_has_every_finding():
     ):
         assert line in shown
     assert "The instruments leave programs as they are" in looked.page({"op/mm": runs[:2]})
+
+
+def test_results_are_of_one_core(monkeypatch, tmp_path) -> None:
+    """They were kept when the core was built anew."""
+    core = tmp_path / "_core.so"
+    monkeypatch.setattr(results._core, "__file__", str(core))
+    files = []
+    for build in (b"1", b"2"):
+        core.write_bytes(build)
+        files.append(results.path("instruments"))
+    assert files[0] != files[1]

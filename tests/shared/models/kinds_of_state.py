@@ -10,15 +10,19 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 from training_state import (
     SCHEDULERS,
     X,
     added_group,
     averaged,
     gradients,
+    graph_from_before,
+    hook_of_a_gradient,
+    hook_of_an_optimizer,
     net,
     optimizer,
+    own_scale,
     scaler,
     scheduler,
     sparse_gradients,
@@ -286,6 +290,50 @@ def loaded_data():
     return lambda: [model(x) for (x,) in loader], lambda: [loader.generator.get_state(), torch.get_rng_state()]
 
 
+class Shuffled(Sampler):
+    def __init__(self):
+        self.order, self.epochs, self.drawn = [*range(8)], 0, random.Random(1)
+
+    def __iter__(self):
+        self.epochs += 1
+        self.drawn.shuffle(self.order)
+        yield from self.order
+
+    def __len__(self):
+        return len(self.order)
+
+
+def samplers():
+    model, data = net(), TensorDataset(torch.randn(8, 8))
+    own, shared = Shuffled(), DistributedSampler(data, 2, 0)
+    loaders = DataLoader(data, 4, sampler=own), DataLoader(data, 4, sampler=shared)
+
+    def step():
+        shared.set_epoch(shared.epoch + 1)
+        return [model(x) for loader in loaders for (x,) in loader]
+
+    return step, lambda: [own.order, own.epochs, own.drawn.getstate(), shared.epoch]
+
+
+class Slots:
+    __slots__ = ("mean", "numbers", "unset")
+
+    def __init__(self):
+        self.mean, self.numbers = torch.zeros(8), [torch.zeros(8)]
+
+
+def slots():
+    model, own = net(), Slots()
+
+    def step():
+        y = model(X)
+        own.mean = 0.9 * own.mean + y.detach().mean(0)
+        own.numbers[0].add_(1)
+        return y * own.mean
+
+    return step, lambda: [own.mean, own.numbers]
+
+
 RESTORED = {
     "attributes of modules": attributes_of_modules,
     "a submodule that is replaced": replaced_submodule,
@@ -322,5 +370,11 @@ RESTORED = {
     "generators of random numbers": random_numbers,
     "arrays": arrays,
     "a loader of data": loaded_data,
+    "samplers": samplers,
+    "slots": slots,
+    "a loss scale of the program's": own_scale,
+    "a hook of an optimizer": hook_of_an_optimizer,
+    "hooks of a gradient": hook_of_a_gradient,
+    "a graph from before": graph_from_before,
     "a trainer": trainer,
 }

@@ -179,6 +179,83 @@ def trainer():
     ]
 
 
+class LossScale:
+    """As programs write one: numbers of Python, no tensors. Its counter may be one of the measurement, and stays."""
+
+    def __init__(self):
+        self.scale, self.steps = 4.0, 0
+
+    def __call__(self, loss):
+        self.steps += 1
+        self.scale *= 2
+        return loss * self.scale
+
+
+def own_scale():
+    model, scale = net(), LossScale()
+
+    def step():
+        y = model(X)
+        scale(y.square().mean()).backward()
+        return y
+
+    return step, lambda: [scale.scale, gradients(model)]
+
+
+def hook_of_an_optimizer():
+    model, steps = net(), torch.zeros(())
+    own = torch.optim.SGD(model.parameters(), 0.1)
+
+    def note(*_):
+        steps.add_(1)
+
+    own.register_step_post_hook(note)
+
+    def step():
+        y = model(X)
+        y.square().mean().backward()
+        own.step()
+        return y
+
+    return step, lambda: [steps, weights(model)]
+
+
+def hook_of_a_gradient():
+    """The gradient is added to an attribute of the weight, as Megatron does."""
+    model, largest = net(), [torch.zeros(())]
+    weight = model[0].weight
+    weight.main_grad = torch.zeros_like(weight)
+
+    def add(gradient):
+        weight.main_grad.add_(gradient)
+
+    def note(found):
+        largest[0] = torch.maximum(largest[0], found.grad.max())
+
+    weight.register_hook(add)
+    weight.register_post_accumulate_grad_hook(note)
+
+    def step():
+        y = model(X)
+        y.square().mean().backward()
+        return y
+
+    return step, lambda: [weight.main_grad, largest, gradients(model)]
+
+
+def graph_from_before():
+    model = net()
+    features = model(X)
+
+    def step():
+        y = features * 2
+        y.square().mean().backward(retain_graph=True)
+        return y
+
+    step()
+    return step, lambda: [gradients(model)]
+
+
 def weights(model):
     return [*model.state_dict().values()]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 
+import habana_mp._core as _core
 from zoo.cases import Case, Outcome, Run
 
 ROOT = Path(__file__).parent.parent
@@ -22,12 +23,13 @@ def path(of: str) -> Path:
     state = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
     parts = [
         *(ROOT / "habana_mp").rglob("*.py"),
-        *(ROOT / "habana_mp").glob("_core*.so"),
+        Path(_core.__file__),
         *(ROOT / "lists").rglob("*"),
         *(ROOT / "zoo" / "cases").rglob("*.py"),
     ]
     for part in sorted(part for part in parts if part.is_file()):
-        state.update(part.relative_to(ROOT).as_posix().encode() + b"\0" + part.read_bytes())
+        name = part.relative_to(ROOT) if part.is_relative_to(ROOT) else part.name  # an installed core
+        state.update(str(name).encode() + b"\0" + part.read_bytes())
     return FOLDER / f"{of}-{state.hexdigest()[:16]}.jsonl"
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from zoo import EXACT_MEMORY, looked
+import habana_mp._core as _core
+from zoo import EXACT_MEMORY, looked, results
 from zoo.cases import Outcome, Run, layers, looks
 
 pytestmark = pytest.mark.xdist_group("zoo")
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 LABELS = """
     op/addmm op/nn_functional_dropout op/nn_functional_batch_norm op/nn_functional_scaled_dot_product_attention op/index_put op/geqrf
     op/sparse_sampled_addmm op/nn_functional_linear_cross_entropy_chunked op/uniform op/empty op/nn_functional_embedding op/svd
-    op/nn_functional_rrelu op/istft op/masked_scatter op/_native_batch_norm_legit op/to_sparse op/nn_functional_ctc_loss
+    op/nn_functional_embedding_bag op/nn_functional_rrelu op/istft op/masked_scatter op/_native_batch_norm_legit op/to_sparse op/nn_functional_ctc_loss
     module/nn_BatchNorm2d module/nn_LSTM module/nn_MultiheadAttention module/nn_Embedding module/nn_CrossEntropyLoss module/nn_LazyConv2d
     architecture/bert architecture/llama
 """.split()
@@ -167,7 +168,7 @@ def test_the_page_has_every_finding():
 def test_results_are_of_one_core(monkeypatch, tmp_path) -> None:
     """They were kept when the core was built anew."""
     core = tmp_path / "_core.so"
-    monkeypatch.setattr(results._core, "__file__", str(core))
+    monkeypatch.setattr(_core, "__file__", str(core))
     files = []
     for build in (b"1", b"2"):
         core.write_bytes(build)

@@ -245,7 +245,8 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
   if (why != Unmeasured::None && op->composite) return nullptr;  // the ops inside of it are
   // Without what-ifs only that is measured which ran low.
-  const bool may_cast = !backward && autocast::this_thread.state != nullptr;
+  const bool may_cast =
+      !backward && !autocast::excluded_here().has_all(c10::autocast_dispatch_keyset);
   if ((backward || !what_to_measure().what_if) && !may_cast && !has_low(inputs)) return nullptr;
   auto context = std::make_unique<MeasuredCall>();
   context->op = op;
@@ -278,7 +279,9 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
   if (!context.backward) values.ran_ns = start - context.start;
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
-  const bool low = has_low(context.arguments, context.casts);
+  // What torch.autocast casts it casts unseen: the results show it.
+  const bool low =
+      has_low(context.arguments, context.casts) || (!context.backward && has_low(call.outputs()));
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = what_to_measure();
   if (!low && !shadowed && !measure.what_if) return;

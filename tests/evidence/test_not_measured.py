@@ -231,3 +231,18 @@ def test_all_that_is_measured_has_no_reason():
     found = hmp.compare(lambda: loss_of(Net()).backward(), None, "hmp")
     assert {row.unmeasured for row in found.rows if row.made is not None and row.total is not None} == {""}
     assert all(row.unmeasured for row in found.rows if row.made is None or row.total is None)
+
+
+@pytest.mark.parametrize("values", [True, "errors"])
+def test_what_torch_autocast_casts_is_measured(values):
+    """It casts inside the op. With values=True an op that was given float32 had the error 0."""
+    net = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def measured(region):
+        with region, hmp.report(values=values) as report:
+            net(X).float().square().mean().backward()
+        return report.local_error("linear", "0"), report.local_error("linear", "2")
+
+    found = measured(torch.autocast("cpu"))
+    assert 1e-4 < found[0].relative < 1e-2
+    assert found == measured(hmp.autocast("cpu", policy="torch-cpu"))

@@ -343,7 +343,7 @@ NCCL = Feature(
 HPU_BACKEND = Feature(
     "torch.compile has no backend 'hpu_backend'",
     look_up="torch._dynamo:lookup_backend",
-    donated="torch._functorch.config:donated_buffer",
+    donated="torch._functorch._aot_autograd.graph_compile:collect_bw_donated_buffer_idxs",
 )
 FIND_SPEC = "importlib._bootstrap"  # the module of the frames between an import and its finders
 # torch's own modules that make themselves ready for a Gaudi where they see one.

@@ -152,9 +152,16 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
 def hpu_backend(graph: Any, inputs: Any, **_: Any) -> Any:
     """Inductor, by which a graph may be run backward again with retain_graph=True, as on Gaudi. The options are Gaudi's and not used."""
     HPU_BACKEND.need()
-    settings, donated = HPU_BACKEND.place("donated")
-    with settings.patch({donated: False}):
-        return HPU_BACKEND.look_up("inductor")(graph, inputs)
+    owner, name = HPU_BACKEND.place("donated")
+    original = getattr(owner, name)
+    # The backward graph reuses none of the tensors saved for it. torch's own setting, donated_buffer, would have to stay off for the process:
+    # torch asks it in each backward pass, too. The option changes comments in generated code, and the keys of Inductor's caches: these do
+    # not hold what a graph reuses, so that the graph of a plain torch.compile could be taken, which reuses them.
+    setattr(owner, name, lambda *_: [])
+    try:
+        return HPU_BACKEND.look_up("inductor")(graph, inputs, config_patches={"comment_origin": True})
+    finally:
+        setattr(owner, name, original)
 
 
 def _custom_fwd(original: Callable[..., Any]) -> Callable[..., Any]:

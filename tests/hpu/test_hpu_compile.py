@@ -1,5 +1,7 @@
 """torch.compile and TorchScript of code that names the device "hpu"."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -74,6 +76,30 @@ def test_a_second_backward_pass_through_what_gaudi_s_backend_compiled(backend: s
     assert twice.grad is not None
     assert once.grad is not None
     torch.testing.assert_close(twice.grad, 2 * once.grad)
+
+
+def test_a_second_backward_pass_after_steps_without_one() -> None:
+    """The same function compiled by torch's default before: its graph reuses saved tensors, and no cache hands it to Gaudi's backend."""
+    torch.manual_seed(0)
+    weight = torch.randn(4, 4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x @ weight).tanh().sum()
+
+    def gradient(of: Callable[[torch.Tensor], torch.Tensor], passes: int) -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        found = of(x)
+        for left in range(passes, 0, -1):
+            found.backward(retain_graph=left > 1)
+        assert x.grad is not None
+        return x.grad / passes
+
+    torch._dynamo.reset()
+    plain = gradient(torch.compile(loss), 1)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="hpu_backend")
+    for passes in (1, 2, 1, 3):
+        torch.testing.assert_close(gradient(compiled, passes), plain)
 
 
 def test_scripts_may_say_hpu() -> None:

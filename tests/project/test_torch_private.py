@@ -62,7 +62,6 @@ TYPES = {
     "NN.home": types.ModuleType,
     "PADS.home": types.ModuleType,
     "MKLDNN.layout": torch.layout,
-    "HPU_BACKEND.donated": bool,
     "LOAD.registry": list,
     "COPIES.shallow": dict,
     "COPIES.deep": dict,

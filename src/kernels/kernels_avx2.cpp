@@ -10,15 +10,32 @@ __m256i load_bytes(const std::byte* source) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
 }
 
-// The 32 bits of each lane rounded to the upper 16, which are left in the lower half.
-__m256i round_to_bfloat16(__m256 value) {
-  const __m256i bits = _mm256_castps_si256(value);
+// The 32 bits of each lane rounded to the upper 16, which are left there.
+__m256i rounded(__m256i bits) {
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+}
+
+__m256i rounded_or_nan(__m256i bits) {
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000));
   const __m256i size = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
   const __m256i is_nan = _mm256_cmpgt_epi32(size, _mm256_set1_epi32(0x7f800000));
-  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  return _mm256_blendv_epi8(rounded(bits), quiet, is_nan);
+}
+
+// One comparison finds the NaNs of both, which are rare: without them there is half the work.
+__m256i to_bfloat16(__m256 lower, __m256 upper) {
+  __m256i first = _mm256_castps_si256(lower), second = _mm256_castps_si256(upper);
+  if (_mm256_movemask_ps(_mm256_cmp_ps(lower, upper, _CMP_UNORD_Q)) == 0) [[likely]] {
+    first = rounded(first);
+    second = rounded(second);
+  } else {
+    first = rounded_or_nan(first);
+    second = rounded_or_nan(second);
+  }
+  // Packing works within halves of a register: 0 2 1 3 puts them in order.
+  return _mm256_permute4x64_epi64(
+      _mm256_packus_epi32(_mm256_srli_epi32(first, 16), _mm256_srli_epi32(second, 16)), 0xd8);
 }
 
 struct Avx2 {
@@ -56,9 +73,7 @@ struct Avx2 {
       return _mm256_set_m128i(_mm256_cvtps_ph(upper, _MM_FROUND_TO_NEAREST_INT),
                               _mm256_cvtps_ph(lower, _MM_FROUND_TO_NEAREST_INT));
     } else {
-      // Packing works within halves of a register: 0 2 1 3 puts them in order.
-      return _mm256_permute4x64_epi64(
-          _mm256_packus_epi32(round_to_bfloat16(lower), round_to_bfloat16(upper)), 0xd8);
+      return to_bfloat16(lower, upper);
     }
   }
 

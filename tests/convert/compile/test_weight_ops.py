@@ -177,7 +177,9 @@ def test_compiled_convolutions(dims, lying, front, dynamic):
             x = channels_last(x) if images_last else x
             expected, found = model(x), compiled(x)
             assert found.dtype == expected.dtype == BF16
-            assert torch.equal(found, expected)
+            # Without oneDNN, torch's convolutions of bfloat16 add up in an order that depends on how their tensors lie.
+            ulps = 0 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 4
+            torch.testing.assert_close(found, expected, rtol=ulps * 2**-8, atol=ulps * 2**-8)
             assert found.stride() == expected.stride()
 
 

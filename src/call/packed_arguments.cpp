@@ -16,7 +16,7 @@
 namespace habana_mp {
 namespace {
 
-std::atomic<Packing> packing = Packing::Equal;
+std::atomic<bool> packing = true;
 
 bool records_graph(const PackedOperands& call) {
   return c10::GradMode::is_enabled() &&
@@ -36,18 +36,12 @@ at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
 
 }  // namespace
 
-void set_packing(Packing to) { packing = to; }
-
-Packing packing_here() {
-  const Packing asked = packing.load(std::memory_order_relaxed);
-  const bool may_differ = asked == Packing::Fastest;
-  return may_differ && at::globalContext().deterministicAlgorithms() ? Packing::Equal : asked;
-}
+void set_packing(bool on) { packing = on; }
 
 bool may_be_packed(const PackedOperands& call) {
   const auto& [input, weight, bias, to, caller] = call;
   // A probe looks at the numbers of casts.
-  return packing.load(std::memory_order_relaxed) != Packing::Off && watch::probe() == nullptr &&
+  return packing.load(std::memory_order_relaxed) && watch::probe() == nullptr &&
          is_of(weight, to) && is_of(input, to) && (!bias.defined() || is_of(bias, to)) &&
          WeightCache::accepts(weight, to) && !records_graph(call) && input.numel() > 0;
 }

@@ -145,7 +145,7 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             metavar="+OP:LIST|-OP|FILE",
             help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
-        @click.option("--dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
+        @click.option("--low-dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)
         def command(
             *,
@@ -153,13 +153,13 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             lower: tuple[str, ...],
             fp32: tuple[str, ...],
             edits: tuple[str, ...],
-            dtype: str | None,
+            low_dtype: str | None,
             **others: Any,
         ) -> None:
-            if lower or fp32 or edits or dtype is not None:
+            if lower or fp32 or edits or low_dtype is not None:
                 with user_errors():
                     edits = tuple(_edits_in(edits))
-                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, edits, dtype)
+                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, edits, low_dtype)
             function(policy=policy, **others)
 
         return command
@@ -192,7 +192,7 @@ def _edits_in(values: Sequence[str]) -> Iterator[str]:
             yield edit
 
 
-def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], dtype: str | None) -> Policy:
+def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], low_dtype: str | None) -> Policy:
     """Files first, then their edits, then the others: each edit of the command line wins over a file."""
     files: dict[str, str] = {}
     edited: dict[str, list[str]] = {}
@@ -212,8 +212,8 @@ def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[
         policy = Policy(with_files(policy, edit_files, None, strict=True))
     if edits:
         policy = policy.with_edits(*edits, strict=True)
-    if dtype is not None:
-        policy = policy.with_low_dtype(low_name(dtype, "--dtype"))
+    if low_dtype is not None:
+        policy = policy.with_low_dtype(low_name(low_dtype, "--low-dtype"))
     tell_of_the_rest(policy, (*edits, *edited["lower"], *edited["fp32"]))
     return policy
 

@@ -29,8 +29,8 @@ ROUNDS = {"values": 50, "errors": 50, "nonfinite": 50, "compare": 50, "tune": 10
 BOTH = ("float32", "mixed")
 # Python's cache of attributes keeps names that were made at run time, such as "layers.0", until others take their places.
 _clear_type_cache: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
-# What each half of the rounds may leave: a tensor that stays takes some 400 bytes a round, and what is cached once is in one half alone.
-MOST_BYTES, MOST_OBJECTS = 4000, 80
+# What a round may leave, where a tensor that stays takes some 400 bytes, and how many objects of Python a half of the rounds, by its caches.
+MOST_BYTES, MOST_OBJECTS = 200, 80
 
 Step = Callable[[], list[Any]]
 
@@ -191,10 +191,11 @@ def _grown(make: Maker, name: str, variant: Variant) -> Outcome:
     with variant.conversion():
         calls = make("float32")[:1]
         grown, objects = _growth(calls, ROUNDS[name], lambda: _under(lambda: _step(calls), name, variant))
-        if grown > MOST_BYTES or objects > MOST_OBJECTS:
+        most = MOST_BYTES * _half(ROUNDS[name])
+        if grown > most or objects > MOST_OBJECTS:
             plain, plain_objects = _growth(calls, ROUNDS[name], lambda: _in_region(calls, variant))
             grown, objects = grown - max(plain, 0), objects - max(plain_objects, 0)
-    if grown > MOST_BYTES or objects > MOST_OBJECTS:
+    if grown > most or objects > MOST_OBJECTS:
         return Outcome("grew", f"{grown} bytes and {objects} objects of Python in {_half(ROUNDS[name])} rounds")
     return Outcome("ran", "")
 

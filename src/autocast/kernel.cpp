@@ -21,7 +21,7 @@
 #include "call/error_note.h"
 #include "call/no_kernel.h"
 #include "call/refusal.h"
-#include "report/listening.h"
+#include "listen/hears.h"
 #include "scope/casts_off.h"
 #include "scope/regions.h"
 
@@ -50,7 +50,7 @@ struct Plan {
   bool casts_nothing() const {
     return op.rule.action == Action::Inputs ||
            (seen.on_one_device() && habana_mp::casts_nothing(op.rule, seen.dtypes) &&
-            !report::anyone_listens() && !pre_dispatch);
+            !listen::anyone_listens() && !pre_dispatch);
   }
   // Whether the call may fail for want of a kernel of a low dtype (D42).
   bool may_lack_kernel() const {
@@ -135,8 +135,8 @@ void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
   const Decision decision = decide(plan.op.rule, call.described(), call.explicit_dtype());
   const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
-  watch::WatchedCall watched;
-  if (report::anyone_listens()) {
+  listen::WatchedCall watched;
+  if (listen::anyone_listens()) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   try {
@@ -171,8 +171,8 @@ bool call_without_low_kernel(const Op& op, const Plan& plan, Stack* stack) {
       decide_without_low_kernel(plan.op.rule, call.described(), call.explicit_dtype());
   if (decision.cause == Cause::None) return false;
   const AtomicGuard atomic(kAllKeys);
-  watch::WatchedCall watched;
-  if (report::anyone_listens()) {
+  listen::WatchedCall watched;
+  if (listen::anyone_listens()) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, call.any_to_cast(decision)});
   }
   call.cast(decision, /*cached=*/false);

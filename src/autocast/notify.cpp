@@ -9,12 +9,11 @@
 #include "call/no_kernel.h"
 #include "cast/tensors.h"
 #include "policy/op_list.h"
-#include "watch/where.h"
 
 namespace habana_mp::autocast {
 namespace {
 
-class Texts final : public report::CallTexts {
+class Texts final : public listen::CallTexts {
  public:
   explicit Texts(const DecidedCall& call) : call_(call) {}
 
@@ -36,7 +35,7 @@ class Texts final : public report::CallTexts {
   std::string argument(std::size_t i) const override {
     return call_.call.label(i, call_.op.handle.schema());
   }
-  std::pair<std::string, std::string> where() const override { return watch::where(); }
+  std::shared_ptr<const Policy> policy() const override { return call_.rules.policy; }
 
  private:
   const DecidedCall& call_;
@@ -54,30 +53,27 @@ bool is_compiling(const Call& call) {
 
 }  // namespace
 
-void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
+void notify_begin(listen::WatchedCall& watched, const DecidedCall& decided) {
   if (is_compiling(decided.call)) return;
-  const std::string_view name = base_name(decided.op.name);
   const Texts texts(decided);
-  const report::Call call{.key = {.op = watch::watching() ? number_of(name) : 0,
-                                  .decider_id = decided.rules.decider_id,
-                                  .front_end = front_end_of(decided.rules.of_conversion)},
-                          .decision = decided.decision,
-                          .casting = decided.casting,
-                          .arguments = decided.call.described(),
-                          .texts = &texts};
+  const bool numbered = listen::anyone_hears(listen::Hears::Calls);
   c10::SmallVector<at::Tensor, 8> tensors;
-  watched.begin(call, {.dispatched = true,
-                       .hides = decided.rules.by_op[decided.op.index].insides == Insides::Own,
-                       .inputs = [&]() -> Tensors {
-                         tensors = decided.call.tensors();
-                         return tensors;
-                       },
-                       .decider = [&]() -> watch::WatchedCall::Decider {
-                         return {decided.rules.policy, texts.rule()};
-                       }});
+  watched.begin({.op = numbered ? number_of(base_name(decided.op.name)) : 0,
+                 .decider_id = decided.rules.decider_id,
+                 .front_end = front_end_of(decided.rules.of_conversion),
+                 .dispatched = true,
+                 .hides = decided.rules.by_op[decided.op.index].insides == Insides::Own,
+                 .decision = decided.decision,
+                 .casting = decided.casting,
+                 .arguments = decided.call.described(),
+                 .texts = texts},
+                [&]() -> Tensors {
+                  tensors = decided.call.tensors();
+                  return tensors;
+                });
 }
 
-void notify_end(watch::WatchedCall& watched, const Call& call) {
+void notify_end(listen::WatchedCall& watched, const Call& call) {
   if (watched.begun()) watched.end(call.results());
 }
 

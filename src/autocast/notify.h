@@ -3,14 +3,14 @@
 
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
+#include "listen/watched_call.h"
 #include "policy/decide.h"
 #include "scope/rules.h"
-#include "watch/observer.h"
 
 namespace habana_mp::autocast {
 
-constexpr report::FrontEnd front_end_of(bool of_conversion) {
-  return of_conversion ? report::FrontEnd::Convert : report::FrontEnd::Autocast;
+constexpr listen::FrontEnd front_end_of(bool of_conversion) {
+  return of_conversion ? listen::FrontEnd::Convert : listen::FrontEnd::Autocast;
 }
 
 struct DecidedCall {
@@ -22,8 +22,8 @@ struct DecidedCall {
 };
 
 // Throws what a listener throws.
-void notify_begin(watch::WatchedCall& watched, const DecidedCall& call);
+void notify_begin(listen::WatchedCall& watched, const DecidedCall& call);
 // Its results are on the stack.
-void notify_end(watch::WatchedCall& watched, const Call& call);
+void notify_end(listen::WatchedCall& watched, const Call& call);
 
 }  // namespace habana_mp::autocast

@@ -4,7 +4,7 @@
 
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
-#include "watch/decider_id.h"
+#include "listen/decider_id.h"
 
 namespace habana_mp::autocast {
 
@@ -53,7 +53,7 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool 
       }
     }
   }
-  rules->decider_id = watch::decider_id(*policy, front_end_of(of_conversion));
+  rules->decider_id = listen::decider_id(*policy, front_end_of(of_conversion));
   rules->of_conversion = of_conversion;
   rules->policy = std::move(policy);
   if (!differs_inside(*rules, all)) {

@@ -19,7 +19,6 @@
 #include "policy/policy.h"
 #include "scope/casts_off.h"
 #include "scope/compound.h"
-#include "watch/dispatcher_watch.h"
 
 namespace py = pybind11;
 
@@ -75,8 +74,7 @@ void bind_convert(py::module_& module) {
       "install",
       [](const py::iterable& rows, std::shared_ptr<Policy> policy) {
         conversion_patches().install(rows);
-        autocast::set_compound_policy(policy);
-        watch::set_conversion(std::move(policy));
+        autocast::set_conversion(std::move(policy));
       },
       py::arg("rows"), py::arg("policy"));
   module.def(
@@ -88,8 +86,7 @@ void bind_convert(py::module_& module) {
       },
       "Call TorchScript code under the rules of the conversion in force");
   module.def("uninstall", [] {
-    autocast::set_compound_policy(nullptr);
-    watch::set_conversion(nullptr);
+    autocast::set_conversion(nullptr);
     conversion_patches().uninstall();  // may throw, and nothing is installed then either
   });
   module.def(

@@ -49,14 +49,14 @@ void open_log(int level, const std::string& path, py::object writer, py::object 
 
 // A call without the op that makes it, for the tests of the log.
 struct Said final : report::CallTexts {
-  std::string op, of_rule, module, source;
+  std::string op, of_rule;
   std::vector<std::pair<std::string, int>> casts;
 
   std::string name() const override { return op; }
   std::string original() const override { return op; }
   std::string rule() const override { return of_rule; }
   std::string argument(std::size_t i) const override { return casts[i].first; }
-  std::pair<std::string, std::string> where() const override { return {module, source}; }
+  std::shared_ptr<const Policy> policy() const override { return nullptr; }
 };
 
 void notify_decided(const std::string& op, int to, int cause,
@@ -65,18 +65,18 @@ void notify_decided(const std::string& op, int to, int cause,
   Said said;
   said.op = op;
   said.of_rule = rule;
-  said.module = module;
-  said.source = source;
   said.casts = casts;
   std::vector<Arg> arguments;
   for (const auto& [argument, from] : casts) {
     arguments.push_back({static_cast<DType>(from), false, Role::Input});
   }
+  const report::Where where = [&] { return std::pair(module, source); };
   report::notify_decided(
       {.decision = {static_cast<DType>(to), static_cast<Cause>(cause), role_bit(Role::Input)},
        .casting = !casts.empty(),
        .arguments = arguments,
-       .texts = &said});
+       .texts = &said,
+       .where = &where});
 }
 
 }  // namespace

@@ -214,6 +214,7 @@ void bind_report(py::module_& module) {
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
+  listen::observer = &watch::observer();
   set_module_watch({watch::enter_module, watch::leave_module});
   module.def("set_in_optimizer", &watch::set_in_optimizer, py::arg("inside"));
   module.def("reporting", &watch::watching);

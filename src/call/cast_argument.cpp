@@ -18,7 +18,7 @@
 #include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "cast/tensors.h"
-#include "watch/observer.h"
+#include "listen/watched_call.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp {
@@ -87,14 +87,15 @@ at::Tensor result_of(PyObject* tensor) {
 
 template <typename Source>
 auto cast_watched(const Source& source, DType to, How how) {
-  if (!watch::in_watched_call()) return cast_one(source, to, how, nullptr);
+  listen::Observer* observer = listen::observer_of_call();
+  if (observer == nullptr) return cast_one(source, to, how, nullptr);
   bool was_cached = false;
   const DType from = dtype_of(tensor_of(source));
   const std::uint64_t start = now_ns();
   auto result = cast_one(source, to, how, &was_cached);
   const std::uint64_t ns = now_ns() - start;
-  watch::notify_cast(tensor_of(source), result_of(result),
-                     {from, to, was_cached, bytes_of(tensor_of(source), to), start, ns});
+  observer->casts(tensor_of(source), result_of(result),
+                  {from, to, was_cached, bytes_of(tensor_of(source), to), start, ns});
   return result;
 }
 
@@ -128,11 +129,13 @@ bool copied_when_traced(const at::Tensor& tensor) {
 }
 
 at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {
-  return watch::watching() ? cast_watched(source, to, how) : cast_one(source, to, how, nullptr);
+  return listen::anyone_hears(listen::Hears::Calls) ? cast_watched(source, to, how)
+                                                    : cast_one(source, to, how, nullptr);
 }
 
 PyObject* cast_argument(PyObject* tensor, DType to, How how) {
-  return watch::watching() ? cast_watched(tensor, to, how) : cast_one(tensor, to, how, nullptr);
+  return listen::anyone_hears(listen::Hears::Calls) ? cast_watched(tensor, to, how)
+                                                    : cast_one(tensor, to, how, nullptr);
 }
 
 PyObject* cast_by_hand(PyObject* tensor, DType to) {

@@ -10,8 +10,8 @@
 #include "call/cast_argument.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
-#include "watch/observer.h"
-#include "watch/probe.h"
+#include "cast/tensors.h"
+#include "listen/watched_call.h"
 
 namespace habana_mp {
 namespace {
@@ -46,8 +46,8 @@ Packing packing_here() {
 
 bool may_be_packed(const PackedOperands& call) {
   const auto& [input, weight, bias, to, caller] = call;
-  // A probe looks at the numbers of casts.
-  return packing.load(std::memory_order_relaxed) != Packing::Off && watch::probe() == nullptr &&
+  return packing.load(std::memory_order_relaxed) != Packing::Off &&
+         !listen::anyone_hears(listen::Hears::Numbers) &&  // those of casts too
          is_of(weight, to) && is_of(input, to) && (!bias.defined() || is_of(bias, to)) &&
          WeightCache::accepts(weight, to) && !records_graph(call) && input.numel() > 0;
 }
@@ -63,14 +63,15 @@ PackedArguments packed_arguments(const PackedOperands& call, const Form& form, b
                                  at::IntArrayRef images) {
   PackedArguments result;
   bool was_cached = false;
-  const std::uint64_t start = watch::in_watched_call() ? now_ns() : 0;
+  listen::Observer* observer = listen::observer_of_call();
+  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
   result.weight =
       weight_cache().packed(call.weight, call.to, form, call.caller, was_cached, images);
   if (!result) return result;
-  const std::uint64_t ns = start == 0 ? 0 : now_ns() - start;
+  const std::uint64_t ns = observer == nullptr ? 0 : now_ns() - start;
   result.input = low(call.input, call.to, contiguous);
-  if (start != 0) {
-    watch::notify_cast(
+  if (observer != nullptr) {
+    observer->casts(
         call.weight, result.weight.copy,
         {DType::Float32, call.to, was_cached, bytes_of(call.weight, call.to), start, ns});
   }

@@ -12,6 +12,7 @@
 
 #include "base/torch_private.h"
 #include "cast/numbers.h"
+#include "listen/watched_call.h"
 
 namespace habana_mp {
 namespace {
@@ -19,9 +20,14 @@ namespace {
 using torch::autograd::variable_list;
 using torch_private::CastNode;
 
+// Null while nobody listens to calls.
+listen::Observer* observer() {
+  return listen::anyone_hears(listen::Hears::Calls) ? listen::observer.load() : nullptr;
+}
+
 std::uint64_t origin_here() {
-  const BackwardWatch* watch = backward_watch.load(std::memory_order_relaxed);
-  return watch == nullptr ? 0 : watch->origin_here();
+  listen::Observer* here = observer();
+  return here == nullptr ? 0 : here->origin_here();
 }
 
 // With `strides` the gradient is a weight's, of which there is one in each step.
@@ -57,9 +63,9 @@ struct CopyBackwards final : CastNode {
     const at::ScalarType to = c10::typeMetaToScalarType(self_options.dtype());
     variable_list result(1);
     const auto cast = [&] { return cast_gradient(grads[0], to, strides); };
-    const BackwardWatch* watch =
-        origin == 0 ? nullptr : backward_watch.load(std::memory_order_relaxed);
-    result[0] = watch == nullptr ? cast() : watch->run(origin, grads[0], dtype_of_type(to), cast);
+    listen::Observer* here = origin == 0 ? nullptr : observer();
+    result[0] =
+        here == nullptr ? cast() : here->cast_back(origin, grads[0], dtype_of_type(to), cast);
     return result;
   }
 

@@ -1,14 +1,12 @@
 // The autograd node of a cast (D34), and the cast that has one.
 //
-// The weight cache and the report lie above this folder and need to know of backward passes: each
-// sets a function here while it does.
+// The weight cache lies above this folder and needs to know of backward passes: it sets a function
+// here while it does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/FunctionRef.h>
 
 #include <atomic>
-#include <cstdint>
 
 #include "cast/dtypes.h"
 #include "cast/result_memory.h"
@@ -29,15 +27,6 @@ void record_backward(const at::Tensor& source, const at::Tensor& result,
 // Called when the gradient of the weight in this memory has been computed.
 using WeightDone = void (*)(const c10::StorageImpl*);
 inline std::atomic<WeightDone> weight_done{nullptr};
-
-struct BackwardWatch {
-  // What a new node remembers: which call made the cast.
-  std::uint64_t (*origin_here)();
-  // Runs `cast`, which casts the gradient, in the backward pass of the call of that origin.
-  at::Tensor (*run)(std::uint64_t origin, const at::Tensor& gradient, DType to,
-                    c10::function_ref<at::Tensor()> cast);
-};
-inline std::atomic<const BackwardWatch*> backward_watch{nullptr};
 
 // Gives the node its Python type. Once, when the module is imported.
 void register_copy_backwards();

@@ -11,7 +11,7 @@
 #include "cast/parallel.h"
 #include "cast/storage_check.h"
 #include "kernels/cast_kernels.h"
-#include "report/listening.h"
+#include "listen/hears.h"
 #include "scope/state.h"
 
 namespace habana_mp {
@@ -57,7 +57,7 @@ void cast_on_cpu(const at::Tensor& source, const at::Tensor& target) {
 
 // Whether somebody beside our report listens to the ops that torch dispatches: a profiler.
 bool is_profiled() {
-  const std::size_t ours = report::anyone_hears(report::Hears::Calls) ? 1 : 0;
+  const std::size_t ours = listen::anyone_hears(listen::Hears::Calls) ? 1 : 0;
   return torch_private::op_listeners() > ours;
 }
 

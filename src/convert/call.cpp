@@ -27,10 +27,9 @@
 #include "convert/patched_op.h"
 #include "convert/recast.h"
 #include "convert/without_low_kernel.h"
-#include "report/listening.h"
+#include "listen/hears.h"
 #include "scope/casts_off.h"
 #include "scope/construction.h"
-#include "watch/observer.h"
 
 namespace py = pybind11;
 
@@ -182,8 +181,8 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (traced && is_of_traced_weight(op, arguments, decision))
     return call_in_python(op, args, positional, kwnames);
   const bool from_override = take_from_override(op);
-  watch::WatchedCall watched;
-  if (report::anyone_listens() && (casting || !from_override)) {
+  listen::WatchedCall watched;
+  if (listen::anyone_listens() && (casting || !from_override)) {
     notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
   if (!casting) {
@@ -230,7 +229,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
 // short. Nobody listening, no override by a mode, no tensor subclass, and every eligible tensor in
 // one dtype that the rule accepts as it is.
 bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t count) {
-  if (report::anyone_listens() || op.rule.action == Action::Error || op.form.compound ||
+  if (listen::anyone_listens() || op.rule.action == Action::Error || op.form.compound ||
       torch_private::in_function_mode()) {
     return false;
   }
@@ -242,7 +241,7 @@ bool casts_nothing_here(const PatchedOp& op, PyObject* const* args, Py_ssize_t c
 [[gnu::noinline, gnu::cold]] PyObject* after_error(const PatchedOp& op, PyObject* const* args,
                                                    std::size_t nargsf, PyObject* kwnames) {
   try {
-    watch::WatchedCall unwatched;
+    listen::WatchedCall unwatched;
     return without_low_kernel(op, args, nargsf, kwnames, unwatched);
   } catch (...) {
     set_python_error();

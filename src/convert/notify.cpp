@@ -7,14 +7,15 @@
 #include "base/name_numbers.h"
 #include "call/no_kernel.h"
 #include "cast/tensors.h"
-#include "watch/decider_id.h"
-#include "watch/dispatcher_watch.h"
-#include "watch/where.h"
+#include "listen/decider_id.h"
+#include "scope/compound.h"
 
 namespace habana_mp {
 namespace {
 
-class Texts final : public report::CallTexts {
+using listen::FrontEnd;
+
+class Texts final : public listen::CallTexts {
  public:
   explicit Texts(const DecidedCall& call) : call_(call) {}
 
@@ -32,7 +33,10 @@ class Texts final : public report::CallTexts {
   std::string argument(std::size_t i) const override {
     return call_.arguments.label(i, call_.positional, call_.kwnames);
   }
-  std::pair<std::string, std::string> where() const override { return watch::where(); }
+  std::shared_ptr<const Policy> policy() const override {
+    const auto* region = call_.op.region_policy;
+    return region == nullptr ? autocast::conversion() : *region;
+  }
 
  private:
   const DecidedCall& call_;
@@ -55,47 +59,41 @@ void add_tensors(PyObject* object, Found& found) {
 void number(PatchedOp& op) {
   if (op.name_number == 0) op.name_number = number_of(*op.name);
   if (op.decider_id == 0) {
-    const std::uint64_t policy =
-        op.region_policy == nullptr
-            ? watch::conversion_id()
-            : watch::decider_id(**op.region_policy, report::FrontEnd::Autocast);
-    op.decider_id = watch::decider_id(policy, *op.rule_text);
+    const std::uint64_t policy = op.region_policy == nullptr
+                                     ? autocast::conversion_id()
+                                     : listen::decider_id(**op.region_policy, FrontEnd::Autocast);
+    op.decider_id = listen::decider_id(policy, *op.rule_text);
   }
 }
 
 }  // namespace
 
-void notify_begin(watch::WatchedCall& watched, const DecidedCall& decided) {
+void notify_begin(listen::WatchedCall& watched, const DecidedCall& decided) {
   for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
     if (is_fake(decided.arguments.tensor(i).object)) return;  // a compiler's call
   }
-  if (watch::watching()) number(const_cast<PatchedOp&>(decided.op));
+  const PatchedOp& op = decided.op;
+  if (listen::anyone_hears(listen::Hears::Calls)) number(const_cast<PatchedOp&>(op));
   const Texts texts(decided);
-  const report::Call call{
-      .key = {.op = decided.op.name_number,
-              .decider_id = decided.op.decider_id,
-              .front_end = decided.op.region_policy == nullptr ? report::FrontEnd::Convert
-                                                               : report::FrontEnd::Autocast},
-      .decision = decided.decision,
-      .casting = decided.casting,
-      .arguments = decided.arguments.described(),
-      .texts = &texts};
   Found found;
-  watched.begin(call, {.dispatched = false,
-                       .hides = !decided.op.form.python || is_atomic(decided.op),
-                       .inputs = [&]() -> Tensors {
-                         for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
-                           add_tensors(decided.arguments.tensor(i).object, found);
-                         }
-                         return found;
-                       },
-                       .decider = [&]() -> watch::WatchedCall::Decider {
-                         const auto* region = decided.op.region_policy;
-                         return {region == nullptr ? watch::conversion() : *region, texts.rule()};
-                       }});
+  watched.begin({.op = op.name_number,
+                 .decider_id = op.decider_id,
+                 .front_end = op.region_policy == nullptr ? FrontEnd::Convert : FrontEnd::Autocast,
+                 .dispatched = false,
+                 .hides = !op.form.python || is_atomic(op),
+                 .decision = decided.decision,
+                 .casting = decided.casting,
+                 .arguments = decided.arguments.described(),
+                 .texts = texts},
+                [&]() -> Tensors {
+                  for (std::size_t i = 0; i < decided.arguments.size(); ++i) {
+                    add_tensors(decided.arguments.tensor(i).object, found);
+                  }
+                  return found;
+                });
 }
 
-void notify_end(watch::WatchedCall& watched, PyObject* result) {
+void notify_end(listen::WatchedCall& watched, PyObject* result) {
   if (!watched.begun() || result == nullptr) return;
   Found results;
   add_tensors(result, results);

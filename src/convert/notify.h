@@ -3,8 +3,8 @@
 
 #include "convert/arguments.h"
 #include "convert/patched_op.h"
+#include "listen/watched_call.h"
 #include "policy/decide.h"
-#include "watch/observer.h"
 
 namespace habana_mp {
 
@@ -18,8 +18,8 @@ struct DecidedCall {
 };
 
 // Throws what a listener throws (a closed pipe, an interrupt).
-void notify_begin(watch::WatchedCall& watched, const DecidedCall& call);
+void notify_begin(listen::WatchedCall& watched, const DecidedCall& call);
 // Its result may be null.
-void notify_end(watch::WatchedCall& watched, PyObject* result);
+void notify_end(listen::WatchedCall& watched, PyObject* result);
 
 }  // namespace habana_mp

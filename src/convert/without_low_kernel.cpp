@@ -13,9 +13,8 @@
 #include "convert/cast_arguments.h"
 #include "convert/notify.h"
 #include "convert/overrides.h"
-#include "report/listening.h"
+#include "listen/hears.h"
 #include "scope/casts_off.h"
-#include "watch/observer.h"
 
 namespace habana_mp {
 namespace {
@@ -31,8 +30,8 @@ bool may_be_made_again(const Arguments& arguments) {
 
 PyObject* call_again(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
                      PyObject* const* args, Py_ssize_t positional, PyObject* kwnames) {
-  watch::WatchedCall watched;
-  if (report::anyone_listens()) {
+  listen::WatchedCall watched;
+  if (listen::anyone_listens()) {
     const auto described = arguments.described();
     const bool casting = std::any_of(described.begin(), described.end(),
                                      [&](const Arg& arg) { return decision.casts(arg); });
@@ -62,7 +61,7 @@ c10::SmallVector<at::Tensor, 8> low_tensors(const Arguments& arguments) {
 }  // namespace
 
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
-                             PyObject* kwnames, watch::WatchedCall& watched) {
+                             PyObject* kwnames, listen::WatchedCall& watched) {
   // Of the others a compound alone is patched, for its insides.
   const bool decided =
       op.form.may_lack_low_kernel || op.rule.listed || op.rule.action != Action::Inputs;

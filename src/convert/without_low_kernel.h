@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "convert/patched_op.h"
-#include "watch/observer.h"
+#include "listen/watched_call.h"
 
 namespace habana_mp {
 
@@ -14,6 +14,6 @@ namespace habana_mp {
 // it in float32 and returns that result; `watched`, the call that failed, does not count. Else the
 // error stays set, with a note where it blames a low dtype, and the result is null.
 PyObject* without_low_kernel(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
-                             PyObject* kwnames, watch::WatchedCall& watched);
+                             PyObject* kwnames, listen::WatchedCall& watched);
 
 }  // namespace habana_mp

@@ -20,8 +20,7 @@ bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
 }
 
 // An argument as it was given, without the errors made before.
-at::Tensor without_errors(const watch::MeasuredCall& context, const at::Tensor& argument,
-                          SiteId& origin) {
+at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
   const at::Tensor& given = context.given(argument);
   const at::Tensor shadow = evidence::shadow_of(given, &origin);
   return context.reference(argument, shadow.defined() ? shadow : given);
@@ -42,13 +41,13 @@ bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
   });
 }
 
-bool is_shadowed(const watch::MeasuredCall& context) {
+bool is_shadowed(const MeasuredCall& context) {
   return is_shadowed(context.arguments) ||
          std::any_of(context.casts.begin(), context.casts.end(),
                      [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); });
 }
 
-void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,
+void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited) {
   const bool constant = !requires_gradient(tensors_in(context.arguments));
   if (!is_shadowed(context)) {
@@ -80,7 +79,7 @@ void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::I
   }
 }
 
-void move_shadow(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results) {
+void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
   const evidence::OutOfSight out_of_sight;
   SiteId origin = report::kNone;
   const auto without = [&](const at::Tensor& argument) {

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "evidence/rerun.h"
-#include "watch/call_stack.h"
+#include "probe/measured_call.h"
 
 namespace habana_mp::probe {
 
@@ -17,13 +16,13 @@ namespace habana_mp::probe {
 using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, report::SiteId>>>;
 
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
-bool is_shadowed(const watch::MeasuredCall& context);  // its arguments, or what they are casts of
+bool is_shadowed(const MeasuredCall& context);  // its arguments, or what they are casts of
 
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
-void follow_shadows(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results,
+void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited);
 
 // Of an op that moves numbers about: the shadow of what it was given goes with them.
-void move_shadow(const watch::MeasuredCall& context, const std::vector<c10::IValue>& results);
+void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results);
 
 }  // namespace habana_mp::probe

@@ -18,6 +18,7 @@
 #include "cast/tensors.h"
 #include "evidence/finite.h"
 #include "evidence/readable.h"
+#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
@@ -53,9 +54,9 @@ struct Search {
 struct Finder final : watch::Probe {
   std::string_view name() const override { return "find_nonfinite"; }
   bool hears_here() const override { return watch::in_step(step.load()); }
-  std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
+  std::unique_ptr<watch::ProbedCall> begins(const Thread& thread,
                                             const at::RecordFunction& call) override;
-  void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
+  void ends(const Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
   void casts(const at::Tensor& source, const at::Tensor& result) override;
   void node_begins(const at::RecordFunction& node) override;
 
@@ -210,7 +211,7 @@ void Finder::node_begins(const at::RecordFunction& node) {
     reach_by(tensors_in(node.inputs()));
 }
 
-std::unique_ptr<watch::ProbedCall> Finder::begins(Thread&, const at::RecordFunction& call) {
+std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::RecordFunction& call) {
   const evidence::Op* op = evidence::op_of(call);
   if (op == nullptr || op->composite || op->hands_on) return nullptr;
   auto checked = std::make_unique<CheckedCall>();
@@ -234,7 +235,7 @@ std::unique_ptr<watch::ProbedCall> Finder::begins(Thread&, const at::RecordFunct
   return checked;
 }
 
-void Finder::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
+void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
   auto& checked = static_cast<CheckedCall&>(kept);
   const std::string_view name = checked.op->handle.schema().name();
   const auto inputs = tensors_in(checked.arguments);
@@ -297,6 +298,7 @@ void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
 }  // namespace
 
 void start_finding() {
+  evidence::forget_kernels();
   watch::set_probe(finder());
   finder().step.store(watch::begin_step());
 }

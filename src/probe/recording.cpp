@@ -12,6 +12,7 @@
 #include "cast/storage_check.h"
 #include "cast/tensors.h"
 #include "evidence/readable.h"
+#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "probe/rows.h"
 #include "watch/dispatcher_watch.h"
@@ -160,7 +161,7 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
   kept_bytes_ += bytes;
 }
 
-std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
+std::unique_ptr<watch::ProbedCall> Recorder::begins(const Thread& thread,
                                                     const at::RecordFunction& call) {
   const evidence::Op* op = evidence::op_of(call);
   if (op == nullptr || op->hands_on || paused_.load()) return nullptr;
@@ -181,7 +182,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
     inside->into = inside->outer->into;
     return inside;
   }
-  Frame* frame = counted_with(thread);
+  const Frame* frame = counted_with(thread);
   if (frame == nullptr) return nullptr;
   const bool backward = frame->kind == Frame::Kind::Backward;
   const bool whole =
@@ -223,12 +224,10 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(Thread& thread,
     for (const at::Tensor& written : tensors_of(call.inputs().slice(i, 1)))
       note_maker(written, running->number);
   }
-  // Its own frame refers to it from here on. It lives until the op has ended.
-  thread.frames.back().measured = running.get();
   return running;
 }
 
-void Recorder::ends(Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
+void Recorder::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
   auto& running = static_cast<RunningCall&>(kept);
   {
     // A call may outlive the run that it began in.
@@ -318,6 +317,7 @@ void Recorder::node_begins(const at::RecordFunction& node) {
 }
 
 void Recorder::start() {
+  evidence::forget_kernels();
   watch::set_probe(*this);
   step_.store(watch::begin_step());
   paused_.store(false);

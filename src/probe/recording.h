@@ -14,6 +14,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "evidence/digest.h"
+#include "probe/measured_call.h"
 #include "report/site.h"
 #include "watch/call_stack.h"
 #include "watch/step_threads.h"
@@ -70,7 +71,7 @@ struct Recording {
 std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values);
 
 // A call while it runs.
-struct RunningCall final : watch::MeasuredCall {
+struct RunningCall final : MeasuredCall {
   RunningCall();
   ~RunningCall() override;
   RunningCall(const RunningCall&) = delete;
@@ -95,9 +96,9 @@ class Recorder : public watch::Probe {
  public:
   std::string_view name() const override { return "compare"; }
   bool hears_here() const override { return watch::in_step(step_.load()); }
-  std::unique_ptr<watch::ProbedCall> begins(watch::Thread& thread,
+  std::unique_ptr<watch::ProbedCall> begins(const watch::Thread& thread,
                                             const at::RecordFunction& call) override;
-  void ends(watch::Thread& thread, const at::RecordFunction& call,
+  void ends(const watch::Thread& thread, const at::RecordFunction& call,
             watch::ProbedCall& kept) override;
   void casts(const at::Tensor& source, const at::Tensor& result) override;
   void node_begins(const at::RecordFunction& node) override;

@@ -9,7 +9,7 @@ namespace habana_mp::probe {
 using report::Outcome;
 using watch::Frame;
 
-Frame* counted_with(watch::Thread& thread) {
+const Frame* counted_with(const watch::Thread& thread) {
   for (auto frame = thread.frames.rbegin(); frame != thread.frames.rend(); ++frame) {
     if (frame->shown || frame->kind == Frame::Kind::Backward) return &*frame;
   }

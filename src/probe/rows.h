@@ -7,7 +7,7 @@
 namespace habana_mp::probe {
 
 // The frame that a call is counted with: of a row, or of a backward pass; null outside of any.
-watch::Frame* counted_with(watch::Thread& thread);
+const watch::Frame* counted_with(const watch::Thread& thread);
 
 // Whether the ops inside of the op have rules of their own, and so rows: they are looked at
 // instead.

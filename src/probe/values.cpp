@@ -15,10 +15,12 @@
 #include "cast/tensors.h"
 #include "evidence/differences.h"
 #include "evidence/numbers.h"
+#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "probe/inherited_errors.h"
+#include "probe/measured_call.h"
 #include "probe/rows.h"
 #include "scope/regions.h"
 #include "watch/call_stack.h"
@@ -34,7 +36,6 @@ using watch::all;
 using watch::CastTensors;
 using watch::for_listeners;
 using watch::Frame;
-using watch::MeasuredCall;
 using watch::Thread;
 
 using report::Outcome;
@@ -45,9 +46,9 @@ using report::Values;
 struct Measuring final : watch::Probe {
   std::string_view name() const override { return "hmp.report(values=True)"; }
   bool hears_here() const override;
-  std::unique_ptr<watch::ProbedCall> begins(Thread& thread,
+  std::unique_ptr<watch::ProbedCall> begins(const Thread& thread,
                                             const at::RecordFunction& call) override;
-  void ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
+  void ends(const Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) override;
 
   report::Measure measure;  // with the lock
   // That measure, each with the step of the thread that it was opened on; with the lock.
@@ -55,6 +56,21 @@ struct Measuring final : watch::Probe {
 };
 
 Measuring& here() { return process_wide<Measuring>(); }
+
+struct OnThread {
+  std::uint64_t epoch = 0;
+  unsigned measuring = 0;       // calls that are being measured, one inside another
+  std::uint64_t looked_at = 0;  // calls that have been measured, or not, with a reason
+};
+
+OnThread& on_this_thread() {
+  thread_local OnThread thread;
+  if (const std::uint64_t now = watch::epoch.load(std::memory_order_relaxed); thread.epoch != now) {
+    thread.epoch = now;
+    thread.measuring = 0;
+  }
+  return thread;
+}
 
 report::Measure what_to_measure() {
   const std::lock_guard guard(all().mutex);
@@ -208,24 +224,25 @@ bool hides(const MeasuredCall& context) {
 
 // A call that is not run again has ended: a row of the report says so, unless it says something of
 // calls inside of it.
-void end_unmeasured(Thread& thread, const MeasuredCall& context) {
+void end_unmeasured(const MeasuredCall& context) {
   const bool wanted =
       has_low(context.arguments, context.casts) || (!context.backward && what_to_measure().what_if);
-  if (!wanted || thread.looked_at != context.looked_at) return;
-  ++thread.looked_at;
+  if (!wanted || on_this_thread().looked_at != context.looked_at) return;
+  ++on_this_thread().looked_at;
   Values values;
   values.leave_out(context.why, context.backward);
   const std::lock_guard guard(all().mutex);
   if (context.epoch == watch::epoch.load(std::memory_order_relaxed)) notify(context.site, values);
 }
 
-std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
+std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
                                                      const at::RecordFunction& call) {
-  if (thread.measuring > 0) {
-    ++thread.measuring;
+  unsigned& measuring = on_this_thread().measuring;
+  if (measuring > 0) {
+    ++measuring;
     return std::make_unique<MeasuredCall>();
   }
-  Frame* frame = counted_with(thread);
+  const Frame* frame = counted_with(thread);
   if (frame == nullptr || frame->call.site == report::kNone) return nullptr;
   const evidence::Op* op = evidence::op_of(call);
   const bool backward = frame->kind == Frame::Kind::Backward;
@@ -237,7 +254,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
     moving->op = op;
     moving->arguments.assign(inputs.begin(), inputs.end());
     moving->epoch = thread.epoch;
-    ++thread.measuring;
+    ++measuring;
     return moving;
   }
   if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
@@ -251,27 +268,26 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(Thread& thread,
   auto context = std::make_unique<MeasuredCall>();
   context->op = op;
   context->why = why;
-  context->looked_at = thread.looked_at;
+  context->looked_at = on_this_thread().looked_at;
   if (why == Unmeasured::None) {
     context->arguments = evidence::kept(*op, inputs);
   } else {
     context->arguments.assign(inputs.begin(), inputs.end());
   }
   if (frame->kind == Frame::Kind::Decided) context->casts = frame->cast_tensors;
-  // Its own frame, whatever row it is counted with: a rule that decides it now finds it there.
-  thread.frames.back().measured = context.get();
   context->site = frame->call.site;
   context->epoch = thread.epoch;
   context->backward = backward;
-  if (hides(*context)) ++thread.measuring;
+  if (hides(*context)) ++measuring;
   context->start = now_ns();
   return context;
 }
 
-void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::ProbedCall& kept) {
+void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
   const auto& context = static_cast<const MeasuredCall&>(kept);
-  if (thread.measuring > 0 && hides(context)) --thread.measuring;
-  if (context.why != Unmeasured::None) return end_unmeasured(thread, context);
+  if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
+    --measuring;
+  if (context.why != Unmeasured::None) return end_unmeasured(context);
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (context.op->moves) return move_shadow(context, call.outputs());
   const std::uint64_t start = now_ns();
@@ -308,12 +324,8 @@ void Measuring::ends(Thread& thread, const at::RecordFunction& call, watch::Prob
     room = wait(from.second, result, std::move(from.first), true) && room;
   }
   if (!room) values.leave_out(Unmeasured::Memory);
-  ++thread.looked_at;
-  for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
-    if (!outer->shown) continue;
-    outer->inside_ns += now_ns() - start;
-    break;
-  }
+  ++on_this_thread().looked_at;
+  watch::leave_out(now_ns() - start);
   const std::lock_guard guard(all().mutex);
   if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
   notify(context.site, values);
@@ -331,6 +343,7 @@ void start(const report::Report& report, const report::Measure& measure, std::ui
            .low = measure.low};
   }
   if (!first) return;
+  evidence::forget_kernels();
   watch::set_probe(here());
   const std::lock_guard guard(all().mutex);
   here().steps.emplace(&report, step);
@@ -347,22 +360,16 @@ void stop(const report::Report& report) {
   evidence::forget_differences();
 }
 
-template <typename Use>
-void for_reports(const Use& use) {
-  const std::lock_guard guard(all().mutex);
-  for_listeners([&](report::Listener& listener) {
-    if (auto* report = dynamic_cast<report::Report*>(&listener)) use(*report);
-  });
-}
-
 }  // namespace
 
 void begin_projection() {
-  for_reports([](report::Report& report) { report.begin_projection(); });
+  const std::lock_guard guard(all().mutex);
+  for_listeners([](report::Listener& listener) { listener.begin_projection(); });
 }
 
 void end_projection() {
-  for_reports([](report::Report& report) { report.end_projection(); });
+  const std::lock_guard guard(all().mutex);
+  for_listeners([](report::Listener& listener) { listener.end_projection(); });
 }
 
 std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool own_thread) {

@@ -115,8 +115,7 @@ bool passes(OpenLog& log, const Call& call) {
   const Filter& filter = log.filter;
   if (filter.first != 0 && log.lines >= filter.first) return false;
   if (!filter.ops.empty() && !any_matches(filter.ops, call.texts->name())) return false;
-  if (!filter.modules.empty() && !inside_any(filter.modules, call.texts->where().first))
-    return false;
+  if (!filter.modules.empty() && !inside_any(filter.modules, (*call.where)().first)) return false;
   ++log.lines;
   return true;
 }
@@ -178,7 +177,7 @@ void append_detail(const Call& call, spdlog::memory_buf_t& text) {
     separator = ", ";
   }
   if (!call.casting) fmt::format_to(out, "{}nothing to cast", separator);
-  const auto [module, source] = call.texts->where();
+  const auto [module, source] = (*call.where)();
   // The target of an in-place call decides, whatever list the op is in (D11).
   std::string rule = call.decision.cause == Cause::InPlace ? "in place" : call.texts->rule();
   if (call.decision.cause == Cause::NoLowKernel) rule.clear();  // the line begins with it

@@ -3,41 +3,25 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "listen/event.h"
 #include "policy/decide.h"
 #include "policy/dtype.h"
 #include "report/site.h"
 
 namespace habana_mp::report {
 
-struct Cast {
-  DType from;
-  DType to;
-  bool cached;          // the weight cache had it
-  std::uint64_t bytes;  // of the result
-  std::uint64_t start_ns;
-  std::uint64_t ns;
-};
+using listen::CallTexts;
+using listen::Cast;
 
-// A call in words. They take long to find, so a listener asks only for those that it needs. With
-// the GIL.
-class CallTexts {
- public:
-  virtual std::string name() const = 0;      // as lists spell the op: "mm"
-  virtual std::string original() const = 0;  // as Python shows the op: "<built-in function mm>"
-  virtual std::string rule() const = 0;      // "lower: mm, lists/hmp/lower.txt:12"
-  virtual std::string argument(std::size_t i) const = 0;  // "0", "weight", "tensors[1]"
-  // The module whose forward runs and the user's line: "Net: encoder.layers.0", "train.py:31".
-  virtual std::pair<std::string, std::string> where() const = 0;
-
- protected:
-  ~CallTexts() = default;
-};
+// The module whose forward runs and the user's line: "Net: encoder.layers.0", "train.py:31". It
+// takes long to find. With the GIL.
+using Where = std::function<std::pair<std::string, std::string>()>;
 
 // The call of an op. What decide() saw and said is known when it begins, the rest when it has
 // ended.
@@ -46,7 +30,8 @@ struct Call {
   Decision decision = kLeftAlone;
   bool casting = false;  // the decision casts something
   std::span<const Arg> arguments{};
-  const CallTexts* texts = nullptr;  // of a decided call, until it has ended
+  const CallTexts* texts = nullptr;  // of a decided call, until it has begun
+  const Where* where = nullptr;      // the same
 
   SiteId site = kNone;
   std::uint64_t ns = 0;       // without the calls inside that have rows of their own

@@ -2,24 +2,22 @@
 
 #include <utility>
 
+#include "base/process_wide.h"
+
 namespace habana_mp::report {
 namespace {
 
 // Never destroyed: at exit a listener may belong to an interpreter that is gone.
+struct All {
+  Listeners decisions, calls;
+};
+
 Listeners& of(Hears what) {
-  static auto& decisions = *new Listeners;
-  static auto& calls = *new Listeners;
-  return what == Hears::Decisions ? decisions : calls;
+  All& all = process_wide<All>();
+  return what == Hears::Decisions ? all.decisions : all.calls;
 }
 
-void update(Hears what) {
-  const auto bit = static_cast<unsigned>(what);
-  if (of(what).empty()) {
-    detail::heard.fetch_and(~bit, std::memory_order_relaxed);
-  } else {
-    detail::heard.fetch_or(bit, std::memory_order_relaxed);
-  }
-}
+void update(Hears what) { listen::set_heard(what, !of(what).empty()); }
 
 }  // namespace
 

@@ -1,25 +1,21 @@
-// The listeners of calls: the cast log, the reports, and whoever else joins by listen(). Without
-// any, a patched call pays one flag test.
+// The listeners of calls: the cast log, the reports, and whoever else joins by listen().
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "listen/hears.h"
 #include "report/event.h"
 #include "report/values.h"
 
 namespace habana_mp::report {
 
-// A bit each.
-enum class Hears : unsigned {
-  Decisions = 1,  // decided()
-  Calls = 2,      // the others
-};
+using listen::Hears;
 
 class Listener {
  public:
+  // `what`: Decisions, which is decided(), or Calls, which are the others.
   // `step`: of calls, it hears those of the threads of this step alone; 0: of all threads.
   explicit Listener(Hears what, std::uint64_t step = 0) : what_(what), step_(step) {}
   virtual ~Listener() = default;
@@ -43,6 +39,9 @@ class Listener {
   virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
   // The numbers of a call of the site have been measured, or the gradient of its result has come.
   virtual void measured(SiteId /*site*/, const Values& /*values*/) {}
+  // Between the two a backward pass is one of a random sum of outputs, in place of a loss.
+  virtual void begin_projection() {}
+  virtual void end_projection() {}
   // A backward pass has ended.
   virtual void backward_ended(std::uint64_t /*ns*/) {}
   // A call of the site has undone the cast that the path began with; `ns`: of both casts.
@@ -60,16 +59,6 @@ class Listener {
   const Hears what_;
   const std::uint64_t step_;
 };
-
-namespace detail {
-inline std::atomic<unsigned> heard{0};  // bits of Hears
-}
-
-inline bool anyone_listens() { return detail::heard.load(std::memory_order_relaxed) != 0; }
-
-inline bool anyone_hears(Hears what) {
-  return (detail::heard.load(std::memory_order_relaxed) & static_cast<unsigned>(what)) != 0;
-}
 
 // The listeners of decisions are read and changed with the GIL, those of calls under the observer's
 // lock, by watch::listen() alone.

@@ -101,8 +101,8 @@ class Report final : public Listener {
   const Values& values(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
-  void begin_projection();
-  void end_projection();
+  void begin_projection() override;
+  void end_projection() override;
   const std::vector<Moment>& moments() const { return moments_; }
   std::uint64_t stride() const { return stride_; }  // one in so many casts is a moment
   struct PingPongKey {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "listen/event.h"
 #include "policy/policy.h"
 
 namespace habana_mp::report {
@@ -19,7 +20,7 @@ inline constexpr std::uint32_t kNone = 0;  // no site, no path
 inline constexpr std::size_t kMostSites = 1 << 16;
 inline constexpr std::size_t kMostPaths = 1 << 16;
 
-enum class FrontEnd : std::uint8_t { None, Convert, Autocast };
+using listen::FrontEnd;
 
 // What became of the calls of a site. The first eight are those of Cause; of the others no rule was
 // asked.

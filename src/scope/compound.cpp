@@ -2,11 +2,13 @@
 
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "listen/decider_id.h"
 
 namespace habana_mp::autocast {
 namespace {
@@ -21,10 +23,19 @@ MakeRules make_rules = nullptr;
 class OfConversion {
  public:
   void set(std::shared_ptr<const Policy> policy) {
+    const std::uint64_t id =
+        policy == nullptr ? 0 : listen::decider_id(*policy, listen::FrontEnd::Convert);
     const std::lock_guard guard(mutex_);
     policy_ = std::move(policy);
+    id_.store(id, std::memory_order_relaxed);
     state_ = nullptr;
   }
+
+  std::shared_ptr<const Policy> policy() {
+    const std::lock_guard guard(mutex_);
+    return policy_;
+  }
+  std::uint64_t id() const { return id_.load(std::memory_order_relaxed); }
 
   std::shared_ptr<const State> state() {
     std::shared_ptr<const Policy> policy;
@@ -50,6 +61,7 @@ class OfConversion {
 
   ForkSafeMutex mutex_;
   std::shared_ptr<const Policy> policy_;
+  std::atomic<std::uint64_t> id_{0};
   std::shared_ptr<const State> state_;
 };
 
@@ -68,9 +80,13 @@ bool stop_optimizing_scripts() {
 
 void set_rules_maker(MakeRules make) { make_rules = make; }
 
-void set_compound_policy(std::shared_ptr<const Policy> policy) {
+void set_conversion(std::shared_ptr<const Policy> policy) {
   process_wide<OfConversion>().set(std::move(policy));
 }
+
+std::shared_ptr<const Policy> conversion() { return process_wide<OfConversion>().policy(); }
+
+std::uint64_t conversion_id() { return process_wide<OfConversion>().id(); }
 
 std::optional<Region> compound_region() {
   if ((excluded_here() & kDeviceKeySet) != kDeviceKeySet) return std::nullopt;

@@ -19,8 +19,11 @@ namespace habana_mp::autocast {
 using MakeRules = std::shared_ptr<const Rules> (*)(std::shared_ptr<const Policy>);
 void set_rules_maker(MakeRules make);
 
-// Of the conversion in force from now on; null: of none.
-void set_compound_policy(std::shared_ptr<const Policy> policy);
+// The policy of the conversion in force from now on; null: of none.
+void set_conversion(std::shared_ptr<const Policy> policy);
+std::shared_ptr<const Policy> conversion();
+// Distinguishes conversions, 0 without one.
+std::uint64_t conversion_id();
 
 // The same as a region, for traced code, which enters it by name; none where autocast is on, or
 // without a conversion.

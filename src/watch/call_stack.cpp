@@ -19,16 +19,11 @@ using report::Outcome;
 using report::Site;
 using report::SiteId;
 
-at::Tensor MeasuredCall::reference(const at::Tensor&, const at::Tensor& numbers) const {
-  return evidence::in_float32(numbers);
-}
-
 Thread& this_thread() {
   thread_local Thread thread;
   if (const std::uint64_t now = epoch.load(std::memory_order_relaxed); thread.epoch != now) {
     thread.epoch = now;
     thread.hidden = 0;
-    thread.measuring = 0;
     thread.in_optimizer = false;
     thread.frames.clear();
     thread.modules.clear();
@@ -92,13 +87,16 @@ void show(Frame& frame, Tensors inputs) {
   }
 }
 
-void finish(Thread& thread, const Frame& frame, Tensors results) {
+void leave_out(std::uint64_t ns) {
+  auto& frames = this_thread().frames;
+  const auto row =
+      std::find_if(frames.rbegin(), frames.rend(), [](const Frame& frame) { return frame.shown; });
+  if (row != frames.rend()) row->inside_ns += ns;
+}
+
+void finish(const Thread& thread, const Frame& frame, Tensors results) {
   const std::uint64_t lasted = now_ns() - frame.start;
-  for (auto outer = thread.frames.rbegin(); outer != thread.frames.rend(); ++outer) {
-    if (!outer->shown) continue;
-    outer->inside_ns += lasted;
-    break;
-  }
+  leave_out(lasted);
   report::Call call = frame.call;
   call.ns = lasted > frame.inside_ns ? lasted - frame.inside_ns : 0;
   call.input_dtypes = frame.call.input_dtypes & kFloatingDTypes;

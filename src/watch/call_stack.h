@@ -7,45 +7,16 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "cast/tensors.h"
-#include "evidence/rerun.h"
 #include "policy/dtype.h"
 #include "report/event.h"
 #include "watch/module_stack.h"
 #include "watch/probe.h"
 
 namespace habana_mp::watch {
-
-using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
-
-// What a probe keeps of a call between its beginning and its end.
-struct MeasuredCall : ProbedCall {
-  const evidence::Op* op = nullptr;                   // null: it is inside of one that is measured
-  report::Unmeasured why = report::Unmeasured::None;  // it is not run again
-  std::uint64_t looked_at = 0;                        // of the thread, when it began
-  std::vector<c10::IValue> arguments;
-  CastTensors casts;
-  report::SiteId site = report::kNone;
-  std::uint64_t epoch = 0;
-  std::uint64_t start = 0;
-  bool backward = false;
-
-  // Numbers that are given as this argument, as they are in the run that this one is compared with:
-  // in float32, unless a probe says otherwise.
-  virtual at::Tensor reference(const at::Tensor& argument, const at::Tensor& numbers) const;
-
-  // What an argument of the op was before its cast, or itself.
-  const at::Tensor& given(const at::Tensor& argument) const {
-    for (const auto& [source, result] : casts) {
-      if (result.is_same(argument)) return source;
-    }
-    return argument;
-  }
-};
 
 // A call that a thread is in.
 struct Frame {
@@ -63,16 +34,14 @@ struct Frame {
   bool begins = false;  // the path is this call's own
   c10::SmallVector<report::Cast, 3> casts{};
   c10::SmallVector<const c10::StorageImpl*, 4> memory{};  // of its inputs, to be compared
-  // While calls are measured: what it cast and the results, or the measurement that has them.
+  // While a probe looks: what it cast and the results, or the call that has them.
   CastTensors cast_tensors{};
-  MeasuredCall* measured = nullptr;
+  ProbedCall* probed = nullptr;
 };
 
 struct Thread {
   std::uint64_t epoch = 0;
-  unsigned hidden = 0;          // frames that hide
-  unsigned measuring = 0;       // calls that are being measured, one inside another
-  std::uint64_t looked_at = 0;  // calls that have been measured, or not, with a reason
+  unsigned hidden = 0;  // frames that hide
   bool in_optimizer = false;
   std::vector<Frame> frames;
   ModuleStack modules;
@@ -93,7 +62,9 @@ Frame pop(Thread& thread);
 // A call begins that is a row of the report: notes which way its tensors came.
 void show(Frame& frame, Tensors inputs);
 // A call that was shown ends.
-void finish(Thread& thread, const Frame& frame, Tensors results);
+void finish(const Thread& thread, const Frame& frame, Tensors results);
+// So much of the time of the innermost row that this thread is in is not its own.
+void leave_out(std::uint64_t ns);
 // The call has made a cast.
 void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
 

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
-#include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
@@ -17,12 +16,12 @@
 #include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
-#include "evidence/repeatable.h"
+#include "listen/hears.h"
 #include "policy/decide.h"
 #include "scope/casts_off.h"
+#include "scope/compound.h"
 #include "scope/regions.h"
 #include "watch/call_stack.h"
-#include "watch/decider_id.h"
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/where.h"
@@ -34,8 +33,6 @@ using report::FrontEnd;
 using report::Outcome;
 using report::Site;
 using report::SiteKey;
-
-std::atomic<std::uint64_t> current_conversion{0};
 
 // What an op by the dispatcher's name is counted as where no rule has decided it.
 struct Undecided {
@@ -57,12 +54,9 @@ const autocast::Rules* region_here() {
 
 std::string_view op_name(const at::RecordFunction& call) { return without_aten(call.name()); }
 
-// With the lock of the observer.
-struct Undecideds {
-  std::shared_ptr<const Policy> conversion;
-  // By op and by what decides: found once, while a report is open.
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<const Undecided>> known;
-};
+// By op and by what decides: found once, while a report is open. With the lock of the observer.
+using Undecideds =
+    std::map<std::pair<std::uint32_t, std::uint64_t>, std::shared_ptr<const Undecided>>;
 
 Undecideds& undecideds() { return process_wide<Undecideds>(); }
 
@@ -72,10 +66,10 @@ std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint64_t decid
   Undecided found;
   {
     const std::lock_guard guard(all().mutex);
-    const auto known = undecideds().known.find(key);
-    if (known != undecideds().known.end()) return known->second;
-    found.policy = region != nullptr ? region->policy : undecideds().conversion;
+    const auto known = undecideds().find(key);
+    if (known != undecideds().end()) return known->second;
   }
+  found.policy = region != nullptr ? region->policy : autocast::conversion();
   if (found.policy != nullptr) {
     const Resolution resolution = found.policy->resolve(name_of(op));
     found.in_force = region != nullptr ? FrontEnd::Autocast : FrontEnd::Convert;
@@ -83,8 +77,8 @@ std::shared_ptr<const Undecided> undecided(std::uint32_t op, std::uint64_t decid
     if (resolution.rule.listed) found.rule_text = found.policy->rule_text(resolution);
   }
   const std::lock_guard guard(all().mutex);
-  auto& known = undecideds().known;
-  return known.try_emplace(key, std::make_shared<const Undecided>(std::move(found))).first->second;
+  const auto made = std::make_shared<const Undecided>(std::move(found));
+  return undecideds().try_emplace(key, made).first->second;
 }
 
 // A node of a backward pass, as the engine names it.
@@ -107,7 +101,7 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const autocast::Rules* region = region_here();
   SiteKey key{.op = number_of(op_name(call)),
               .module = thread.modules.path(),
-              .decider_id = region != nullptr ? region->decider_id : conversion_id()};
+              .decider_id = region != nullptr ? region->decider_id : autocast::conversion_id()};
   const auto found = undecided(key.op, key.decider_id, region);
   if (found->policy == nullptr) {
     key.outcome = Outcome::Outside;
@@ -151,7 +145,10 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   if (looking == nullptr || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
   try {
     auto probed = looking->begins(thread, call);
-    if (probed != nullptr) probed->by = looking;
+    if (probed == nullptr) return nullptr;
+    probed->by = looking;
+    // Of its own frame, whatever row it is counted with: a rule that decides it now finds it there.
+    thread.frames.back().probed = probed.get();
     return probed;
   } catch (const std::exception&) {  // a call that cannot be looked at runs all the same
     return nullptr;
@@ -198,20 +195,6 @@ void look_at_callbacks() { static_cast<void>(torch_private::op_listeners()); }
 
 }  // namespace
 
-std::uint64_t conversion_id() { return current_conversion.load(std::memory_order_relaxed); }
-
-std::shared_ptr<const Policy> conversion() {
-  const std::lock_guard guard(all().mutex);
-  return undecideds().conversion;
-}
-
-void set_conversion(std::shared_ptr<const Policy> policy) {
-  const std::uint64_t id = policy == nullptr ? 0 : decider_id(*policy, FrontEnd::Convert);
-  const std::lock_guard guard(all().mutex);
-  undecideds().conversion = std::move(policy);
-  current_conversion.store(id, std::memory_order_relaxed);
-}
-
 void set_probe(Probe& probe) {
   Probe* other = nullptr;
   if (!detail::probe.compare_exchange_strong(other, &probe)) {
@@ -221,7 +204,7 @@ void set_probe(Probe& probe) {
                   " is already running. Only one step can be recorded at a time"
             : std::string(probe.name()) + " cannot run inside " + std::string(other->name()));
   }
-  evidence::forget_kernels();
+  listen::set_heard(listen::Hears::Numbers, true);
   keep_nodes(true);
   const std::lock_guard guard(all().mutex);
   process_wide<BackwardNodes>().callback =
@@ -239,11 +222,12 @@ void remove_probe(Probe& probe) {
   }
   keep_nodes(false);
   Probe* own = &probe;
-  detail::probe.compare_exchange_strong(own, nullptr);
+  if (detail::probe.compare_exchange_strong(own, nullptr))
+    listen::set_heard(listen::Hears::Numbers, false);
 }
 
 at::CallbackHandle watch_dispatcher() {
-  undecideds().known.clear();
+  undecideds().clear();
   const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(op_begins, op_ends)
                                                 .needsInputs(true)
                                                 .needsOutputs(true)

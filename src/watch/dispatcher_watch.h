@@ -4,10 +4,6 @@
 
 #include <ATen/record_function.h>
 
-#include <cstdint>
-#include <memory>
-
-#include "policy/policy.h"
 #include "watch/probe.h"
 
 namespace habana_mp::watch {
@@ -20,11 +16,5 @@ void unwatch_dispatcher(at::CallbackHandle handle);
 // while another one does.
 void set_probe(Probe& probe);
 void remove_probe(Probe& probe);
-
-// The policy of the conversion in force, null without one.
-void set_conversion(std::shared_ptr<const Policy> policy);
-std::shared_ptr<const Policy> conversion();
-// Distinguishes conversions, 0 without one.
-std::uint64_t conversion_id();
 
 }  // namespace habana_mp::watch

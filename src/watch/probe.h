@@ -4,10 +4,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
 #include <string_view>
+#include <utility>
+
+#include "report/site.h"
 
 namespace habana_mp::watch {
 
@@ -15,9 +19,15 @@ struct Thread;
 
 class Probe;
 
-// What a probe keeps of a call.
+using CastTensors = c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 0>;
+
+// A call that a probe looks at, between its beginning and its end. A probe keeps what it needs in a
+// type of its own.
 struct ProbedCall : at::ObserverContext {
   Probe* by = nullptr;
+  // What a kernel of autocast decides and casts behind the beginning of the call comes to these.
+  report::SiteId site = report::kNone;
+  CastTensors casts{};
 };
 
 class Probe {
@@ -30,8 +40,9 @@ class Probe {
   virtual bool hears_here() const = 0;
   // An op of the dispatcher begins, and its frame is on the stack of the thread: what must be kept
   // of it until it ends, null where it is not looked at.
-  virtual std::unique_ptr<ProbedCall> begins(Thread& thread, const at::RecordFunction& call) = 0;
-  virtual void ends(Thread& thread, const at::RecordFunction& call, ProbedCall& kept) = 0;
+  virtual std::unique_ptr<ProbedCall> begins(const Thread& thread,
+                                             const at::RecordFunction& call) = 0;
+  virtual void ends(const Thread& thread, const at::RecordFunction& call, ProbedCall& kept) = 0;
   // A cast of ours, which no op of the dispatcher makes.
   virtual void casts(const at::Tensor&, const at::Tensor&) {}
   // A node of a backward pass begins.

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -41,13 +42,13 @@ struct CastArgument {
 struct Said final : report::CallTexts {
   std::string op;
   std::vector<CastArgument> casts;
-  std::string of_rule, module, source;
+  std::string of_rule;
 
   std::string name() const override { return op; }
   std::string original() const override { return op; }
   std::string rule() const override { return of_rule; }
   std::string argument(std::size_t i) const override { return casts[i].argument; }
-  std::pair<std::string, std::string> where() const override { return {module, source}; }
+  std::shared_ptr<const habana_mp::Policy> policy() const override { return nullptr; }
 };
 
 // Tells the log of a call that is about to run.
@@ -57,8 +58,6 @@ void tell(std::string_view op, DType to, Cause cause, const std::vector<CastArgu
   said.op = op;
   said.casts = casts;
   said.of_rule = rule;
-  said.module = module;
-  said.source = source;
   std::vector<habana_mp::Arg> arguments;
   for (const CastArgument& cast : casts) {
     arguments.push_back({cast.from, false, habana_mp::Role::Input});
@@ -67,7 +66,9 @@ void tell(std::string_view op, DType to, Cause cause, const std::vector<CastArgu
   call.decision = {to, cause, habana_mp::role_bit(habana_mp::Role::Input)};
   call.casting = !casts.empty();
   call.arguments = arguments;
+  const report::Where where = [&] { return std::pair<std::string, std::string>(module, source); };
   call.texts = &said;
+  call.where = &where;
   report::notify_decided(call);
 }
 

@@ -12,6 +12,8 @@
 
 using namespace habana_mp;
 using namespace habana_mp::report;
+using habana_mp::listen::anyone_hears;
+using habana_mp::listen::anyone_listens;
 
 namespace {
 
@@ -43,8 +45,8 @@ TEST_CASE("a third listener hears of the same calls as the report") {
   const auto report = std::make_shared<Report>(0);
   const auto counts = std::make_shared<CountsByOp>();
   CHECK_FALSE(anyone_listens());
-  listen(report);
-  listen(counts);
+  report::listen(report);
+  report::listen(counts);
   CHECK(anyone_hears(Hears::Calls));
   CHECK_FALSE(anyone_hears(Hears::Decisions));
   for (const char* op : {"mm", "softmax", "mm"}) end_call(1, op);
@@ -60,7 +62,7 @@ TEST_CASE("a third listener hears of the same calls as the report") {
 
 TEST_CASE("decisions go to those who hear of them") {
   const auto listener = std::make_shared<HearsDecisions>();
-  listen(listener);
+  report::listen(listener);
   CHECK(anyone_hears(Hears::Decisions));
   CHECK_FALSE(anyone_hears(Hears::Calls));
   notify_decided({.decision = {DType::BFloat16, Cause::Lower, role_bit(Role::Input)}});

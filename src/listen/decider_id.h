@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "listen/event.h"
 #include "policy/policy.h"
-#include "report/site.h"
 
-namespace habana_mp::watch {
+namespace habana_mp::listen {
 
-std::uint64_t decider_id(const Policy& policy, report::FrontEnd front_end);
+std::uint64_t decider_id(const Policy& policy, FrontEnd front_end);
 // Of a rule of the conversion with this number.
 std::uint64_t decider_id(std::uint64_t conversion, std::string_view rule);
 
-}  // namespace habana_mp::watch
+}  // namespace habana_mp::listen

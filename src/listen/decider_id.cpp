@@ -1,9 +1,9 @@
-#include "watch/decider_id.h"
+#include "listen/decider_id.h"
 
 #include <functional>
 #include <string>
 
-namespace habana_mp::watch {
+namespace habana_mp::listen {
 namespace {
 
 // 0 stands for nobody.
@@ -11,7 +11,7 @@ std::uint64_t id_of(const std::string& content) { return std::hash<std::string>{
 
 }  // namespace
 
-std::uint64_t decider_id(const Policy& policy, report::FrontEnd front_end) {
+std::uint64_t decider_id(const Policy& policy, FrontEnd front_end) {
   return id_of(std::to_string(static_cast<int>(front_end)) + " " + policy.name() + " " +
                std::to_string(policy.hash()));
 }
@@ -20,4 +20,4 @@ std::uint64_t decider_id(std::uint64_t conversion, std::string_view rule) {
   return id_of(std::to_string(conversion) + " rule " + std::string(rule));
 }
 
-}  // namespace habana_mp::watch
+}  // namespace habana_mp::listen

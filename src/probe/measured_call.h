@@ -1,0 +1,39 @@
+// A call that is looked at as a whole: what it was given, to be run again from there.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "evidence/rerun.h"
+#include "report/values.h"
+#include "watch/probe.h"
+
+namespace habana_mp::probe {
+
+struct MeasuredCall : watch::ProbedCall {
+  const evidence::Op* op = nullptr;                   // null: it is inside of one that is measured
+  report::Unmeasured why = report::Unmeasured::None;  // it is not run again
+  std::uint64_t looked_at = 0;                        // of the thread, when it began
+  std::vector<c10::IValue> arguments;
+  std::uint64_t epoch = 0;
+  std::uint64_t start = 0;
+  bool backward = false;
+
+  // Numbers that are given as this argument, as they are in the run that this one is compared with:
+  // in float32, unless a probe says otherwise.
+  virtual at::Tensor reference(const at::Tensor& /*argument*/, const at::Tensor& numbers) const {
+    return evidence::in_float32(numbers);
+  }
+
+  // What an argument of the op was before its cast, or itself.
+  const at::Tensor& given(const at::Tensor& argument) const {
+    for (const auto& [source, result] : casts) {
+      if (result.is_same(argument)) return source;
+    }
+    return argument;
+  }
+};
+
+}  // namespace habana_mp::probe

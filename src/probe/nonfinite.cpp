@@ -9,12 +9,12 @@
 #include <set>
 #include <stdexcept>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "cast/by_memory.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
 #include "evidence/readable.h"
@@ -35,9 +35,10 @@ using watch::Thread;
 constexpr std::size_t kMostCandidates = 1 << 12;
 constexpr std::size_t kMostGiven = 4;
 
-// Memory whose numbers are not finite: which candidate they come from, 0 where they are meant.
+// Whether numbers in memory are not finite, and which candidate they come from, 0 where they are
+// meant.
 struct Taint {
-  c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+  bool tainted = false;
   std::size_t candidate = 0;
 };
 
@@ -46,7 +47,7 @@ struct Search {
   std::set<std::size_t> reached;
   bool looked = false;   // something was there to be reached: a gradient, a weight, a number
   bool spoiled = false;  // and it was not finite, by nobody knows what
-  std::unordered_map<const c10::StorageImpl*, Taint> tainted;
+  ByMemory<Taint> taints;
 };
 
 // What is taken out of the search is freed without the lock: memory that Python has seen waits for
@@ -86,41 +87,32 @@ thread_local CheckedCall* innermost = nullptr;
 CheckedCall::CheckedCall() : outer(std::exchange(innermost, this)) {}
 CheckedCall::~CheckedCall() { innermost = outer; }
 
-const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
-                                                  : nullptr;
-}
-
-// The candidate that numbers in this memory come from, 0 where none is known. With the lock.
-std::size_t candidate_of(const at::Tensor& tensor) {
-  const auto found = finder().search.tainted.find(memory_of(tensor));
-  if (found == finder().search.tainted.end() || found->second.memory.expired()) return 0;
-  return found->second.candidate;
+// With the lock.
+Taint taint_of(const at::Tensor& tensor) {
+  const Taint* known = finder().search.taints.find(tensor);
+  return known == nullptr ? Taint{} : *known;
 }
 
 std::size_t first_candidate(c10::ArrayRef<at::Tensor> tensors) {
   const std::lock_guard guard(finder().mutex);
   std::size_t first = 0;
   for (const at::Tensor& tensor : tensors) {
-    const std::size_t one = candidate_of(tensor);
+    const std::size_t one = taint_of(tensor).candidate;
     if (one != 0 && (first == 0 || one < first)) first = one;
   }
   return first;
 }
 
 void taint(const at::Tensor& tensor, std::size_t candidate) {
-  const c10::StorageImpl* memory = memory_of(tensor);
-  if (memory == nullptr) return;
-  Taint made{tensor.storage().getWeakStorageImpl(), candidate};
+  ByMemory<Taint>::Gone gone;
   const std::lock_guard guard(finder().mutex);
-  const auto [place, fresh] = finder().search.tainted.try_emplace(memory, made);
-  if (!fresh) std::swap(place->second, made);
+  if (Taint* made = finder().search.taints.get(tensor)) *made = {true, candidate};
+  gone = finder().search.taints.take_expired();
 }
 
 void clean(const at::Tensor& tensor) {
-  decltype(Search::tainted)::node_type gone;
   const std::lock_guard guard(finder().mutex);
-  gone = finder().search.tainted.extract(memory_of(tensor));
+  if (Taint* known = finder().search.taints.find(tensor)) *known = {};
 }
 
 // Numbers that the step is about. Where it is not known what they come from, it is the first one
@@ -226,9 +218,8 @@ std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::Recor
     bool known = false;
     {
       const std::lock_guard guard(finder().mutex);
-      known = std::any_of(written.begin(), written.end(), [](const at::Tensor& tensor) {
-        return finder().search.tainted.contains(memory_of(tensor));
-      });
+      known = std::any_of(written.begin(), written.end(),
+                          [](const at::Tensor& tensor) { return taint_of(tensor).tainted; });
     }
     if (known) checked->before.add(evidence::not_finite(inputs[i]));
   }
@@ -318,9 +309,9 @@ std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned)
     search = std::exchange(finder().search, {});
   }
   if (!search.looked) {  // nothing came out of the step: what is still there counts
-    for (const auto& [memory, taint] : search.tainted) {
-      if (taint.candidate != 0 && !taint.memory.expired()) search.reached.insert(taint.candidate);
-    }
+    search.taints.for_each_living([&](const Taint& taint) {
+      if (taint.candidate != 0) search.reached.insert(taint.candidate);
+    });
   }
   if (search.reached.empty() && search.spoiled) search.reached.insert(1);
   if (search.reached.empty() || *search.reached.begin() > search.candidates.size()) return nullptr;

@@ -77,6 +77,13 @@ std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
 RunningCall::RunningCall() : outer(std::exchange(innermost, this)) {}
 RunningCall::~RunningCall() { innermost = outer; }
 
+void RunningCall::call_itself(const std::vector<at::Tensor>& cast) {
+  for (std::size_t i = 0; i < std::min(cast.size(), noted.arguments.size()); ++i) {
+    if (cast[i].defined()) noted.arguments[i].ran = cast[i].scalar_type();
+  }
+  called_itself = true;
+}
+
 bool RunningCall::takes_leaf(std::size_t place) const {
   if (place >= match->leaves.size() || !match->leaves[place].defined()) return false;
   const RecordedArgument& there = match->arguments[place];
@@ -102,19 +109,16 @@ at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& 
 }
 
 std::int64_t Recorder::maker_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return kNoCall;
   const std::lock_guard guard(mutex_);
-  const auto found = made_.find(tensor.storage().unsafeGetStorageImpl());
-  return found == made_.end() || found->second.memory.expired() ? kNoCall : found->second.call;
+  const std::int64_t* call = made_.find(tensor);
+  return call == nullptr ? kNoCall : *call;
 }
 
 void Recorder::note_maker(const at::Tensor& tensor, std::int64_t call) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
-  Made made{tensor.storage().getWeakStorageImpl(), call};
+  Makers::Gone gone;
   const std::lock_guard guard(mutex_);
-  const auto [place, fresh] =
-      made_.try_emplace(tensor.storage().unsafeGetStorageImpl(), std::move(made));
-  if (!fresh) std::swap(place->second, made);
+  if (std::int64_t* place = made_.get(tensor)) *place = call;
+  gone = made_.take_expired();
 }
 
 std::int64_t Recorder::weight_of(const at::Tensor& tensor) {
@@ -125,6 +129,23 @@ std::int64_t Recorder::weight_of(const at::Tensor& tensor) {
       weights_.try_emplace(tensor.unsafeGetTensorImpl(), recording_->weights);
   recording_->weights += fresh ? 1 : 0;
   return place->second;
+}
+
+// Its place in the recording: calls inside of it come behind it. False where there is none.
+bool Recorder::take_place(RunningCall& running) {
+  const std::lock_guard guard(mutex_);
+  if (recording_ == nullptr) return false;
+  if (recording_->calls.size() >= kMostRecorded) {
+    ++recording_->lost;
+    return false;
+  }
+  // A call that outlives its run may have others inside of it.
+  if (running.outer != nullptr && running.outer->into == recording_)
+    running.noted.outer = running.outer->number;
+  running.into = recording_;
+  running.number = static_cast<std::int64_t>(recording_->calls.size());
+  recording_->calls.emplace_back();
+  return true;
 }
 
 void Recorder::lose() {
@@ -166,13 +187,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(const Thread& thread,
   const evidence::Op* op = evidence::op_of(call);
   if (op == nullptr || op->hands_on || paused_.load()) return nullptr;
   if (innermost != nullptr && innermost->op == op) {
-    // Casts of torch.autocast: the kernel calls the op again, with what it has cast.
-    const auto tensors = tensors_of(call.inputs());
-    auto& arguments = innermost->noted.arguments;
-    for (std::size_t i = 0; i < std::min(tensors.size(), arguments.size()); ++i) {
-      if (tensors[i].defined()) arguments[i].ran = tensors[i].scalar_type();
-    }
-    innermost->called_itself = true;
+    innermost->call_itself(tensors_of(call.inputs()));
     return nullptr;
   }
   if (innermost != nullptr && !records_insides()) {
@@ -205,20 +220,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(const Thread& thread,
     lose();
     return nullptr;
   }
-  {
-    const std::lock_guard guard(mutex_);
-    if (recording_ == nullptr) return nullptr;
-    if (recording_->calls.size() >= kMostRecorded) {
-      ++recording_->lost;
-      return nullptr;
-    }
-    // A call that outlives its run may have others inside of it.
-    if (running->outer != nullptr && running->outer->into == recording_)
-      running->noted.outer = running->outer->number;
-    running->into = recording_;
-    running->number = static_cast<std::int64_t>(recording_->calls.size());
-    recording_->calls.emplace_back();  // its place: calls inside of it come behind it
-  }
+  if (!take_place(*running)) return nullptr;
   for (const std::size_t i : op->written) {  // running statistics too, which are no results
     if (i >= call.inputs().size()) continue;
     for (const at::Tensor& written : tensors_of(call.inputs().slice(i, 1)))
@@ -327,13 +329,13 @@ void Recorder::start() {
 }
 
 std::shared_ptr<Recording> Recorder::stop(const std::vector<at::Tensor>& returned) {
-  Makers made;
+  Makers::Gone made;
   decltype(weights_) weights;
   std::shared_ptr<Recording> recording;
   {
     const std::lock_guard guard(mutex_);
     recording = std::exchange(recording_, nullptr);
-    made.swap(made_);
+    made = made_.take_all();
     weights.swap(weights_);
   }
   if (recording == nullptr) return nullptr;

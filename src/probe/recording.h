@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fork_safe_mutex.h"
+#include "cast/by_memory.h"
 #include "evidence/digest.h"
 #include "probe/measured_call.h"
 #include "report/site.h"
@@ -80,12 +81,14 @@ struct RunningCall final : MeasuredCall {
   // As the call that it is compared with was given it, and in the dtype that it ran in there.
   at::Tensor reference(const at::Tensor& argument, const at::Tensor& numbers) const override;
 
+  // Casts of torch.autocast: the kernel calls the op again, with what it has cast.
+  void call_itself(const std::vector<at::Tensor>& cast);
   // Whether the argument is another one in the call that it is compared with, and that is there.
   bool takes_leaf(std::size_t place) const;
 
   std::int64_t number = kNoCall;  // in the recording
   RecordedCall noted{};
-  bool called_itself = false;  // under torch.autocast: the dtypes of the arguments are known
+  bool called_itself = false;  // the dtypes of the arguments are known
   RunningCall* outer;
   const RecordedCall* match = nullptr;      // in the recording of the first run
   std::shared_ptr<const Recording> into{};  // what it is recorded into
@@ -119,17 +122,14 @@ class Recorder : public watch::Probe {
   std::atomic<std::uint64_t> step_{0};
 
  private:
-  struct Made {
-    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
-    std::int64_t call;
-  };
-  using Makers = std::unordered_map<const c10::StorageImpl*, Made>;
+  using Makers = ByMemory<std::int64_t>;  // calls
 
   void record(const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
   std::int64_t weight_of(const at::Tensor& tensor);
   void note_maker(const at::Tensor& tensor, std::int64_t call);
+  bool take_place(RunningCall& running);
   void lose();
 
   std::unordered_map<const c10::TensorImpl*, std::int64_t> weights_;  // with the lock

@@ -112,7 +112,7 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
     const DType dtype = dtype_of(result);
     if (!is_input) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
   }
-  std::vector<History> expired;
+  TensorHistories::Gone expired;
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   const Site& site = all().sites[call.site];
@@ -143,7 +143,7 @@ void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cas
   frame.casts.push_back(cast);
   frame.call.first_node = at::sequence_number::peek();
   if (cast.cached || !source.has_storage()) return;
-  std::vector<History> expired;
+  TensorHistories::Gone expired;
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   History* history = all().histories.get(source);

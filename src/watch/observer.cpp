@@ -175,7 +175,7 @@ void unlisten(const report::Listener& listener) {
     return;
   }
   Observatory& here = all();
-  std::vector<History> expired;
+  TensorHistories::Gone expired;
   const std::lock_guard guard(here.mutex);
   if (!report::unlisten(listener) || watching()) return;
   epoch.store(0, std::memory_order_relaxed);

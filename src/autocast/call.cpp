@@ -1,12 +1,11 @@
 #include "autocast/call.h"
 
-#include <c10/core/GradMode.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "call/weight_ops.h"
+#include "cast/node.h"
 #include "cast/tensors.h"
 
 namespace habana_mp::autocast {
@@ -76,10 +75,10 @@ void Call::cast(const Decision& decision, bool cached) {
 }
 
 bool Call::is_of_traced_weight(const Decision& decision) const {
-  if (decision.to != DType::BFloat16 && decision.to != DType::Float16) return false;
+  if (!may_be_low(decision.to)) return false;
   bool found = false;
   for (std::size_t i = 0; i < args_.size(); ++i) {
-    if (c10::GradMode::is_enabled() && tensor(i).requires_grad()) return false;
+    if (records_graph(tensor(i))) return false;
     found = found || (decision.casts(args_[i]) && is_traced_weight(tensor(i)));
   }
   return found;

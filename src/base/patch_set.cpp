@@ -3,6 +3,8 @@
 #include <exception>
 #include <utility>
 
+#include "base/process_wide.h"
+
 namespace habana_mp {
 namespace py = pybind11;
 namespace {
@@ -154,10 +156,6 @@ void PatchSet::forget() {
   gone.swap(assignments_);
 }
 
-PatchSet& conversion_patches() {
-  // Never destroyed: its objects must not be freed after the interpreter has ended.
-  static auto* patches = new PatchSet;
-  return *patches;
-}
+PatchSet& conversion_patches() { return process_wide<PatchSet>(); }
 
 }  // namespace habana_mp

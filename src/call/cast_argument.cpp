@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/strides.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -11,6 +10,7 @@
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "base/clock.h"
@@ -31,6 +31,24 @@ PyObject* original_to() {
   return to;
 }
 
+// Whether the last two dimensions are transposed, and otherwise all lies in a row.
+template <typename Number>
+bool are_matrices_in_a_row(c10::ArrayRef<Number> sizes, c10::ArrayRef<Number> strides) {
+  const std::size_t last = sizes.size() - 1;
+  Number stride = 1;
+  for (std::size_t i = sizes.size(); i-- > 0;) {
+    const std::size_t dim = i == last ? i - 1 : i == last - 1 ? i + 1 : i;
+    if constexpr (std::is_same_v<Number, c10::SymInt>) {
+      if (!TORCH_GUARD_OR_FALSE(strides[dim].sym_eq(stride))) return false;
+      stride *= sizes[dim].max(1);
+    } else {
+      if (strides[dim] != stride) return false;
+      stride *= std::max<Number>(sizes[dim], 1);
+    }
+  }
+  return true;
+}
+
 // `was_cached`, where given, is set to whether the weight cache had it.
 at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cached,
                     WeightCache::Caller caller = WeightCache::Caller::Dispatcher) {
@@ -43,8 +61,7 @@ at::Tensor cast_one(const at::Tensor& source, DType to, How how, bool* was_cache
   if (how.cached && WeightCache::accepts(source, to)) {
     return weight_cache().cast(source, to, caller, was_cached);
   }
-  const bool recorded = c10::GradMode::is_enabled() && source.requires_grad();
-  const Lifetime lifetime = recorded ? Lifetime::Graph : Lifetime::Call;
+  const Lifetime lifetime = records_graph(source) ? Lifetime::Graph : Lifetime::Call;
   if (how.contiguous && copied_by_matmul(source)) {
     return cast_ordinary(source, to, c10::contiguous_strides(source.sizes()), lifetime);
   }
@@ -102,30 +119,16 @@ auto cast_watched(const Source& source, DType to, How how) {
 }  // namespace
 
 bool copied_by_matmul(const at::Tensor& tensor) {
-  const int64_t dims = tensor.dim();
-  if (dims < 3 || tensor.is_contiguous()) return false;
-  at::DimVector sizes(tensor.sizes());
-  at::DimVector strides(tensor.strides());
-  std::swap(sizes[dims - 1], sizes[dims - 2]);
-  std::swap(strides[dims - 1], strides[dims - 2]);
-  return at::IntArrayRef(strides) != c10::contiguous_strides(sizes);
+  if (tensor.dim() < 3 || tensor.is_contiguous()) return false;
+  return !are_matrices_in_a_row(tensor.sizes(), tensor.strides());
 }
 
 bool copied_when_traced(const at::Tensor& tensor) {
-  const int64_t dims = tensor.dim();
-  if (dims < 3 || tensor.layout() != at::kStrided || tensor.is_nested() ||
+  if (tensor.dim() < 3 || tensor.layout() != at::kStrided || tensor.is_nested() ||
       tensor.is_contiguous_or_false()) {
     return false;
   }
-  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
-  const c10::SymIntArrayRef strides = tensor.sym_strides();
-  c10::SymInt stride = 1;
-  for (int64_t i = dims - 1; i >= 0; --i) {
-    const auto dim = static_cast<std::size_t>(i == dims - 1 ? i - 1 : i == dims - 2 ? i + 1 : i);
-    if (!TORCH_GUARD_OR_FALSE(strides[dim].sym_eq(stride))) return true;
-    stride *= sizes[dim].max(1);
-  }
-  return false;
+  return !are_matrices_in_a_row(tensor.sym_sizes(), tensor.sym_strides());
 }
 
 at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {

@@ -4,16 +4,17 @@
 
 #include <utility>
 
+#include "base/process_wide.h"
 #include "call/no_kernel.h"
 
 namespace habana_mp {
 namespace {
 
-// Never destroyed: the interpreter ends before the process does.
-py::function& function() {
-  static auto& registered = *new py::function;
-  return registered;
-}
+struct Registered {
+  py::function function;
+};
+
+py::function& function() { return process_wide<Registered>().function; }
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 #include "call/packed_arguments.h"
 
 #include <ATen/Context.h>
-#include <c10/core/GradMode.h>
 
 #include <atomic>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include "base/clock.h"
 #include "call/cast_argument.h"
 #include "cast/dtypes.h"
+#include "cast/node.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "listen/watched_call.h"
@@ -17,12 +17,6 @@ namespace habana_mp {
 namespace {
 
 std::atomic<Packing> packing = Packing::Equal;
-
-bool records_graph(const PackedOperands& call) {
-  return c10::GradMode::is_enabled() &&
-         (call.input.requires_grad() || call.weight.requires_grad() ||
-          (call.bias.defined() && call.bias.requires_grad()));
-}
 
 bool is_of(const at::Tensor& tensor, DType to) {
   const DType dtype = number_dtype(tensor);
@@ -49,7 +43,8 @@ bool may_be_packed(const PackedOperands& call) {
   return packing.load(std::memory_order_relaxed) != Packing::Off &&
          !listen::anyone_hears(listen::Hears::Numbers) &&  // those of casts too
          is_of(weight, to) && is_of(input, to) && (!bias.defined() || is_of(bias, to)) &&
-         WeightCache::accepts(weight, to) && !records_graph(call) && input.numel() > 0;
+         WeightCache::accepts(weight, to) && !records_graph(input) && !records_graph(weight) &&
+         !(bias.defined() && records_graph(bias)) && input.numel() > 0;
 }
 
 bool onednn_packs(DType to) { return at::globalContext().userEnabledMkldnn() && can_pack(to); }

@@ -13,6 +13,7 @@
 #include "call/cast_argument.h"
 #include "call/packed_call.h"
 #include "cast/dtypes.h"
+#include "cast/node.h"
 #include "cast/tensors.h"
 #include "scope/regions.h"
 #include "weights/weight_cache.h"
@@ -145,8 +146,7 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   static at::Tensor compute_with_autograd(Args... args, at::ScalarType to) {
     const bool differentiable = any_tensor(
         [](const at::Tensor& tensor) {
-          return (c10::GradMode::is_enabled() && tensor.requires_grad()) ||
-                 tensor._fw_grad(/*level=*/0).defined();
+          return records_graph(tensor) || tensor._fw_grad(/*level=*/0).defined();
         },
         args...);
     if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::owns_weights()))

@@ -1,7 +1,6 @@
 #include "cast/node.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -82,7 +81,7 @@ struct CopyBackwards final : CastNode {
 at::Tensor cast_ordinary(const at::Tensor& source, DType to, at::IntArrayRef strides,
                          Lifetime lifetime) {
   at::Tensor result = cast_numbers(source, to, strides, lifetime);
-  if (c10::GradMode::is_enabled() && source.requires_grad()) record_backward(source, result);
+  if (records_graph(source)) record_backward(source, result);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <atomic>
 
@@ -12,6 +13,11 @@
 #include "cast/result_memory.h"
 
 namespace habana_mp {
+
+// Whether autograd records what is computed from the tensor.
+inline bool records_graph(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad();
+}
 
 // The cast of an ordinary tensor (cast/numbers.h) of another eligible dtype, differentiable.
 // `strides` empty: those of the source.

@@ -7,6 +7,8 @@
 #include <array>
 #include <cstddef>
 
+#include "cast/dtypes.h"
+
 namespace habana_mp {
 namespace {
 
@@ -21,9 +23,7 @@ struct Made {
 thread_local std::array<Made, kKept> made;
 thread_local std::size_t next = 0;
 
-bool is_low(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-}
+bool is_low(const at::Tensor& tensor) { return may_be_low(number_dtype(tensor)); }
 
 }  // namespace
 

@@ -19,6 +19,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/process_wide.h"
 #include "report/listening.h"
 
 namespace habana_mp::report {
@@ -120,11 +121,7 @@ bool passes(OpenLog& log, const Call& call) {
   return true;
 }
 
-// Never destroyed: at exit a writer may belong to an interpreter that is gone.
-std::shared_ptr<OpenLog>& open_log() {
-  static auto& open = *new std::shared_ptr<OpenLog>;
-  return open;
-}
+std::shared_ptr<OpenLog>& open_log() { return process_wide<std::shared_ptr<OpenLog>>(); }
 
 void put(std::string_view text) {
   // A writer that itself runs logged ops (a sys.stdout of the user's) would never end. Per thread,

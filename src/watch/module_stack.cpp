@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "base/name_numbers.h"
+#include "base/process_wide.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -34,10 +35,7 @@ PyObject* referent(const py::object& reference) {
 // By the module, the one that called it, and the path of that one.
 using KnownModules = std::map<std::tuple<PyObject*, PyObject*, std::uint32_t>, KnownModule>;
 
-KnownModules& known_modules() {  // with the GIL
-  static auto* known = new KnownModules;
-  return *known;
-}
+KnownModules& known_modules() { return process_wide<KnownModules>(); }  // with the GIL
 
 }  // namespace
 

@@ -2,8 +2,9 @@
 
 #include <pybind11/stl.h>
 
-#include <stdexcept>
 #include <utility>
+
+#include "base/process_wide.h"
 
 namespace habana_mp::watch {
 namespace {
@@ -14,11 +15,7 @@ struct Functions {
   py::function where, source, path;
 };
 
-// Never destroyed: the interpreter ends before the process does.
-Functions& functions() {
-  static auto& registered = *new Functions;
-  return registered;
-}
+Functions& functions() { return process_wide<Functions>(); }
 
 }  // namespace
 

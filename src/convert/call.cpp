@@ -158,6 +158,45 @@ PyObject* call_in_python(const PatchedOp& op, PyObject* const* args, Py_ssize_t 
   return self.attr("_call")(given, named).release().ptr();
 }
 
+// Whether the decision casts something, and something that a tracer sees.
+struct ToCast {
+  bool any = false;
+  bool traced = false;
+};
+
+ToCast to_cast(const Arguments& arguments, const Decision& decision) {
+  ToCast found;
+  for (std::size_t i = 0; i < arguments.size() && decision.cause != Cause::None; ++i) {
+    if (!decision.casts(arguments.described()[i])) continue;
+    found.any = true;
+    found.traced = found.traced || is_traced(arguments.tensor(i).object);
+  }
+  return found;
+}
+
+// The original with casts in place of arguments.
+PyObject* call_with_casts(const PatchedOp& op, const Arguments& arguments, const Decision& decision,
+                          PyObject* const* args, Py_ssize_t positional, PyObject* kwnames,
+                          listen::WatchedCall& watched) {
+  const auto call = [&](bool cached, bool& must_repeat) -> PyObject* {
+    CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
+    if (!cast.apply(op.form, arguments, decision, cached)) return nullptr;
+    PyObject* result = call_original(
+        op, arguments, cast.data(),
+        static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
+    must_repeat = result != nullptr && cast.lends(result);
+    return result;
+  };
+  bool must_repeat = false;
+  PyObject* result = call(/*cached=*/true, must_repeat);
+  if (must_repeat) {  // a view, or dropout in eval: the caller may write to what it gets
+    Py_DECREF(result);
+    watched.forget_casts();
+    result = call(/*cached=*/false, must_repeat);
+  }
+  return result;
+}
+
 PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                        PyObject* kwnames) {
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
@@ -169,13 +208,7 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 
   const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
-  bool casting = false;
-  bool traced = false;
-  for (std::size_t i = 0; i < arguments.size() && decision.cause != Cause::None; ++i) {
-    if (!decision.casts(arguments.described()[i])) continue;
-    casting = true;
-    traced = traced || is_traced(arguments.tensor(i).object);
-  }
+  const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   if (traced && is_of_traced_weight(op, arguments, decision))
@@ -185,43 +218,20 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (listen::anyone_listens() && (casting || !from_override)) {
     notify_begin(watched, {op, arguments, decision, casting, positional, kwnames});
   }
-  if (!casting) {
-    PyObject* result = call_original(op, arguments, args, nargsf, kwnames);
-    if (result == nullptr) return without_low_kernel(op, args, nargsf, kwnames, watched);
-    notify_end(watched, result);
-    // The insides of a compound cast what is float32.
-    if (op.form.compound && arguments.has(DType::Float32)) remember_low_result(op, result);
-    return result;
+  PyObject* result = nullptr;
+  if (casting && op.layout != Layout::Plain) {
+    result = call_with_packed(op, arguments, decision, args, positional, kwnames);
+    if (result == nullptr && PyErr_Occurred() != nullptr) return nullptr;
   }
-
-  if (op.layout != Layout::Plain) {
-    PyObject* result = call_with_packed(op, arguments, decision, args, positional, kwnames);
-    if (result != nullptr) {
-      notify_end(watched, result);
-      remember_low_result(op, result);
-      return result;
-    }
-    if (PyErr_Occurred() != nullptr) return nullptr;
-  }
-  const auto call_with_casts = [&](bool cached, bool& must_repeat) -> PyObject* {
-    CastArguments cast(args, positional + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames)));
-    if (!cast.apply(op.form, arguments, decision, cached)) return nullptr;
-    PyObject* result = call_original(
-        op, arguments, cast.data(),
-        static_cast<std::size_t>(positional) | PY_VECTORCALL_ARGUMENTS_OFFSET, kwnames);
-    must_repeat = result != nullptr && cast.lends(result);
-    return result;
-  };
-  bool must_repeat = false;
-  PyObject* result = call_with_casts(/*cached=*/true, must_repeat);
-  if (must_repeat) {  // a view, or dropout in eval: the caller may write to what it gets
-    Py_DECREF(result);
-    watched.forget_casts();
-    result = call_with_casts(/*cached=*/false, must_repeat);
+  if (result == nullptr) {
+    result = casting ? call_with_casts(op, arguments, decision, args, positional, kwnames, watched)
+                     : call_original(op, arguments, args, nargsf, kwnames);
   }
   if (result == nullptr) return without_low_kernel(op, args, nargsf, kwnames, watched);
   notify_end(watched, result);
-  remember_low_result(op, result);
+  // Where nothing is cast here, the insides of a compound cast what is float32.
+  if (casting || (op.form.compound && arguments.has(DType::Float32)))
+    remember_low_result(op, result);
   return result;
 }
 

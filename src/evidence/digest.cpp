@@ -14,7 +14,7 @@
 #include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "cast/storage_check.h"
-#include "evidence/numbers.h"
+#include "evidence/numbers_by_aten.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {

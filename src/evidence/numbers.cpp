@@ -1,14 +1,8 @@
 #include "evidence/numbers.h"
 
-#include <ATen/ops/amax.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/frexp.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/ldexp.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <bit>
@@ -18,6 +12,7 @@
 #include <vector>
 
 #include "cast/parallel.h"
+#include "evidence/numbers_by_aten.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -27,13 +22,6 @@ using report::Error;
 using report::Range;
 
 constexpr int64_t kLanes = 16;  // sums that the compiler keeps apart, in one vector register or two
-
-// The largest number of float16, and what is halfway to its smallest: below that it rounds to zero.
-// The same of the float8 dtypes, whose scale makes the largest number of a tensor their largest.
-constexpr float kLargestF16 = 65504.0F;
-constexpr float kUnderF16 = 0x1p-25F;
-constexpr double kUnderE4M3 = 0x1p-10 / 448.0;
-constexpr double kUnderE5M2 = 0x1p-17 / 57344.0;
 
 // The loops work on the bits of numbers: comparisons of floats, which may trap, would keep the
 // compiler from using vectors.
@@ -221,11 +209,6 @@ HABANA_MP_EVERY_VECTOR Count below(const float* numbers, int64_t begin, int64_t 
   return count;
 }
 
-// By how many powers of two half of a ulp of a dtype is below the power of two of the number
-// itself.
-constexpr std::uint32_t kHalfUlpBFloat16 = 8, kHalfUlpFloat16 = 11, kHalfUlpE4M3 = 4,
-                        kHalfUlpE5M2 = 3;
-
 HABANA_MP_EVERY_VECTOR report::Absorbed absorbed_in(const float* to, const float* added,
                                                     int64_t begin, int64_t end) {
   // The bits of a power of two, some powers below it; zero where there is none that small.
@@ -295,77 +278,6 @@ bool is_plain(const at::Tensor& tensor) {
 // Where both lie alike, and without holes, their order in memory does not matter.
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.is_non_overlapping_and_dense() && a.strides() == b.strides();
-}
-
-double number(const at::Tensor& numbers, int64_t i) { return numbers.const_data_ptr<double>()[i]; }
-
-Error error_by_aten(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* difference) {
-  const at::Tensor got = ran.to(at::kFloat);
-  const at::Tensor counts = reference.abs().lt(number_of(kMask));
-  const at::Tensor finite = at::isfinite(got).logical_and(counts);
-  const at::Tensor zero = at::zeros_like(reference);
-  const at::Tensor off = at::where(finite, got.sub(reference), zero);
-  const at::Tensor wanted = at::where(counts, reference, zero);
-  const at::Tensor lost = at::isfinite(reference).logical_and(at::isfinite(got).logical_not());
-  if (difference != nullptr) *difference = off.to(at::kBFloat16);
-  // One copy from the device.
-  const at::Tensor all =
-      at::stack({off.to(at::kDouble).square().sum(), wanted.to(at::kDouble).square().sum(),
-                 off.abs().amax().to(at::kDouble), wanted.abs().amax().to(at::kDouble),
-                 lost.sum().to(at::kDouble)})
-          .cpu();
-  return {.squares = number(all, 0),
-          .reference_squares = number(all, 1),
-          .largest = number(all, 2),
-          .reference_largest = number(all, 3),
-          .lost = static_cast<std::uint64_t>(number(all, 4))};
-}
-
-Range range_by_aten(const at::Tensor& numbers) {
-  const at::Tensor size = at::where(at::isfinite(numbers), numbers, 0.0).abs();
-  const at::Tensor some = size.gt(0);
-  const at::Tensor largest = size.amax();
-  const auto count = [](const at::Tensor& which) { return which.sum().to(at::kDouble); };
-  const auto infinity = std::numeric_limits<double>::infinity();
-  const at::Tensor all =
-      at::stack({largest.to(at::kDouble), at::where(some, size, infinity).amin().to(at::kDouble),
-                 count(size.gt(kLargestF16)), count(some.logical_and(size.le(kUnderF16))),
-                 count(some.logical_and(size.le(largest.mul(kUnderE4M3)))),
-                 count(some.logical_and(size.le(largest.mul(kUnderE5M2))))})
-          .cpu();
-  const auto counted = [&](int64_t i) { return static_cast<std::uint64_t>(number(all, i)); };
-  return {.numbers = static_cast<std::uint64_t>(numbers.numel()),
-          .largest = number(all, 0),
-          .smallest = number(all, 1),
-          .over_float16 = counted(2),
-          .under_float16 = counted(3),
-          .under_e4m3 = counted(4),
-          .under_e5m2 = counted(5)};
-}
-
-report::Absorbed absorbed_by_aten(const at::Tensor& to, const at::Tensor& added) {
-  const at::Tensor size = added.abs();
-  const at::Tensor counts =
-      at::isfinite(to).logical_and(at::isfinite(added)).logical_and(size.gt(0));
-  // ldexp(0.5, e) is the power of two of a number whose mantissa is 0.5 or more.
-  const auto [mantissa, exponent] = at::frexp(to);
-  const at::Tensor power = at::ldexp(at::full_like(to, 0.5), exponent);
-  // Below a power of two the steps are half as large.
-  const at::Tensor down = mantissa.abs().eq(0.5).logical_and(to.sign().mul(added.sign()).lt(0));
-  const at::Tensor step = at::where(to.eq(0), 0.0, at::where(down, power.mul(0.5), power));
-  const auto lost = [&](std::uint32_t steps) {
-    const double part = std::ldexp(1.0, -static_cast<int>(steps));
-    return counts.logical_and(size.lt(step.mul(part))).sum().to(at::kDouble);
-  };
-  const at::Tensor all = at::stack({counts.sum().to(at::kDouble), lost(kHalfUlpBFloat16),
-                                    lost(kHalfUlpFloat16), lost(kHalfUlpE4M3), lost(kHalfUlpE5M2)})
-                             .cpu();
-  const auto counted = [&](int64_t i) { return static_cast<std::uint64_t>(number(all, i)); };
-  return {.sums = counted(0),
-          .bfloat16 = counted(1),
-          .float16 = counted(2),
-          .e4m3 = counted(3),
-          .e5m2 = counted(4)};
 }
 
 }  // namespace

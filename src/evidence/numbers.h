@@ -17,9 +17,6 @@ report::Range range_of(const at::Tensor& numbers);
 // Of one float32 tensor that is added to another one of the same sizes.
 report::Absorbed absorbed_of(const at::Tensor& to, const at::Tensor& added);
 
-// What is larger is a mask (finfo.min), beside which no other number would count.
-inline constexpr float kLargestNumber = 1e18F;
-
 // Of numbers of any floating dtype, those of masks left out, unseen by listeners.
 double sum_of_squares(const at::Tensor& numbers);
 

@@ -1,8 +1,6 @@
 #include "weights/weight_cache.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "cast/numbers.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
+#include "weights/weight_copy.h"
 #include "weights/weight_memory.h"
 
 namespace habana_mp {
@@ -27,43 +26,10 @@ std::optional<c10::Stream> stream_of(const at::Tensor& weight) {
 
 const Form kPlain;
 
-bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& weight, DType to) {
-  if (form.layout != Layout::Plain) {
-    return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, form, weight);
-  }
-  return number_dtype(copy) == to && copy.device() == weight.device() &&
-         copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
-}
-
-// A tensor that grad mode can use, wherever it is made; a plain one over `memory` if that is
-// defined.
-at::Tensor cast_for_cache(const at::Tensor& weight, DType to, const Form& form, at::Tensor memory,
-                          at::IntArrayRef images) {
-  const c10::InferenceMode off(false);
-  if (form.layout != Layout::Plain)
-    return pack(cast_numbers(weight, to, {}, Lifetime::Once), form, images);
-  if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);
-  cast_numbers_into(weight, memory);
-  return memory;
-}
-
-// A tensor of its own over the memory of a copy.
-at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
-  at::Tensor result = torch_private::alias_of(copy);
-  if (!c10::GradMode::is_enabled()) {
-    // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
-    // many times slower where it does not. Where grad mode is off that has no other effect.
-    result.set_requires_grad(true);
-  } else if (weight.requires_grad()) {
-    record_backward(weight, result, weight.storage().unsafeGetStorageImpl());
-  }
-  return result;
-}
-
 // Of an offloaded weight that has its copy. A step of an optimizer would read it soon.
 void drop_source(const at::Tensor& weight) {
   const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();
-  if (!is_offloaded(storage) || (c10::GradMode::is_enabled() && weight.requires_grad())) return;
+  if (!is_offloaded(storage) || records_graph(weight)) return;
   if (is_first_cast(storage)) drop_unsampled_pages(weight);
 }
 
@@ -140,85 +106,93 @@ std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight) {
   return why_never_kept(weight, others_write, Caller::Python);
 }
 
-// Whether a copy that an op would read packed is to be plain, as other uses of the weight need it.
-bool WeightCache::stays_plain(Entry& entry, bool valid) {
-  if (valid && entry.form.layout != Layout::Plain) return true;  // packed for another op
-  if (!entry.wanted_plain) return false;
+WeightCache::State WeightCache::state_of(const at::Tensor& weight,
+                                         const std::optional<c10::Stream>& stream) {
+  const auto* impl = weight.unsafeGetTensorImpl();
+  return {impl->version_counter(),
+          impl->version_counter().current_version(),
+          weight.const_data_ptr(),
+          samples_of(weight),
+          0,
+          stream};
+}
+
+// Counts a use of the weight in this form. False where the op would read it packed and its copy is
+// to be plain, as other uses of the weight need it.
+bool WeightCache::has_this_form(Entry& entry, const Form& form, bool valid, bool never_kept) {
+  const bool packed = entry.form.layout != Layout::Plain;
+  if (form.layout == Layout::Plain) {
+    // Not by what is cast at every use while something holds it: it may be let go.
+    entry.wanted_plain |= !never_kept;
+    if (entry.packable > 0) --entry.packable;
+    if (valid && packed) entry.patience = std::min(4 * entry.patience, kMostPatience);
+    return true;
+  }
+  if (never_kept) return false;  // cast at every use, which is no use of packing
+  if (valid && entry.form == form) return true;
+  if (valid && packed) return false;  // for another op
+  if (!entry.wanted_plain) return true;
   if (entry.packable >= entry.patience) {
     entry.packable = 0;
-    return false;
+    return true;
   }
   entry.packable += 2;  // the plain use that follows takes one off again
-  return true;
+  return false;
+}
+
+// What there is for a weight as it is `now`; none where the op is to be called with a plain copy.
+std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, State& now, DType to,
+                                                    const Form& form, Caller caller) {
+  Section section(mutex);
+  now.epoch = epoch_;
+  Entry& entry = entry_of(section, weight);
+  const bool written = is_written(weight.storage().unsafeGetStorageImpl());
+  std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
+  const bool never_kept = why.has_value();
+  if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
+  const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
+  const bool plain = form.layout == Layout::Plain;
+  if (why && (plain || !never_kept)) entry.patience = kPatience;
+  if (!has_this_form(entry, form, valid, never_kept)) return std::nullopt;
+  if (std::exchange(entry.after_backward, false) && entry.state.epoch == now.epoch &&
+      entry.state.version == now.version) {
+    used_after_backward_ = keep_after_backward_ = true;
+  }
+  if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
+  Found found{.keep = why != Ended::Shared && !written};
+  if (valid && entry.form == form) {
+    ++counts_.hits;
+    found.copy = {entry.copy, entry.packed_data};
+    return found;
+  }
+  if (entry.copy.defined()) {
+    found.memory = take(section, entry, weight, to);
+    // On another stream it may still be written to, or read.
+    if (entry.state.stream != now.stream || !plain)
+      section.freed.push_back(std::exchange(found.memory, at::Tensor()));
+  }
+  entry.ended.reset();  // an end from now on is one of the copy that is being made
+  ++(found.memory.defined() ? counts_.refreshed : counts_.misses);
+  return found;
 }
 
 WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, const Form& form,
                                          Caller caller, bool& was_cached, at::IntArrayRef images) {
-  const bool plain = form.layout == Layout::Plain;
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
   const std::optional<c10::Stream> stream = stream_of(weight);
-  bool keep = !(stream && torch_private::is_capturing(*stream));
+  const bool captured = stream && torch_private::is_capturing(*stream);
   // What still writes may be asked by an event, and a capture allows no query of one.
-  if (keep && any_writes_.load(std::memory_order_acquire)) settle_writes();
-  const auto* impl = weight.unsafeGetTensorImpl();
-  State now{impl->version_counter(),
-            impl->version_counter().current_version(),
-            weight.const_data_ptr(),
-            samples_of(weight),
-            0,
-            stream};
-  Packed found;
-  at::Tensor memory;
-  if (keep) {
-    Section section(mutex);
-    now.epoch = epoch_;
-    Entry& entry = entry_of(section, weight);
-    const bool written = is_written(weight.storage().unsafeGetStorageImpl());
-    std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
-    if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
-    // Cast at every use, which is no use of packing.
-    if (!plain && (why == Ended::Shared || why == Ended::Foreign)) return {};
-    const bool valid = entry.copy.defined() && !why && entry.state.stream == now.stream;
-    if (why) entry.patience = kPatience;
-    if (plain) {
-      // Not by what is cast at every use while something holds it: it may be let go.
-      entry.wanted_plain |= why != Ended::Shared && why != Ended::Foreign;
-      if (entry.packable > 0) --entry.packable;
-      if (valid && entry.form.layout != Layout::Plain)
-        entry.patience = std::min(4 * entry.patience, kMostPatience);
-    } else if (!(valid && entry.form == form) && stays_plain(entry, valid)) {
-      return {};
-    }
-    if (entry.after_backward && entry.state.epoch == now.epoch &&
-        entry.state.version == now.version) {
-      used_after_backward_ = keep_after_backward_ = true;
-    }
-    entry.after_backward = false;
-    if (why) ++counts_.ended[static_cast<std::size_t>(*why)];
-    keep = why != Ended::Shared && !written;
-    if (valid && entry.form == form) {
-      found = {entry.copy, entry.packed_data};
-      keep = false;
-    } else {
-      if (entry.copy.defined()) {
-        memory = take(section, entry, weight, to);
-        // On another stream it may still be written to, or read.
-        if (entry.state.stream != now.stream || !plain) {
-          section.freed.push_back(std::exchange(memory, at::Tensor()));
-        }
-      }
-      entry.ended.reset();  // an end from now on is one of the copy that is being made
-    }
-    ++(found.copy.defined() ? counts_.hits : memory.defined() ? counts_.refreshed : counts_.misses);
-  }
-  was_cached = found.copy.defined();
-  if (!found.copy.defined()) {
-    found.copy = cast_for_cache(weight, to, form, std::move(memory), images);
-    if (!plain) found.data = packed_data(found.copy);
-    if (keep && store(weight, std::move(now), found, form)) drop_source(weight);
-  }
-  return found;
+  if (!captured && any_writes_.load(std::memory_order_acquire)) settle_writes();
+  State now = state_of(weight, stream);
+  std::optional<Found> found = captured ? Found{} : find(weight, now, to, form, caller);
+  if (!found) return {};
+  was_cached = found->copy.copy.defined();
+  if (was_cached) return std::move(found->copy);
+  Packed made{.copy = make_copy(weight, to, form, std::move(found->memory), images)};
+  if (form.layout != Layout::Plain) made.data = packed_data(made.copy);
+  if (found->keep && store(weight, std::move(now), made, form)) drop_source(weight);
+  return made;
 }
 
 WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& weight) {

@@ -166,6 +166,12 @@ class WeightCache {
     bool after_backward = false;
     std::optional<Ended> ended;  // known at once, not found by a check
   };
+  // A copy that may be used, or the memory to make one in.
+  struct Found {
+    Packed copy{};
+    at::Tensor memory{};
+    bool keep = false;  // one that is made
+  };
   using Entries = std::unordered_map<const c10::StorageImpl*, Entry>;
   struct Writes {
     std::vector<const c10::StorageImpl*> storages;  // to be compared, not to be followed
@@ -186,7 +192,10 @@ class WeightCache {
                  bool& was_cached, at::IntArrayRef images);
   static std::optional<Ended> why_never_kept(const at::Tensor& weight, bool others_write,
                                              Caller caller);
-  static bool stays_plain(Entry& entry, bool valid);
+  static State state_of(const at::Tensor& weight, const std::optional<c10::Stream>& stream);
+  static bool has_this_form(Entry& entry, const Form& form, bool valid, bool never_kept);
+  std::optional<Found> find(const at::Tensor& weight, State& now, DType to, const Form& form,
+                            Caller caller);
   std::optional<Ended> why_ended(const Entry& entry, const State& now, const at::Tensor& weight,
                                  DType to) const;
   at::Tensor take(Section& section, Entry& entry, const at::Tensor& weight, DType to);

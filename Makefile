@@ -61,6 +61,7 @@ test: $(BUILT)
 	@tools/system_packages.sh $(PYTHON) test
 	@echo "==> C++ tests"
 	$(call core_tests,core)
+	@$(BIN)/cmake --build $(dir $(firstword $(shell ls -t build/*/built.py))) --target engine_tests
 	@echo "==> Python tests, without those that make test-slow runs"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "not slow"
 

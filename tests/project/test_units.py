@@ -142,6 +142,24 @@ def test_folders_include_only_what_lies_below() -> None:
     assert upward(sees, SOURCES) == []
 
 
+def seen_from(sees: Mapping[str, set[str]], *folders: str) -> set[str]:
+    """The folders with all that they see, directly or not."""
+    found = {*folders}
+    for folder in reversed(sees):  # from the highest
+        if folder in found:
+            found |= sees[folder]
+    return found
+
+
+def test_the_engine_sees_none_of_the_instruments() -> None:
+    engine = seen_from(folders((ROOT / "CMakeLists.txt").read_text()), "convert", "autocast")
+    assert engine == {"autocast", "base", "call", "cast", "convert", "kernels", "listen", "policy", "scope", "weights"}
+
+
+def test_what_is_seen_over_another_folder_is_found() -> None:
+    assert seen_from({"a": set(), "b": {"a"}, "c": {"b"}, "d": {"a"}}, "c") == {"a", "b", "c"}
+
+
 def test_an_include_that_runs_up_is_found() -> None:
     cmake = "# habana_mp_folder(FOLDER [SEES FOLDER...])\nhabana_mp_folder(low SOURCES a.cpp)\n  habana_mp_folder(high FOR ${version} SEES low LINKS t\n  SOURCES b.cpp)\n"
     sees = folders(cmake)

@@ -78,6 +78,11 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
     raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Torch's name of any dtype: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def dtype_named(dtype: object) -> str | None:
     """Torch's name of a floating dtype, of a dtype of torch or any name that the package accepts: "bfloat16", "bf16", "torch.bfloat16".
 

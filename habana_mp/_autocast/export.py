@@ -44,4 +44,4 @@ def _is_listed(op: Any, ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     policy = None if tensor is None else _core.autocast_policy(tensor.device.type)
     overload = EXPORT.of(op, "overload")
     name = EXPORT.of(op, "schema").name.removeprefix("aten::") + (f".{overload}" if overload != "default" else "")
-    return policy is not None and policy.resolve_overload(name)[2]
+    return policy is not None and policy.resolve_overload(name).entry is not None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
-import habana_mp._core as core
+from habana_mp._core import Entry
+from habana_mp._policy.edit import Edit, without_model
 from habana_mp._policy.folder import SHIPPED
-from habana_mp._policy.list_file import ALL_LISTS, Claims, Limited, less, without_model
+from habana_mp._policy.list_file import after_edits
 from habana_mp._policy.policy import Policy
 from habana_mp._show.did_you_mean import near
 
@@ -61,14 +61,14 @@ class ModuleLines:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._lines = [(line, path_pattern(line[2])) for line in policy._core.limited]
-        self._policies: dict[tuple[Limited, ...], Policy] = {}
-        self._named: set[Limited] = set()
+        self._lines = [(line, path_pattern(line.modules)) for line in policy._core.entries if line.modules]
+        self._policies: dict[tuple[Entry, ...], Policy] = {}
+        self._named: set[Entry] = set()
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
-    def of(self, path: str) -> tuple[Limited, ...]:
+    def of(self, path: str) -> tuple[Entry, ...]:
         """Those that hold in a module: they name it, or one that it is inside of. What wins comes last: the deeper module, then a path without ``*``."""
         names = path.split(".") if path else []
         bare = [name for name in names if name not in _WRAPPERS]
@@ -77,10 +77,10 @@ class ModuleLines:
             depth = max(_depth(pattern, bare), _depth(pattern, names))
             if depth >= 0:
                 self._named.add(line)
-                found.append((depth, "*" not in line[2], len(line[2].replace("*", "")), line))
+                found.append((depth, "*" not in line.modules, len(line.modules.replace("*", "")), line))
         return tuple(line for *_, line in sorted(found, key=lambda each: each[:3]))
 
-    def policy_of(self, lines: tuple[Limited, ...]) -> Policy:
+    def policy_of(self, lines: tuple[Entry, ...]) -> Policy:
         if lines not in self._policies:
             self._policies[lines] = _with_lines(self._policy, lines)
         return self._policies[lines]
@@ -88,19 +88,14 @@ class ModuleLines:
     def idle(self, modules_called: Mapping[str, str]) -> Iterator[str]:
         """What to say of lines that have named no module yet, but for those of presets: they are for models of all kinds."""
         for line, _ in self._lines:
-            _, entry, modules, file, number = line
-            if line in self._named or file.startswith(str(SHIPPED)):
+            if line in self._named or line.file.startswith(str(SHIPPED)):
                 continue
-            place = f"{file}:{number}: " if number else ""
-            yield f"{place}{f'{entry} in {modules}'!r} names no module{hint_for(modules, modules_called)}"
+            place = f"{line.place}: " if line.place else ""
+            yield f"{place}{str(line)!r} names no module{hint_for(line.modules, modules_called)}"
 
 
-def _with_lines(policy: Policy, lines: Iterable[Limited]) -> Policy:
+def _with_lines(policy: Policy, lines: Iterable[Entry]) -> Policy:
     """The policy of a part of a model: its names are listed as if they were for the whole model, and each wins over those before it."""
-    of = policy._core
-    lists: dict[str, Any] = {title: getattr(of, title) for title in ALL_LISTS}
-    for title, named, _, file, line in lines:
-        claims = Claims([named])
-        lists = {other: less(listed, claims) for other, listed in lists.items()}
-        lists[title].append((named, file, line))
-    return Policy(core.Policy(of.name, of.low, of.rest, **lists, low_dtypes=of.low_dtypes, cached=of.cached))
+    edits = [Edit(line.replaced(modules=""), removed=False) for line in lines]
+    whole = [entry for entry in policy._core.entries if not entry.modules]
+    return Policy(policy._core.replaced(entries=after_edits(whole, edits)))

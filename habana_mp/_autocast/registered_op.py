@@ -13,7 +13,7 @@ import habana_mp._core as _core
 from habana_mp._autocast.devices import devices
 from habana_mp._convert.call_form import registered_form
 from habana_mp._convert.patched_op import PatchedMethod, PatchedOp
-from habana_mp._convert.rule import Rule
+from habana_mp._convert.rule import Rule, listed_rule
 from habana_mp._policy import names
 from habana_mp._policy.policy import Policy
 from habana_mp._scope import in_force
@@ -141,8 +141,7 @@ def _policy_here(device: str) -> tuple[Policy | None, bool]:
 
 
 def _rule_of(policy: Policy, name: str) -> Rule | None:
-    action, low, listed, listed_as, file, line = policy._core.resolve(name)
-    return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line)) if listed else None
+    return listed_rule(policy, policy._core.resolve(name))
 
 
 @run_while_traced

@@ -25,6 +25,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import habana_mp._core as _core
+from habana_mp._cast import dtype_name
 from habana_mp._scope import torch_autocast
 from habana_mp._scope.without_casts import made_of, subclasses, without_casts
 from habana_mp._show.warning import warn
@@ -157,9 +158,8 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -
 
 def _warn(what: str, tensor: torch.Tensor, made: tuple[str, str]) -> None:
     op, rule = made
-    dtype = str(tensor.dtype).removeprefix("torch.")
     warn(
-        f"{what} is {dtype}, because {op} made it under hmp.convert: {rule}. Small updates of it "
+        f"{what} is {dtype_name(tensor.dtype)}, because {op} made it under hmp.convert: {rule}. Small updates of it "
         "would be lost. Make it in hmp.disable_casts().",
         through=str(Path(torch.__file__).parent),
     )

@@ -7,7 +7,7 @@ import os
 import torch
 
 from habana_mp._cast import dtype_named
-from habana_mp._policy.list_file import ListPath, read_argument, whole_op
+from habana_mp._policy.list_file import ListPath, read_argument
 from habana_mp._policy.policy import ALIASES, Policy, low_name, presets, with_files
 from habana_mp._show.did_you_mean import near
 from habana_mp._show.warning import warn
@@ -52,14 +52,16 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
             )
         start = policy if isinstance(policy, Policy) else Policy.load(policy)
         # bfloat16 is the default of the argument; a policy of float16 keeps its own.
-        return start if low == "bfloat16" else Policy(with_files(start, {}, low_precision_type, strict=strict))
+        return start if low == "bfloat16" else start.with_low_dtype(low)
     if level == "O2":
         if files:
             warn(f"opt_level O2 has its own lists and does not read {named_files}")
-        return Policy(with_files(Policy.load("hmp-o2"), {}, low_precision_type, strict=strict))
+        return Policy.load("hmp-o2").with_low_dtype(low)
     lists = {"fp16_file_path": "lower", "bf16_file_path": "lower", "fp32_file_path": "fp32"}
-    read = {lists[name]: read_argument(path, name, "policy takes a folder") for name, path in files.items()}
-    made = Policy(with_files(Policy.load("hmp"), read, low_precision_type, strict=strict))
+    read = {
+        lists[name]: read_argument(path, lists[name], name, "policy takes a folder") for name, path in files.items()
+    }
+    made = with_files(Policy.load("hmp"), read, low_precision_type, strict=strict)
     _check_whole_ops(made)
     return made
 
@@ -95,10 +97,12 @@ def _meant_by(text: str) -> str:
 
 def _check_whole_ops(policy: Policy) -> None:
     """D17: for convert an overload is the whole op, so D23 holds between ``pow`` and ``pow.Tensor_Scalar`` too."""
-    fp32 = {whole_op(name): (name, file, line) for name, file, line in policy._core.fp32}
-    for name, file, line in policy._core.lower:
-        if other := fp32.get(whole_op(name)):
+    whole = [entry for entry in policy._core.entries if not entry.modules]
+    fp32 = {(entry.base, entry.low_dtype): entry for entry in whole if entry.list == "fp32"}
+    for entry in whole:
+        other = fp32.get((entry.base, entry.low_dtype))
+        if entry.list == "lower" and other is not None:
             raise ValueError(
-                f"{name!r} is in the lower list ({file}:{line}) and {other[0]!r} in the fp32 list ({other[1]}:{other[2]}); "
+                f"{str(entry)!r} is in the lower list ({entry.place}) and {str(other)!r} in the fp32 list ({other.place}); "
                 "for convert an overload means the whole op, and an op can be in only one of them"
             )

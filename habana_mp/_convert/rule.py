@@ -19,12 +19,20 @@ class Rule(NamedTuple):
     text: str
 
 
+def listed_rule(policy: Policy, found: _core.Rule) -> Rule | None:
+    """What the core has found, None where no list names the op."""
+    if found.entry is None:
+        return None
+    return Rule(found.action, found.low, True, policy._core.rule_text(found.entry))
+
+
 def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
     """The rule of a policy for an op, None where convert need not patch it."""
     for name in dict.fromkeys(home.name for home in places):
-        action, low, listed, listed_as, file, line = policy._core.resolve(name)
-        if listed:
-            return Rule(action, low, True, policy._core.rule_text(action, True, listed_as, file, line))
+        found = policy._core.resolve(name)
+        if listed := listed_rule(policy, found):
+            return listed
+    action = found.action
     computes = max(computes_on(home, original) for home in places)
     if policy.rest == "inputs" or computes < (2 if policy.rest == "first_input" else 1):
         if any(_core.refuses_mixed(home.name) for home in places):
@@ -33,7 +41,7 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
             action = _INPUTS
         else:
             return None
-    return Rule(action, low, False, policy._core.rule_text(action, False, "", "", 0))
+    return Rule(action, found.low, False, policy._core.rest_text(action))
 
 
 _INPUTS, _PROMOTE = _core.ACTIONS.index("inputs"), _core.ACTIONS.index("promote")

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from habana_mp._cast import dtype_name
 from habana_mp._torch_private import DRAW
 
 # The same numbers in another form. They would be half of the graph of an attention block, so an edge passes through them.
@@ -141,7 +142,7 @@ def _op(node: Any) -> str:
 
 
 def dtype_text(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return dtype_name(tensor.dtype)
 
 
 def shape_text(tensor: Any) -> str:

@@ -15,6 +15,7 @@ from habana_mp._autocast.regions import region_policy
 from habana_mp._autocast.set_policies import policy_of_module
 from habana_mp._convert.rule import Rule, rule_of
 from habana_mp._explain.modules import module_named, ops_of
+from habana_mp._policy.edit import read_entry
 from habana_mp._policy.homes import Home, ops
 from habana_mp._policy.names import is_dispatched, known_names, names_of, plain_name, registered
 from habana_mp._policy.policy import OpRule, Policy
@@ -68,7 +69,7 @@ class Explanation:
 
     def _rows(self) -> list[tuple[str, tuple[str, ...]]]:
         return [
-            ("rule", (str(self.rule).partition(": ")[2],)),
+            ("rule", (self.rule._text,)),
             *([("comment", (self.rule.comment,))] if self.rule.comment else []),
             ("policy", (f"{self.policy.name}, {self.state}",)),
             ("arguments", self.arguments),
@@ -92,7 +93,7 @@ class Explanations(tuple[Explanation, ...]):
         states = dict.fromkeys(f"{each.policy.name}, {each.state}" for each in self)
         lines = []
         for each in self:
-            lines.append(f"  {each.op:<{wide}}  {str(each.rule).partition(': ')[2]}")
+            lines.append(f"  {each.op:<{wide}}  {each.rule._text}")
             lines += [f"  {'':<{wide}}  {note}" for note in _note_of_modules(each.op, each.policy)]
         return "\n".join([*states, *lines])
 
@@ -165,9 +166,10 @@ def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
     """The op itself, or those that a module or a part of a name stands for."""
     kind = op
     if isinstance(op, str):
-        if " in " in op:
+        entry = read_entry(op)
+        if entry is not None and entry.modules:
             raise ValueError(
-                f"explain takes the name of an op, here {op.partition(' in ')[0]!r}: its explanation has the rules inside modules"
+                f"explain takes the name of an op, here {entry.op!r}: its explanation has the rules inside modules"
             )
         try:
             return [plain_name(op)]
@@ -258,15 +260,15 @@ def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
     found = {}
     for op in _core.dispatched_ops():
         if any(base in level for level in _core.dispatched_candidates(op.partition(".")[0])):
-            action, _, listed, *_ = policy._core.resolve_overload(op)
-            found[f"aten::{op}"] = effects[_core.ACTIONS[action]] if listed else _rest_of(op, policy)
+            entry = policy._core.resolve_overload(op).entry
+            found[f"aten::{op}"] = _rest_of(op, policy) if entry is None else effects[entry.list]
     return found
 
 
 def _effects(policy: Policy) -> dict[str, str]:
     """What happens to calls, by the action of a rule."""
     return {
-        "lower": str(policy.low_dtype).removeprefix("torch."),
+        "lower": policy._core.low_dtype,
         "fp32": "float32",
         "promote": "widest",
         "first_input": "first input's dtype",
@@ -299,17 +301,17 @@ def _note_of_regions(name: str, dispatched: bool) -> tuple[str, ...]:
 
 def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:
     """What names that are limited to modules say of the op."""
-    for title, entry, modules, file, line in policy._core.limited:
-        if entry.partition("@")[0].partition(".")[0] in names_of(name):
-            place = f" ({file}:{line})" if line else ""
-            yield f"in the modules {modules} it is in the {title} list{place}, once set_policies(model, policy) was called"
+    for entry in policy._core.entries:
+        if entry.modules and entry.base in names_of(name):
+            place = f" ({entry.place})" if entry.line else ""
+            yield f"in the modules {entry.modules} it is in the {entry.list} list{place}, once set_policies(model, policy) was called"
 
 
 def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
     """D42."""
     if not _core.may_lack_low_kernel(name.partition(".")[0]):
         return ()
-    low = str(policy.low_dtype).removeprefix("torch.")
+    low = policy._core.low_dtype
     return (
         f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel",
     )
@@ -358,7 +360,7 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
     rule = policy._rule(name)
     norm = name in _core.NORMS
-    low = str(policy.low_dtype).removeprefix("torch.")
+    low = policy._core.low_dtype
     eligible = "float32, bfloat16, float16 and float8 tensors, also in lists and given by keyword,"
     if rule.action == "lower":
         to = (

@@ -28,12 +28,12 @@ class PolicyDiff:
             for (title, first), second in zip(settings_of(before).items(), settings_of(after).values(), strict=True)
             if first != second
         }
-        listed = {name for policy in (before, after) for ops in policy.lists.values() for name in ops}
+        entries = [entry for policy in (before, after) for entry in policy._core.entries if not entry.modules]
         # Of an op that is listed for one low dtype, what holds without it is asked too.
-        names = sorted(listed | {name.partition("@")[0] for name in listed})
-        pairs = {name: (action_of(before, name), action_of(after, name)) for name in names}
+        listed = {str(each): each for entry in entries for each in (entry, entry.replaced(low_dtype=""))}
+        pairs = {name: (action_of(before, listed[name]), action_of(after, listed[name])) for name in sorted(listed)}
         # D17: for autocast the overloads of an op differ, where one of them is listed.
-        ops = {name.partition(".")[0] for name in names if "." in name}
+        ops = {entry.base for entry in entries if entry.op != entry.base}
         overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
         pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
         first, second = _limited(before), _limited(after)
@@ -52,12 +52,7 @@ class PolicyDiff:
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    return {
-        "low_dtype": policy._core.low,
-        "low_dtypes": policy._core.low_dtypes,
-        "rest": policy.rest,
-        "cache": policy.cached,
-    }
+    return {key: getattr(policy._core, key) for key in core.POLICY_SETTINGS if key != "name"}
 
 
 def words(setting: Any) -> str:
@@ -69,7 +64,7 @@ def words(setting: Any) -> str:
 
 def _limited(policy: Policy) -> dict[str, str]:
     """The list of each name that is limited to modules."""
-    return {line: title for title, lines in policy.limited.items() for line in lines}
+    return {str(entry): entry.list for entry in policy._core.entries if entry.modules}
 
 
 def _overloads(op: str) -> list[str]:
@@ -78,13 +73,10 @@ def _overloads(op: str) -> list[str]:
 
 
 def _of_overload(policy: Policy, overload: str) -> str:
-    action, _, listed, *_ = policy._core.resolve_overload(overload)
-    return core.ACTIONS[action] if listed else "rest"
+    entry = policy._core.resolve_overload(overload).entry
+    return "rest" if entry is None else entry.list
 
 
-def action_of(policy: Policy, listed: str) -> str:
-    """What a policy does with an op; of "op@float16", with float16 as its low dtype."""
-    op, at, low = listed.partition("@")
-    if at:
-        policy = policy.with_low_dtype(getattr(torch, low))
-    return policy._rule(op).action
+def action_of(policy: Policy, entry: core.Entry) -> str:
+    """What a policy does with an op; with that of an entry for one low dtype, where that is its low dtype."""
+    return (policy.with_low_dtype(entry.low_dtype) if entry.low_dtype else policy)._rule(entry.op).action

@@ -43,9 +43,9 @@ def _content(path: str) -> bytes | str:
         return str(error)
 
 
-def _parsed(content: bytes, path: str) -> ListFile | str:
+def _parsed(content: bytes, path: str, title: str) -> ListFile | str:
     try:
-        return parse_list(content, shown(path))
+        return parse_list(content, shown(path), title)
     except ValueError as error:
         return str(error)
 
@@ -65,13 +65,13 @@ def read_environment() -> None:
     _loaded.pop(_HPU, None)
     files: dict[str, ListFile] = {}
     for title, (variable, path, content) in asked.items():
-        found = content if isinstance(content, str) else _parsed(content, path)
+        found = content if isinstance(content, str) else _parsed(content, path, title)
         if isinstance(found, str):
             warn(f"{variable}={path!r} is not used. The default list of {_HPU} stays: {found}")
         else:
             files[title] = found
     if files:
         try:
-            replace_preset(_HPU, Policy(with_files(Policy.load(_HPU), files, None, strict=False)))
+            replace_preset(_HPU, with_files(Policy.load(_HPU), files, None, strict=False))
         except ValueError as error:
             warn(f"the lists of the environment are not used. Those of {_HPU} stay: {error}")

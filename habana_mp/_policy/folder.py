@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import LISTS, ListFile, comment_of, limited_of, merged_limited, merged_lists, read_list
+from habana_mp._policy.edit import ALL_LISTS, LISTS, listed
+from habana_mp._policy.list_file import ListFile, after_files, read_list
 from habana_mp._policy.names import check_known
-from habana_mp._policy.read_file import read_text
+from habana_mp._policy.read_file import FileError, read_text
 from habana_mp._show.units import printable
 from habana_mp._show.writing import written
 
@@ -30,43 +31,32 @@ DESCRIPTION = "policy.toml"
 SCHEMA = Path(__file__).parent / "policy.schema.json"
 # One that is misspelled is an error: passed over, it would be a rule that is missing.
 _EDITS = re.compile(rf"({'|'.join(LISTS)})\.(since|before)-(\d+)\.(\d+)\.txt")
-_KEYS = frozenset(["name", "source", "low_dtype", "low_dtypes", "device", "rest", "error", "cache"])
+_KEYS = frozenset([*core.POLICY_SETTINGS, "source", "device", "error"])
 
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
     with _missing_named():
-        files = {title: read_list(folder / f"{title}.txt") for title in LISTS}
+        files = {title: read_list(folder / f"{title}.txt", title) for title in LISTS}
     for file in files.values():
         if file.edits:
             raise ValueError(
                 f"{file.path}: names that begin with + or - edit another list, and a list of a policy cannot have them"
             )
-    lists, limited = {title: file.named for title, file in files.items()}, limited_of(files)
+    entries = [entry for file in files.values() for entry in file.named]
     for edits in edits_for(torch.__version__, folder):
-        lists, limited = merged_lists(lists, edits), merged_limited(limited, edits)
-    error = [(op, str(folder / DESCRIPTION), 0) for op in described.get("error", [])]
+        entries = after_files(entries, edits)
+    entries += [listed(op, "error", str(folder / DESCRIPTION)) for op in described.get("error", [])]
+    settings = {key: described[key] for key in core.POLICY_SETTINGS if key in described}
     try:
-        made = core.Policy(
-            described.get("name", printable(folder.name)),
-            described["low_dtype"],
-            described["rest"],
-            lists["lower"],
-            lists["fp32"],
-            lists["promote"],
-            error,
-            described["low_dtypes"],
-            described["cache"],
-            limited,
-        )
+        made = core.Policy(**({"name": printable(folder.name)} | settings), entries=entries)
     except ValueError as mistake:
         message = str(mistake)
         raise ValueError(message if str(folder) in message else f"{folder / DESCRIPTION}: {message}") from None
     if not shipped:
-        for title, entries in lists.items():
-            of_modules = [(name, file, line) for other, name, _, file, line in limited if other == title]
-            check_known([*entries, *of_modules], files[title].path, strict=False)
-        check_known(error, str(folder / DESCRIPTION), strict=False)
+        for title in ALL_LISTS:
+            where = files[title].path if title in files else str(folder / DESCRIPTION)
+            check_known([entry for entry in entries if entry.list == title], where, strict=False)
     return made
 
 
@@ -87,9 +77,9 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
             )
         title, side, *release = named.groups()
         of_file = (int(release[0]), int(release[1]))
-        file = read_list(path)
+        file = read_list(path, title)
         if not file.edits:
-            if not file.named and not file.limited:
+            if not file.named:
                 continue  # an empty list would take the place of the other
             raise ValueError(f"{path}: its names must begin with + or -, because they edit {title}.txt")
         is_newer = (int(major), int(minor)) >= of_file
@@ -100,32 +90,19 @@ def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
     return [{title: file} for _, _, title, file in sorted(found, key=lambda each: each[:3])]
 
 
-def write_folder(folder: Path, policy: core.Policy, source: str, comments: Mapping[str, str] | None = None) -> None:
-    """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError.
-
-    Behind a name is its comment. Without ``comments`` it is the one in the file which the name was read from; that may be a file of this folder.
-    """
-    described = {
-        "name": policy.name,
-        "source": source,
-        "low_dtype": policy.low,
-        "low_dtypes": policy.low_dtypes if policy.low in policy.low_dtypes else [policy.low, *policy.low_dtypes],
-        "rest": policy.rest,
-        "error": [op for op, _, _ in policy.error],
-        "cache": policy.cached,
-    }
+def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
+    """The folder that ``read_folder`` reads back as this policy. The folder is there. Raises OSError."""
+    settings = {key: getattr(policy, key) for key in core.POLICY_SETTINGS}
+    if policy.low_dtype not in policy.low_dtypes:
+        settings["low_dtypes"] = [policy.low_dtype, *policy.low_dtypes]
+    error = [str(entry) for entry in policy.entries if entry.list == "error"]
+    described = {"name": policy.name, "source": source, **settings, "error": error}
     # JSON's strings, lists of strings and booleans are TOML's.
     texts = {DESCRIPTION: "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())}
     for title in LISTS:
-        entries = [(op, op, file, line) for op, file, line in getattr(policy, title)]
-        entries += [
-            (f"{op} in {where}", op, file, line) for each, op, where, file, line in policy.limited if each == title
-        ]
-        lines = [f"# Policy {policy.name}, {title}: {source}"]
-        for name, op, file, line in entries:
-            comment = comment_of(file, line, op) if comments is None else comments.get(name)
-            lines.append(f"{name}  # {comment}" if comment else name)
-        texts[f"{title}.txt"] = "\n".join(lines) + "\n"
+        entries = [entry for entry in policy.entries if entry.list == title]
+        lines = [f"{entry}  # {entry.comment}" if entry.comment else str(entry) for entry in entries]
+        texts[f"{title}.txt"] = "\n".join([f"# Policy {policy.name}, {title}: {source}", *lines]) + "\n"
     for name, text in texts.items():
         written(text, folder / name)
 
@@ -152,11 +129,11 @@ def read_description(path: Path) -> dict[str, Any]:
     try:
         described: dict[str, Any] = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one
-        raise ValueError(f"{path}: {error}{_without_quotes(text)}") from None
+        raise FileError(path, f"{error}{_without_quotes(text)}") from None
     except RecursionError:
-        raise ValueError(f"{path}: its values are nested too deeply") from None
+        raise FileError(path, "its values are nested too deeply") from None
     if mistakes := list(_mistakes_in(described)):
-        raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+        raise FileError(path, *mistakes)
     return {"low_dtypes": [*core.LOW_DTYPES], "cache": True} | described
 
 
@@ -191,7 +168,7 @@ def _mistakes_in(described: Mapping[str, Any]) -> Iterator[str]:
         yield f"low_dtype must be {' or '.join(low_dtypes)}, not {low!r}"
     if isinstance(described.get("rest"), str):
         try:
-            core.Policy("checked", core.LOW_DTYPES[0], described["rest"], [], [], [], [])
+            core.Policy(name="checked", low_dtype=core.LOW_DTYPES[0], rest=described["rest"])
         except ValueError as error:
             yield str(error)
     if not isinstance(described.get("cache", True), bool):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import Entry, ListFile, read_entry
+from habana_mp._policy.edit import listed, read_entry
+from habana_mp._policy.list_file import ListFile
 from habana_mp._policy.names import nearest
 from habana_mp._policy.read_file import read_text
 from habana_mp._show.warning import warn
@@ -70,7 +71,7 @@ def read_gaudi_config(path: Path) -> GaudiConfig:
     lists = {}
     for title, key in {"lower": f"{front_end}_bf16_ops", "fp32": f"{front_end}_fp32_ops"}.items():
         if config.get(key) is not None:
-            lists[title] = _list(path, key, config[key])
+            lists[title] = _list(path, key, title, config[key])
     if autocast:
         return GaudiConfig("hpu-autocast", lists, False)
     verbose = config.get("hmp_is_verbose", False)
@@ -109,12 +110,11 @@ def _is_fine(key: str, value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _list(path: Path, key: str, ops: list[str]) -> ListFile:
+def _list(path: Path, key: str, title: str, ops: list[str]) -> ListFile:
     shown = f"{path}: {key}"
     ops = [op.strip() for op in ops]  # as the lines of a list file
     for op in ops:
-        read = read_entry(op)
-        if read is None or read[1]:
+        entry = read_entry(op)
+        if entry is None or entry.modules:
             raise ValueError(f"{shown}: {op!r} is not an op name. Accepted are letters, digits, _ and one dot")
-    named: list[Entry] = [(op, shown, 0) for op in ops]
-    return ListFile(shown, False, named, [])
+    return ListFile(shown, False, [listed(op, title, shown) for op in ops], [])

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import torch
 
 import habana_mp._core as _core
+from habana_mp._core import Entry
 from habana_mp._policy.computing import aten_tensor_arguments
 from habana_mp._policy.homes import OPERATORS, homes, is_in_place
-from habana_mp._policy.list_file import Entry
 from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 
@@ -72,23 +72,26 @@ _OWN = " (hmp.register_op gives a function of your own a name)"
 _MOST_SUGGESTIONS = 20
 
 
-def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
-    """One warning, or with ``strict`` a ValueError, for all names of a list that torch does not have (D22)."""
+def unknown_in(entries: Iterable[Entry]) -> list[tuple[Entry, str]]:
+    """The entries whose names torch does not have, with what to say of them (D22)."""
     known = known_names()
-    named = [(name.partition("@")[0], file, line) for name, file, line in entries]
-    unknown = [entry for entry in named if entry[0] not in known]
-    if not unknown:
-        return
-    lines = []
-    for number, (name, file, line) in enumerate(unknown):
-        place = f"{file}:{line}: " if line else f"{file}: " if file else ""
-        near = nearest(name, known) if number < _MOST_SUGGESTIONS else []
-        hint = did_you_mean(near) or (_OWN if number == 0 else "")
-        lines.append(f"{place}{name!r} is not an op of torch {torch.__version__}{hint}")
-    text = "\n".join(lines)
-    if strict:
+    found: list[tuple[Entry, str]] = []
+    for entry in entries:
+        if entry.op not in known:
+            near = nearest(entry.op, known) if len(found) < _MOST_SUGGESTIONS else []
+            hint = did_you_mean(near) or ("" if found else _OWN)
+            found.append((entry, f"{entry.op!r} is not an op of torch {torch.__version__}{hint}"))
+    return found
+
+
+def check_known(entries: Iterable[Entry], where: str, *, strict: bool) -> None:
+    """One warning, or with ``strict`` a ValueError, for all names of a list that torch does not have."""
+    found = unknown_in(entries)
+    text = "\n".join(f"{entry.place}: {message}" if entry.place else message for entry, message in found)
+    if found and strict:
         raise ValueError(text)
-    warn(f"names without effect in {where}:\n{text}")
+    if found:
+        warn(f"names without effect in {where}:\n{text}")
 
 
 @functools.cache
@@ -99,7 +102,7 @@ def _dispatched_names() -> frozenset[str]:
 
 def is_dispatched(op: str) -> bool:
     """Whether a region of autocast sees calls of an op. It does not see functions that torch has in Python alone."""
-    return op.partition("@")[0].removeprefix("aten.").partition(".")[0] in _dispatched_names()
+    return op.removeprefix("aten.").partition(".")[0] in _dispatched_names()
 
 
 _NAMESPACE = re.compile(r"(torch|nn|F|Tensor)(\..+)?")

@@ -9,39 +9,29 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 import habana_mp._core as core
-from habana_mp._cast import dtype_named
+from habana_mp._cast import dtype_name, dtype_named
+from habana_mp._policy.edit import ALL_LISTS, LISTS, Edit, listed, read_edit
 from habana_mp._policy.folder import DESCRIPTION, SHIPPED, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
-from habana_mp._policy.list_file import (
-    ALL_LISTS,
-    LISTS,
-    Claims,
-    Entry,
-    Limited,
-    ListFile,
-    ListPath,
-    comment_of,
-    less,
-    less_limited,
-    merged_limited,
-    merged_lists,
-    read_argument,
-    read_edit,
-    read_entry,
-    whole_op,
-)
+from habana_mp._policy.list_file import ListFile, ListPath, after_edits, after_files, read_argument
 from habana_mp._policy.names import check_known, plain_name
 from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
-from habana_mp._show.units import encodable, printable
+from habana_mp._show.units import encodable
 
 LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
 ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
+
+
+class ReportedEdit(Protocol):
+    """An edit that a report has found."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,7 @@ class OpRule:
         listed_as: the name that decides, with its low dtype if it has one ("layer_norm@float16"); None if no list names the op.
         file: the file of the list, or None.
         line: the line in the file, or None.
+        comment: the comment behind the name in the file, or "".
 
     Example:
         >>> rule = hmp.Policy.load("torch-cuda").rule("softmax")
@@ -70,20 +61,18 @@ class OpRule:
     listed_as: str | None
     file: str | None
     line: int | None
+    comment: str
 
     @property
-    def comment(self) -> str:
-        """The comment behind the name in the file, or ""."""
-        return comment_of(self.file, self.line, self.listed_as)
+    def _text(self) -> str:
+        if self.listed_as is None:
+            return f"in no list, rest={self.rest}"
+        dtype = f" ({dtype_name(self.low_dtype)})" if self.action == "lower" else ""
+        place = f" in {self.file}" if self.file else " in code"
+        return f"{self.action}{dtype}, listed as {self.listed_as}{place}{f':{self.line}' if self.line else ''}"
 
     def __str__(self) -> str:
-        if self.listed_as is None:
-            return f"{self.op}: in no list, rest={self.rest}"
-        dtype = f" ({str(self.low_dtype).removeprefix('torch.')})" if self.action == "lower" else ""
-        place = f" in {self.file}" if self.file else " in code"
-        return (
-            f"{self.op}: {self.action}{dtype}, listed as {self.listed_as}{place}{f':{self.line}' if self.line else ''}"
-        )
+        return f"{self.op}: {self._text}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -173,7 +162,7 @@ class Policy:
         config = read_gaudi_config(path)
         if config.base is None:
             return cls.from_ops(name="float32")
-        return cls(with_files(cls.load(config.base), config.lists, None, strict=False))
+        return with_files(cls.load(config.base), config.lists, None, strict=False)
 
     @classmethod
     def from_files(
@@ -205,9 +194,9 @@ class Policy:
             OSError: a file cannot be read.
         """
         given = zip(LISTS, (lower, fp32, promote), strict=True)
-        files = {name: read_argument(path, name, "Policy.load takes a folder") for name, path in given if path}
+        files = {name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given if path}
         start = base if isinstance(base, Policy) else cls.load(base)
-        return cls(with_files(start, files, low_dtype, strict=strict))
+        return with_files(start, files, low_dtype, strict=strict)
 
     @classmethod
     def from_ops(
@@ -237,32 +226,26 @@ class Policy:
             ValueError: a name is not an op name, or an op is in two lists.
             TypeError: a list is a single string, or has in it what is no string; ``rest`` or ``name`` is not a string.
         """
-        named: dict[str, list[tuple[str, str]]] = {}
+        named: dict[str, list[core.Entry]] = {}
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
-            named[title] = [_parted(op, title) for op in ops]
+            named[title] = [_listed(op, title) for op in ops]
         low = low_name(low_dtype, "low_dtype")
         for key, text in (("rest", rest), ("name", name)):
             if not isinstance(text, str):
                 raise TypeError(f"{key} must be a string, not {text!r}")
-        lists: dict[str, Any] = {
-            title: [(op, "", 0) for op, within in ops if not within] for title, ops in named.items()
-        }
-        limited = [(title, op, within, "", 0) for title, ops in named.items() for op, within in ops if within]
-        try:
-            made = core.Policy(encodable(name), low, encodable(rest), **lists, error=[], limited=limited)
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix("no file: ").replace(" (no file)", "")) from None
-        for title, parted in named.items():
-            check_known([(op, "", 0) for op, _ in parted], f"the {title} list", strict=strict)
+        entries = [entry for each in named.values() for entry in each]
+        made = core.Policy(name=encodable(name), low_dtype=low, rest=encodable(rest), entries=entries)
+        for title, each in named.items():
+            check_known(each, f"the {title} list", strict=strict)
         return cls(made)
 
-    def with_edits(self, *edits: str, strict: bool = False) -> Policy:
+    def with_edits(self, *edits: str | Edit | ReportedEdit, strict: bool = False) -> Policy:
         """Return the same policy with edits of its lists.
 
         Args:
-            *edits: the edits; a later one takes precedence. "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or
+            *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or
                 "error") and removes it from the others. "-mm" removes it from all lists. "+layer_norm@float16:fp32" and "-mm@bfloat16" edit
                 the lists for one low dtype and change nothing for the other. "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit
                 them for these modules.
@@ -270,43 +253,22 @@ class Policy:
 
         Raises:
             ValueError: a text is not an edit.
-            TypeError: an edit is not a string.
+            TypeError: an edit is neither a string nor an edit of a report.
 
         Example:
             >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
             'lower'
         """
-        lists: dict[str, Any] = {title: getattr(self._core, title) for title in ALL_LISTS}
-        limited = self._core.limited
-        entries: list[Entry] = []
-        for named, modules, title in map(read_edit, edits):
-            entries.append((named, "", 0))
-            if modules:
-                limited = less_limited(limited, named, modules)
-                limited += [(title, named, modules, "", 0)] if title else []
-                continue
-            # Where it is in no list, the ops that it is made of would decide it.
-            claims = Claims([named], with_insides=not title)
-            lists = {other: less(listed, claims) for other, listed in lists.items()}
-            if title:
-                lists[title].append((named, "", 0))
+        read = [*map(read_edit, edits)]
         name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
-        made = core.Policy(
-            name,
-            self._core.low,
-            self._core.rest,
-            **lists,
-            low_dtypes=self._core.low_dtypes,
-            cached=self._core.cached,
-            limited=limited,
-        )
-        check_known(entries, "the edits", strict=strict)
-        return Policy(made)
+        made = Policy(self._core.replaced(name=name, entries=after_edits(self._core.entries, read)))
+        check_known([edit.entry for edit in read], "the edits", strict=strict)
+        return made
 
     def with_low_dtype(self, low_dtype: torch.dtype | str) -> Policy:
         """Return the same policy with another low dtype. Names for one low dtype ("layer_norm@float16") then count or not by the new one."""
-        same = low_name(low_dtype, "low_dtype") == self._core.low
-        return self if same else Policy(with_files(self, {}, low_dtype, strict=True))
+        low = low_name(low_dtype, "low_dtype")
+        return self if low == self._core.low_dtype else Policy(self._core.replaced(low_dtype=low))
 
     @property
     def name(self) -> str:
@@ -315,7 +277,7 @@ class Policy:
     @property
     def low_dtype(self) -> torch.dtype:
         """The dtype of ops in the lower list: ``torch.bfloat16`` or ``torch.float16``."""
-        dtype: torch.dtype = getattr(torch, self._core.low)
+        dtype: torch.dtype = getattr(torch, self._core.low_dtype)
         return dtype
 
     @property
@@ -326,7 +288,7 @@ class Policy:
     @property
     def cached(self) -> bool:
         """True if casts of weights may be kept between calls."""
-        return self._core.cached
+        return self._core.cache
 
     @property
     def rest(self) -> str:
@@ -336,15 +298,16 @@ class Policy:
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
         """The names in "lower", "fp32", "promote" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
-        return {name: tuple(op for op, _, _ in getattr(self._core, name)) for name in ALL_LISTS}
+        return self._written(ALL_LISTS, limited=False)
 
     @property
     def limited(self) -> dict[str, tuple[str, ...]]:
         """The names that are limited to modules, such as "mul in *.rotary_emb", in "lower", "fp32" and "promote"."""
-        names: dict[str, tuple[str, ...]] = dict.fromkeys(LISTS, ())
-        for title, entry, modules, _, _ in self._core.limited:
-            names[title] += (f"{entry} in {modules}",)
-        return names
+        return self._written(LISTS, limited=True)
+
+    def _written(self, titles: Iterable[str], *, limited: bool) -> dict[str, tuple[str, ...]]:
+        entries = [entry for entry in self._core.entries if bool(entry.modules) is limited]
+        return {title: tuple(str(entry) for entry in entries if entry.list == title) for title in titles}
 
     def rule(self, op: str) -> OpRule:
         """Return the rule of this policy for an op.
@@ -362,9 +325,11 @@ class Policy:
 
     def _rule(self, op: str) -> OpRule:
         """Of a name that a list may have and torch does not."""
-        action, _, listed, listed_as, file, line = self._core.resolve(op)
-        action_name = core.ACTIONS[action] if listed else "rest"
-        return OpRule(op, action_name, self.low_dtype, self.rest, listed_as or None, file or None, line or None)
+        entry = self._core.resolve(op).entry
+        if entry is None:
+            return OpRule(op, "rest", self.low_dtype, self.rest, None, None, None, "")
+        place = entry.file or None, entry.line or None
+        return OpRule(op, entry.list, self.low_dtype, self.rest, str(entry), *place, entry.comment)
 
     def __str__(self) -> str:
         return self._core.text()
@@ -372,13 +337,12 @@ class Policy:
     def __repr__(self) -> str:
         sizes = [f"{len(ops)} {name}" for name, ops in self.lists.items() if ops]
         sizes += [f"{len(ops)} {name} in some modules" for name, ops in self.limited.items() if ops]
-        return f"<Policy {self.name}: {self._core.low}, {', '.join(sizes) or 'no lists'}, rest={self.rest}>"
+        return f"<Policy {self.name}: {self._core.low_dtype}, {', '.join(sizes) or 'no lists'}, rest={self.rest}>"
 
     def _repr_html_(self) -> str:
-        lists = {title: [*getattr(self._core, title)] for title in ALL_LISTS}
-        for title, entry, modules, file, line in self._core.limited:
-            lists[title].append((f"{entry} in {modules}", file, line))
-        return render("policy.html", policy=self, low=self._core.low, lists=lists)
+        entries = self._core.entries
+        lists = {title: [entry for entry in entries if entry.list == title] for title in ALL_LISTS}
+        return render("policy.html", policy=self, low=self._core.low_dtype, lists=lists)
 
     def __eq__(self, other: object) -> bool:
         return self._core == other._core if isinstance(other, Policy) else NotImplemented
@@ -393,7 +357,7 @@ class Policy:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, _parts(self._core)
+        return Policy, (self._core,)
 
 
 _replaced: dict[str, Policy] = {}
@@ -445,50 +409,20 @@ def _hint_of_name(text: str) -> str:
     return near(text, presets(), most=1).removeprefix(".")
 
 
-def _parts(
-    policy: core.Policy,
-) -> tuple[str, str, str, list[Entry], list[Entry], list[Entry], list[Entry], list[str], bool, list[Limited]]:
-    lists = policy.lower, policy.fp32, policy.promote, policy.error
-    return policy.name, policy.low, policy.rest, *lists, policy.low_dtypes, policy.cached, policy.limited
-
-
-def _parted(written: str, title: str) -> tuple[str, str]:
-    """The name and the modules of an entry given in code, such as "mul in *.rotary_emb". The core refuses an entry that is none."""
-    if not isinstance(written, str):
-        raise TypeError(f"{title} must be a list of op names such as 'relu', and has {written!r} in it")
-    return read_entry(written) or (encodable(written), "")
-
-
-def renamed(policy: core.Policy, name: str) -> core.Policy:
-    """The same policy under another name. Raises ValueError for what is no name of one."""
-    return core.Policy(printable(name), *_parts(policy)[1:])
-
-
-def _unpickle(*parts: Any) -> Policy:
-    return Policy(core.Policy(*parts))
+def _listed(op: object, title: str) -> core.Entry:
+    """An entry given in code, such as "mul in *.rotary_emb"."""
+    if not isinstance(op, str):
+        raise TypeError(f"{title} must be a list of op names such as 'relu', and has {op!r} in it")
+    return listed(op, title)
 
 
 def with_files(
     base: Policy, files: dict[str, ListFile], low_dtype: torch.dtype | str | None, *, strict: bool
-) -> core.Policy:
-    name, low, rest, lower, fp32, promote, error, low_dtypes, cached, limited = _parts(base._core)
-    if low_dtype is not None:
-        low = low_name(low_dtype, "low_dtype")
-    if files and not name.endswith("+files"):
-        name += "+files"
-    lists = merged_lists(dict(zip(LISTS, (lower, fp32, promote), strict=True)), files)
-    named = Claims(whole_op(entry) for file in files.values() for entry, _, _ in file.named)
-    made = core.Policy(
-        name,
-        low,
-        rest,
-        **lists,
-        error=less(error, named),
-        low_dtypes=low_dtypes,
-        cached=cached,
-        limited=merged_limited(limited, files),
-    )
+) -> Policy:
+    made = base if low_dtype is None else base.with_low_dtype(low_dtype)
+    if files:
+        name = base.name if base.name.endswith("+files") else f"{base.name}+files"
+        made = Policy(made._core.replaced(name=name, entries=after_files(base._core.entries, files)))
     for file in files.values():
-        limited_names = [entry for entry, _ in (*file.limited, *file.unlimited)]
-        check_known([*file.named, *file.removed, *limited_names], file.path, strict=strict)
+        check_known([*file.named, *file.removed], file.path, strict=strict)
     return made

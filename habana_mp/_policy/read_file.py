@@ -8,12 +8,20 @@ import stat
 _MIB = 1 << 20
 
 
+class FileError(ValueError):
+    """What is wrong with the content of a file: a line of the message for each mistake."""
+
+    def __init__(self, path: str | os.PathLike[str], *mistakes: str) -> None:
+        self.path, self.mistakes = shown(path), mistakes
+        super().__init__("\n".join(f"{self.path}: {mistake}" for mistake in mistakes))
+
+
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """The bytes of a file, read once: another process may write it meanwhile. A device is read up to the limit.
 
     Raises:
         OSError: with the path.
-        ValueError: ``path: ...`` for a NUL in the path, for a file of over ``most`` bytes, and for a pipe that nobody writes to.
+        ValueError: for a NUL in the path. FileError: for a file of over ``most`` bytes, and for a pipe that nobody writes to.
     """
     name = os.fspath(path)
     if "\0" in name:
@@ -22,9 +30,9 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
         os.set_blocking(file.fileno(), True)
         data = file.read(most + 1)
         if not data and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{shown(name)}: no process writes to this pipe")
+            raise FileError(name, "no process writes to this pipe")
     if len(data) > most:
-        raise ValueError(f"{shown(name)}: the file is larger than {most // _MIB} MiB")
+        raise FileError(name, f"the file is larger than {most // _MIB} MiB")
     return data
 
 
@@ -33,7 +41,7 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
     try:
         return read_file(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{shown(path)}: {error}") from None
+        raise FileError(path, str(error)) from None
 
 
 def _open(path: str, flags: int) -> int:

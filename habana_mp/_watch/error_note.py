@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 import habana_mp._core as _core
+from habana_mp._cast import dtype_name
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 
@@ -43,8 +44,7 @@ def _is_ours(text: str) -> bool:
 
 def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: str) -> str:
     """What to say of an op that has failed on low tensors under a policy; "" and none where it is known only that one has."""
-    low = str(policy.low_dtype).removeprefix("torch.")
-    dtypes = " and ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})) or low
+    dtypes = " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors})) or policy._core.low_dtype
     given = f"{_OURS}{op or 'an op'} was given {dtypes} under the policy {policy.name!r}."
     for tensor in tensors:
         for maker in _makers(tensor):
@@ -81,10 +81,10 @@ def _makers(tensor: torch.Tensor) -> Iterator[str]:
 def _lower_rule(policy: Policy, op: str) -> OpRule | None:
     """The rule of an op that runs lower; autograd spells names without underscores."""
     plain = op.replace("_", "").lower()
-    for name, *_ in policy._core.lower:
-        own = name.partition("@")[0].partition(".")[0]
-        if plain in (own.replace("_", "").lower(), f"{own.replace('_', '').lower()}d"):
-            rule = policy._rule(own)
+    for entry in policy._core.entries:
+        own = entry.base.replace("_", "").lower()
+        if entry.list == "lower" and not entry.modules and plain in (own, f"{own}d"):
+            rule = policy._rule(entry.base)
             return rule if rule.action == "lower" else None
     if plain == "convolution":
         return next(

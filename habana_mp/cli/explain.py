@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from habana_mp._cast import dtype_name
 from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp.cli.console import print_json, user_errors
 from habana_mp.cli.parameters import OpParameter, policy_options
@@ -42,11 +43,7 @@ def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
 
 
 def _values(explained: Explanation) -> dict[str, Any]:
-    rule = {
-        **dataclasses.asdict(explained.rule),
-        "low_dtype": str(explained.rule.low_dtype).removeprefix("torch."),
-        "comment": explained.rule.comment,
-    }
+    rule = {**dataclasses.asdict(explained.rule), "low_dtype": dtype_name(explained.rule.low_dtype)}
     return {
         "op": explained.op,
         "policy": explained.policy.name,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,9 @@ import click
 from click.shell_completion import CompletionItem
 
 import habana_mp._core as core
-from habana_mp._policy.list_file import LISTS, edits_in, parse_list
-from habana_mp._policy.names import known_names
+from habana_mp._policy.edit import LISTS, Edit, edits_in, op_of, read_edit
+from habana_mp._policy.list_file import parse_list
+from habana_mp._policy.names import check_known, known_names
 from habana_mp._policy.policy import low_name, with_files
 from habana_mp._policy.read_file import read_text
 from habana_mp._ranks.rank import rank, world_size
@@ -158,8 +158,8 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
         ) -> None:
             if lower or fp32 or edits or dtype is not None:
                 with user_errors():
-                    edits = tuple(_edits_in(edits))
-                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, edits, dtype)
+                    read = [*_edits_in(edits)]
+                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, read, dtype)
             function(policy=policy, **others)
 
         return command
@@ -167,32 +167,33 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-def _edits_in(values: Sequence[str]) -> Iterator[str]:
+def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
     """Those of files too."""
     for value in values:
         if _is_edit(value):
-            yield value
+            yield read_edit(value)
             continue
         try:
-            edits = [*edits_in(read_text(value, core.MAX_LIST_BYTES))]
+            lines = [*edits_in(read_text(value, core.MAX_LIST_BYTES))]
         except ValueError as error:
             raise Problem(f"--edit {error}") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
-            is_op = re.split("[:@ ]", value)[0] in known_names()  # whose sign was forgotten
+            is_op = op_of(value) in known_names()  # whose sign was forgotten
             why = "an edit begins with + or -" if is_op else error.strerror
             raise Problem(f"--edit {value}: {why}. {accepted}") from None
-        for number, edit in edits:
-            if not _is_edit(edit):
-                raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {edit!r:.60}")
+        for number, text in lines:
+            if not _is_edit(text):
+                raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {text!r:.60}")
             try:
-                Policy.from_ops().with_edits(edit, strict=True)
+                edit = read_edit(text)
+                check_known([edit.entry], value, strict=True)
             except ValueError as error:
                 raise Problem(f"--edit {value}, line {number}: {error}") from None
             yield edit
 
 
-def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[str], dtype: str | None) -> Policy:
+def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[Edit], dtype: str | None) -> Policy:
     """Files first, then their edits, then the others: each edit of the command line wins over a file."""
     files: dict[str, str] = {}
     edited: dict[str, list[str]] = {}
@@ -206,15 +207,18 @@ def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[
     if files:
         policy = Policy.from_files(files.get("lower"), files.get("fp32"), base=policy)
     edit_files = {
-        title: parse_list(encodable("\n".join(each)).encode(), f"--{title}") for title, each in edited.items() if each
+        title: parse_list(encodable("\n".join(each)).encode(), f"--{title}", title)
+        for title, each in edited.items()
+        if each
     }
     if edit_files:
-        policy = Policy(with_files(policy, edit_files, None, strict=True))
+        policy = with_files(policy, edit_files, None, strict=True)
     if edits:
         policy = policy.with_edits(*edits, strict=True)
     if dtype is not None:
         policy = policy.with_low_dtype(low_name(dtype, "--dtype"))
-    tell_of_the_rest(policy, (*edits, *edited["lower"], *edited["fp32"]))
+    of_lists = [Edit(entry, removed=True) for file in edit_files.values() for entry in file.removed]
+    tell_of_the_rest(policy, [*edits, *of_lists])
     return policy
 
 
@@ -225,10 +229,9 @@ _REST = {
 }
 
 
-def tell_of_the_rest(policy: Policy, edits: Iterable[str]) -> None:
+def tell_of_the_rest(policy: Policy, edits: Iterable[Edit]) -> None:
     """A line for each op that edits have taken out of the lists, because what happens to it then is written in none of them."""
-    bare = [edit.partition("#")[0] for edit in edits]
-    taken_out = {edit[1:].strip().partition("@")[0]: None for edit in bare if edit[0] == "-" and " in " not in edit}
+    taken_out = dict.fromkeys(entry.op for entry, removed in edits if removed and not entry.modules)
     for op in taken_out:
         if policy._rule(op).action == "rest":
             cure = "" if policy.rest == "fp32" else f"; +{op}:fp32 keeps it in float32"

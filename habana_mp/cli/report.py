@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from habana_mp import hmp
-from habana_mp._policy.list_file import edits_in
+from habana_mp._policy.edit import edits_in
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.edits import edits_text
 from habana_mp._report.findings.unknown import NO_OP, known_errors, unmeasured, why_nothing

@@ -41,16 +41,13 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool 
     const bool watched = unlisted.action != Action::Inputs || op.may_lack_low_kernel;
     rules->by_op.push_back({unlisted, op.insides, watched});
   }
-  const Lists& lists = policy->lists();
-  for (const auto* names : {&lists.lower, &lists.fp32, &lists.promote, &lists.error}) {
-    for (const ListedName& listed : *names) {
-      const auto found = all.by_name.find(listed.name);
-      if (found == all.by_name.end()) continue;
-      for (const std::size_t index : found->second) {
-        const Rule rule = policy->resolve_overload(all.ops[index].name).rule;
-        // A name for another low dtype decides nothing.
-        if (rule.listed) rules->by_op[index] = {rule, Insides::Own, true};
-      }
+  for (const Entry& entry : policy->entries()) {
+    const auto found = all.by_name.find(entry.op);
+    if (!entry.modules.empty() || found == all.by_name.end()) continue;
+    for (const std::size_t index : found->second) {
+      const Rule rule = policy->resolve_overload(all.ops[index].name).rule;
+      // A name for another low dtype decides nothing.
+      if (rule.listed) rules->by_op[index] = {rule, Insides::Own, true};
     }
   }
   rules->decider_id = listen::decider_id(*policy, front_end_of(of_conversion));

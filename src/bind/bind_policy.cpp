@@ -1,13 +1,17 @@
-// habana_mp._core.Policy, parse_op_list, candidates and decide, and the tables of src/policy. Enums
-// cross the border as numbers; the tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that
-// Python repeats no order.
+// habana_mp._core.Policy, Entry, Rule, parse_op_list, candidates and decide, and the tables of
+// src/policy. Values have the fields of kPolicySettings and kEntryFields, with dtypes, actions and
+// lists by their names, "" for none. What runs at each call crosses the border as numbers; the
+// tuples ACTIONS, DTYPES, ROLES and CAUSES name them, so that Python repeats no order.
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -48,60 +52,94 @@ Enum checked(int value, std::size_t count) {
   return static_cast<Enum>(value);
 }
 
-DType dtype_of_policy(std::string_view name) {
-  const DType dtype = dtype_named(name);
-  if (dtype != DType::Other) return dtype;
-  throw std::invalid_argument(quoted(name) +
-                              " is not a dtype of a policy. bfloat16 or float16 is accepted");
+// Lists may have any bytes in their comments.
+py::object to_python(const std::string& text) {
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+py::object to_python(int line) { return py::int_(line); }
+py::object to_python(bool cache) { return py::bool_(cache); }
+py::object to_python(DType dtype) {
+  return py::str(dtype == DType::Other ? "" : dtype_name(dtype));
+}
+py::object to_python(Action action) { return py::str(action_name(action)); }
+py::object to_python(const std::optional<Action>& list) {
+  return list ? to_python(*list) : py::str();
+}
+py::object to_python(const std::vector<DType>& dtypes) { return py::cast(names_of(dtypes)); }
+py::object to_python(const std::vector<Entry>& entries) { return py::cast(entries); }
+
+template <typename T>
+void from_python(py::handle given, T& value) {
+  value = given.cast<T>();
+}
+void from_python(py::handle given, DType& dtype) {
+  const auto name = given.cast<std::string>();
+  dtype = DType::Other;
+  if (!name.empty()) read_setting(name, dtype);
+}
+void from_python(py::handle given, Action& rest) { read_setting(given.cast<std::string>(), rest); }
+void from_python(py::handle given, std::optional<Action>& list) {
+  const auto name = given.cast<std::string>();
+  const auto found = std::ranges::find(kLists, name, action_name);
+  if (found == kLists.end() && !name.empty())
+    throw std::invalid_argument(quoted(name) + " is not a list");
+  list = found == kLists.end() ? std::nullopt : std::optional(*found);
+}
+void from_python(py::handle given, std::vector<DType>& dtypes) {
+  dtypes.clear();
+  for (const py::handle each : given) from_python(each, dtypes.emplace_back());
 }
 
-Action action_named(std::string_view name) {
-  for (std::size_t i = 0; i < kActionNames.size(); ++i) {
-    if (name == kActionNames[i]) return static_cast<Action>(i);
-  }
-  throw std::invalid_argument(
-      quoted(name) + " is not a rest of a policy. first_input, fp32 or inputs is accepted");
+constexpr auto kPolicyFields =
+    std::tuple_cat(kPolicySettings, std::tuple{Field{"entries", &PolicyFields::entries}});
+
+const auto& fields_of(const Entry&) { return kEntryFields; }
+const auto& fields_of(const PolicyFields&) { return kPolicyFields; }
+const Entry& values_of(const Entry& entry) { return entry; }
+const PolicyFields& values_of(const Policy& policy) { return policy.fields(); }
+
+template <typename T>
+py::dict to_dict(const T& value) {
+  py::dict given;
+  for_each_field(fields_of(values_of(value)), [&](const auto& field) {
+    given[field.key] = to_python(values_of(value).*field.member);
+  });
+  return given;
 }
 
-using PyNames = std::vector<std::tuple<std::string, std::string, int>>;  // entry, file, line
-
-std::vector<ListedName> from_python(const PyNames& names) {
-  std::vector<ListedName> out;
-  out.reserve(names.size());
-  for (const auto& [name, file, line] : names) out.push_back(read_listed(name, {file, line}));
-  return out;
+template <typename T>
+T from_dict(const py::dict& given) {
+  std::decay_t<decltype(values_of(std::declval<T>()))> values;
+  std::size_t known = 0;
+  for_each_field(fields_of(values), [&](const auto& field) {
+    if (!given.contains(field.key)) {
+      if (field.required) throw py::type_error(std::string(field.key) + " is missing");
+      return;
+    }
+    from_python(given[field.key], values.*field.member);
+    ++known;
+  });
+  if (known != given.size()) throw py::type_error("a field is unknown");
+  return T(std::move(values));
 }
 
-PyNames to_python(const std::vector<ListedName>& names) {
-  PyNames out;
-  out.reserve(names.size());
-  for (const ListedName& listed : names)
-    out.emplace_back(listed.written(), listed.origin.file, listed.origin.line);
-  return out;
-}
-
-// Title of the list, entry, modules, file, line.
-using PyLimited = std::vector<std::tuple<std::string, std::string, std::string, std::string, int>>;
-
-std::vector<LimitedName> from_python(const PyLimited& limited) {
-  std::vector<LimitedName> out;
-  for (const auto& [title, entry, modules, file, line] : limited)
-    out.push_back({action_named(title), read_listed(entry, {file, line}), modules});
-  return out;
-}
-
-PyLimited to_python(const std::vector<LimitedName>& limited) {
-  PyLimited out;
-  for (const auto& [action, listed, modules] : limited) {
-    out.emplace_back(action_name(action), listed.written(), modules, listed.origin.file,
-                     listed.origin.line);
-  }
-  return out;
-}
-
-py::tuple to_python(const Resolution& found) {
-  return py::make_tuple(static_cast<int>(found.rule.action), static_cast<int>(found.rule.low),
-                        found.rule.listed, found.listed_as, found.origin.file, found.origin.line);
+// A value: made of its fields by name, which are properties; `replaced` gives it with others.
+template <typename T, typename Class>
+void bind_value(Class& type) {
+  using Values = std::decay_t<decltype(values_of(std::declval<T>()))>;
+  type.def(py::init([](const py::kwargs& given) { return from_dict<T>(given); }))
+      .def(py::pickle(&to_dict<T>, &from_dict<T>))
+      .def("replaced", [](const T& value, const py::kwargs& changes) {
+        py::dict given = to_dict(value);
+        for (const auto& [key, changed] : changes) given[key] = changed;
+        return from_dict<T>(given);
+      });
+  for_each_field(fields_of(Values{}), [&](const auto& field) {
+    type.def_property_readonly(field.key, [member = field.member](const T& value) {
+      return to_python(values_of(value).*member);
+    });
+  });
 }
 
 using PyArgs = std::vector<std::tuple<int, bool, int>>;  // dtype, 0-dim, role
@@ -136,6 +174,11 @@ void bind_tables(py::module_& m) {
   m.attr("SOURCE_DTYPES") = py::tuple(source_names);
   m.attr("LOW_DTYPES") = tuple_of(names_of(kLowDTypes));
   m.attr("ACTIONS") = tuple_of(kActionNames);
+  py::list lists, settings;
+  for (const Action list : kLists) lists.append(action_name(list));
+  m.attr("LISTS") = py::tuple(lists);
+  for_each_field(kPolicySettings, [&](const auto& field) { settings.append(field.key); });
+  m.attr("POLICY_SETTINGS") = py::tuple(settings);
   m.attr("ROLES") = tuple_of(kRoleNames);
   m.attr("CAUSES") = tuple_of(kCauseNames);
   m.attr("FIRST_INPUT_NAMES") = tuple_of(kFirstInputNames);
@@ -159,85 +202,72 @@ void bind_policy(py::module_& m) {
   bind_tables(m);
   m.attr("MAX_LIST_BYTES") = kMaxListBytes;
 
-  py::class_<Policy, std::shared_ptr<Policy>>(m, "Policy")
-      .def(py::init([](std::string name, const std::string& low, const std::string& rest,
-                       const PyNames& lower, const PyNames& fp32, const PyNames& promote,
-                       const PyNames& error, const std::vector<std::string>& low_dtypes,
-                       bool cached, const PyLimited& limited) {
-             std::vector<DType> accepted;
-             for (const std::string& name : low_dtypes) accepted.push_back(dtype_of_policy(name));
-             return Policy(
-                 std::move(name), dtype_of_policy(low), action_named(rest),
-                 {from_python(lower), from_python(fp32), from_python(promote), from_python(error)},
-                 std::move(accepted), cached, from_python(limited));
-           }),
-           py::arg("name"), py::arg("low"), py::arg("rest"), py::arg("lower"), py::arg("fp32"),
-           py::arg("promote"), py::arg("error"), py::arg("low_dtypes") = names_of(kLowDTypes),
-           py::arg("cached") = true, py::arg("limited") = PyLimited{})
-      .def_static("parse", [](const std::string& text) { return Policy::parse(text); })
-      .def_property_readonly("name", &Policy::name)
-      .def_property_readonly("low", [](const Policy& policy) { return dtype_name(policy.low()); })
-      .def_property_readonly("rest",
-                             [](const Policy& policy) { return action_name(policy.rest()); })
-      .def_property_readonly("low_dtypes",
-                             [](const Policy& policy) { return names_of(policy.low_dtypes()); })
-      .def_property_readonly("cached", &Policy::cached)
-      .def_property_readonly("lower",
-                             [](const Policy& policy) { return to_python(policy.lists().lower); })
-      .def_property_readonly("fp32",
-                             [](const Policy& policy) { return to_python(policy.lists().fp32); })
-      .def_property_readonly("promote",
-                             [](const Policy& policy) { return to_python(policy.lists().promote); })
-      .def_property_readonly("error",
-                             [](const Policy& policy) { return to_python(policy.lists().error); })
-      .def_property_readonly("limited",
-                             [](const Policy& policy) { return to_python(policy.limited()); })
+  py::class_<Entry> entry(m, "Entry");
+  bind_value<Entry>(entry);
+  entry.def_property_readonly("base", [](const Entry& of) { return base_name(of.op); })
+      .def_property_readonly("place", &place)
+      .def("__str__", &written)
+      .def("__hash__", [](const Entry& of) { return py::hash(py::str(written(of))); })
+      .def("__eq__", [](const Entry& a, const Entry& b) { return a == b; }, py::is_operator());
+
+  py::class_<Resolution>(m, "Rule")
+      .def_property_readonly("action",
+                             [](const Resolution& of) { return static_cast<int>(of.rule.action); })
+      .def_property_readonly("low",
+                             [](const Resolution& of) { return static_cast<int>(of.rule.low); })
+      .def_readonly("entry", &Resolution::entry, "None where the rest of the policy decides");
+
+  py::class_<Policy, std::shared_ptr<Policy>> policy(m, "Policy");
+  bind_value<Policy>(policy);
+  policy.def_static("parse", [](const std::string& text) { return Policy::parse(text); })
       .def("text", &Policy::text)
       .def("__hash__", &Policy::hash)
       .def(
           "__eq__", [](const Policy& a, const Policy& b) { return a == b; }, py::is_operator())
-      .def(
-          "resolve",
-          [](const Policy& policy, const std::string& home_name) {
-            return to_python(policy.resolve(home_name));
-          },
-          "(action, low, listed, listed_as, file, line); listed_as and file are empty where the "
-          "rest decides")
+      .def("resolve", &Policy::resolve, py::arg("home_name"))
+      .def("resolve_overload", &Policy::resolve_overload, py::arg("overload"))
       .def(
           "rule_text",
-          [](const Policy& policy, int action, bool listed, const std::string& listed_as,
-             const std::string& file, int line) {
-            const auto checked_action = checked<Action>(action, kActionNames.size());
-            return policy.rule_text(
-                {{checked_action, policy.low(), listed}, listed_as, {file, line}});
+          [](const Policy& of, const Entry& listed) {
+            return of.rule_text({{listed.list.value(), of.low(), true}, listed});
           },
-          py::arg("action"), py::arg("listed"), py::arg("listed_as"), py::arg("file"),
-          py::arg("line"), "A rule as the log, the report and errors show it")
-      .def("resolve_overload", [](const Policy& policy, const std::string& overload) {
-        return to_python(policy.resolve_overload(overload));
-      });
+          py::arg("entry"), "A rule as the log, the report and errors show it")
+      .def(
+          "rest_text",
+          [](const Policy& of, int action) {
+            return of.rule_text(
+                {{checked<Action>(action, kActionNames.size()), of.low(), false}, {}});
+          },
+          py::arg("action"), "The same without an entry");
 
   m.def(
       "parse_op_list",
-      [](const std::string& text, const std::string& path) {
-        const OpList list = parse_op_list(text, path);
-        std::vector<std::tuple<std::string, int, bool>> ops;
-        ops.reserve(list.ops.size());
-        for (const ListedOp& op : list.ops) ops.emplace_back(op.name, op.line, op.removed);
-        return py::make_tuple(list.edits, ops);
+      [](const std::string& text, const std::string& path, const std::string& list, bool all) {
+        std::vector<ListError> mistakes;
+        std::optional<Action> title;
+        from_python(py::str(list), title);
+        const OpList read = parse_op_list(text, path, title, all ? &mistakes : nullptr);
+        std::vector<Entry> named, removed;
+        for (const ListedOp& op : read.ops) (op.removed ? removed : named).push_back(op.entry);
+        std::vector<std::pair<int, std::string>> found;
+        for (const ListError& mistake : mistakes) found.emplace_back(mistake.line, mistake.reason);
+        return py::make_tuple(read.edits, named, removed, found);
       },
-      py::arg("text"), py::arg("path"), "(edits, [(name, line, removed), ...])");
+      py::arg("text"), py::arg("path"), py::arg("list") = "", py::arg("all_mistakes") = false,
+      "(edits, named, removed, mistakes as line and reason)");
   m.def(
       "read_entry",
-      [](const std::string& text) -> std::optional<std::pair<std::string, std::string>> {
-        if (!is_entry(text)) return std::nullopt;
-        const Entry entry = *read_entry(text);
-        return std::pair(written({entry.op, entry.low, {}}), std::string(entry.modules));
+      [](const std::string& text) { return is_entry(text) ? read_entry(text) : std::nullopt; },
+      py::arg("text"), "None for a text that is no entry");
+  m.def(
+      "conflicts_of",
+      [](std::vector<Entry> entries) {
+        std::vector<std::pair<Entry, std::string>> found;
+        for (Conflict& each : conflicts_of(std::move(entries)))
+          found.emplace_back(std::move(each.entry), std::move(each.why));
+        return found;
       },
-      py::arg("text"),
-      "(entry with its dtype by its full name, modules that it is limited to or \"\"); None for a "
-      "text "
-      "that is none");
+      py::arg("entries"), "Entries that another list has too, and why they cannot be in both");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

@@ -1,4 +1,4 @@
-// The reader of list files. See op_list.h.
+// The reader of entries and of list files. See op_list.h.
 #include "policy/op_list.h"
 
 #include <algorithm>
@@ -51,9 +51,7 @@ class Reader {
 
   int line() const { return line_; }
 
-  [[noreturn]] void fail(const std::string& reason) const {
-    throw ListError(path_ + ":" + std::to_string(line_) + ": " + reason);
-  }
+  [[noreturn]] void fail(const std::string& reason) const { throw ListError(path_, line_, reason); }
 
  private:
   std::string_view rest_;
@@ -76,6 +74,52 @@ class Reader {
     reason += " (write " + quoted(name.substr(dot + 1)) + ")";
   }
   reader.fail(reason);
+}
+
+// Of a list of edits: the line that said something of an op first, and whether it took it out, for
+// each low dtype.
+using Edits = std::map<std::pair<std::string, DType>, std::pair<int, bool>>;
+
+void read_line(const Reader& reader, std::string_view line, OpList& list, Edits& edits) {
+  if (count_characters(line) > kMaxLineCharacters) {
+    reader.fail("the line has more than " + std::to_string(kMaxLineCharacters) +
+                " characters. A line holds one op name");
+  }
+  const std::size_t hash = line.find('#');
+  std::string_view name = trim(line.substr(0, hash));
+  if (name.empty()) return;
+
+  const bool edit = name.front() == '+' || name.front() == '-';
+  const bool removed = name.front() == '-';
+  if (edit) name = trim(name.substr(1));
+  std::optional<Entry> entry = read_entry(name);
+  if (!entry) reader.fail(quoted(name) + kConditionRefused);
+  if (!is_op_name(entry->op)) fail_name(reader, name);
+  if (!entry->modules.empty() && !is_module_pattern(entry->modules))
+    reader.fail(quoted(entry->modules) + kModulesRefused);
+  if (list.ops.empty()) {
+    list.edits = edit;
+  } else if (edit != list.edits) {
+    reader.fail(quoted(name) +
+                (edit ? " begins with + or -, but the names above do not"
+                      : " does not begin with + or -, but the names above do") +
+                ". Either every name begins with + or -, and the file edits the default list, or "
+                "none does");
+  }
+  for (const DType low : kLowDTypes) {
+    if (!edit || (entry->low != DType::Other && entry->low != low)) continue;
+    const std::pair key{written({.op = entry->op, .modules = entry->modules}), low};
+    const auto [earlier, is_new] = edits.try_emplace(key, reader.line(), removed);
+    if (!is_new && earlier->second.second != removed) {
+      reader.fail(quoted(name) + " is " + (removed ? "taken out" : "added") + " here and " +
+                  (removed ? "added" : "taken out") + " in line " +
+                  std::to_string(earlier->second.first));
+    }
+  }
+  entry->file = list.path;
+  entry->line = reader.line();
+  if (hash != std::string_view::npos) entry->comment = trim(line.substr(hash + 1));
+  list.ops.push_back({std::move(*entry), removed});
 }
 
 }  // namespace
@@ -115,7 +159,7 @@ bool is_module_pattern(std::string_view text) {
 }
 
 std::optional<Entry> read_entry(std::string_view text) {
-  Entry entry{text};
+  std::string_view op = text, modules;
   const std::size_t blank = text.find_first_of(kBlanks);
   if (blank != std::string_view::npos) {
     const std::string_view behind = trim(text.substr(blank));
@@ -123,21 +167,29 @@ std::optional<Entry> read_entry(std::string_view text) {
     // A line of something else is no op name.
     const bool limits = behind.starts_with(kIn) && behind.size() > kIn.size() &&
                         kBlanks.find(behind[kIn.size()]) != std::string_view::npos;
-    if (limits) entry = {text.substr(0, blank), DType::Other, trim(behind.substr(kIn.size()))};
+    if (limits) {
+      op = text.substr(0, blank);
+      modules = trim(behind.substr(kIn.size()));
+    }
   }
-  const std::size_t at = entry.op.find('@');
-  if (at == std::string_view::npos) return entry;
-  entry.low = low_dtype_named(entry.op.substr(at + 1));
-  entry.op = entry.op.substr(0, at);
-  if (entry.low == DType::Other) return std::nullopt;
-  return entry;
+  const std::size_t at = op.find('@');
+  DType low = DType::Other;
+  if (at != std::string_view::npos) {
+    low = low_dtype_named(op.substr(at + 1));
+    if (low == DType::Other) return std::nullopt;
+  }
+  return Entry{.op = std::string(op.substr(0, at)), .low = low, .modules = std::string(modules)};
 }
 
 std::string written(const Entry& entry) {
-  std::string text(entry.op);
+  std::string text = entry.op;
   if (entry.low != DType::Other) text += std::string("@") + dtype_name(entry.low);
-  if (!entry.modules.empty()) text += " in " + std::string(entry.modules);
+  if (!entry.modules.empty()) text += " in " + entry.modules;
   return text;
+}
+
+std::string place(const Entry& entry) {
+  return entry.line > 0 ? entry.file + ":" + std::to_string(entry.line) : entry.file;
 }
 
 bool is_entry(std::string_view text) {
@@ -146,57 +198,26 @@ bool is_entry(std::string_view text) {
          (entry->modules.empty() || is_module_pattern(entry->modules));
 }
 
-OpList parse_op_list(std::string_view text, const std::string& path) {
-  if (text.size() > kMaxListBytes) {
-    throw ListError(path +
-                    ":1: the file is larger than 1 MiB. A list has one op name in each line");
-  }
+OpList parse_op_list(std::string_view text, const std::string& path, std::optional<Action> list,
+                     std::vector<ListError>* mistakes) {
+  if (text.size() > kMaxListBytes)
+    throw ListError(path, 1, "the file is larger than 1 MiB. A list has one op name in each line");
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
 
-  OpList list{path, {}, false};
-  // Of a list of edits: what was said first of an op, for each low dtype.
-  std::map<std::pair<std::string, DType>, ListedOp> edits;
+  OpList read{path, {}, false};
+  Edits edits;
   Reader reader(text, path);
   std::string_view line;
   while (reader.next(line)) {
-    if (count_characters(line) > kMaxLineCharacters) {
-      reader.fail("the line has more than " + std::to_string(kMaxLineCharacters) +
-                  " characters. A line holds one op name");
+    try {
+      read_line(reader, line, read, edits);
+    } catch (const ListError& error) {
+      if (mistakes == nullptr) throw;
+      mistakes->push_back(error);
     }
-    std::string_view name = trim(line.substr(0, line.find('#')));
-    if (name.empty()) continue;
-
-    const bool edit = name.front() == '+' || name.front() == '-';
-    const bool removed = name.front() == '-';
-    if (edit) name = trim(name.substr(1));
-    const std::optional<Entry> entry = read_entry(name);
-    if (!entry) reader.fail(quoted(name) + kConditionRefused);
-    if (!is_op_name(entry->op)) fail_name(reader, name);
-    if (!entry->modules.empty() && !is_module_pattern(entry->modules))
-      reader.fail(quoted(entry->modules) + kModulesRefused);
-    if (list.ops.empty()) {
-      list.edits = edit;
-    } else if (edit != list.edits) {
-      reader.fail(quoted(name) +
-                  (edit ? " begins with + or -, but the names above do not"
-                        : " does not begin with + or -, but the names above do") +
-                  ". Either every name begins with + or -, and the file edits the default list, or "
-                  "none does");
-    }
-    for (const DType low : kLowDTypes) {
-      if (!edit || (entry->low != DType::Other && entry->low != low)) continue;
-      const auto [earlier, is_new] =
-          edits.try_emplace(std::pair{written({entry->op, DType::Other, entry->modules}), low},
-                            ListedOp{std::string(name), reader.line(), removed});
-      if (!is_new && earlier->second.removed != removed) {
-        reader.fail(quoted(name) + " is " + (removed ? "taken out" : "added") + " here and " +
-                    (removed ? "added" : "taken out") + " in line " +
-                    std::to_string(earlier->second.line));
-      }
-    }
-    list.ops.push_back({written(*entry), reader.line(), removed});
   }
-  return list;
+  for (ListedOp& op : read.ops) op.entry.list = list;
+  return read;
 }
 
 }  // namespace habana_mp

@@ -5,29 +5,13 @@
 #include <array>
 #include <set>
 #include <stdexcept>
-#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "policy/names.h"
-#include "policy/op_list.h"
 
 namespace habana_mp {
 namespace {
-
-using Names = std::vector<ListedName>;
-
-// The lists, in the order in which they are asked.
-constexpr std::pair<Action, Names Lists::*> kOrder[] = {
-    {Action::Error, &Lists::error},
-    {Action::Lower, &Lists::lower},
-    {Action::Fp32, &Lists::fp32},
-    {Action::Promote, &Lists::promote},
-};
-
-std::string place(const Origin& origin) {
-  if (origin.file.empty()) return "no file";
-  return origin.line > 0 ? origin.file + ":" + std::to_string(origin.line) : origin.file;
-}
 
 bool is_policy_name(std::string_view name) {
   return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
@@ -36,80 +20,36 @@ bool is_policy_name(std::string_view name) {
   });
 }
 
-bool before(const ListedName& a, const ListedName& b) {
-  return std::tie(a.name, a.low) < std::tie(b.name, b.low);
-}
-
-bool same(const ListedName& a, const ListedName& b) { return a.name == b.name && a.low == b.low; }
-
-void check_name(const ListedName& listed) {
-  if (!is_op_name(listed.name)) {
-    throw std::invalid_argument(place(listed.origin) + ": " + quoted(listed.name) +
-                                " is not an op name. Letters, digits, _ and one dot are accepted");
-  }
-}
-
-void sort_and_check(Names& names) {
-  for (const ListedName& listed : names) check_name(listed);
-  // Stable: of a double the first place is kept.
-  std::stable_sort(names.begin(), names.end(), before);
-  names.erase(std::unique(names.begin(), names.end(), same), names.end());
-}
-
-Names::const_iterator first_not_below(const Names& names, std::string_view name) {
-  return std::lower_bound(
-      names.begin(), names.end(), name,
-      [](const ListedName& listed, std::string_view key) { return listed.name < key; });
-}
-
-// A name itself, or one of its overloads: these come right behind it, as '.' sorts before every
-// other character of a name.
-const ListedName* find_op(const Names& names, std::string_view name) {
-  const auto found = first_not_below(names, name);
-  return found != names.end() && base_name(found->name) == name ? &*found : nullptr;
-}
-
-const ListedName* find_exact(const Names& names, std::string_view name) {
-  const auto found = first_not_below(names, name);
-  return found != names.end() && found->name == name ? &*found : nullptr;
-}
-
-void check_disjoint(const Names& lower, const Names& fp32) {
-  for (const ListedName& listed : lower) {
-    const auto other = std::lower_bound(fp32.begin(), fp32.end(), listed, before);
-    if (other != fp32.end() && same(*other, listed)) {
-      throw std::invalid_argument("'" + listed.written() + "' is in the lower list (" +
-                                  place(listed.origin) + ") and in the fp32 list (" +
-                                  place(other->origin) + "). An op can be in only one of them");
-    }
-  }
-}
-
-std::string place_of(const LimitedName& limited) { return place(limited.listed.origin); }
-
-void sort_and_check(std::vector<LimitedName>& names) {
-  for (const LimitedName& each : names) {
-    check_name(each.listed);
-    if (!is_module_pattern(each.modules))
-      throw std::invalid_argument(place_of(each) + ": " + quoted(each.modules) + kModulesRefused);
-  }
-  const auto key = [](const LimitedName& each) {
-    return std::tie(each.modules, each.listed.name, each.listed.low, each.action);
+void check(const Entry& entry) {
+  const auto refuse = [&](std::string_view what, std::string_view why) {
+    const std::string where = place(entry);
+    throw std::invalid_argument((where.empty() ? "" : where + ": ") + quoted(what) +
+                                std::string(why));
   };
-  std::stable_sort(names.begin(), names.end(),
-                   [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  names.erase(std::unique(names.begin(), names.end(),
-                          [&](const auto& a, const auto& b) { return key(a) == key(b); }),
-              names.end());
-  for (std::size_t i = 1; i < names.size(); ++i) {
-    const LimitedName &one = names[i - 1], &other = names[i];
-    if (one.modules == other.modules && same(one.listed, other.listed)) {
-      throw std::invalid_argument(quoted(one.listed.written() + " in " + one.modules) +
-                                  " is in the " + action_name(one.action) + " list (" +
-                                  place_of(one) + ") and in the " + action_name(other.action) +
-                                  " list (" + place_of(other) + "). It can be in only one of them");
-    }
+  if (!is_op_name(entry.op)) {
+    const bool condition = entry.op.find('@') != std::string::npos;
+    refuse(entry.op, condition ? kConditionRefused
+                               : " is not an op name. Letters, digits, _ and one dot are accepted");
   }
+  if (entry.modules.empty()) return;
+  if (!is_module_pattern(entry.modules)) refuse(entry.modules, kModulesRefused);
+  if (entry.list == Action::Error) {
+    refuse(written(entry), " is limited to modules. Here the name must hold for the whole model");
+  }
+}
+
+std::vector<Entry> sorted(std::vector<Entry> entries) {
+  // Stable: of a double the first place is kept.
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return a.deciding() < b.deciding(); });
+  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
+  return entries;
+}
+
+// Of two entries that differ in the list alone, the one of the earlier list first. For the whole
+// model an op may be in the promote or the error list, too, which decides then or does not.
+bool may_both_be(const Entry& one, const Entry& other) {
+  return one.modules.empty() && (one.list != Action::Lower || other.list != Action::Fp32);
 }
 
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
@@ -123,22 +63,39 @@ std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
   return out;
 }
 
-std::string joined(const Names& names) {
+constexpr std::array kRests = {Action::FirstInput, Action::Fp32, Action::Inputs};
+
+// The place of an entry in the order in which the lists are asked: those with a condition come
+// first, and of these and of the others the error list.
+std::pair<bool, int> asked(const Entry& entry) {
+  return {entry.low == DType::Other,
+          entry.list == Action::Error ? -1 : static_cast<int>(*entry.list)};
+}
+
+// The text of settings and lists.
+
+[[noreturn]] void refuse_text(const std::string& why) {
+  throw std::invalid_argument("not the text of a policy: " + why);
+}
+
+std::string setting_text(const std::string& name) { return name; }
+std::string setting_text(DType low_dtype) { return dtype_name(low_dtype); }
+std::string setting_text(Action rest) { return action_name(rest); }
+std::string setting_text(bool cache) { return cache ? "true" : "false"; }
+
+// The texts of values, with commas between them.
+template <typename Values, typename Text>
+std::string joined(const Values& values, const Text& text) {
   std::string out;
-  for (const ListedName& listed : names) {
-    if (!out.empty()) out += ',';
-    out += listed.written();
+  for (const auto& value : values) {
+    const std::string one = text(value);
+    if (!one.empty()) out += (out.empty() ? "" : ",") + one;
   }
   return out;
 }
 
-std::string joined(const std::vector<LimitedName>& names) {
-  std::string out;
-  for (const LimitedName& each : names) {
-    if (!out.empty()) out += ',';
-    out += std::string(action_name(each.action)) + ":" + each.listed.written() + ":" + each.modules;
-  }
-  return out;
+std::string setting_text(const std::vector<DType>& low_dtypes) {
+  return joined(low_dtypes, dtype_name);
 }
 
 std::vector<std::string_view> split(std::string_view text) {
@@ -153,63 +110,58 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
-Names read_names(std::string_view text) {
-  Names names;
-  for (const std::string_view written : split(text)) names.push_back(read_listed(written, {}));
-  return names;
+void read_setting(std::string_view text, bool& cache) {
+  if (text != "true" && text != "false") refuse_text("cache= must be true or false");
+  cache = text == "true";
 }
 
-constexpr std::array kLimitedTo = {Action::Lower, Action::Fp32, Action::Promote};
-
-std::vector<LimitedName> read_limited(std::string_view text) {
-  std::vector<LimitedName> names;
-  for (const std::string_view one : split(text)) {
-    const std::size_t first = one.find(':'), second = one.rfind(':');
-    const auto action = std::ranges::find_if(
-        kLimitedTo, [&](Action each) { return one.substr(0, first) == action_name(each); });
-    if (action == kLimitedTo.end() || first == second) {
-      throw std::invalid_argument("not the text of a policy: " + quoted(one) +
-                                  " is not list:op:modules, where list is lower, fp32 or promote");
-    }
-    names.push_back({*action, read_listed(one.substr(first + 1, second - first - 1), {}),
-                     std::string(one.substr(second + 1))});
-  }
-  return names;
+void read_setting(std::string_view text, std::vector<DType>& low_dtypes) {
+  low_dtypes.clear();
+  for (const std::string_view name : split(text)) low_dtypes.push_back(low_dtype_named(name));
 }
 
-constexpr std::array kRests = {Action::FirstInput, Action::Fp32, Action::Inputs};
+Entry read_listed(std::string_view text, Action list, std::string_view modules = {}) {
+  Entry entry = read_entry(text).value_or(Entry{.op = std::string(text)});
+  if (!modules.empty()) entry.modules = modules;
+  entry.list = list;
+  return entry;
+}
 
-const char* rest_name(Action rest) {
-  for (const Action action : kRests) {
-    if (action == rest) return action_name(action);
+Entry read_limited(std::string_view text) {
+  const std::size_t first = text.find(':'), second = text.rfind(':');
+  const auto list = std::ranges::find_if(
+      kLists, [&](Action each) { return text.substr(0, first) == action_name(each); });
+  if (list == kLists.end() || *list == Action::Error || first == second ||
+      second + 1 == text.size()) {
+    refuse_text(quoted(text) + " is not list:op:modules, where list is lower, fp32 or promote");
   }
-  throw std::invalid_argument("the rest of a policy must be first_input, fp32 or inputs");
+  return read_listed(text.substr(first + 1, second - first - 1), *list, text.substr(second + 1));
+}
+
+std::string accepted_text() {
+  std::string out;
+  for_each_field(kPolicySettings, [&](const auto& field) {
+    const std::string key = std::string(field.key) + "=";
+    out += (field.required ? key : "[" + key + "]") + " ";
+  });
+  for (const Action list : kLists) out += std::string(action_name(list)) + "= ";
+  return out + "[limited=]";
+}
+
+bool begins_with(std::string_view text, std::string_view key) {
+  return text.starts_with(key) && text.substr(key.size()).starts_with('=');
 }
 
 // The value of `key=`, which must come next in the text.
 std::string_view take_field(std::string_view& text, std::string_view key) {
   const std::size_t end = text.find(' ');
   const std::string_view field = text.substr(0, end);
-  if (!field.starts_with(key) || field.size() <= key.size() || field[key.size()] != '=') {
-    throw std::invalid_argument("not the text of a policy: '" + std::string(key) +
-                                "=' expected, found " + quoted(field.substr(0, 40)) +
-                                "; accepted: name= low_dtype= [low_dtypes=] rest= [cache=] "
-                                "lower= fp32= promote= error= [limited=]");
+  if (!begins_with(field, key)) {
+    refuse_text("'" + std::string(key) + "=' expected, found " + quoted(field.substr(0, 40)) +
+                "; accepted: " + accepted_text());
   }
   text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   return field.substr(key.size() + 1);
-}
-
-std::vector<DType> read_low_dtypes(std::string_view text) {
-  std::vector<DType> low_dtypes;
-  for (const std::string_view name : split(text)) low_dtypes.push_back(low_dtype_named(name));
-  return low_dtypes;
-}
-
-bool read_cached(std::string_view text) {
-  if (text != "true" && text != "false")
-    throw std::invalid_argument("not the text of a policy: cache= must be true or false");
-  return text == "true";
 }
 
 std::uint64_t fnv1a(std::string_view text) {
@@ -222,143 +174,169 @@ std::uint64_t fnv1a(std::string_view text) {
 
 }  // namespace
 
-std::string ListedName::written() const { return habana_mp::written({name, low}); }
+void read_setting(std::string_view text, std::string& name) { name = text; }
 
-ListedName read_listed(std::string_view written, Origin origin) {
-  const std::optional<Entry> entry = read_entry(written);
-  if (!entry) {
-    throw std::invalid_argument(place(origin) + ": " + quoted(written) + kConditionRefused);
+void read_setting(std::string_view text, DType& low_dtype) {
+  low_dtype = dtype_named(text);
+  if (low_dtype == DType::Other) {
+    throw std::invalid_argument(quoted(text) +
+                                " is not a dtype of a policy. bfloat16 or float16 is accepted");
   }
-  if (!entry->modules.empty()) {
-    throw std::invalid_argument(
-        place(origin) + ": " + quoted(written) +
-        " is limited to modules. Here the name must hold for the whole model");
-  }
-  return {std::string(entry->op), std::move(origin), entry->low};
 }
 
-Policy::Policy(std::string name, DType low, Action rest, Lists lists, std::vector<DType> low_dtypes,
-               bool cached, std::vector<LimitedName> limited)
-    : name_(std::move(name)),
-      low_(low),
-      rest_(rest),
-      lists_(std::move(lists)),
-      low_dtypes_(in_order(low_dtypes)),
-      cached_(cached),
-      limited_(std::move(limited)),
-      hash_(0) {
-  if (!is_policy_name(name_)) {
+void read_setting(std::string_view text, Action& rest) {
+  const auto found =
+      std::ranges::find_if(kRests, [&](Action each) { return text == action_name(each); });
+  if (found == kRests.end()) {
     throw std::invalid_argument(
-        quoted(name_) + " is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
+        quoted(text) + " is not a rest of a policy. first_input, fp32 or inputs is accepted");
   }
-  if (!may_be_low(low_)) {
+  rest = *found;
+}
+
+std::vector<Conflict> conflicts_of(std::vector<Entry> entries) {
+  entries = sorted(std::move(entries));
+  std::vector<Conflict> found;
+  for (std::size_t i = 1; i < entries.size(); ++i) {
+    const Entry &one = entries[i - 1], &other = entries[i];
+    const bool differ =
+        std::tie(one.modules, one.op, one.low) != std::tie(other.modules, other.op, other.low);
+    if (differ || may_both_be(one, other)) continue;
+    const auto in = [](const Entry& entry) {
+      const std::string where = place(entry);
+      return std::string(action_name(*entry.list)) + " list" +
+             (where.empty() ? "" : " (" + where + ")");
+    };
+    found.push_back({other, quoted(written(one)) + " is in the " + in(one) + " and in the " +
+                                in(other) + ". " + (one.modules.empty() ? "An op" : "It") +
+                                " can be in only one of them"});
+  }
+  return found;
+}
+
+Policy::Policy(PolicyFields fields) : fields_(std::move(fields)), hash_(0) {
+  if (!is_policy_name(name())) {
+    throw std::invalid_argument(
+        quoted(name()) + " is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
+  }
+  if (!may_be_low(low())) {
     throw std::invalid_argument(
         std::string("the low dtype of a policy must be float16 or bfloat16, not ") +
-        dtype_name(low_));
+        dtype_name(low()));
   }
-  rest_name(rest_);
-  for (const auto& [action, list] : kOrder) sort_and_check(lists_.*list);
-  check_disjoint(lists_.lower, lists_.fp32);
-  sort_and_check(limited_);
-  sort_out();
+  if (std::ranges::find(kRests, rest()) == kRests.end())
+    throw std::invalid_argument("the rest of a policy must be first_input, fp32 or inputs");
+  fields_.low_dtypes = in_order(fields_.low_dtypes);
+  for (const Entry& entry : entries()) check(entry);
+  fields_.entries = sorted(std::move(fields_.entries));
+  if (const auto conflicts = conflicts_of(entries()); !conflicts.empty())
+    throw std::invalid_argument(conflicts.front().why);
+
+  std::set<std::string_view> conditional;
+  for (const Entry& entry : entries()) {
+    if (entry.modules.empty() && entry.low == low()) conditional.insert(entry.op);
+  }
+  for (const Entry& entry : entries()) {
+    const bool gives_way =
+        entry.low == DType::Other ? conditional.contains(base_name(entry.op)) : entry.low != low();
+    if (entry.modules.empty() && !gives_way) deciding_.push_back(entry);
+  }
   hash_ = fnv1a(rules_text());
 }
 
-void Policy::sort_out() {
-  std::set<std::string_view> conditional_ops;
-  for (const auto& [action, list] : kOrder) {
-    for (const ListedName& listed : lists_.*list) {
-      if (listed.low != low_) continue;
-      (conditional_.*list).push_back(listed);
-      conditional_ops.insert(listed.name);
-    }
-  }
-  for (const auto& [action, list] : kOrder) {
-    for (const ListedName& listed : lists_.*list) {
-      if (listed.low == DType::Other && !conditional_ops.contains(base_name(listed.name)))
-        (plain_.*list).push_back(listed);
-    }
-  }
-}
-
 Policy Policy::parse(std::string_view text) {
-  const std::string name(take_field(text, "name"));
-  const DType low = low_dtype_named(take_field(text, "low_dtype"));
-  std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)};
-  if (text.starts_with("low_dtypes=")) low_dtypes = read_low_dtypes(take_field(text, "low_dtypes"));
-  const std::string_view rest_text = take_field(text, "rest");
-  Action rest = Action::Error;  // the constructor refuses it
-  for (const Action action : kRests) {
-    if (rest_text == action_name(action)) rest = action;
+  PolicyFields read;
+  for_each_field(kPolicySettings, [&](const auto& field) {
+    if (field.required || begins_with(text, field.key))
+      read_setting(take_field(text, field.key), read.*field.member);
+  });
+  for (const Action list : kLists) {
+    for (const std::string_view name : split(take_field(text, action_name(list))))
+      read.entries.push_back(read_listed(name, list));
   }
-  const bool cached = !text.starts_with("cache=") || read_cached(take_field(text, "cache"));
-  Lists lists;
-  lists.lower = read_names(take_field(text, "lower"));
-  lists.fp32 = read_names(take_field(text, "fp32"));
-  lists.promote = read_names(take_field(text, "promote"));
-  lists.error = read_names(take_field(text, "error"));
-  std::vector<LimitedName> limited;
-  if (text.starts_with("limited=")) limited = read_limited(take_field(text, "limited"));
-  if (!text.empty())
-    throw std::invalid_argument("not the text of a policy: there is text after the last field");
-  return {name, low, rest, std::move(lists), std::move(low_dtypes), cached, std::move(limited)};
+  if (begins_with(text, "limited")) {
+    for (const std::string_view each : split(take_field(text, "limited")))
+      read.entries.push_back(read_limited(each));
+  }
+  if (!text.empty()) refuse_text("there is text after the last field");
+  return Policy(std::move(read));
 }
 
-template <typename Find>
-std::optional<Resolution> Policy::first_listed(const std::vector<std::vector<std::string>>& levels,
-                                               const Find& find) const {
+Resolution Policy::first_listed(const std::vector<std::vector<std::string>>& levels,
+                                bool overloads) const {
   for (const std::vector<std::string>& level : levels) {
-    for (const Lists* lists : {&conditional_, &plain_}) {
-      for (const auto& [action, list] : kOrder) {
-        for (const std::string& name : level) {
-          if (const ListedName* listed = find(lists->*list, name))
-            return Resolution{{action, low_, true}, listed->written(), listed->origin};
-        }
+    const Entry* first = nullptr;
+    for (const std::string_view name : level) {
+      // Overloads come right behind a name, as '.' sorts before every other character of one.
+      const auto is_named = [&](const Entry& entry) {
+        return entry.op == name || (overloads && base_name(entry.op) == name);
+      };
+      for (auto each = std::ranges::lower_bound(deciding_, name, {}, &Entry::op);
+           each != deciding_.end() && is_named(*each); ++each) {
+        if (first == nullptr || asked(*each) < asked(*first)) first = &*each;
       }
     }
+    if (first != nullptr) return {{*first->list, low(), true}, *first};
   }
-  return std::nullopt;
+  return {{Action::Inputs, low(), false}, {}};
 }
 
 Resolution Policy::resolve(std::string_view home_name) const {
   if (home_name.find('.') != std::string_view::npos) {
-    if (auto found = first_listed({{std::string(home_name)}}, find_exact)) return *found;
+    if (Resolution found = first_listed({{std::string(home_name)}}); found.entry) return found;
   }
   const NamesOfHome names = names_of_home(base_name(home_name));
-  if (auto found = first_listed(names.spellings, find_op)) return *found;
+  Resolution found = first_listed(names.spellings, true);
   for (const std::string& reached : names.reached) {
-    if (auto found = first_listed({{reached}}, find_exact)) return *found;
+    if (!found.entry) found = first_listed({{reached}});
   }
-  return {{rest_, low_, false}, {}, {}};
+  if (!found.entry) found.rule.action = rest();
+  return found;
 }
 
 Resolution Policy::resolve_overload(std::string_view overload) const {
-  if (auto found = first_listed({{std::string(overload)}}, find_exact)) return *found;
-  if (auto found = first_listed(dispatched_candidates(base_name(overload)), find_exact))
-    return *found;
-  return {{Action::Inputs, low_, false}, {}, {}};
-}
-
-std::string Policy::rules_text() const {
-  std::string out = std::string("low_dtype=") + dtype_name(low_);
-  if (low_dtypes_.size() < std::size(kLowDTypes))
-    out += std::string(" low_dtypes=") + dtype_name(low_dtypes_.front());
-  out += std::string(" rest=") + rest_name(rest_);
-  if (!cached_) out += " cache=false";
-  return out + " lower=" + joined(lists_.lower) + " fp32=" + joined(lists_.fp32) +
-         " promote=" + joined(lists_.promote) + " error=" + joined(lists_.error) +
-         (limited_.empty() ? "" : " limited=" + joined(limited_));
+  Resolution found = first_listed({{std::string(overload)}});
+  return found.entry ? found : first_listed(dispatched_candidates(base_name(overload)));
 }
 
 std::string Policy::rule_text(const Resolution& found) const {
-  if (!found.rule.listed && found.rule.action == Action::Promote)
+  const Action action = found.rule.action;
+  if (!found.entry && action == Action::Promote)
     return "refuses mixed dtypes: promote";  // Policy::resolve never says so; D41
-  if (!found.rule.listed) return std::string("rest: ") + action_name(found.rule.action);
-  const std::string where = found.origin.file.empty() ? name_ : place(found.origin);
-  return std::string(action_name(found.rule.action)) + ": " + found.listed_as + ", " + where;
+  if (!found.entry) return std::string("rest: ") + action_name(action);
+  const std::string where = place(*found.entry);
+  return std::string(action_name(action)) + ": " + written(*found.entry) + ", " +
+         (where.empty() ? name() : where);
 }
 
-std::string Policy::text() const { return "name=" + name_ + " " + rules_text(); }
+std::string Policy::text() const {
+  std::string out;
+  const PolicyFields defaults;
+  for_each_field(kPolicySettings, [&](const auto& field) {
+    const auto& value = fields_.*field.member;
+    if (field.required || value != defaults.*field.member)
+      out += std::string(field.key) + "=" + setting_text(value) + " ";
+  });
+  for (const Action list : kLists) {
+    out += std::string(action_name(list)) + "=" +
+           joined(entries(),
+                  [&](const Entry& entry) {
+                    return entry.modules.empty() && entry.list == list ? written(entry) : "";
+                  }) +
+           (list == kLists.back() ? "" : " ");
+  }
+  const std::string limited = joined(entries(), [](const Entry& entry) {
+    if (entry.modules.empty()) return std::string();
+    return std::string(action_name(*entry.list)) + ":" +
+           written({.op = entry.op, .low = entry.low}) + ":" + entry.modules;
+  });
+  return out + (limited.empty() ? "" : " limited=" + limited);
+}
+
+std::string Policy::rules_text() const {
+  const std::string whole = text();
+  return whole.substr(whole.find(' ') + 1);
+}
 
 bool operator==(const Policy& a, const Policy& b) {
   return &a == &b || (a.hash_ == b.hash_ && a.rules_text() == b.rules_text());

@@ -1,6 +1,6 @@
 // Policy: a frozen value that says in which precision every op runs: a name, a low dtype, lists of
 // ops and what happens to the rest. It must not know Python, torch, or where its lists came from
-// beyond the file and line kept with each name.
+// beyond the place kept with each entry.
 #pragma once
 
 #include <cstdint>
@@ -8,74 +8,79 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "policy/decide.h"
 #include "policy/dtype.h"
+#include "policy/op_list.h"
 
 namespace habana_mp {
 
-// Where a name was listed. Both empty (0) for a name given in code.
-struct Origin {
-  std::string file;
-  int line = 0;
+// What a policy is made of. Required fields have a default that a policy refuses.
+struct PolicyFields {
+  std::string name = {};
+  DType low_dtype = DType::Other;
+  // The low dtypes that it is meant for, which autocast keeps to (D29); low_dtype need not be one.
+  std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)};
+  Action rest = Action::Error;
+  bool cache = true;  // casts of weights may be kept
+  std::vector<Entry> entries = {};
 };
 
-struct ListedName {
-  std::string name;
-  Origin origin;
-  DType low = DType::Other;  // the condition: the low dtype that it is said of; Other: of any
-
-  std::string written() const;  // "layer_norm@float16"
+// Every setting once, in the order of the text; the entries follow. Text, Python's arguments and
+// properties, pickles, policy.toml and the differences of two policies come from here.
+inline constexpr std::tuple kPolicySettings = {
+    Field{"name", &PolicyFields::name, true},
+    Field{"low_dtype", &PolicyFields::low_dtype, true},
+    Field{"low_dtypes", &PolicyFields::low_dtypes},
+    Field{"rest", &PolicyFields::rest, true},
+    Field{"cache", &PolicyFields::cache},
 };
 
-// What written() gave. Throws std::invalid_argument where no low dtype stands behind an @.
-ListedName read_listed(std::string_view written, Origin origin);
+template <typename Fields, typename Visit>
+constexpr void for_each_field(const Fields& fields, const Visit& visit) {
+  std::apply([&](const auto&... field) { (visit(field), ...); }, fields);
+}
 
-// A name that is listed for the modules of a model whose paths a pattern matches, and for all that
-// is inside of them. It decides nothing here: inside of such a module another policy is in force,
-// which has it in its lists.
-struct LimitedName {
-  Action action;  // of the list that it is in: Lower, Fp32 or Promote
-  ListedName listed;
-  std::string modules;
-};
-
-struct Lists {
-  std::vector<ListedName> lower, fp32, promote, error;
-};
+// The value of a setting, of its text. Throws std::invalid_argument.
+void read_setting(std::string_view text, std::string& name);
+void read_setting(std::string_view text, DType& low_dtype);
+void read_setting(std::string_view text, Action& rest);
 
 struct Resolution {
   Rule rule;
-  std::string listed_as;  // the entry as written; empty where the rest of the policy decides
-  Origin origin;
+  std::optional<Entry> entry;  // none where the rest of the policy decides
 };
+
+// An entry that is in two lists which cannot both have it (D23).
+struct Conflict {
+  Entry entry;  // the later one
+  std::string why;
+};
+
+std::vector<Conflict> conflicts_of(std::vector<Entry> entries);
 
 class Policy {
  public:
-  // Lists are kept sorted, a double keeps its first place. Throws std::invalid_argument: a name
+  // Entries are kept sorted, a double keeps its first place. Throws std::invalid_argument: a name
   // that is no op name, a low dtype that is not float16 or bfloat16, a rest that is not FirstInput,
   // Fp32 or Inputs, an op in both the lower and the fp32 list (D23) with the same condition and for
   // the same modules.
-  Policy(std::string name, DType low, Action rest, Lists lists,
-         std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)},
-         bool cached = true, std::vector<LimitedName> limited = {});
+  explicit Policy(PolicyFields fields);
 
   // Reads what text() wrote. Throws std::invalid_argument.
   static Policy parse(std::string_view text);
 
-  const std::string& name() const { return name_; }
-  DType low() const { return low_; }
-  Action rest() const { return rest_; }
-  // As given, whatever the low dtype is.
-  const Lists& lists() const { return lists_; }
-
-  const std::vector<LimitedName>& limited() const { return limited_; }
-
-  // The low dtypes that it is meant for, which autocast keeps to (D29), in the order of kLowDTypes;
-  // low() need not be one. And whether casts of weights may be kept.
-  const std::vector<DType>& low_dtypes() const { return low_dtypes_; }
-  bool cached() const { return cached_; }
+  const PolicyFields& fields() const { return fields_; }
+  const std::string& name() const { return fields_.name; }
+  DType low() const { return fields_.low_dtype; }
+  Action rest() const { return fields_.rest; }
+  bool cached() const { return fields_.cache; }
+  // As given, whatever the low dtype is. One with modules decides nothing here: inside of such a
+  // module another policy is in force, which has it for the whole model.
+  const std::vector<Entry>& entries() const { return fields_.entries; }
 
   // The rule of a home of an op (names.h says what a home name is). The most specific level of
   // names that any list has decides; inside a level the entries that have a condition come first,
@@ -94,32 +99,26 @@ class Policy {
   std::string rule_text(const Resolution& found) const;
 
   // One line: "name=hmp low_dtype=bfloat16 rest=first_input lower=addmm,bmm fp32= promote= error=".
-  // Where they are not the default "low_dtypes=bfloat16" stands before rest, "cache=false" behind,
-  // and "limited=fp32:mul:*.rotary_emb" at the end.
+  // Settings that need not be given are there where they are not the default, and entries for some
+  // modules as "limited=fp32:mul:*.rotary_emb" at the end.
   std::string text() const;
 
-  // The same in every process and on every machine. Equality and hash see all but the name and the
-  // origins, which change no cast.
+  // The same in every process and on every machine. Equality and hash see all but the name, and the
+  // places and comments of entries, which change no cast.
   std::uint64_t hash() const { return hash_; }
   friend bool operator==(const Policy& a, const Policy& b);
 
  private:
   std::string rules_text() const;
-  void sort_out();  // fills conditional_ and plain_
-  // The rule of the first name of the first level that any list has; `find` looks into one list.
-  template <typename Find>
-  std::optional<Resolution> first_listed(const std::vector<std::vector<std::string>>& levels,
-                                         const Find& find) const;
+  // The entry of the first level of names that any list has. With overloads those of a name count,
+  // too.
+  Resolution first_listed(const std::vector<std::vector<std::string>>& levels,
+                          bool overloads = false) const;
 
-  std::string name_;
-  DType low_;
-  Action rest_;
-  Lists lists_;
-  std::vector<DType> low_dtypes_;
-  bool cached_;
-  std::vector<LimitedName> limited_;
-  // The entries that hold for low_, and those that have no condition, less the ones that give way.
-  Lists conditional_, plain_;
+  PolicyFields fields_;
+  // The entries for the whole model that hold for the low dtype, less those that give way to one
+  // with a condition.
+  std::vector<Entry> deciding_;
   std::uint64_t hash_;
 };
 

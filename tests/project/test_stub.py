@@ -16,11 +16,13 @@ ALLOWED = "".join(
         "AutocastRegion",
         "AutocastRules",
         "CallQueue",
+        "Entry",
         "PatchSet",
         "Policy",
         "ProbeSession",
         "Recording",
         "Report",
+        "Rule",
     )
 )
 

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part, Parts
-from habana_mp._policy.list_file import LISTS
+from habana_mp._policy.edit import LISTS, Edit
 from habana_mp._policy.policy import Policy
 
 
 def policy_of(base: Policy, parts: Parts, in_float32: Collection[int], others: str) -> Policy:
     """The policy ``base`` with each op of the parts in the list "fp32" or, with ``others`` "lower", in that one; with "start" those stay as they are."""
-    lines = [
-        line
+    edits = [
+        edit
         for op in sorted({part.op for part in parts})
-        for line in _lines(base, [(part, i in in_float32) for i, part in enumerate(parts) if part.op == op], others)
+        for edit in _edits(base, [(part, i in in_float32) for i, part in enumerate(parts) if part.op == op], others)
     ]
     # What the start has for an op in some modules would win over what is decided for it everywhere.
-    whole = {name for name, _ in lines if " in " not in name}
-    limited = [name for names in base.limited.values() for name in names if _op_of(name) in whole]
-    return (
-        base.with_edits(*(f"-{name}" for name in limited), *(f"+{name}:{title}" for name, title in lines))
-        if lines
-        else base
-    )
+    whole = {edit.entry.op for edit in edits if not edit.entry.modules}
+    limited = [entry for entry in base._core.entries if entry.modules and entry.base in whole]
+    return base.with_edits(*(Edit(entry, removed=True) for entry in limited), *edits) if edits else base
 
 
-def _op_of(name: str) -> str:
-    return name.partition(" in ")[0].partition("@")[0].partition(".")[0]
-
-
-def _lines(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterator[tuple[str, str]]:
-    """Each name of one op with its list. What holds for the whole model has no lines for modules beside it.
+def _edits(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterator[Edit]:
+    """Each name of one op into its list. What holds for the whole model has no lines for modules beside it.
 
     With "start" an op in no list cannot be said to be in none in some modules: what is round it holds there.
     """
@@ -39,12 +32,16 @@ def _lines(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterato
     other = others if others == "lower" else base._rule(op).action
     everywhere = _everywhere(parts, others)
     if everywhere or others == "lower":
-        yield op, "fp32" if everywhere else other
+        yield _edit(Entry(op=op), "fp32" if everywhere else other)
     written: dict[str, bool] = {}
     for part, wide in sorted(parts, key=lambda each: each[0].modules.count(".")):
         if part.modules and wide != _round(part.modules, written, everywhere) and (wide or other in LISTS):
             written[part.modules] = wide
-            yield part.name, "fp32" if wide else other
+            yield _edit(part.entry, "fp32" if wide else other)
+
+
+def _edit(entry: Entry, title: str) -> Edit:
+    return Edit(entry.replaced(list=title), removed=False)
 
 
 def _everywhere(parts: list[tuple[Part, bool]], others: str) -> bool:

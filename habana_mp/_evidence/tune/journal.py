@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from habana_mp._policy.read_file import read_text
+from habana_mp._policy.read_file import FileError, read_text
 from habana_mp._show.writing import written
 
 _FORMAT, _VERSION = "habana_mp.tune", 2
@@ -61,7 +61,7 @@ class Journal:
             found = json.loads(read_text(path, _MOST_BYTES))
             digest = _digest(found) if isinstance(found, dict) else ""
         except (ValueError, RecursionError) as error:
-            why = str(error).removeprefix(f"{path}: ")
+            why = error.mistakes[0] if isinstance(error, FileError) else error
             raise ValueError(f"{path}: not a file of a search: {why}") from None
         if not isinstance(found, dict) or found.get("format") != _FORMAT or found.get("version") != _VERSION:
             raise ValueError(f"{path}: not a file of a search of this version of habana_mp. Use another file")

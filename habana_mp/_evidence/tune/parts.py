@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import habana_mp._core as _core
+from habana_mp._core import Entry
 from habana_mp._policy.policy import Policy
 from habana_mp._report.findings.groups import grouped, path_with_stars
 from habana_mp._report.numbers import added, local_error, with_values
@@ -20,9 +21,7 @@ class Part:
     """An op, or an op in some modules, as one run in float32 measured it.
 
     Attributes:
-        name: the name, such as "mul" or "mul in model.rotary_emb".
-        op: the op.
-        modules: the modules, or "".
+        entry: the op in these modules, as an entry without a list.
         error: how much its low dtype alone would change the outputs or the loss, relative to their size, to first order; infinite if it
             loses numbers.
         hidden: True if some of its results get no gradient, such as the angles of rotary positions. Its error may then be larger.
@@ -34,12 +33,25 @@ class Part:
         '...'
     """
 
-    name: str
-    op: str
-    modules: str
+    entry: Entry
     error: float
     hidden: bool
     numbers: int
+
+    @property
+    def op(self) -> str:
+        """The op."""
+        return self.entry.op
+
+    @property
+    def modules(self) -> str:
+        """The modules, or ""."""
+        return self.entry.modules
+
+    @property
+    def name(self) -> str:
+        """Such as "mul" or "mul in model.rotary_emb"."""
+        return str(self.entry)
 
 
 class Parts:
@@ -62,8 +74,8 @@ class Parts:
         # Of what the errors are: of a loss that the step calls backward on, of the results, or of each op alone where the results have no gradients.
         self.unit = "loss" if has_loss else "results" if report.get("projected_squares") else "op"
         error = _error(report, self.unit, size_of_result, which, ending)
-        self.all = [_part(self._name(group[0]), group, error, which) for group in grouped(rows, self._name)]
-        self._index = {part.name: i for i, part in enumerate(self.all)}
+        self.all = [_part(self._entry(group[0]), group, error, which) for group in grouped(rows, self._entry)]
+        self._index = {part.entry: i for i, part in enumerate(self.all)}
 
     def scale(self, by: float) -> None:
         """The errors, where they are in another unit than what a run measures: of a loss that is scaled, of each op alone."""
@@ -73,13 +85,12 @@ class Parts:
         """What was lowered although no part was to be, of a report of that. Nothing is known of its error."""
         for row in report["rows"]:
             if row["decision"] == "lower" and low in row["runs_in"] and self.of(row) is None:
-                name = self._name(row)
-                self._index[name] = len(self.all)
-                self.all.append(Part(name, row["op"], name.partition(" in ")[2], 0.0, True, 0))
+                self._index[self._entry(row)] = len(self.all)
+                self.all.append(Part(self._entry(row), 0.0, True, 0))
 
     def of(self, row: Row) -> int | None:
         """The number of the part that a row of a report is of, also of a report of another run."""
-        return self._index.get(self._name(row)) if row["policy"] else None
+        return self._index.get(self._entry(row)) if row["policy"] else None
 
     def __len__(self) -> int:
         return len(self.all)
@@ -92,9 +103,8 @@ class Parts:
         """How many ops the parts are of."""
         return len({part.op for part in self.all})
 
-    def _name(self, row: Row) -> str:
-        path = path_with_stars(row["module"]) if self._per == "module" else ""
-        return f"{row['op']} in {path}" if path else str(row["op"])
+    def _entry(self, row: Row) -> Entry:
+        return Entry(op=row["op"], modules=path_with_stars(row["module"]) if self._per == "module" else "")
 
 
 def _is_measured(row: Row, which: str) -> bool:
@@ -108,13 +118,13 @@ def _is_lower(row: Row, base: Policy) -> bool:
     return is_rounded and base._rule(row["op"]).action == "lower"
 
 
-def _part(name: str, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:
+def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:
     measured = [*with_values(rows)]
     values = [row["values"] for row in measured]
     size = math.inf if any(each[which]["lost"] for each in values) else error(measured)
     hidden = not values or any(each["changes"] + each["projections"] == 0 for each in values)
     numbers = sum(each["range"]["numbers"] for each in values)
-    return Part(name, rows[0]["op"], name.partition(" in ")[2], size, hidden, numbers)
+    return Part(entry, size, hidden, numbers)
 
 
 def _error(

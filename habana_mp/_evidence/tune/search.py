@@ -107,7 +107,7 @@ class Search:
         self._predicts = self._settings.predicts and comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide = self._runs.report(self._policy(range(len(parts))), values=False)
-        parts.add_lowered(all_wide, self._base._core.low)
+        parts.add_lowered(all_wide, self._base._core.low_dtype)
         self._most = parts.ops // 2 + _RUNS
         self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
+from habana_mp._policy.edit import LISTS
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
-from habana_mp._policy.list_file import LISTS
 from habana_mp._policy.names import names_of
-from habana_mp._policy.policy import Policy, renamed
+from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
 from habana_mp._show.html import framed
-from habana_mp._show.units import apart, counted, size, time
+from habana_mp._show.units import apart, counted, printable, size, time
 from habana_mp._show.writing import written
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
@@ -135,8 +136,8 @@ class Tuned:
         target = Path(folder)
         refuse_to_replace(target)
         target.mkdir(parents=True, exist_ok=True)
-        named = renamed(self.policy._core, target.resolve().name)
-        write_folder(target, named, self._source(), self._evidence())
+        named = self.policy._core.replaced(name=printable(target.resolve().name), entries=[*self._with_evidence()])
+        write_folder(target, named, self._source())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as values for JSON. Infinite errors are None."""
@@ -224,34 +225,26 @@ class Tuned:
         """Of an error: as many figures as show on which side of the budget it is."""
         return apart(error, self.budget)
 
-    @property
-    def _low(self) -> str:
-        return str(self.policy.low_dtype).removeprefix("torch.")
-
     def _source(self) -> str:
         return f"{_MAKER} {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
 
-    def _evidence(self) -> dict[str, str]:
-        """For the lines of the lists: those of an op in the whole model have the sum of what no line for modules has."""
-        parts = {each.name: each for each in self.parts}
-        written = {name for name, _ in self._lines()}
-        found = {}
-        for name in written:
-            own = [parts[name]] if name in parts else []
-            if " in " not in name:
-                own += [each for each in self.parts if each.part.op == name and each.name not in {*written, name}]
-            if own:
-                found[name] = evidence(own, self._low)
-        return found
-
-    def _lines(self) -> Iterator[tuple[str, str]]:
+    def _with_evidence(self) -> Iterator[Entry]:
+        """The entries of the policy: one for an op in the whole model has the sum of what no entry for modules has."""
         # Of what the policy itself says: where the start was chosen its lines stay as they are.
-        for title in ("lower", "fp32"):
-            yield from ((name, title) for name in (*self.policy.lists[title], *self.policy.limited[title]))
+        decided = [entry.replaced(list="") for entry in self.policy._core.entries if entry.list in ("lower", "fp32")]
+        for entry in self.policy._core.entries:
+            own = entry.replaced(list="")
+            known = [
+                each
+                for each in self.parts
+                if each.part.entry == own or (each.part.op == str(own) and each.part.entry not in decided)
+            ]
+            text = evidence(known, self.policy._core.low_dtype) if known and own in decided else ""
+            yield entry.replaced(comment=text)
 
     def why(self, each: TunedPart) -> str:
         """Return why one of ``parts`` is in its list, without its name."""
-        error, known = each.part.error, evidence([each], self._low)
+        error, known = each.part.error, evidence([each], self.policy._core.low_dtype)
         if each.list == "lower":
             reason = "within the budget"
         elif each.list != "fp32":
@@ -302,7 +295,7 @@ def tuned(found: Found, settings: Settings, checked: float | None, runs: int) ->
     own = zip(parts, found.lists, found.costs.saved, strict=True)
     float32 = next(point for point in found.points if point.name == "float32")
     return Tuned(
-        policy=Policy(renamed(chosen.policy._core, "tuned")),
+        policy=Policy(chosen.policy._core.replaced(name="tuned")),
         start=base,
         budget=settings.budget,
         error=chosen.error,

@@ -137,10 +137,8 @@ def never_seen(rows: list[dict[str, Any]], policies: list[Policy]) -> list[dict[
     seen = {(row["policy"], row["rule"].partition(": ")[2].partition(",")[0].partition("@")[0]) for row in rows}
     found: dict[tuple[str, str], dict[str, str]] = {}  # one policy may be there twice, for both front ends
     for policy in policies:
-        for title in policy.lists:
-            for name, file, line in getattr(policy._core, title):
-                if (policy.name, name.partition("@")[0]) not in seen:
-                    text = policy._core.rule_text(_core.ACTIONS.index(title), True, name, file, line)
-                    rule = text.replace(OWN_FILES, "")
-                    found[policy.name, rule] = {"op": name, "list": title, "rule": rule}
+        for entry in sorted(policy._core.entries, key=lambda each: _core.LISTS.index(each.list)):
+            if not entry.modules and (policy.name, entry.op) not in seen:
+                rule = policy._core.rule_text(entry).replace(OWN_FILES, "")
+                found[policy.name, rule] = {"op": str(entry), "list": entry.list, "rule": rule}
     return list(found.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from habana_mp._policy.diff import PolicyDiff, action_of, settings_of, words
+from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import SCHEMA, source_of
 from habana_mp.cli.console import print_json, print_rich, print_table
 from habana_mp.cli.lists.check import check
@@ -51,7 +52,7 @@ def show_presets(as_json: bool) -> None:
         [
             (
                 each.name,
-                each._core.low,
+                each._core.low_dtype,
                 *(str(len(each.lists[title])) for title in ("lower", "fp32", "promote")),
                 each.rest,
                 words(each.cached),
@@ -107,8 +108,9 @@ def show(policy: Policy, as_json: bool) -> None:
 def _overruled(policy: Policy) -> dict[str, dict[str, str]]:
     """The names of each list that another one decides, and which: the error list is asked first, then lower, fp32 and promote."""
     found: dict[str, dict[str, str]] = {}
-    for title, ops in policy.lists.items():
-        actions = {op: action_of(policy, op) for op in ops}
+    for title in ALL_LISTS:
+        entries = [entry for entry in policy._core.entries if entry.list == title and not entry.modules]
+        actions = {str(entry): action_of(policy, entry) for entry in entries}
         found[title] = {op: action for op, action in actions.items() if action != title}
     return found
 

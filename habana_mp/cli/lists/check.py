@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 import habana_mp._core as core
-from habana_mp._policy.folder import DESCRIPTION, read_description
-from habana_mp._policy.list_file import LISTS, Entry, ListFile, are_edits, edits_in, parse_list, read_edit
-from habana_mp._policy.names import check_known
-from habana_mp._policy.read_file import read_file, read_text
+from habana_mp._core import Entry
+from habana_mp._policy.edit import LISTS, are_edits, edits_in, read_edit
+from habana_mp._policy.folder import DESCRIPTION, read_description, read_folder
+from habana_mp._policy.list_file import ListFile
+from habana_mp._policy.names import unknown_in
+from habana_mp._policy.read_file import FileError, read_file
 from habana_mp.cli.console import print_json
-from habana_mp.hmp import Policy
 
 # Per file: a file that is no list at all needs no more lines than these.
 _MOST_PROBLEMS = 50
@@ -29,12 +28,6 @@ class Finding:
     file: str
     line: int
     message: str
-
-    @classmethod
-    def of(cls, message: str, file: str) -> Finding:
-        """Of the text of an error: "file:line: message", or a message alone."""
-        place = re.match(rf"{re.escape(file)}(?::(\d+))?: ", message)
-        return cls(file, int(place[1] or 0), message[place.end() :]) if place else cls(file, 0, message)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
@@ -68,134 +61,85 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
 def _mistakes(path: Path) -> list[Finding]:
     if path.is_dir():
         return _of_folder(str(path))
-    return _of_folder(str(path.parent)) if path.name == DESCRIPTION else _read(str(path))[1]
+    return _of_folder(str(path.parent)) if path.name == DESCRIPTION else _read(path)[1]
 
 
 def _of_folder(folder: str) -> list[Finding]:
-    paths = {title: Path(folder, f"{title}.txt") for title in LISTS}
     lists: dict[str, ListFile] = {}
     found: list[Finding] = []
-    for title, path in paths.items():
+    for title in LISTS:
+        path = Path(folder, f"{title}.txt")
         if path.is_file():
-            list_file, mistakes = _read(str(path), of_folder=True)
-            lists[title] = list_file
+            lists[title], mistakes = _read(path, title)
             found += mistakes
-            if list_file.edits:
-                found.append(
-                    Finding(
-                        str(path),
-                        0,
-                        "names that begin with + or - edit another list, and a list of a policy cannot have them",
-                    )
-                )
-    found += _claimed_twice(lists)
-    description = str(Path(folder) / DESCRIPTION)
+            if lists[title].edits:
+                why = "names that begin with + or - edit another list, and a list of a policy cannot have them"
+                found.append(Finding(str(path), 0, why))
+    conflicts = core.conflicts_of([entry for file in lists.values() for entry in file.named])
+    found += sorted((Finding(entry.file, entry.line, why) for entry, why in conflicts), key=lambda each: each.line)
+    description = Path(folder, DESCRIPTION)
     try:
-        read_description(Path(description))
+        read_description(description)
         if not found:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                Policy.load(Path(folder))
-            found += [Finding.of(line, description) for each in caught for line in str(each.message).splitlines()[1:]]
+            found += _unknown(read_folder(Path(folder), shipped=True).entries)
     except OSError as error:
         found.append(Finding(str(error.filename), 0, str(error.strerror)))
+    except FileError as error:
+        found += [Finding(error.path, 0, mistake) for mistake in error.mistakes]
     except ValueError as error:
-        found += [Finding.of(line, description) for line in str(error).splitlines()]
+        found += [Finding(str(description), 0, line) for line in str(error).splitlines()]
     return found
 
 
-def _read(path: str, *, of_folder: bool = False) -> tuple[ListFile, list[Finding]]:
-    """What can be read of a list, and its mistakes. The reader stops at the first: go on without the line that it is in."""
-    found: list[Finding] = []
+def _unknown(entries: Iterable[Entry]) -> Iterator[Finding]:
+    return (Finding(entry.file, entry.line, message) for entry, message in unknown_in(entries))
+
+
+def _read(path: Path, title: str = "") -> tuple[ListFile, list[Finding]]:
+    """What can be read of a list, and its mistakes: those of a file of edits for --edit, if it is none of a folder."""
+    name = str(path)
+    empty = ListFile(name, False, [], [])
     try:
-        lines = read_file(path, core.MAX_LIST_BYTES).splitlines(keepends=True)
+        data = read_file(path, core.MAX_LIST_BYTES)
+        if not title and are_edits(data.decode("utf-8-sig", "replace")):
+            return empty, _of_edits(name, data.decode("utf-8-sig"))
     except OSError as error:
-        return ListFile(path, False, [], []), [Finding(path, 0, str(error.strerror))]
-    except ValueError as error:
-        return ListFile(path, False, [], []), [Finding.of(str(error), path)]
-    if not of_folder and are_edits(b"".join(lines).decode("utf-8-sig", "replace")):
-        return ListFile(path, True, [], []), _of_edits(path)
-    while True:
-        try:
-            read = parse_list(b"".join(lines), path)
-            break
-        except ValueError as error:
-            finding = Finding.of(str(error), path)
-            if len(found) == _MOST_PROBLEMS:
-                return ListFile(path, False, [], []), _first([*found, finding])
-            found.append(finding)
-            lines[finding.line - 1] = b"\n"
-    limited = [*read.limited, *read.unlimited]
-    named = [
-        *read.named,
-        *read.removed,
-        *((f"{name} in {modules}", file, line) for (name, file, line), modules in limited),
-    ]
-    try:
-        check_known([*read.named, *read.removed, *(entry for entry, _ in limited)], path, strict=True)
-    except ValueError as error:
-        found += [Finding.of(line, path) for line in str(error).splitlines()]
-    found += _twice(named)
-    return read, _first(sorted(found, key=lambda finding: finding.line))
+        return empty, [Finding(name, 0, str(error.strerror))]
+    except FileError as error:
+        return empty, [Finding(name, 0, error.mistakes[0])]
+    except UnicodeDecodeError as error:
+        return empty, [Finding(name, 0, str(error))]
+    edits, named, removed, mistakes = core.parse_op_list(data, name, title, all_mistakes=True)
+    found = [Finding(name, line, reason) for line, reason in mistakes]
+    if len(found) > _MOST_PROBLEMS:
+        return empty, _first(found)
+    return ListFile(name, edits, named, removed), _first([*found, *_of_names([*named, *removed])])
 
 
-def _of_edits(path: str) -> list[Finding]:
+def _of_edits(path: str, text: str) -> list[Finding]:
     """The mistakes in a file of edits for --edit."""
-    try:
-        text = read_text(path, core.MAX_LIST_BYTES)
-    except ValueError as error:
-        return [Finding.of(str(error), path)]
     found: list[Finding] = []
-    named: list[Entry] = []
-    whole: list[Entry] = []
+    entries: list[Entry] = []
     for line, text_of_edit in edits_in(text):
         try:
-            edit = read_edit(text_of_edit)
-        except ValueError as error:
+            entries.append(read_edit(text_of_edit).entry.replaced(list="", file=path, line=line))
+        except ValueError as error:  # noqa: PERF203 - each line has its own mistake
             found.append(Finding(path, line, str(error)))
-            continue
-        named.append((edit.op, path, line))
-        whole.append((f"{edit.op} in {edit.modules}" if edit.modules else edit.op, path, line))
-    try:
-        check_known(named, path, strict=True)
-    except ValueError as error:
-        found += [Finding.of(line, path) for line in str(error).splitlines()]
-    return _first(sorted([*found, *_twice(whole)], key=lambda finding: finding.line))
+    return _first([*found, *_of_names(entries)])
 
 
-def _twice(named: list[Entry]) -> Iterator[Finding]:
-    first: dict[str, int] = {}
-    for name, path, line in named:
-        if name in first:
-            yield Finding(path, line, f"{name!r} is in line {first[name]} already")
-        first.setdefault(name, line)
+def _of_names(entries: list[Entry]) -> Iterator[Finding]:
+    yield from _unknown(entries)
+    first: dict[Entry, int] = {}
+    for entry in entries:
+        if entry in first:
+            yield Finding(entry.file, entry.line, f"{str(entry)!r} is in line {first[entry]} already")
+        first.setdefault(entry, entry.line)
 
 
 def _first(found: list[Finding]) -> list[Finding]:
+    found = sorted(found, key=lambda finding: finding.line)
     if len(found) <= _MOST_PROBLEMS:
         return found
-    return [
-        *found[:_MOST_PROBLEMS],
-        Finding(found[0].file, 0, f"and more: {_MOST_PROBLEMS} mistakes of a file are shown"),
-    ]
-
-
-def _claimed_twice(lists: dict[str, ListFile]) -> list[Finding]:
-    """Ops that the lower and the fp32 list both have. A policy raises for the first: go on without it."""
-    lower, fp32 = ([*lists[title].named] if title in lists else [] for title in ("lower", "fp32"))
-    found: list[Finding] = []
-    while message := _refusal(lower, fp32):
-        name = message.split("'")[1]
-        found += [Finding(file, line, message) for op, file, line in fp32 if op == name]
-        if not any(op == name for op, _, _ in fp32):
-            break
-        fp32 = [entry for entry in fp32 if entry[0] != name]
-    return sorted(found, key=lambda finding: finding.line)
-
-
-def _refusal(lower: list[Entry], fp32: list[Entry]) -> str:
-    try:
-        core.Policy("checked", "bfloat16", "inputs", lower, fp32, [], [])
-    except ValueError as error:
-        return str(error)
-    return ""
+    more = f"and more: {_MOST_PROBLEMS} mistakes of a file are shown"
+    return [*found[:_MOST_PROBLEMS], Finding(found[0].file, 0, more)]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from habana_mp._policy.edit import read_edit
 from habana_mp._policy.folder import write_folder
-from habana_mp._policy.policy import renamed
+from habana_mp._show.units import printable
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import EditParameter, PolicyParameter, tell_of_the_rest
 from habana_mp.hmp import Policy
@@ -36,16 +37,17 @@ def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
       habana-mp run --policy "$(habana-mp lists edit hmp -mm)" train.py
     """
     with user_errors():
-        edited = policy.with_edits(*edits, strict=True)
+        read = [*map(read_edit, edits)]
+        edited = policy.with_edits(*read, strict=True)
         if output is None:
             click.echo(str(edited))
-            tell_of_the_rest(edited, edits)
+            tell_of_the_rest(edited, read)
             return
         folder = Path(output)
         before = folder / "policy.toml"
         if folder.is_dir() and any(folder.iterdir()) and not (before.is_file() and Policy.load(folder) == policy):
             raise Problem(f"{output} has files in it. Use a new folder, or that of the edited policy")
-        named = renamed(edited._core, folder.resolve().name)
+        named = edited._core.replaced(name=printable(folder.resolve().name))
         folder.mkdir(parents=True, exist_ok=True)
         write_folder(folder, named, f"{policy.name} with {' '.join(edits)}")
-        tell_of_the_rest(edited, edits)
+        tell_of_the_rest(edited, read)

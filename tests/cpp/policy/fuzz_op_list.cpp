@@ -32,36 +32,35 @@ bool is_plain_text(std::string_view text) {
 void read_list(std::string_view text) {
   OpList list;
   try {
-    list = parse_op_list(text, "list.txt");
+    list = parse_op_list(text, "list.txt", Action::Lower);
   } catch (const ListError& error) {
     require(std::string_view(error.what()).starts_with("list.txt:"), "an error says where");
     require(is_plain_text(error.what()), "an error is text that one can read");
     return;
   }
-  std::string written;
+  std::string text_again;
   int last_line = 0;
   for (const ListedOp& op : list.ops) {
-    require(is_entry(op.name), "every name is that of an entry");
-    require(op.line > last_line, "lines count up");
+    require(is_entry(written(op.entry)), "every name is that of an entry");
+    require(op.entry.line > last_line, "lines count up");
     require(list.edits || !op.removed, "only edits take out");
-    last_line = op.line;
-    written += (list.edits ? (op.removed ? "-" : "+") : "") + op.name + "\n";
+    last_line = op.entry.line;
+    text_again += (list.edits ? (op.removed ? "-" : "+") : "") + written(op.entry) + "\n";
   }
-  const OpList again = parse_op_list(written, "list.txt");
+  const OpList again = parse_op_list(text_again, "list.txt", Action::Lower);
   require(again.edits == list.edits && again.ops.size() == list.ops.size(),
           "what was read reads again");
 
-  Lists lists;
+  PolicyFields fields{.name = "fuzz", .low_dtype = DType::BFloat16, .rest = Action::Inputs};
   for (std::size_t i = 0; i < list.ops.size(); ++i) {
-    require(again.ops[i].name == list.ops[i].name, "names stay");
-    lists.lower.push_back(read_listed(list.ops[i].name, {list.path, list.ops[i].line}));
+    require(again.ops[i].entry == list.ops[i].entry, "entries stay");
+    fields.entries.push_back(list.ops[i].entry);
   }
-  const Policy policy("fuzz", DType::BFloat16, Action::Inputs, lists);
+  const Policy policy(fields);
   require(Policy::parse(policy.text()) == policy, "the text of a policy reads again");
   for (const ListedOp& op : list.ops) {
-    const Entry entry = *read_entry(op.name);
-    if (entry.low == DType::Float16) continue;
-    require(policy.resolve(entry.op).rule.action == Action::Lower, "a listed name has its rule");
+    if (op.entry.low == DType::Float16 || !op.entry.modules.empty()) continue;
+    require(policy.resolve(op.entry.op).rule.action == Action::Lower, "a listed name has its rule");
   }
 }
 

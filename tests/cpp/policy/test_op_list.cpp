@@ -15,7 +15,7 @@ std::string names_of(const OpList& list) {
   for (const ListedOp& op : list.ops) {
     if (!out.empty()) out += ' ';
     if (list.edits) out += op.removed ? '-' : '+';
-    out += op.name + "@" + std::to_string(op.line);
+    out += written(op.entry) + "@" + std::to_string(op.entry.line);
   }
   return out;
 }
@@ -161,6 +161,26 @@ TEST_CASE("parse_op_list: what is refused, and where (D20, D21)") {
   for (const Refused& c : kRefused) {
     SUBCASE(c.id) { CHECK(error_of(c.text) == c.message); }
   }
+}
+
+TEST_CASE("parse_op_list: an entry has its list, its place and its comment") {
+  const OpList list = parse_op_list("mm # why\r\nrelu@fp16 in a.* #\n", "my.txt", Action::Promote);
+  CHECK(list.ops[0].entry.list == Action::Promote);
+  CHECK(list.ops[0].entry.comment == "why");
+  CHECK(place(list.ops[0].entry) == "my.txt:1");
+  CHECK(written(list.ops[1].entry) == "relu@float16 in a.*");
+  CHECK(list.ops[1].entry.comment.empty());
+  CHECK_FALSE(parse_op_list("mm", "my.txt").ops[0].entry.list);
+}
+
+TEST_CASE("parse_op_list: all mistakes, and what is right between them") {
+  std::vector<ListError> mistakes;
+  const OpList list = parse_op_list("mm\n+relu\na b\nbmm@x\nbmm\n", "my.txt", {}, &mistakes);
+  CHECK(names_of(list) == "mm@1 bmm@5");
+  REQUIRE(mistakes.size() == 3);
+  CHECK(mistakes[1].line == 3);
+  CHECK(mistakes[2].reason ==
+        "'bmm@x' is not an entry of a list. After @, float16 or bfloat16 is accepted");
 }
 
 TEST_CASE("is_op_name and base_name (D17)") {

@@ -12,22 +12,38 @@ using namespace habana_mp;
 
 namespace {
 
-std::vector<ListedName> named(const char* file, std::initializer_list<const char*> names) {
-  std::vector<ListedName> out;
-  int line = 0;
-  for (const char* name : names) out.push_back(read_listed(name, {file, ++line}));
+using Texts = std::initializer_list<const char*>;
+
+// The entries of a list, in the lines of a file.
+std::vector<Entry> named(const char* file, Action list, Texts texts) {
+  std::vector<Entry> out;
+  for (const char* text : texts) {
+    Entry entry = read_entry(text).value_or(Entry{.op = text});
+    entry.list = list;
+    entry.file = file;
+    entry.line = static_cast<int>(out.size()) + 1;
+    out.push_back(entry);
+  }
   return out;
 }
 
-Policy make(std::initializer_list<const char*> lower, std::initializer_list<const char*> fp32 = {},
-            std::initializer_list<const char*> promote = {},
-            std::initializer_list<const char*> error = {}, DType low = DType::BFloat16) {
-  return {"test",
-          low,
-          Action::FirstInput,
-          {named("low.txt", lower), named("fp32.txt", fp32), named("promote.txt", promote),
-           named("", error)}};
+PolicyFields fields(Texts lower, Texts fp32 = {}, Texts promote = {}, Texts error = {}) {
+  PolicyFields made{.name = "test", .low_dtype = DType::BFloat16, .rest = Action::FirstInput};
+  for (const auto& list :
+       {named("low.txt", Action::Lower, lower), named("fp32.txt", Action::Fp32, fp32),
+        named("promote.txt", Action::Promote, promote), named("policy.toml", Action::Error, error)})
+    made.entries.insert(made.entries.end(), list.begin(), list.end());
+  return made;
 }
+
+Policy make(Texts lower, Texts fp32 = {}, Texts promote = {}, Texts error = {},
+            DType low = DType::BFloat16) {
+  PolicyFields made = fields(lower, fp32, promote, error);
+  made.low_dtype = low;
+  return Policy(made);
+}
+
+std::string listed_as(const Resolution& found) { return found.entry ? written(*found.entry) : ""; }
 
 template <typename Body>
 std::string error_of(Body body) {
@@ -47,7 +63,7 @@ TEST_CASE("resolve: lower, fp32, promote, then the rest (D11)") {
   CHECK(policy.resolve("softmax").rule == Rule{Action::Fp32, DType::BFloat16, true});
   CHECK(policy.resolve("add").rule == Rule{Action::Promote, DType::BFloat16, true});
   CHECK(policy.resolve("gelu").rule == Rule{Action::FirstInput, DType::BFloat16, false});
-  CHECK(policy.resolve("gelu").listed_as.empty());
+  CHECK_FALSE(policy.resolve("gelu").entry);
 }
 
 TEST_CASE("resolve: error comes first (D31)") {
@@ -60,31 +76,31 @@ TEST_CASE("resolve: a more specific name wins over a list that comes earlier (D1
   CHECK(policy.resolve("div").rule.action == Action::Lower);
   CHECK(policy.resolve("__truediv__").rule.action == Action::Fp32);
   CHECK(policy.resolve("true_divide").rule.action == Action::Lower);
-  CHECK(policy.resolve("__rsub__").listed_as == "__rsub__");
-  CHECK(policy.resolve("rsub").listed_as == "__rsub__");
-  CHECK(policy.resolve("__sub__").listed_as == "sub");
+  CHECK(listed_as(policy.resolve("__rsub__")) == "__rsub__");
+  CHECK(listed_as(policy.resolve("rsub")) == "__rsub__");
+  CHECK(listed_as(policy.resolve("__sub__")) == "sub");
 }
 
 TEST_CASE("resolve: where a name was listed") {
   const Resolution found = make({"addmm", "mm"}).resolve("mm");
-  CHECK(found.listed_as == "mm");
-  CHECK(found.origin.file == "low.txt");
-  CHECK(found.origin.line == 2);
+  CHECK(listed_as(found) == "mm");
+  CHECK(found.entry->file == "low.txt");
+  CHECK(found.entry->line == 2);
 }
 
 TEST_CASE("resolve: an overload name is the whole op, and itself when asked for (D17)") {
   const Policy policy = make({"pow.Tensor_Scalar"}, {"sum.dim_IntList"}, {"pow", "power"});
-  CHECK(policy.resolve("pow").listed_as == "pow.Tensor_Scalar");
+  CHECK(listed_as(policy.resolve("pow")) == "pow.Tensor_Scalar");
   CHECK(policy.resolve("__pow__").rule.action == Action::Lower);
-  CHECK(policy.resolve("pow.Tensor_Scalar").listed_as == "pow.Tensor_Scalar");
+  CHECK(listed_as(policy.resolve("pow.Tensor_Scalar")) == "pow.Tensor_Scalar");
   CHECK(policy.resolve("sum").rule.action == Action::Fp32);
-  CHECK(policy.resolve("po").listed_as.empty());
+  CHECK_FALSE(policy.resolve("po").entry);
 }
 
 TEST_CASE(
     "resolve: what a home reaches decides it in the order of the calls, by whole names (D17)") {
-  CHECK(make({"_convolution"}, {"convolution"}).resolve("conv2d").listed_as == "convolution");
-  CHECK(make({"convolution"}, {"_convolution"}).resolve("conv2d").listed_as == "convolution");
+  CHECK(listed_as(make({"_convolution"}, {"convolution"}).resolve("conv2d")) == "convolution");
+  CHECK(listed_as(make({"convolution"}, {"_convolution"}).resolve("conv2d")) == "convolution");
   CHECK(make({"_convolution"}).resolve("convolution").rule.action == Action::Lower);
   CHECK(make({"_convolution.deprecated"}).resolve("_convolution").rule.action == Action::Lower);
   CHECK_FALSE(make({"_convolution.deprecated"}).resolve("convolution").rule.listed);
@@ -98,10 +114,10 @@ TEST_CASE("resolve: an entry with a condition holds for that low dtype alone") {
   CHECK(bf16.resolve("layer_norm").rule == Rule{Action::Lower, DType::BFloat16, true});
   CHECK(f16.resolve("layer_norm").rule == Rule{Action::Fp32, DType::Float16, true});
   CHECK(f16.resolve("mm").rule == Rule{Action::Lower, DType::Float16, true});
-  CHECK(f16.resolve("layer_norm").listed_as == "layer_norm@float16");
-  CHECK(bf16.resolve("layer_norm").listed_as == "layer_norm@bfloat16");
-  CHECK(bf16.resolve("layer_norm").origin.line == 2);
-  CHECK(make({"mm@float16"}).resolve("mm").listed_as.empty());
+  CHECK(listed_as(f16.resolve("layer_norm")) == "layer_norm@float16");
+  CHECK(listed_as(bf16.resolve("layer_norm")) == "layer_norm@bfloat16");
+  CHECK(bf16.resolve("layer_norm").entry->line == 2);
+  CHECK_FALSE(make({"mm@float16"}).resolve("mm").entry);
   CHECK(make({"mm@float16"}).resolve_overload("mm").rule.action == Action::Inputs);
 }
 
@@ -159,21 +175,44 @@ TEST_CASE("constructor: what is refused") {
         "accepted");
   CHECK(error_of([] { make({"no name@float16"}); }) ==
         "low.txt:1: 'no name' is not an op name. Letters, digits, _ and one dot are accepted");
-  CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {}); }) ==
+  const auto with = [](auto PolicyFields::* member, auto value) {
+    PolicyFields made = fields({});
+    made.*member = value;
+    return error_of([&] { Policy{made}; });
+  };
+  using LowDTypes = std::vector<DType>;
+  CHECK(with(&PolicyFields::low_dtypes, LowDTypes{}) ==
         "the low dtypes of a policy must be float16, bfloat16 or both");
-  CHECK(error_of([] { Policy("x", DType::Float16, Action::Inputs, {}, {DType::Float32}); }) ==
+  CHECK(with(&PolicyFields::low_dtypes, LowDTypes{DType::Float32}) ==
         "the low dtypes of a policy must be float16, bfloat16 or both");
   CHECK(error_of([] { make({"mm", "relu"}, {"relu"}); }) ==
         "'relu' is in the lower list (low.txt:2) and in the fp32 list (fp32.txt:1). An op can be "
         "in only one of them");
   CHECK(error_of([] { make({"no name"}); }) ==
         "low.txt:1: 'no name' is not an op name. Letters, digits, _ and one dot are accepted");
-  CHECK(error_of([] { Policy("x", DType::Float32, Action::Inputs, {}); }) ==
+  CHECK(with(&PolicyFields::low_dtype, DType::Float32) ==
         "the low dtype of a policy must be float16 or bfloat16, not float32");
-  CHECK(error_of([] { Policy("x", DType::Float16, Action::Lower, {}); }) ==
+  CHECK(with(&PolicyFields::rest, Action::Lower) ==
         "the rest of a policy must be first_input, fp32 or inputs");
-  CHECK(error_of([] { Policy("a b", DType::Float16, Action::Inputs, {}); }) ==
+  CHECK(with(&PolicyFields::name, std::string("a b")) ==
         "'a b' is not a policy name. Up to 64 letters, digits, _ - + . are accepted");
+  CHECK(error_of([] { make({}, {}, {}, {"mm in a"}); }) ==
+        "policy.toml:1: 'mm in a' is limited to modules. Here the name must hold for the whole "
+        "model");
+  CHECK(error_of([] { make({"mm in a"}, {"mm in a"}); }) ==
+        "'mm in a' is in the lower list (low.txt:1) and in the fp32 list (fp32.txt:1). It can be "
+        "in only one of them");
+  CHECK(error_of([] { make({"mm in a"}, {"mm in b", "mm"}); }) == "accepted");
+}
+
+TEST_CASE("conflicts_of: all of them, each with the later entry (D23)") {
+  const auto found = conflicts_of(fields({"mm", "bmm"}, {"relu", "mm", "bmm"}, {"mm"}).entries);
+  REQUIRE(found.size() == 2);
+  CHECK(place(found[0].entry) == "fp32.txt:3");
+  CHECK(place(found[1].entry) == "fp32.txt:2");
+  CHECK(found[1].why ==
+        "'mm' is in the lower list (low.txt:1) and in the fp32 list (fp32.txt:2). An op can be in "
+        "only one of them");
 }
 
 TEST_CASE("text: one line, sorted, that round-trips") {
@@ -185,15 +224,12 @@ TEST_CASE("text: one line, sorted, that round-trips") {
 }
 
 TEST_CASE("text: conditions, low dtypes and cache") {
-  const Policy policy{"test",
-                      DType::BFloat16,
-                      Action::Inputs,
-                      {named("x", {"pow.Tensor_Scalar", "pow@float16", "pow", "pow@bfloat16"}),
-                       {},
-                       {},
-                       named("", {"mm@float16"})},
-                      {DType::BFloat16, DType::BFloat16},
-                      false};
+  PolicyFields made =
+      fields({"pow.Tensor_Scalar", "pow@float16", "pow", "pow@bfloat16"}, {}, {}, {"mm@float16"});
+  made.rest = Action::Inputs;
+  made.low_dtypes = {DType::BFloat16, DType::BFloat16};
+  made.cache = false;
+  const Policy policy(made);
   CHECK(policy.text() ==
         "name=test low_dtype=bfloat16 low_dtypes=bfloat16 rest=inputs cache=false "
         "lower=pow,pow@float16,pow@bfloat16,pow.Tensor_Scalar fp32= promote= error=mm@float16");
@@ -209,16 +245,14 @@ TEST_CASE("limited: names for some modules decide nothing, and are kept") {
       "name=x low_dtype=float16 rest=inputs lower=mm fp32= promote= error= "
       "limited=lower:mm@float16:*.a,fp32:mm:b,promote:add:b";
   const Policy policy = Policy::parse(text);
-  CHECK(policy.limited().size() == 3);
-  CHECK(policy.resolve("mm").listed_as == "mm");
+  CHECK(policy.entries().size() == 4);
+  CHECK(listed_as(policy.resolve("mm")) == "mm");
   CHECK(policy.resolve("add").rule.action == Action::Inputs);
   CHECK(Policy::parse(policy.text()) == policy);
   const Policy plain =
       Policy::parse("name=x low_dtype=float16 rest=inputs lower=mm fp32= promote= error=");
   CHECK_FALSE(plain == policy);
   CHECK(plain.hash() != policy.hash());
-  CHECK(error_of([] { read_listed("mm in a", {"low.txt", 3}); }) ==
-        "low.txt:3: 'mm in a' is limited to modules. Here the name must hold for the whole model");
 }
 
 TEST_CASE("parse: what is refused") {
@@ -253,23 +287,25 @@ TEST_CASE("parse: what is refused") {
 
 TEST_CASE("equality and hash: all but name, places, order and doubles") {
   const Policy policy = make({"mm", "bmm"}, {"softmax"});
-  const Policy same{"other",
-                    DType::BFloat16,
-                    Action::FirstInput,
-                    {named("x", {"bmm", "mm", "mm"}), named("y", {"softmax"}), {}, {}}};
+  PolicyFields others = fields({"bmm", "mm", "mm"}, {"softmax"});
+  others.name = "other";
+  for (Entry& entry : others.entries) entry.file = entry.comment = "x";
+  const Policy same(others);
   CHECK(policy == same);
   CHECK(policy.hash() == same.hash());
   CHECK_FALSE(policy == make({"mm"}, {"softmax", "bmm"}));
   CHECK_FALSE(policy == make({"mm", "bmm"}, {"softmax"}, {"add"}));
-  CHECK_FALSE(policy == Policy{"test", DType::Float16, Action::FirstInput, policy.lists()});
-  CHECK_FALSE(policy == Policy{"test", DType::BFloat16, Action::Inputs, policy.lists()});
   CHECK_FALSE(policy == make({"mm@bfloat16", "bmm"}, {"softmax"}));
   CHECK(policy.hash() != make({"mm@bfloat16", "bmm"}, {"softmax"}).hash());
-  const std::vector<DType> low_dtypes = {DType::BFloat16};
+  const auto with = [&](auto PolicyFields::* member, auto value) {
+    PolicyFields made = policy.fields();
+    made.*member = value;
+    return Policy(made);
+  };
   for (const Policy& other :
-       {Policy{"test", DType::BFloat16, Action::FirstInput, policy.lists(), low_dtypes},
-        Policy{"test", DType::BFloat16, Action::FirstInput, policy.lists(), policy.low_dtypes(),
-               false}}) {
+       {with(&PolicyFields::low_dtype, DType::Float16), with(&PolicyFields::rest, Action::Inputs),
+        with(&PolicyFields::low_dtypes, std::vector{DType::BFloat16}),
+        with(&PolicyFields::cache, false)}) {
     CHECK_FALSE(policy == other);
     CHECK(policy.hash() != other.hash());
   }
@@ -281,10 +317,7 @@ TEST_CASE("hash is the same on every machine") {
 }
 
 TEST_CASE("a double keeps its first place") {
-  const Policy policy{"test",
-                      DType::BFloat16,
-                      Action::Inputs,
-                      {{{"mm", {"a.txt", 3}}, {"mm", {"a.txt", 9}}}, {}, {}, {}}};
-  CHECK(policy.lists().lower.size() == 1);
-  CHECK(policy.resolve("mm").origin.line == 3);
+  const Policy policy = make({"mm", "bmm", "mm"});
+  CHECK(policy.entries().size() == 2);
+  CHECK(policy.resolve("mm").entry->line == 1);
 }

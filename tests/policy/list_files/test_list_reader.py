@@ -18,15 +18,15 @@ lines = st.one_of(
 @example(b"+mm\r\n-mm")
 def test_reader_on_any_bytes(data):
     try:
-        edits, ops = _core.parse_op_list(data, "my.txt")
+        edits, named, removed, _ = _core.parse_op_list(data, "my.txt")
     except ValueError as error:
         assert str(error).startswith("my.txt:")  # noqa: PT017 - most bytes are refused, some are not
         return
-    written = "\n".join(("-" if removed else "+" if edits else "") + name for name, _, removed in ops)
-    edits_again, ops_again = _core.parse_op_list(written, "my.txt")
-    assert edits_again == edits
-    assert [(name, removed) for name, _, removed in ops_again] == [(name, removed) for name, _, removed in ops]
-    assert [line for _, line, _ in ops] == sorted({line for _, line, _ in ops})
+    signs = {entry.line: "-" for entry in removed} | {entry.line: "+" if edits else "" for entry in named}
+    entries = sorted([*named, *removed], key=lambda entry: entry.line)
+    assert len(signs) == len(entries)
+    written = "\n".join(f"{signs[entry.line]}{entry}" for entry in entries)
+    assert _core.parse_op_list(written, "my.txt")[:3] == (edits, named, removed)
 
 
 @given(st.text(max_size=200))

@@ -69,6 +69,7 @@ def test_pickles_and_copies_with_its_places(name):
     assert again == policy
     assert again.name == policy.name
     assert again.rule("mm") == policy.rule("mm")
+    assert [each.place for each in again._core.entries] == [each.place for each in policy._core.entries]
     assert copy.deepcopy(policy) is policy
     assert copy.copy(policy) is policy
 

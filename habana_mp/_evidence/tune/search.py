@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
+from habana_mp._evidence.tune.tuned import Point, Tuned, TunedPart
 from habana_mp._policy.policy import Policy
 from habana_mp._show.units import apart
 
@@ -24,52 +25,8 @@ _RUNS = 20  # beside one for two ops
 
 
 @dataclass(frozen=True)
-class Point:
-    """A policy that ran.
-
-    Attributes:
-        name: the name of the point.
-        policy: the policy.
-        error: the measured error.
-        seconds: the measured time, the best of ``timed`` runs.
-        timed: how many runs were timed.
-        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
-        predicted_error: the error predicted before the run, or None.
-        predicted_seconds: the time predicted before the run, or None.
-        in_float32: how many parts run in float32; None for ``start``.
-        result_bytes: the size of the results of all parts in bytes; None for ``start``.
-
-    Example:
-        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
-        >>> for point in found.front:
-        ...     print(point.name, point.error, point.seconds)
-    """
-
-    name: str
-    policy: Policy
-    error: float
-    seconds: float
-    timed: int
-    memory: int | None
-    predicted_error: float | None
-    predicted_seconds: float | None
-    in_float32: int | None
-    result_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Found:
-    parts: Parts
-    costs: Costs
-    points: tuple[Point, ...]
-    chosen: Point
-    lists: tuple[str, ...]  # of each part
-    most_runs: int
-
-
-@dataclass(frozen=True)
 class Settings:
-    """Of ``tune``, whose arguments they are. ``predicts``: errors of parts are in the unit of the budget. ``checks``: one run is left for another step."""
+    """Arguments of ``tune``. ``predicts``: errors of parts are in the unit of the budget. ``checks``: one run is left for another step."""
 
     budget: float
     base: Policy
@@ -89,7 +46,7 @@ class Search:
         self._reserved = settings.checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
 
-    def run(self) -> Found:
+    def run(self) -> Tuned:
         size = self._runs.reference()
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
         as_start = self._settings.others == "start"
@@ -220,7 +177,7 @@ class Search:
                 groups += [group[: len(group) // 2], group[len(group) // 2 :]]
         return kept
 
-    def _chosen(self, best: set[int]) -> Found:
+    def _chosen(self, best: set[int]) -> Tuned:
         policy = self._policy(best)
         own = next(point for point in self._points if point.policy == policy)
         if own.error > self._budget:
@@ -229,13 +186,25 @@ class Search:
                 "The step casts by itself, changes tensors that are in no module, or draws other random numbers each time"
             )
         chosen = self._fastest(own) if self._in_seconds else own
-        return Found(self._parts, self._costs, tuple(self._points), chosen, tuple(self._lists(chosen)), self._most)
-
-    def _lists(self, chosen: Point) -> Iterator[str]:
-        """Where the policy has each part, by its names for modules too."""
+        # Where the policy has each part, by its names for modules too.
         lines = lines_of(chosen.policy)
-        for part in self._parts:
-            yield lines.policy_of(lines.of(part.modules))._rule(part.op).action
+        rules = [lines.policy_of(lines.of(part.modules))._rule(part.op) for part in self._parts]
+        saved = self._costs.saved if self._in_seconds else [None] * len(rules)
+        parts = zip(self._parts, rules, saved, strict=True)
+        return Tuned(
+            policy=Policy(chosen.policy._core.replaced(name="tuned")),
+            start=self._base,
+            budget=self._budget,
+            error=chosen.error,
+            check_error=self._runs.check(chosen.policy),
+            runs=self._runs.count,
+            most_runs=self._most,
+            cost=self._settings.cost,
+            points=tuple(self._points),
+            parts=tuple(TunedPart(part, rule.action, seconds) for part, rule, seconds in parts),
+            chosen=chosen,
+            float32_seconds=next(point.seconds for point in self._points if point.name == "float32"),
+        )
 
     def _fastest(self, own: Point) -> Point:
         """Of the policy that the search has found and others that are within the budget, timed in turns."""

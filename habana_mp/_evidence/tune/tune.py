@@ -16,7 +16,7 @@ from habana_mp._evidence.compare import check_no_conversion, check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search, Settings
-from habana_mp._evidence.tune.tuned import Tuned, tuned
+from habana_mp._evidence.tune.tuned import Tuned
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._show.progress import Bar
@@ -107,13 +107,10 @@ def tune(
             bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
 
         settings = Settings(float(budget), base, per, others, cost, metric == "results", check is not None)
-        search = Search(runs, settings, announce)
         try:
-            found = search.run()
-            checked = runs.check(found.chosen.policy)
+            return Search(runs, settings, announce).run()
         finally:
             runs.restore()
-    return tuned(found, settings, checked, runs.count)
 
 
 def _check_steps(step: object, check: object) -> None:

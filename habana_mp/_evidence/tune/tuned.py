@@ -13,7 +13,6 @@ from typing import Any
 
 from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part
-from habana_mp._evidence.tune.search import Found, Point, Settings
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import LISTS
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
@@ -25,6 +24,40 @@ from habana_mp._show.units import apart, counted, printable, size, time
 from habana_mp._show.writing import written
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy that ran.
+
+    Attributes:
+        name: the name of the point.
+        policy: the policy.
+        error: the measured error.
+        seconds: the measured time, the best of ``timed`` runs.
+        timed: how many runs were timed.
+        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
+        predicted_error: the error predicted before the run, or None.
+        predicted_seconds: the time predicted before the run, or None.
+        in_float32: how many parts run in float32; None for ``start``.
+        result_bytes: the size of the results of all parts in bytes; None for ``start``.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> for point in found.front:
+        ...     print(point.name, point.error, point.seconds)
+    """
+
+    name: str
+    policy: Policy
+    error: float
+    seconds: float
+    timed: int
+    memory: int | None
+    predicted_error: float | None
+    predicted_seconds: float | None
+    in_float32: int | None
+    result_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -287,24 +320,3 @@ def evidence(parts: list[TunedPart], low: str) -> str:
     else:
         gain = f"saves {size(2.0 * sum(each.part.numbers for each in parts))} of results"
     return f"in {low}: {error}, {gain}"
-
-
-def tuned(found: Found, settings: Settings, checked: float | None, runs: int) -> Tuned:
-    base, parts, chosen = settings.base, found.parts, found.chosen
-    in_seconds = settings.cost == "seconds"
-    own = zip(parts, found.lists, found.costs.saved, strict=True)
-    float32 = next(point for point in found.points if point.name == "float32")
-    return Tuned(
-        policy=Policy(chosen.policy._core.replaced(name="tuned")),
-        start=base,
-        budget=settings.budget,
-        error=chosen.error,
-        check_error=checked,
-        runs=runs,
-        most_runs=found.most_runs,
-        cost=settings.cost,
-        points=found.points,
-        parts=tuple(TunedPart(part, title, saved if in_seconds else None) for part, title, saved in own),
-        chosen=chosen,
-        float32_seconds=float32.seconds,
-    )

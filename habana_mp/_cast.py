@@ -78,8 +78,8 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
     raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Torch's name of any dtype: "bfloat16"."""
+def dtype_name(dtype: torch.dtype | str) -> str:
+    """Torch's name of any dtype, without "torch." before it."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -88,7 +88,7 @@ def dtype_named(dtype: object) -> str | None:
 
     None for anything else.
     """
-    return _SPELLINGS.get(str(dtype).removeprefix("torch.")) if isinstance(dtype, (str, torch.dtype)) else None
+    return _SPELLINGS.get(dtype_name(dtype)) if isinstance(dtype, (str, torch.dtype)) else None
 
 
 def _name_of(dtype: object) -> str:

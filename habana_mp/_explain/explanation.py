@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 
@@ -153,9 +153,9 @@ def explain(
         raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
     if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
-    asked, state, dispatched = _asked(policy, module)
-    names = [name for each in ops for name in _names_of(each, asked)]
-    found = [_explanation(name, asked, state, dispatched) for name in dict.fromkeys(names)]
+    asked = _asked(policy, module)
+    names = [name for each in ops for name in _names_of(each, asked.policy)]
+    found = [_explanation(name, asked) for name in dict.fromkeys(names)]
     return found[0] if len(found) == len(ops) == 1 else Explanations(found)
 
 
@@ -194,23 +194,26 @@ def _with_part(text: str) -> list[str]:
     return sorted(name for name in names if name[0] != "_" and name[-1] != "_" and _core.computes(name))
 
 
-_SWITCHED_OFF = "switched off"
+# What ``_asked`` says first of a state.
+_IN_FORCE, _NOT_IN_FORCE, _SWITCHED_OFF = "in force", "not in force", "switched off"
 
 
-def _explanation(name: str, asked: Policy, state: str, dispatched: bool) -> Explanation:
-    homes, arguments = _homes(name, asked, dispatched), _arguments(name, asked, dispatched)
-    if state.startswith(_SWITCHED_OFF):
+class _Asked(NamedTuple):
+    """The policy to explain, what it is here and now, and whether it acts at the dispatcher."""
+
+    policy: Policy
+    kind: str
+    where: str
+    dispatched: bool
+
+
+def _explanation(name: str, asked: _Asked) -> Explanation:
+    policy, kind, where, dispatched = asked
+    homes, arguments = _homes(name, policy, dispatched), _arguments(name, policy, dispatched)
+    if kind == _SWITCHED_OFF:
         homes, arguments = dict.fromkeys(homes, "left alone"), ("left alone: casts are switched off here",)
-    return Explanation(
-        op=name,
-        rule=asked._rule(name),
-        policy=asked,
-        in_force=state.startswith("in force"),
-        state=state,
-        homes=homes,
-        arguments=arguments,
-        notes=(*_note_of_regions(name, dispatched), *_notes(name, asked)),
-    )
+    notes = tuple(_notes(name, policy, dispatched))
+    return Explanation(name, policy._rule(name), policy, kind == _IN_FORCE, kind + where, homes, arguments, notes)
 
 
 def _homes(name: str, policy: Policy, dispatched: bool) -> dict[str, str]:
@@ -219,8 +222,7 @@ def _homes(name: str, policy: Policy, dispatched: bool) -> dict[str, str]:
     return _overloads_of(name, policy) if dispatched else _homes_of(name, policy)
 
 
-def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Policy, str, bool]:
-    """The policy to explain, what it is here and now, and whether it acts at the dispatcher."""
+def _asked(policy: Policy | None, module: torch.nn.Module | None) -> _Asked:
     region, device = region_policy()
     current = region or in_force.policy
     ruled = _core.autocast_ruled()
@@ -228,29 +230,32 @@ def _asked(policy: Policy | None, module: torch.nn.Module | None) -> tuple[Polic
     dispatched = region is not None or (suspended and in_force.policy is None)
     path, own = (policy_of_module(module) if module is not None and policy is None else None) or (None, None)
     if policy is not None and policy != current:
-        return policy, "not in force", dispatched
+        return _Asked(policy, _NOT_IN_FORCE, "", dispatched)
     if current is None and not suspended:
-        state = "not in force: nothing is converted"
+        where = ": nothing is converted"
         if path is not None:
-            state += f", and set_policies rules {path!r} under convert and in regions of autocast"
+            where += f", and set_policies rules {path!r} under convert and in regions of autocast"
         elif torch.is_autocast_enabled("cpu"):
-            state += ", and the torch.autocast that is on here has lists of its own"
-        return own or Policy.load("hmp"), state, path is not None
+            where += ", and the torch.autocast that is on here has lists of its own"
+        return _Asked(own or Policy.load("hmp"), _NOT_IN_FORCE, where, path is not None)
+    kind = _SWITCHED_OFF
     if casts_off():
-        state = f"{_SWITCHED_OFF} here by disable_casts"
+        where = " here by disable_casts"
     elif path is not None and own is None:
-        state = f"{_SWITCHED_OFF} inside {path!r} by set_policies, which has it run in float32"
+        where = f" inside {path!r} by set_policies, which has it run in float32"
     elif own is not None and not dispatched and current is not None:
-        return own, f"in force inside {path!r}: set_policies, in place of {current.name}, of convert", True
+        where = f" inside {path!r}: set_policies, in place of {current.name}, of convert"
+        current, kind, dispatched = own, _IN_FORCE, True
     elif own is not None:
-        current, state = own, f"in force inside {path!r}: set_policies, autocast for {device or ruled[0][0]}"
+        current, kind = own, _IN_FORCE
+        where = f" inside {path!r}: set_policies, autocast for {device or ruled[0][0]}"
     elif suspended or (convert_off() and not dispatched):
-        state = f"{_SWITCHED_OFF} here by set_policies, which has the module run in float32"
+        where = " here by set_policies, which has the module run in float32"
     else:
-        state = f"in force here: autocast for {device}" if dispatched else "in force"
+        kind, where = _IN_FORCE, f" here: autocast for {device}" if dispatched else ""
         if dispatched and in_force.policy is not None:
-            state += f"; {in_force.policy.name}, of convert, acts before it"
-    return current or Policy.load("hmp"), state, dispatched
+            where += f"; {in_force.policy.name}, of convert, acts before it"
+    return _Asked(current or Policy.load("hmp"), kind, where, dispatched)
 
 
 def _overloads_of(name: str, policy: Policy) -> dict[str, str]:
@@ -289,14 +294,22 @@ def _rest_of(overload: str, policy: Policy) -> str:
 _noted: set[str] = set()
 
 
-def _notes(name: str, policy: Policy) -> tuple[str, ...]:
-    return (*_note_of_modules(name, policy), *_note_of_kernels(name, policy), *_note_of_cpu(policy))
+def _notes(name: str, policy: Policy, dispatched: bool) -> Iterator[str]:
+    if dispatched and name not in registered and not is_dispatched(name):
+        yield "a region of autocast does not see it: torch has it in Python alone. Under hmp.convert the rule holds"
+    yield from _note_of_modules(name, policy)
+    low = policy._core.low_dtype
+    if _core.may_lack_low_kernel(name.partition(".")[0]):  # D42
+        yield f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel"
+    if low == "bfloat16" and low not in _noted and _is_slow_in_bfloat16():
+        _noted.add(low)  # shown once in a process
+        yield (
+            "this CPU has no bfloat16 instructions: bfloat16 saves memory on it, and products of matrices take several times as long (habana-mp doctor measures it)"
+        )
 
 
-def _note_of_regions(name: str, dispatched: bool) -> tuple[str, ...]:
-    if not dispatched or name in registered or is_dispatched(name):
-        return ()
-    return ("a region of autocast does not see it: torch has it in Python alone. Under hmp.convert the rule holds",)
+def _is_slow_in_bfloat16() -> bool:
+    return platform.machine() in ("x86_64", "AMD64") and CPU.works and not CPU.avx512() and not CPU.amx()
 
 
 def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:
@@ -305,33 +318,6 @@ def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:
         if entry.modules and entry.base in names_of(name):
             place = f" ({entry.place})" if entry.line else ""
             yield f"in the modules {entry.modules} it is in the {entry.list} list{place}, once set_policies(model, policy) was called"
-
-
-def _note_of_kernels(name: str, policy: Policy) -> tuple[str, ...]:
-    """D42."""
-    if not _core.may_lack_low_kernel(name.partition(".")[0]):
-        return ()
-    low = policy._core.low_dtype
-    return (
-        f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel",
-    )
-
-
-def _note_of_cpu(policy: Policy) -> tuple[str, ...]:
-    """Shown once in a process."""
-    if (
-        policy.low_dtype is not torch.bfloat16
-        or "bfloat16" in _noted
-        or platform.machine() not in ("x86_64", "AMD64")
-        or not CPU.works
-        or CPU.avx512()
-        or CPU.amx()
-    ):
-        return ()
-    _noted.add("bfloat16")
-    return (
-        "this CPU has no bfloat16 instructions: bfloat16 saves memory on it, and products of matrices take several times as long (habana-mp doctor measures it)",
-    )
 
 
 def _homes_of(name: str, policy: Policy) -> dict[str, str]:
@@ -357,39 +343,32 @@ def _effect(rule: Rule | None, home: Home, policy: Policy) -> str:
     return _effects(policy)[action] + ("" if rule.listed or action == "promote" else " (rest)")
 
 
+_ALL = "float32, bfloat16, float16 and float8 tensors, also in lists and given by keyword,"
+# By the action of a list, or of the rest: what happens to arguments, and to those of a norm if that is something else.
+_ARGUMENTS = {
+    "lower": (f"{_ALL} go to {{low}}", "the input goes to {low}; weight, bias and running statistics stay as they are"),
+    "fp32": (f"{_ALL} go to float32", "the input, weight and bias go to float32; running statistics stay"),
+    "promote": (f"{_ALL} go to the widest dtype among them",),
+    "mixed": (f"{_ALL} go to the widest dtype among them: no list names it, and it refuses to mix them",),
+    "rest fp32": (f"{_ALL} go to float32, if the op computes on them",),
+    "rest first_input": (
+        f"{_ALL} take the dtype of the first, if the op computes on two or more",
+        "nothing but the first argument counts",
+    ),
+}
+
+
 def _arguments(name: str, policy: Policy, dispatched: bool) -> tuple[str, ...]:
-    rule = policy._rule(name)
-    norm = name in _core.NORMS
-    low = policy._core.low_dtype
-    eligible = "float32, bfloat16, float16 and float8 tensors, also in lists and given by keyword,"
-    if rule.action == "lower":
-        to = (
-            f"the input goes to {low}; weight, bias and running statistics stay as they are"
-            if norm
-            else f"{eligible} go to {low}"
-        )
-    elif rule.action == "fp32":
-        to = (
-            "the input, weight and bias go to float32; running statistics stay" if norm else f"{eligible} go to float32"
-        )
-    elif rule.action == "promote":
-        to = f"{eligible} go to the widest dtype among them"
-    elif rule.action == "error":
+    action = policy._rule(name).action
+    if action == "error":
         return ("the call raises RuntimeError: it is unsafe in lower precision",)
-    elif name in registered:
+    if action == "rest" and name in registered:
         return ("left alone: no list names it, and the ops inside follow their own rules",)
-    elif policy.rest == "inputs" and _core.refuses_mixed(name):
-        to = f"{eligible} go to the widest dtype among them: no list names it, and it refuses to mix them"
-    elif policy.rest == "inputs":
+    if action == "rest":
+        action = f"rest {policy.rest}" if policy.rest != "inputs" else "mixed" if _core.refuses_mixed(name) else ""
+    if not action:
         return ("left alone: no list names it and the policy leaves the rest to its inputs",)
-    elif policy.rest == "fp32":
-        to = f"{eligible} go to float32, if the op computes on them"
-    else:
-        to = (
-            "nothing but the first argument counts"
-            if norm
-            else f"{eligible} take the dtype of the first, if the op computes on two or more"
-        )
+    to = _ARGUMENTS[action][-1 if name in _core.NORMS else 0].format(low=policy._core.low_dtype)
     left_to_torch = dispatched and not _core.refuses_mixed(name)
     in_place = ", and calls in place" if left_to_torch else "; in place the target keeps its dtype"
     return to, f"left alone: calls with a float64 or complex tensor, with dtype= or with out={in_place}"

@@ -20,7 +20,7 @@ _NN = "torch.nn."
 
 def module_named(text: str) -> type[torch.nn.Module] | None:
     """The class of torch.nn by its name, with or without "torch" and "nn" before it; None for another text."""
-    found = getattr(torch.nn, text.removeprefix("torch.").removeprefix("nn."), None)
+    found = getattr(torch.nn, text.removeprefix("torch.nn.").removeprefix("nn."), None)
     return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
 
 

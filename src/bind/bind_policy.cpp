@@ -117,7 +117,11 @@ T from_dict(const py::dict& given) {
       if (field.required) throw py::type_error(std::string(field.key) + " is missing");
       return;
     }
-    from_python(given[field.key], values.*field.member);
+    try {
+      from_python(given[field.key], values.*field.member);
+    } catch (const py::cast_error&) {
+      throw std::invalid_argument(std::string(field.key) + " has a value of another type");
+    }
     ++known;
   });
   if (known != given.size()) throw py::type_error("a field is unknown");

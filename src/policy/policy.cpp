@@ -26,11 +26,9 @@ void check(const Entry& entry) {
     throw std::invalid_argument((where.empty() ? "" : where + ": ") + quoted(what) +
                                 std::string(why));
   };
-  if (!is_op_name(entry.op)) {
-    const bool condition = entry.op.find('@') != std::string::npos;
-    refuse(entry.op, condition ? kConditionRefused
-                               : " is not an op name. Letters, digits, _ and one dot are accepted");
-  }
+  if (!read_entry(entry.op)) refuse(entry.op, kConditionRefused);
+  if (!is_op_name(entry.op))
+    refuse(entry.op, " is not an op name. Letters, digits, _ and one dot are accepted");
   if (entry.modules.empty()) return;
   if (!is_module_pattern(entry.modules)) refuse(entry.modules, kModulesRefused);
   if (entry.list == Action::Error) {

@@ -280,7 +280,7 @@ def test_an_edit_foretells_the_error_that_is_left(kind):
     exact, edit = numbers(WIDE), report.edits()[0]
     assert edit.text == "+linear:fp32"
     assert edit.error == pytest.approx(off(numbers(policy), exact), rel=0.25)
-    assert edit.error_after == pytest.approx(off(numbers(policy.with_edits(edit.text)), exact), rel=0.4)
+    assert edit.error_after == pytest.approx(off(numbers(policy.with_edits(edit)), exact), rel=0.4)
     assert f"of the error of the outputs (estimated: {edit.error:.2g} -> {edit.error_after:.2g})" in edit.why
 
 

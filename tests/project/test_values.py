@@ -1,0 +1,73 @@
+"""Facts travel as values: entries, edits, rules and dtypes are text in their one parser and in what prints them alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What reads a value out of its text, and the files that may: where the text comes from a user, or is made.
+READS = {
+    "the low dtype of an entry": (
+        re.compile(r"""partition\(["']@["']\)|split\(["']@["']|find\(["']@["']\)"""),
+        {"habana_mp/_policy/edit.py", "src/policy/op_list.cpp"},
+    ),
+    "the modules of an entry": (
+        re.compile(
+            r"""partition\(["'] in ["']\)|split\(["'] in ["']\)|["'] in ["'] (not )?in\b|find\(["'] in ["']\)"""
+        ),
+        {"habana_mp/_policy/edit.py"},
+    ),
+    "the list of an edit": (
+        re.compile(
+            r"""(edit|edit\.text|text\[1:\])\.r?partition\(":"\)|endswith\(":(fp32|lower)"\)|removesuffix\(":(fp32|lower)"\)"""
+        ),
+        {"habana_mp/_policy/edit.py"},
+    ),
+    "the name of a dtype": (re.compile(r"""removeprefix\(["']torch\.["']\)"""), {"habana_mp/_cast.py"}),
+    "a rule or a policy": (
+        re.compile(r"str\([\w.]*(rule|policy|entry|edit)\)\.(r?partition|split|removeprefix|startswith)"),
+        set(),
+    ),
+    "an error": (
+        re.compile(r"(message|str\(error\)|str\(each\.message\))\.(r?partition|split|removeprefix|replace)\("),
+        set(),
+    ),
+}
+# The rows of reports still have the text of a rule, and their edits their text.
+OF_REPORTS = {"habana_mp/_report/findings/edits.py", "habana_mp/_report/findings/groups.py"}
+
+
+def sources() -> list[Path]:
+    found = [*ROOT.glob("habana_mp/**/*.py"), *ROOT.glob("src/**/*.cpp"), *ROOT.glob("src/**/*.h")]
+    return [path for path in found if "_built" not in path.parts]
+
+
+@pytest.mark.parametrize("what", READS)
+def test_it_is_read_in_one_place(what: str) -> None:
+    reads, allowed = READS[what]
+    found = {path.relative_to(ROOT).as_posix() for path in sources() if reads.search(path.read_text(encoding="utf-8"))}
+    assert found - allowed - OF_REPORTS == set()
+    assert allowed - found == set()  # a file that reads no more need not be named
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("the low dtype of an entry", 'op, _, low = name.partition("@")'),
+        ("the low dtype of an entry", "const std::size_t at = name.find('@');"),
+        ("the modules of an entry", 'name, _, modules = entry.partition(" in ")'),
+        ("the modules of an entry", 'if " in " not in name:'),
+        ("the list of an edit", 'kind = edit.text.rpartition(":")[2]'),
+        ("the list of an edit", 'edit.text[1:].removesuffix(":fp32")'),
+        ("the name of a dtype", 'low = str(policy.low_dtype).removeprefix("torch.")'),
+        ("a rule or a policy", 'rule = str(self.rule).partition(": ")[2]'),
+        ("an error", 'name = message.split("\'")[1]'),
+        ("an error", 'str(error).removeprefix("no file: ")'),
+    ],
+)
+def test_what_is_found(what: str, line: str) -> None:
+    """Lines that the sources had."""
+    assert READS[what][0].search(line)

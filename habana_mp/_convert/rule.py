@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import habana_mp._core as _core
-from habana_mp._policy.computing import computes_on
-from habana_mp._policy.homes import Home
+from habana_mp._policy.homes import Home, computes_on
 from habana_mp._policy.policy import Policy
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._policy.computing import aten_tensor_arguments
+from habana_mp._policy.homes import aten_tensor_arguments
 from habana_mp._policy.names import known_names
 
 _NN = "torch.nn."

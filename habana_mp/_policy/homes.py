@@ -1,7 +1,7 @@
 """Where the ops of torch live: every name through which Python code reaches one (D16).
 
 A home is an owner (a module, or torch.Tensor) and an attribute name. Knows nothing of policies; `candidates` in
-src/policy/names.h returns the names that carry the rule of a home.
+src/policy/names.h returns the names that carry the rule of a home. Which names compute at all is a table of src/policy/op_traits.cpp (D15).
 """
 
 from __future__ import annotations
@@ -138,3 +138,27 @@ def ops() -> list[tuple[Any, list[Home]]]:
         original = home.function()
         found.setdefault(id(original), (original, []))[1].append(home)
     return list(found.values())
+
+
+# Tensor methods and functions of torch.functional that are written in Python and compute; the others are protocol and shape.
+_PYTHON_COMPUTING = frozenset(
+    "norm stft istft lu cdist chain_matmul einsum tensordot pca_lowrank svd_lowrank __rsub__ __rdiv__ __rtruediv__ __pow__"
+    " __rpow__ __ipow__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __matmul__ __rmatmul__ __idiv__ __itruediv__".split()
+)
+
+
+@functools.cache
+def aten_tensor_arguments() -> dict[str, int]:
+    return _core.aten_tensor_arguments()
+
+
+def computes_on(home: Home, original: Callable[..., Any]) -> int:
+    """How many tensors the op computes on, at most: 0 for what D15 leaves out of the rest, 2 for "two or more"."""
+    name, own = home.name, home.attribute.removeprefix(home.prefix)
+    if not _core.computes(name):
+        return 0
+    if own in OPERATORS:
+        return 2 if own not in ("__neg__", "__abs__") else 1
+    if isinstance(original, types.FunctionType):
+        return 2 if home.owner is F or own in _PYTHON_COMPUTING else 0
+    return min(aten_tensor_arguments().get(name, aten_tensor_arguments().get(own, 0)), 2)

@@ -10,8 +10,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._core import Entry
-from habana_mp._policy.computing import aten_tensor_arguments
-from habana_mp._policy.homes import OPERATORS, homes, is_in_place
+from habana_mp._policy.homes import OPERATORS, aten_tensor_arguments, homes, is_in_place
 from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 

@@ -83,7 +83,7 @@ void from_python(py::handle given, std::optional<Action>& list) {
   const auto name = given.cast<std::string>();
   const auto found = std::ranges::find(kLists, name, action_name);
   if (found == kLists.end() && !name.empty())
-    throw std::invalid_argument(quoted(name) + " is not a list");
+    throw std::invalid_argument(habana_mp::quoted(name) + " is not a list");
   list = found == kLists.end() ? std::nullopt : std::optional(*found);
 }
 void from_python(py::handle given, std::vector<DType>& dtypes) {

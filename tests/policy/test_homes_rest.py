@@ -10,8 +10,7 @@ from home_calls import BF16, F16, F32, a
 
 import habana_mp._core as _core
 from habana_mp import hmp
-from habana_mp._policy import computing
-from habana_mp._policy.homes import homes
+from habana_mp._policy.homes import computes_on, homes
 
 
 def schemas():
@@ -38,7 +37,7 @@ def homes_in_rest(least):
     """Names of homes whose ops compute on at least so many tensors."""
     found = {}
     for home in homes():
-        if computing.computes_on(home, home.function()) >= least:
+        if computes_on(home, home.function()) >= least:
             found.setdefault(home.name, home.label)
     return found
 

@@ -23,8 +23,10 @@ def read_entry(text: str) -> Entry | None:
     return core.read_entry(encodable(text))
 
 
-def listed(text: str, title: str, file: str = "") -> Entry:
+def listed(text: object, title: str, file: str = "") -> Entry:
     """The entry of a list that is given as texts. A policy refuses one that is none."""
+    if not isinstance(text, str):
+        raise TypeError(f"{title} must be a list of op names such as 'relu', and has {text!r} in it")
     return (read_entry(text) or Entry(op=encodable(text))).replaced(list=title, file=file)
 
 

@@ -230,7 +230,7 @@ class Policy:
         for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
             if isinstance(ops, str):
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
-            named[title] = [_listed(op, title) for op in ops]
+            named[title] = [listed(op, title) for op in ops]
         low = low_name(low_dtype, "low_dtype")
         for key, text in (("rest", rest), ("name", name)):
             if not isinstance(text, str):
@@ -245,10 +245,10 @@ class Policy:
         """Return the same policy with edits of its lists.
 
         Args:
-            *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op into a list ("lower", "fp32", "promote" or
-                "error") and removes it from the others. "-mm" removes it from all lists. "+layer_norm@float16:fp32" and "-mm@bfloat16" edit
-                the lists for one low dtype and change nothing for the other. "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit
-                them for these modules.
+            *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op
+                into a list ("lower", "fp32", "promote" or "error") and removes it from the others. "-mm" removes it from all lists.
+                "+layer_norm@float16:fp32" and "-mm@bfloat16" edit the lists for one low dtype and change nothing for the other.
+                "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit them for these modules.
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
@@ -407,13 +407,6 @@ def _hint_of_name(text: str) -> str:
     if os.sep in text:
         return f" There is no folder {text!r:.200}."
     return near(text, presets(), most=1).removeprefix(".")
-
-
-def _listed(op: object, title: str) -> core.Entry:
-    """An entry given in code, such as "mul in *.rotary_emb"."""
-    if not isinstance(op, str):
-        raise TypeError(f"{title} must be a list of op names such as 'relu', and has {op!r} in it")
-    return listed(op, title)
 
 
 def with_files(

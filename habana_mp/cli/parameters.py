@@ -113,6 +113,11 @@ def new_file(ctx: click.Context, param: click.Parameter, path: str | None) -> st
     return str(file)
 
 
+def _list_option(name: str, purpose: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    about = f"A list file for {purpose}, or an edit of that list. Repeatable."
+    return click.option(name, multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help=about)
+
+
 def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given."""
 
@@ -123,20 +128,8 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             metavar="P",
             help=f"A preset, a folder, a gaudi_config.json or the text of a policy. {default}",
         )
-        @click.option(
-            "--lower",
-            multiple=True,
-            type=ListParameter(),
-            metavar="FILE|+OP|-OP",
-            help="A list file for the lower precision, or an edit of that list. Repeatable.",
-        )
-        @click.option(
-            "--fp32",
-            multiple=True,
-            type=ListParameter(),
-            metavar="FILE|+OP|-OP",
-            help="A list file for float32, or an edit of that list. Repeatable.",
-        )
+        @_list_option("--lower", "the lower precision")
+        @_list_option("--fp32", "float32")
         @click.option(
             "--edit",
             "edits",

@@ -193,8 +193,10 @@ class Policy:
             ValueError: a line is not an op name, or both files name the same op. The message has ``path:line``.
             OSError: a file cannot be read.
         """
-        given = zip(LISTS, (lower, fp32, promote), strict=True)
-        files = {name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given if path}
+        given = {"lower": lower, "fp32": fp32, "promote": promote}
+        files = {
+            name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given.items() if path
+        }
         start = base if isinstance(base, Policy) else cls.load(base)
         return with_files(start, files, low_dtype, strict=strict)
 
@@ -227,7 +229,7 @@ class Policy:
             TypeError: a list is a single string, or has in it what is no string; ``rest`` or ``name`` is not a string.
         """
         named: dict[str, list[core.Entry]] = {}
-        for title, ops in zip(LISTS, (lower, fp32, promote), strict=True):
+        for title, ops in {"lower": lower, "fp32": fp32, "promote": promote}.items():
             if isinstance(ops, str):
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [listed(op, title) for op in ops]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.rows import Row, table
 from torch import nn
 from torch.nn import functional

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from harness.command import Report, run
+from harness.command import run
 from harness.device import DEVICE, DEVICES, placed, thread_counts
+from harness.pages import Report
 from harness.pictures import INK
 from harness.rows import Row, elements, table_of
 from harness.timing import shortest, take_turns, timer

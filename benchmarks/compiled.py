@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from harness.timing import shortest, take_turns
 from subjects import model_zoo, steps

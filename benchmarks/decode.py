@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness.command import Report, run
+from harness.command import run
 from harness.device import DEVICE, DEVICES, placed, thread_counts
+from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from harness.timing import clock, take_turns
 from subjects import model_zoo

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.pictures import INK
 from harness.rows import Row, elements, table, table_of
 from matplotlib.figure import Figure

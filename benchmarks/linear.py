@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.rows import Row, table
 from harness.timing import take_turns
 from subjects.variants import converted

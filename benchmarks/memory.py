@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from harness.command import Report, run
+from harness.command import run
 from harness.device import DEVICE, DEVICES
+from harness.pages import Report
 from harness.rows import Row, table_of
 from harness.timing import shortest, take_turns, timer
 from subjects.variants import autocast, converted

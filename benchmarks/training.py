@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from harness.command import Report, run
+from harness.command import run
 from harness.device import DEVICES, thread_counts
+from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model

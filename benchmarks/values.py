@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import transformers
-from harness.command import Report, run
+from harness.command import run
+from harness.pages import Report
 from harness.rows import Row, table, table_of
 from harness.timing import take_turns
 from subjects.faults import commands, differences, plants, ranges

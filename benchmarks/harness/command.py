@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,22 +15,7 @@ from harness import device, pages
 from harness.device import DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from harness.rows import Row
-    from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Report:
-    """A section of a page of docs/: its rows, the text that shows them, and pictures that its text shows, drawn if they are asked for."""
-
-    title: str
-    rows: list[Row]
-    text: str
-    pictures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
-    page: str = "benchmarks-tables"
-    head: str = pages.TABLES_HEAD  # of the page
+    from collections.abc import Callable
 
 
 def machine() -> str:
@@ -46,7 +31,7 @@ def machine() -> str:
     )
 
 
-def run(description: str | None, measure: Callable[[bool], Report], devices: tuple[str, ...] = ("cpu",)) -> None:
+def run(description: str | None, measure: Callable[[bool], pages.Report], devices: tuple[str, ...] = ("cpu",)) -> None:
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0], parents=[device.parser])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness import goals, pictures, results, summary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from harness.command import Report
+    from harness.rows import Row
+    from matplotlib.figure import Figure
 
 TABLES_HEAD = (
     "# Tables of the benchmarks\n\n"
@@ -47,6 +50,18 @@ ORDER = (
     "Values",
     "Tuning",
 )
+
+
+@dataclass(frozen=True)
+class Report:
+    """A section of a page of docs/: its rows, the text that shows them, and pictures that its text shows, drawn if they are asked for."""
+
+    title: str
+    rows: list[Row]
+    text: str
+    pictures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    page: str = "benchmarks-tables"
+    head: str = TABLES_HEAD  # of the page
 
 
 def write(root: Path, report: Report, machine: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -139,9 +139,7 @@ def draw_dots(axes: Axes, ratios: dict[tuple[int, str], float]) -> None:
 
 def set_range(axes: Axes, ratios: list[float]) -> None:
     """From below the smallest to above the largest, with marks at powers of two; the axes of all panels are one."""
-    low, high = math.log2(min(*ratios, 0.7)) - 0.15, math.log2(max(*ratios, 1.42)) + 0.15
     axes.set_xscale("log", base=2)
-    axes.set_xlim(2**low, 2**high)
-    marks = [mark for mark in range(math.ceil(low), math.floor(high) + 1) if mark % math.ceil((high - low) / 6) == 0]
-    axes.set_xticks([2.0**mark for mark in marks], [f"{2**mark}" if mark >= 0 else f"1/{2**-mark}" for mark in marks])
+    axes.set_xlim(min(*ratios, 0.7) / 1.1, max(*ratios, 1.42) * 1.1)
+    axes.xaxis.set_major_formatter(lambda mark, _: str(Fraction(mark)))
     axes.minorticks_off()

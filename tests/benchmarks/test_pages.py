@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import goals, pages, results, summary
-from harness.command import Report
+from harness.pages import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of, table_of_comparisons
 
 ROOT = Path(__file__).parent.parent.parent

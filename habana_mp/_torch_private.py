@@ -1,127 +1,23 @@
 """The private names of torch that this package relies on, by the feature that needs them; src/base/torch_private.h has those of C++.
 
-Nothing else in the package writes one (tests/project/test_torch_private.py). A name is looked for when its feature is used first, and
-those that a class or a constant needs at import. Where torch has it no more, that feature is off, says so once in a warning or in its
-error, and all else works. ``WHAT_STAYS`` at the end lists what of torch stays changed after ``revert``.
+Nothing else in the package writes one (tests/project/test_torch_private.py). Where torch has a name no more, the feature that needs it is
+off (habana_mp/_feature.py). tests/project/test_what_stays.py lists what of torch stays changed after ``revert``.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from habana_mp._show.warning import warn
+from habana_mp._feature import Feature, the_generator
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_MISSING: Any = object()
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-
-
-class Feature:
-    """What works by private names. ``lost`` says what is without them; the names have short ones here.
-
-    A path is "module:attribute.attribute", and may end in "()._name" for what instances have, or "(name)" for a parameter.
-    """
-
-    def __init__(self, lost: str, /, **paths: str) -> None:
-        self.lost = lost
-        self.paths = paths
-        self._has_warned = False
-        self._works: bool | None = None
-
-    @property
-    def works(self) -> bool:
-        """Whether all names are there; warns where one is not."""
-        # Kept by hand: up to Python 3.11 functools has a lock for that, which a forked process may inherit taken.
-        if self._works is None:
-            missing = self._missing()
-            if missing:
-                self._warn(missing)
-            self._works = not missing
-        return self._works
-
-    def need(self) -> None:
-        """Raises RuntimeError where a name is not there."""
-        if missing := self._missing():
-            raise RuntimeError(_words(missing, self.lost))
-
-    def get(self, name: str) -> Any:
-        """What torch has there now; None, and no warning, where it has nothing."""
-        value = _find(self.paths[name])
-        return None if value is _MISSING else value
-
-    def place(self, name: str) -> tuple[Any, str]:
-        """Owner and attribute, for what is patched."""
-        owner, _, attribute = self.paths[name].replace(":", ".").rpartition(".")
-        module, _, path = self.paths[name].partition(":")
-        return _find(f"{module}:{path.rpartition('.')[0]}") if "." in path else sys.modules[owner], attribute
-
-    def of(self, instance: Any, name: str, *default: Any) -> Any:
-        """An attribute of an instance. Without it the default, with a warning, or RuntimeError."""
-        try:
-            # Interned: Python's cache of attributes keeps each string that it is asked for.
-            return getattr(instance, sys.intern(self.paths[name].rpartition(".")[2]))
-        except AttributeError:
-            if not default:
-                raise RuntimeError(_words(self.paths[name], self.lost)) from None
-            self._warn(self.paths[name])
-            return default[0]
-
-    def __getattr__(self, name: str) -> Any:
-        """What torch has there now. Raises RuntimeError where it has nothing."""
-        if name not in self.__dict__.get("paths", ()):
-            raise AttributeError(name)
-        value = _find(self.paths[name])
-        if value is _MISSING:
-            raise RuntimeError(_words(self.paths[name], self.lost))
-        return value
-
-    def _missing(self) -> str:
-        return next((path for path in self.paths.values() if _find(path) is _MISSING), "")
-
-    def _warn(self, path: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warn(_words(path, self.lost))
-
-
-def _find(path: str) -> Any:
-    module, _, name = path.partition(":")
-    name, _, rest = name.partition("(")
-    try:
-        found: Any = functools.reduce(getattr, filter(None, name.split(".")), _imported(module))
-    except (ImportError, AttributeError):
-        return _MISSING
-    if rest.endswith(")") and rest != ")":
-        return found if rest[:-1] in inspect.signature(found).parameters else _MISSING
-    return found
-
-
-def _imported(name: str) -> Any:
-    """Without the lock that Python 3.10 takes for a module that is there already: a process forked meanwhile would wait for it for ever."""
-    module = sys.modules.get(name)
-    is_whole = module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return module if is_whole else importlib.import_module(name)
-
-
-def _the_generator(*paths: str) -> str:
-    """The path of the first that is a generator function; all, which torch then has not, where none is."""
-    return next((path for path in paths if inspect.isgeneratorfunction(_find(path))), " or ".join(paths))
-
-
-def _words(path: str, lost: str) -> str:
-    root = path.partition(":")[0].partition(".")[0]
-    version = getattr(sys.modules.get(root), "__version__", None)
-    who = f"{root} {version}" if version else f"Python {sys.version.partition(' ')[0]}"
-    return f"{who} has no {path.replace(':', '.').replace('()', '')}: {lost}"
 
 
 # Regions of autocast
@@ -224,7 +120,7 @@ ONNX_DECOMPOSITIONS = Feature(
 # callers call themselves. The one that recomputes is a generator.
 CHECKPOINT = Feature(
     "torch.utils.checkpoint(use_reentrant=False) recomputes under the policy of the backward pass",
-    generator=_the_generator(
+    generator=the_generator(
         "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
         "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
     ),
@@ -354,8 +250,6 @@ FOREACH = Feature(
     **{name: f"torch:_foreach_{name}" for name in "lerp_ mul_ addcmul_ sqrt div div_ add_ norm".split()},
 )
 
-FEATURES = {name: value for name, value in globals().items() if isinstance(value, Feature)}
-
 
 class _NoDecorator:
     def __call__(self, *_: Any) -> Any:
@@ -469,63 +363,3 @@ def one_frame_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     if len(args) > 1:
         return (args[0], args[1] + 1, *args[2:]), kwargs
     return args, kwargs | {"_frames_up": kwargs.get("_frames_up", 0) + 1}
-
-
-class Change(NamedTuple):
-    """Something of torch that is not put back."""
-
-    name: str
-    by: str  # "import", "convert", "autocast", "set_policies" or "gaudi"
-    why: str
-
-
-_THREADS = "regions belong to threads, and none knows whether it is the last"
-
-# What stays changed in torch when no conversion and no region is in force, and why. Nothing else does.
-WHAT_STAYS = (
-    *(
-        change
-        for by in ("convert", "autocast")
-        for change in (
-            Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
-            Change("sys.meta_path", by, "one finder, until that module is imported"),
-        )
-    ),
-    *(
-        (
-            Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}"),
-            Change("sys.meta_path", "autocast", "one finder, until that module is imported"),
-        )
-        if VERSION < (2, 13)
-        else ()
-    ),
-    Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
-    Change("torch.library", "import", "has the fake kernels of our ops for weights; graphs may hold these ops"),
-    Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
-    Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
-    Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
-    Change("sys.meta_path", "convert", "one finder, until Dynamo is imported: for the two above"),
-    Change("torch._library.utils.handle_dispatch_mode", "autocast", f"{_THREADS}; outside of regions it calls torch's own"),
-    Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
-    Change("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "autocast", "our key is in it; no call has the key outside of regions"),
-    Change("torch._ops._higher_order_ops", "autocast", "each passes our key by, which torch cannot take back"),
-    Change(CHECKPOINT.paths["generator"].replace(":", "."), "autocast", f"{_THREADS}; a backward pass may still recompute"),
-    Change(f"{COMPOSABLE_CHECKPOINT}.{CHECKPOINT.place('generator')[1]}", "autocast", "the same function, which it imports"),
-    Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
-    Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
-    Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
-    Change("torch._C._to_dlpack", "autocast", "as those of torch.Tensor"),
-    Change("torch.to_dlpack", "autocast", "the same function"),
-    Change("torch.utils.dlpack.to_dlpack", "autocast", "the same function"),
-    Change("torch._C._to_dlpack_versioned", "autocast", "as those of torch.Tensor"),
-    Change("torch._C._autograd._unsafe_set_version_counter", "autocast", "as those of torch.Tensor"),
-    Change("torch.optim.optimizer._global_optimizer_post_hooks", "autocast", "as those of torch.Tensor"),
-    Change("torch.optim.optimizer.Optimizer.profile_hook_step", "autocast", f"{_THREADS}; what it wraps, and has wrapped, runs without casts"),
-    Change("torch.optim.lr_scheduler", "autocast", "the steps of schedulers, as those of optimizers"),
-    Change("torch.optim.swa_utils.AveragedModel.update_parameters", "autocast", "as the steps of optimizers"),
-    Change("torch.amp.grad_scaler.GradScaler", "autocast", "scale, unscale_, step and update, as the steps of optimizers"),
-    Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
-    Change("the C slot of torch.nn.Module._call_impl", "set_policies", "copies of a model may hold policies; other modules are called as before"),
-    Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
-    Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),
-)  # fmt: skip

@@ -16,8 +16,8 @@ from habana_mp._torch_private import AOT_CACHE, AOT_CACHE_KEYS, FASTPATH, HIGHER
 
 def prepare() -> None:
     """What regions need without a conversion too: activation checkpointing recomputes under the region of its forward, the steps of
-    optimizers run without casts, and the fused encoder layer of inference, which no policy can see into, is not taken inside. WHAT_STAYS
-    of habana_mp/_torch_private.py says why nothing of it is undone.
+    optimizers run without casts, and the fused encoder layer of inference, which no policy can see into, is not taken inside.
+    tests/project/test_what_stays.py says why nothing of it is undone.
     """
     checkpointing.serve()
     training_step.serve()

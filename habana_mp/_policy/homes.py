@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 
 import habana_mp._core as _core
-from habana_mp._torch_private import FFT, FUNCTIONS, LINALG, NN, SPECIAL, VF, Feature
+from habana_mp._feature import Feature
+from habana_mp._torch_private import FFT, FUNCTIONS, LINALG, NN, SPECIAL, VF
 
 
 class Home(NamedTuple):

@@ -24,12 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import _torch_private
+from habana_mp._feature import Feature
 from habana_mp._scope import checkpointing
-from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT, FEATURES, Feature
+from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("torch_private")
 
 ROOT = Path(__file__).parent.parent.parent
+FEATURES = {name: value for name, value in vars(_torch_private).items() if isinstance(value, Feature)}
 NAMES = [(feature, name) for feature, value in FEATURES.items() for name in value.paths]
 OF_INSTANCES = [(feature, name) for feature, name in NAMES if "()" in FEATURES[feature].paths[name]]
 OTHERS = [row for row in NAMES if row not in OF_INSTANCES]
@@ -259,8 +261,8 @@ def run(path, use):
         delattr(bases[0] if bases else owner, last)
     import habana_mp
     from habana_mp import hmp
-    from habana_mp._torch_private import FEATURES
-    feature = next(f for f in FEATURES.values() if f.lost == lost)
+    from habana_mp import _torch_private
+    feature = next(f for f in vars(_torch_private).values() if getattr(f, "lost", None) == lost)
     hmp.convert()
     dtype = torch.nn.functional.linear(torch.ones(2, 4), torch.ones(3, 4)).dtype
     if use:

@@ -1,4 +1,4 @@
-"""What ``import``, ``convert`` and ``revert``, and a first region change in torch for good: WHAT_STAYS of habana_mp/_torch_private.py."""
+"""What ``import``, ``convert`` and ``revert``, and a first region change in torch for good: WHAT_STAYS, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,12 +6,73 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from habana_mp._torch_private import AOT_CACHE, ONNX, WHAT_STAYS
+from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, ONNX, VERSION
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+class Change(NamedTuple):
+    """Something of torch that is not put back."""
+
+    name: str
+    by: str  # "import", "convert", "autocast", "set_policies" or "gaudi"
+    why: str
+
+
+_THREADS = "regions belong to threads, and none knows whether it is the last"
+
+WHAT_STAYS = (
+    *(
+        change
+        for by in ("convert", "autocast")
+        for change in (
+            Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
+            Change("sys.meta_path", by, "one finder, until that module is imported"),
+        )
+    ),
+    *(
+        (
+            Change(f"{AOT_CACHE}.AOTAutogradCacheDetails", "autocast", f"its keys hold the dtypes of autocast; {_THREADS}"),
+            Change("sys.meta_path", "autocast", "one finder, until that module is imported"),
+        )
+        if VERSION < (2, 13)
+        else ()
+    ),
+    Change("torch.autograd.graph.Node", "import", "knows the type of our backward node as one of its own; graphs may hold nodes"),
+    Change("torch.library", "import", "has the fake kernels of our ops for weights; graphs may hold these ops"),
+    Change("torch._dynamo.trace_rules._lookup_inner", "convert", "a patched op may be held by a program; without it, Dynamo took the op for torch's own"),
+    Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
+    Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
+    Change("sys.meta_path", "convert", "one finder, until Dynamo is imported: for the two above"),
+    Change("torch._library.utils.handle_dispatch_mode", "autocast", f"{_THREADS}; outside of regions it calls torch's own"),
+    Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
+    Change("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "autocast", "our key is in it; no call has the key outside of regions"),
+    Change("torch._ops._higher_order_ops", "autocast", "each passes our key by, which torch cannot take back"),
+    Change(CHECKPOINT.paths["generator"].replace(":", "."), "autocast", f"{_THREADS}; a backward pass may still recompute"),
+    Change(f"{COMPOSABLE_CHECKPOINT}.{CHECKPOINT.place('generator')[1]}", "autocast", "the same function, which it imports"),
+    Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
+    Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
+    Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
+    Change("torch._C._to_dlpack", "autocast", "as those of torch.Tensor"),
+    Change("torch.to_dlpack", "autocast", "the same function"),
+    Change("torch.utils.dlpack.to_dlpack", "autocast", "the same function"),
+    Change("torch._C._to_dlpack_versioned", "autocast", "as those of torch.Tensor"),
+    Change("torch._C._autograd._unsafe_set_version_counter", "autocast", "as those of torch.Tensor"),
+    Change("torch.optim.optimizer._global_optimizer_post_hooks", "autocast", "as those of torch.Tensor"),
+    Change("torch.optim.optimizer.Optimizer.profile_hook_step", "autocast", f"{_THREADS}; what it wraps, and has wrapped, runs without casts"),
+    Change("torch.optim.lr_scheduler", "autocast", "the steps of schedulers, as those of optimizers"),
+    Change("torch.optim.swa_utils.AveragedModel.update_parameters", "autocast", "as the steps of optimizers"),
+    Change("torch.amp.grad_scaler.GradScaler", "autocast", "scale, unscale_, step and update, as the steps of optimizers"),
+    Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
+    Change("the C slot of torch.nn.Module._call_impl", "set_policies", "copies of a model may hold policies; other modules are called as before"),
+    Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
+    Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),
+)  # fmt: skip
+
 
 # Everything that torch's modules and classes hold, by name: identity, and what lists, dicts and sets hold. What a run itself fills
 # (caches, counters) is there before, because the same runs without the package first.

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from namespaces import BF16
 from torch import nn
 
-from habana_mp import _core, _torch_private, hmp
+from habana_mp import _core, hmp
+from habana_mp._feature import Feature
 
 FORKS = 40
 X = torch.ones(64, 64)
@@ -59,7 +60,7 @@ def frees_large_results():
 
 
 def asks_for_a_private_name():
-    assert _torch_private.Feature("nothing", mm="torch:mm").works
+    assert Feature("nothing", mm="torch:mm").works
 
 
 def fork(work):

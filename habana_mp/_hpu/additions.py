@@ -15,7 +15,7 @@ import torch.distributed
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
 from habana_mp._cast import dtype_named
-from habana_mp._hpu import torch_hpu
+from habana_mp._hpu import cpu_device, torch_hpu
 from habana_mp._hpu.torch_hpu import Device, plain
 from habana_mp._torch_private import HPU_BACKEND, LOAD
 
@@ -93,7 +93,7 @@ def _recorded(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def record_stream(self: torch.Tensor, stream: Any) -> None:
         # The stream of CPU is none of torch's, and no memory is given back before its work has ended.
-        if not isinstance(stream, torch_hpu.CpuStream):
+        if not isinstance(stream, cpu_device.Stream):
             original(self, stream)
 
     return record_stream

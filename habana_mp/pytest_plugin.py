@@ -7,8 +7,8 @@ pytest would then import torch for every project in the environment.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -108,11 +108,4 @@ def _difference(seen: CastReport, counts: dict[tuple[str, str], tuple[int, int]]
     for (op, dtype), (_, got) in counts.items():
         if got:
             actual.setdefault(op, {})[dtype] = got
-    return "\n".join([*lines, "all casts, as assert_casts takes them:", f"  {_dict_text(actual)}"])
-
-
-def _dict_text(value: Any) -> str:
-    """As black and ruff write it, with double quotes."""
-    import json
-
-    return json.dumps(value)
+    return "\n".join([*lines, "all casts, as assert_casts takes them:", f"  {json.dumps(actual)}"])

@@ -117,7 +117,7 @@ def put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> Policies
     _remove(model.modules())
     handles = []
     for module, (path, value) in by_module.items():
-        hook = _Hook(path, value)
+        hook = PolicyHook(path, value)
         leave = _Leave(hook)
         handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, always_call=True))
@@ -150,7 +150,7 @@ class PoliciesHandle:
 
 def is_ruled(module: torch.nn.Module) -> bool:
     """Whether it has a policy of its own."""
-    return any(isinstance(hook, _Hook) for hook in SET_POLICIES.of(module, "before").values())
+    return any(isinstance(hook, PolicyHook) for hook in SET_POLICIES.of(module, "before").values())
 
 
 def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | None:
@@ -162,7 +162,7 @@ def policy_of_module(module: torch.nn.Module) -> tuple[str, Policy | None] | Non
         names = paths[id(module)].split(".") if paths[id(module)] else []
         for depth in range(len(names), -1, -1):  # the innermost one is in force
             for hook in SET_POLICIES.of(model.get_submodule(".".join(names[:depth])), "before").values():
-                if isinstance(hook, _Hook):
+                if isinstance(hook, PolicyHook):
                     return hook.path, hook.policy
     return None
 
@@ -227,11 +227,11 @@ def chosen_by_lines(model: torch.nn.Module, lines: ModuleLines) -> dict[str, Pol
 def _remove(modules: Iterable[torch.nn.Module]) -> None:
     for module in modules:
         for hooks in (SET_POLICIES.of(module, "before"), SET_POLICIES.of(module, "after")):
-            for number in [number for number, hook in hooks.items() if isinstance(hook, (_Hook, _Leave))]:
+            for number in [number for number, hook in hooks.items() if isinstance(hook, (PolicyHook, _Leave))]:
                 del hooks[number]
 
 
-class _Hook:
+class PolicyHook:
     """The policy of a module. As torch calls it, before the forward, it is in force already but in traced code."""
 
     def __new__(cls, *_: Any) -> Self:
@@ -283,14 +283,13 @@ class _Hook:
         return contextlib.nullcontext() if region is None else region
 
 
-_core.set_policy_hook(_Hook)
-PolicyHook = _Hook  # models that were pickled know it by the other name
+_core.set_policy_hook(PolicyHook)
 
 
 class _Leave:
     """After a module's forward in traced code: leaves what the hook before it has entered."""
 
-    def __init__(self, hook: _Hook) -> None:
+    def __init__(self, hook: PolicyHook) -> None:
         self.hook = hook
 
     def __call__(self, *_: Any) -> None:

@@ -34,7 +34,7 @@ HOMES: Mapping[str, str] = {
     f"{TORCH}.dynamo": "",
     f"{TORCH}.dynamo.compile_backend": "",
     f"{TORCH}.dynamo.compile_backend.experimental": "",
-    f"{TORCH}.gpu_migration": f"{_OURS}.gpu_migration",
+    f"{TORCH}.gpu_migration": "",  # on Gaudi its import takes "cuda" for "hpu"; here "cuda" stays what it is
     f"{TORCH}.hpex": f"{_OURS}.hpex",
     f"{TORCH}.hpex.experimental": "",
     f"{TORCH}.hpex.experimental.transformer_engine": f"{_OURS}.hpex.transformer_engine",

@@ -9,4 +9,4 @@ __all__ = ["get_device_count", "hpu"]
 
 def get_device_count() -> int:
     """How many devices "hpu" stands for: 1 for CPU."""
-    return hpu.device_count()
+    return int(hpu.device_count())

@@ -11,16 +11,10 @@ Example:
     'cpu'
 """
 
-import sys
-
 from habana_mp import hmp
 from habana_mp._gaudi import importer
-from habana_mp._gaudi.hpex import lamb, optimizers
 
 __all__ = ["hmp"]
-
-# Where pickled optimizers of before look for their classes.
-sys.modules[f"{__name__}.optimizers"], sys.modules[f"{__name__}._lamb"] = optimizers, lamb
 
 importer.install()
 importer.make_ready()

@@ -325,13 +325,6 @@ def test_transformers_still_sees_no_gaudi() -> None:
 # --- What it does
 
 
-@pytest.mark.parametrize("module", ["optimizers", "_lamb"])
-def test_an_optimizer_that_was_pickled_before_the_modules_moved(module: str) -> None:
-    text = f"import pickle; print(pickle.loads(b'chabana_mp.gaudi.{module}\\nFusedLamb\\n.').__name__)"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "FusedLamb", done.stderr
-
-
 def test_memory_figures() -> None:
     shown = run("""
         import torch

@@ -27,8 +27,9 @@ from habana_mp._convert.traced_weights import (
     weights_of,
 )
 from habana_mp._scope import traced
-from habana_mp._scope.disable_casts import CASTS_OFF, convert_off
-from habana_mp._torch_private import MKLDNN, run_while_traced, set_autocast_enabled
+from habana_mp._scope.disable_casts import convert_off
+from habana_mp._scope.without_casts import CastsSwitched
+from habana_mp._torch_private import MKLDNN, run_while_traced
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
 DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
@@ -101,7 +102,7 @@ class PatchedOp:
         elif cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
         if form.python and rule.listed and rule.action in (LOWER, FP32):
-            with _AtomicOp():
+            with CastsSwitched(off=True):  # D19
                 return self.original(*args, **kwargs)
         # torch.compile takes some of torch's Python functions for one op, which calls no patched op.
         if (form.compound or (self.is_compound and torch.compiler.is_dynamo_compiling())) and not rule.listed:
@@ -191,16 +192,6 @@ def patched_op(
         op.__doc__ = original.__doc__
         patched_ops[id(original)] = op
     return op
-
-
-class _AtomicOp:
-    """Casts off while a listed op that is a Python function runs (D19), in traced code."""
-
-    def __enter__(self) -> None:
-        set_autocast_enabled(CASTS_OFF, True)
-
-    def __exit__(self, *exc: object) -> None:
-        set_autocast_enabled(CASTS_OFF, False)
 
 
 class _InsideCompound:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from habana_mp._show.units import printable
 from habana_mp._show.units import share as percent
-from habana_mp._show.writing import naming
+from habana_mp._show.writing import written
 
 if TYPE_CHECKING:
     import graphviz
@@ -99,9 +99,7 @@ class Drawing:
         form = Path(path).suffix.lower().removeprefix(".")
         if form not in {"svg", "png"}:
             raise ValueError(f"{os.fspath(path)!r}: the name of a drawing must end in .svg or .png")
-        picture = self._rendered(form)
-        with naming(path):
-            Path(path).write_bytes(picture)
+        written(self._rendered(form), path)
 
     def __repr__(self) -> str:
         casts = sum(node.casts for node in self.nodes)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
-from habana_mp._show.writing import written
+from habana_mp._show.writing import Document
 
 _MOST_ROWS = 12
 _MOST_NAMES = 6
@@ -96,7 +94,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Document):
     """The result of ``compare``: run a and run b side by side. ``print`` and ``to_html`` show it.
 
     Attributes:
@@ -206,34 +204,10 @@ class Comparison:
         values: dict[str, Any] = _plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
         return values
 
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return ``to_dict`` as JSON text.
-
-        Args:
-            path: a file that gets the text, too.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        return written(json.dumps(self.to_dict(), indent=1), path)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return one HTML page that needs no network.
-
-        Args:
-            path: a file that gets the page, too.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+    def _page(self) -> str:
         from habana_mp._evidence.page import page
 
-        return written(page(self), path)
-
-    def _repr_html_(self) -> str:
-        from habana_mp._show.html import framed
-
-        return framed(self.to_html())
+        return page(self)
 
 
 def _indented(row: Difference) -> str:

@@ -31,14 +31,14 @@ from habana_mp._report.schedule import Schedule
 from habana_mp._report.shown.exports import chrome_trace, scalars
 from habana_mp._report.values import named
 from habana_mp._scope import in_force
-from habana_mp._show.writing import written
+from habana_mp._show.writing import Document, written
 from habana_mp._watch.modules import unwatch_modules, watch_modules
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class CastReport(MeasuredReport):
+class CastReport(Document, MeasuredReport):
     """The casts in a ``with hmp.report()`` block, on all threads. ``report`` and ``CastReport.load`` make it.
 
     You can read the counts inside the block, too. After the block they do not change. ``print`` shows a table, and notebooks show the
@@ -222,31 +222,10 @@ class CastReport(MeasuredReport):
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
         return self._named(_core.report_values(self._open), time.perf_counter() - self._began)
 
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the report as JSON text. ``CastReport.load`` reads it back.
-
-        Args:
-            path: a file that gets the text, too.
-
-        Raises:
-            OSError: the file cannot be written.
-            RuntimeError: the report was never entered.
-        """
-        return written(json.dumps(self.to_dict(), indent=1), path)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the report as one HTML page that needs no network.
-
-        Args:
-            path: a file that gets the page, too.
-
-        Raises:
-            OSError: the file cannot be written.
-            RuntimeError: the report was never entered.
-        """
+    def _page(self) -> str:
         from habana_mp._report.shown.page import page
 
-        return written(page(self.to_dict()), path)
+        return page(self.to_dict())
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the casts in time as JSON for chrome://tracing and Perfetto.
@@ -370,11 +349,6 @@ class CastReport(MeasuredReport):
             return "<CastReport, not begun>"
         values = self.to_dict()
         return f"<CastReport: {values['casts']} casts, {values['cache_hits']} of them from the weight cache, {len(values['rows'])} rows>"
-
-    def _repr_html_(self) -> str:
-        from habana_mp._show.html import framed
-
-        return framed(self.to_html())
 
     def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
         values = named(counted, seconds, self.title, self._low if self._measures else "", self._projected_squares)

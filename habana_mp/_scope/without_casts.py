@@ -35,7 +35,7 @@ def step_without_casts(step: _Function) -> _Function:
             args = (with_casts_off(args[0], off), *args[1:])
         elif callable(kwargs.get("closure")):
             kwargs = {**kwargs, "closure": with_casts_off(kwargs["closure"], off)}
-        with _Switched(True):
+        with CastsSwitched(True):
             return step(self, *args, **kwargs)
 
     return _remembered(run, step)
@@ -45,13 +45,13 @@ def with_casts_off(function: _Function, off: bool) -> _Function:
     """A function whose calls run with casts off, or on, whatever the caller has."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Switched(off):
+        with CastsSwitched(off):
             return function(*args, **kwargs)
 
     return functools.update_wrapper(run, function) if hasattr(function, "__dict__") else run
 
 
-class _Switched:
+class CastsSwitched:
     """Casts off, or on, in a with block. C runs in place of its methods but in traced code, as in those of ``disable_casts``."""
 
     def __init__(self, off: bool) -> None:
@@ -66,7 +66,7 @@ class _Switched:
         set_autocast_enabled(CASTS_OFF, self._before)
 
 
-_core.run_switch_in_c(_Switched.__enter__, _Switched.__exit__)
+_core.run_switch_in_c(CastsSwitched.__enter__, CastsSwitched.__exit__)
 
 
 def made_of(function: _Function) -> _Function:

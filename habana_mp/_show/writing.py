@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, TypeVar
+
+_Content = TypeVar("_Content", str, bytes)
 
 
-def written(text: str, path: str | os.PathLike[str] | None) -> str:
-    """The text, which a file gets too if there is a path. Raises OSError with the path."""
+def written(content: _Content, path: str | os.PathLike[str] | None) -> _Content:
+    """The text or the bytes, which a file gets too if there is a path.
+
+    An OSError has the path. Python gives it to those of opening a file, and not to those of writing, such as of a full disk.
+    """
     if path is not None:
-        with naming(path):
-            Path(path).write_text(text, encoding="utf-8")
-    return text
+        try:
+            Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            error.filename = os.fspath(path) if error.filename is None else error.filename
+            raise
+    return content
 
 
-@contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError has the path. Python gives it to those of opening a file, and not to those of writing, such as of a full disk."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = os.fspath(path) if error.filename is None else error.filename
-        raise
+class Document:
+    """A result that is written as JSON and as a page for the browser, and that a notebook shows as the page."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        raise NotImplementedError
+
+    def _page(self) -> str:
+        raise NotImplementedError
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return ``to_dict`` as JSON text.
+
+        Args:
+            path: a file that gets the text, too.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return written(json.dumps(self.to_dict(), indent=1), path)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return one HTML page that needs no network.
+
+        Args:
+            path: a file that gets the page, too.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return written(self._page(), path)
+
+    def _repr_html_(self) -> str:
+        from habana_mp._show.html import framed
+
+        return framed(self.to_html())

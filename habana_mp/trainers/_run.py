@@ -104,15 +104,18 @@ class Run:
                 revert() if policy is None else convert(policy=policy, isVerbose=verbose)
 
 
-@contextmanager
-def casts_on() -> Iterator[None]:
-    """Casts of this thread, also inside of ``disable_casts``."""
-    off = _core.casts_off()
-    _core.set_casts_off(False)
-    try:
-        yield
-    finally:
-        _core.set_casts_off(off)
+class HasRun:
+    """The policy and the report of a trainer's run."""
+
+    _run: Run
+
+    @property
+    def policy(self) -> Policy:
+        return self._run.policy
+
+    @property
+    def report(self) -> CastReport | None:
+        return self._run.counted
 
 
 def patch(owner: Any, name: str, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
-from habana_mp._report.cast_report import CastReport
-from habana_mp.trainers._run import Run, needs, refuse
+from habana_mp._show.writing import written
+from habana_mp.trainers._run import HasRun, Run, needs, refuse
 
 with needs("accelerate"):
     from accelerate import Accelerator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FILE = "habana_mp_policy.json"
 
 
-class HMPHook:
+class HMPHook(HasRun):
     """Mixed precision by a policy, in place of ``Accelerator(mixed_precision="bf16")``.
 
     The policy is in force from here on, as after ``hmp.convert``. ``accelerator.end_training()``, ``hook.remove()`` or the end of a
@@ -71,14 +71,6 @@ class HMPHook:
         ]
         accelerator.end_training = self._end_training
 
-    @property
-    def policy(self) -> Policy:
-        return self._run.policy
-
-    @property
-    def report(self) -> CastReport | None:
-        return self._run.counted
-
     def remove(self) -> None:
         """Put in force what was before, and leave the accelerator as it was. A second call does nothing."""
         vars(self._accelerator).pop("end_training", None)
@@ -98,7 +90,7 @@ class HMPHook:
 
     def _save(self, _models: Any, _weights: Any, folder: str) -> None:
         if self._accelerator.is_main_process:
-            Path(folder, _FILE).write_text(json.dumps(self._run.state.state_dict(), indent=1), encoding="utf-8")
+            written(json.dumps(self._run.state.state_dict(), indent=1), Path(folder, _FILE))
 
     def _load(self, _models: Any, folder: str) -> None:
         file = Path(folder, _FILE)

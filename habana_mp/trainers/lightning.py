@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp._policy.policy import Policy
-from habana_mp._report.cast_report import CastReport
 from habana_mp._scope.disable_casts import disable_casts
-from habana_mp.trainers._run import Run, casts_on, needs, patch
+from habana_mp._scope.without_casts import CastsSwitched
+from habana_mp.trainers._run import HasRun, Run, needs, patch
 
 with needs("lightning"):
     from lightning.pytorch import LightningModule
     from lightning.pytorch.plugins import Precision
 
 
-class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any here
+class HMPPrecision(HasRun, Precision):  # type: ignore[misc] # what lightning has is Any here
     """Mixed precision by a policy, in place of ``Trainer(precision="bf16-mixed")``.
 
     The steps of training, validation, test and prediction and the backward pass run under the policy, as after ``hmp.convert``. Nothing
@@ -45,14 +43,6 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
         self._run = Run(policy, report)
         self._off_before: bool | None = None
 
-    @property
-    def policy(self) -> Policy:
-        return self._run.policy
-
-    @property
-    def report(self) -> CastReport | None:
-        return self._run.counted
-
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         of_trainer: bool = isinstance(module, LightningModule)
         if not of_trainer:  # Fabric, which never calls teardown
@@ -74,13 +64,11 @@ class HMPPrecision(Precision):  # type: ignore[misc] # what lightning has is Any
             self._undo_log()
         self._run.end()
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        with casts_on():
-            yield
+    def forward_context(self) -> CastsSwitched:
+        return CastsSwitched(off=False)
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        with casts_on():
+        with CastsSwitched(off=False):
             super().backward(*args, **kwargs)
 
     def state_dict(self) -> dict[str, str]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from habana_mp._convert.conversion import is_converted
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
-from habana_mp._report.cast_report import CastReport
 from habana_mp._show.warning import warn
-from habana_mp.trainers._run import Run, needs, refuse
+from habana_mp.trainers._run import HasRun, Run, needs, refuse
 
 with needs("transformers"):
     from transformers import Trainer, TrainerCallback
@@ -32,7 +31,7 @@ def _inside_of_training() -> bool:
     return sum(frame.f_code is Trainer.train.__code__ for frame in frames) > 1
 
 
-class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
+class HMPCallback(HasRun, TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
     """Mixed precision by a policy, in place of ``TrainingArguments(bf16=True)``.
 
     The policy is in force from the beginning of ``trainer.train()`` to its end, as after ``hmp.convert``, also in evaluations in between.
@@ -60,14 +59,6 @@ class HMPCallback(TrainerCallback, ExportableState):  # type: ignore[misc] # wha
     def __init__(self, policy: Policy | str | os.PathLike[str] = "hmp", *, report: bool = False) -> None:
         self._run = Run(policy, report)
         self._held = False
-
-    @property
-    def policy(self) -> Policy:
-        return self._run.policy
-
-    @property
-    def report(self) -> CastReport | None:
-        return self._run.counted
 
     def __enter__(self) -> Self:
         self._held = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
-from habana_mp._show.html import framed
 from habana_mp._show.units import apart, counted, printable, size, time
-from habana_mp._show.writing import written
+from habana_mp._show.writing import Document
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
@@ -85,7 +83,7 @@ class TunedPart:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(Document):
     """The result of ``tune``. ``print`` shows a table of the policies that ran.
 
     Attributes:
@@ -209,29 +207,10 @@ class Tuned:
             ],
         }
 
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict`` as JSON.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        written(json.dumps(self.to_dict()), path)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return a page for the browser that needs no network, with the picture, the points, the parts and the reasons.
-
-        Args:
-            path: a file that gets the page, too.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+    def _page(self) -> str:
         from habana_mp._evidence.tune.page import page
 
-        return written(page(self), path)
-
-    def _repr_html_(self) -> str:
-        return framed(self.to_html())
+        return page(self)
 
     def __str__(self) -> str:
         rows = [("policy", "error", "(predicted)", "time", "(predicted)", ""), *self._rows()]

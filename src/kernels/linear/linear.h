@@ -2,13 +2,14 @@
 // once, as fast as the memory gives it. It must not know Python, torch, oneDNN or threads: the
 // caller splits the panels of the weight between its threads.
 //
-// The variants are those of cast_kernels.h, chosen with them. Each adds the products of an output
-// to a float32 in the order of k, the odd one of a pair first, with one rounding for a product and
-// its addition; after LinearTask::sum of them it begins a new sum, and adds it to those before.
-// Then it adds the bias and rounds to nearest even. So the bits depend neither on the other rows
-// nor on how panels are split. Between variants they differ in two things:
+// There are two variants: for AVX-512 with its bfloat16 instructions, and a scalar one, against
+// which the tests hold it; products use the first alone (has_kernel of call/packed_product.h). Each
+// adds the products of an output to a float32 in the order of k, the odd one of a pair first, with
+// one rounding for a product and its addition; after LinearTask::sum of them it begins a new sum,
+// and adds it to those before. Then it adds the bias and rounds to nearest even. So the bits depend
+// neither on the other rows nor on how panels are split. The two differ in two things:
 // - Avx512Bf16 takes subnormals for zeros, among the elements, the sums and the results, because
-//   its instruction does. So does that of oneDNN, whose bits are these. The others keep subnormals.
+//   its instruction does. So does that of oneDNN, whose bits are these. The other keeps subnormals.
 // - Which of several NaNs a NaN comes from. All of them are quiet.
 #pragma once
 
@@ -38,11 +39,6 @@ struct PackedWeight {
            input % 2;
   }
 };
-
-// Whether the memory, of `size` elements, is packed so: the plain weight (outputs x inputs; its
-// rows lie row_stride elements apart) and zeros around it. Reads all of both.
-bool is_packed(const PackedWeight& packed, std::size_t size, const std::uint16_t* plain,
-               std::ptrdiff_t row_stride);
 
 // How many k oneDNN adds up before it begins the next sum at zero; the sums are then added in their
 // order. Found by measuring the oneDNN of torch 2.13 where it has AVX-512 with bfloat16 and no AMX.
@@ -74,5 +70,9 @@ struct LinearTask {
 };
 
 void linear(const LinearTask& task);
+
+// Its variants, each in a source that is compiled for the instruction set.
+void linear_scalar(const LinearTask& task);
+void linear_avx512_bf16(const LinearTask& task);
 
 }  // namespace habana_mp::kernels

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/linear/linear_variants.h"
+#include "kernels/linear/linear.h"
 
 namespace habana_mp::kernels {
 namespace {

@@ -339,32 +339,3 @@ TEST_CASE("pointers aligned to nothing but an element") {
     }
   }
 }
-
-TEST_CASE("a packed weight is known") {
-  for (const auto& [outputs, inputs] :
-       {std::pair<std::size_t, std::size_t>{1, 1}, {64, 32}, {65, 33}, {130, 100}}) {
-    Layer layer({1, inputs, outputs});
-    const auto known = [&](std::size_t size) {
-      return kernels::is_packed(layer.view(), size, layer.weight.data(),
-                                static_cast<std::ptrdiff_t>(inputs));
-    };
-    const std::size_t size = layer.packed.size();
-    CHECK(size == (outputs + 63) / 64 * 64 * ((inputs + 31) / 32 * 32));
-    CHECK(known(size));
-    CHECK(!known(size - 1));
-    CHECK(!known(size + 64));
-    for (Low* const changed : {&layer.packed.front(), &layer.packed.back()}) {
-      *changed ^= 1;
-      CHECK(!known(size));
-      *changed ^= 1;
-    }
-    // Rows further apart
-    Lows plain(outputs * (inputs + 2), kNan);
-    for (std::size_t output = 0; output < outputs; ++output) {
-      std::copy_n(layer.weight.data() + output * inputs, inputs,
-                  plain.data() + output * (inputs + 2));
-    }
-    CHECK(kernels::is_packed(layer.view(), size, plain.data(),
-                             static_cast<std::ptrdiff_t>(inputs) + 2));
-  }
-}

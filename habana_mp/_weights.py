@@ -23,8 +23,8 @@ class Asked(NamedTuple):
 
     limit: int
     """Bytes that the copies may take; 0 switches the cache off."""
-    packing: str
-    """When a copy is packed, one of ``_core.PACKINGS``."""
+    packing: bool
+    """Whether copies are packed."""
 
 
 def asked() -> Asked:
@@ -34,11 +34,11 @@ def asked() -> Asked:
         raise ValueError(
             f"HABANA_MP_CACHE_BYTES is {text!r}; it takes a whole number of bytes (0 switches the weight cache off)"
         )
-    packing = os.environ.get("HABANA_MP_PACKED_WEIGHTS", "") or "equal"
-    if packing not in _core.PACKINGS:
-        raise ValueError(f"HABANA_MP_PACKED_WEIGHTS is {packing!r}; it takes one of {', '.join(_core.PACKINGS)}")
+    packing = os.environ.get("HABANA_MP_PACKED_WEIGHTS", "") or "on"
+    if packing not in ("on", "off"):
+        raise ValueError(f"HABANA_MP_PACKED_WEIGHTS is {packing!r}; it takes on or off")
     limit = int(text) if text else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    return Asked(limit, packing)
+    return Asked(limit, packing == "on")
 
 
 # AliasKind of src/weights/alias_watch.h.

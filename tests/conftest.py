@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,8 +16,8 @@ from habana_mp._hpu.mapping import unmap_hpu
 from habana_mp._policy.homes import homes
 from habana_mp._scope import in_force
 
-# What tests count is not to depend on a measurement. Those of the measurement say so.
-os.environ["HABANA_MP_PACKED_WEIGHTS"] = "always"
+# What tests count is not to depend on a measurement. Those of the measurement, and programs of their own, say so.
+_core._testing.measure_choices(False)
 
 # Files whose tests take a second or more each: whole programs, compilers, browsers, many processes.
 _SLOW = """
@@ -91,6 +90,7 @@ def _converted_by_none(monkeypatch):
     hmp.revert()
     unmap_hpu()  # a script for Gaudi maps it
     _weights.close_cache()  # regions of autocast leave it open
+    _core._testing.measure_choices(False)
     off = _core.casts_off()
     _core.set_casts_off(False)
     assert not [home.label for home, original in _ORIGINALS if getattr(home.owner, home.attribute) is not original]

@@ -29,7 +29,7 @@ from habana_mp.hmp import Policy, presets
 _VARIABLES = {
     log.VARIABLE: "the cast log",
     "HABANA_MP_CACHE_BYTES": "the limit of the weight cache",
-    "HABANA_MP_PACKED_WEIGHTS": "which weights the cache packs",
+    "HABANA_MP_PACKED_WEIGHTS": "whether the weight cache packs copies",
     "HABANA_MP_CAST_VARIANT": "the cast kernels",
     DEVICE_VARIABLE: 'the device that "hpu" stands for',
     **{name: f"the {title} list of hpu-autocast" for title, names in LIST_VARIABLES.items() for name in names},
@@ -164,7 +164,7 @@ def _examine_cache(found: Examination) -> None:
         found.verdicts.append(Verdict("problem", str(error)))
         return
     found.cache = {"on": limit > 0, "limit": limit}
-    if packing == "off":
+    if not packing:
         found.verdicts.append(Verdict("note", "no weight is packed, by HABANA_MP_PACKED_WEIGHTS"))
     if limit:
         found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {units.size(limit)}"))

@@ -2,7 +2,6 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <string_view>
 
 #include "bind/bind.h"
@@ -104,15 +103,8 @@ void bind_weights(py::module_& module) {
       py::module_::import("torch").attr("UntypedStorage")(2)[py::slice(0, 1, 1)];
   learn_slices(*THPStorage_Unpack(slice.ptr()).unsafeGetStorageImpl());
 
-  py::list packings;
-  for (const std::string_view name : kPackingNames)
-    packings.append(py::str(name.data(), name.size()));
-  module.attr("PACKINGS") = py::tuple(packings);
-  module.def("set_packing", [](std::string_view name) {
-    const auto found = std::ranges::find(kPackingNames, name);
-    if (found == kPackingNames.end()) throw py::value_error("not the name of a packing");
-    set_packing(static_cast<Packing>(found - kPackingNames.begin()));
-  });
+  module.def("set_packing", &set_packing);
+  module.def_submodule("_testing").def("measure_choices", &measure_choices, py::arg("on"));
   module.def("cache_info", &info);
   module.def("cache_choices", &choices_made);
   module.def("clear_cache", [] {

@@ -16,7 +16,7 @@
 namespace habana_mp {
 namespace {
 
-std::atomic<Packing> packing = Packing::Equal;
+std::atomic<bool> packing = true;
 
 bool is_of(const at::Tensor& tensor, DType to) {
   const DType dtype = number_dtype(tensor);
@@ -30,17 +30,11 @@ at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
 
 }  // namespace
 
-void set_packing(Packing to) { packing = to; }
-
-Packing packing_here() {
-  const Packing asked = packing.load(std::memory_order_relaxed);
-  const bool may_differ = asked == Packing::Fastest;
-  return may_differ && at::globalContext().deterministicAlgorithms() ? Packing::Equal : asked;
-}
+void set_packing(bool on) { packing = on; }
 
 bool may_be_packed(const PackedOperands& call) {
   const auto& [input, weight, bias, to, caller] = call;
-  return packing.load(std::memory_order_relaxed) != Packing::Off &&
+  return packing.load(std::memory_order_relaxed) &&
          !listen::anyone_hears(listen::Hears::Numbers) &&  // those of casts too
          is_of(weight, to) && is_of(input, to) && (!bias.defined() || is_of(bias, to)) &&
          WeightCache::accepts(weight, to) && !records_graph(input) && !records_graph(weight) &&

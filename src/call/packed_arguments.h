@@ -32,9 +32,8 @@ bool onednn_packs(DType to);
 // A bias that oneDNN may add to so many outputs, or none. It reads a low one number after number.
 bool is_bias_of(const at::Tensor& bias, std::int64_t outputs, DType to);
 
-// When a copy is packed: from now on, in every thread; and as this call asks it.
-void set_packing(Packing packing);
-Packing packing_here();
+// Whether copies are packed at all: from now on, in every thread.
+void set_packing(bool on);
 
 struct PackedArguments {
   at::Tensor input, bias;

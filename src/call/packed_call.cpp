@@ -49,8 +49,7 @@ std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
                .inputs = inputs,
                .outputs = outputs,
                .bias = bias.defined(),
-               .threads = at::get_num_threads(),
-               .packing = packing_here()};
+               .threads = at::get_num_threads()};
 }
 
 // One number for each dimension of an image; none where there are others, or such that torch
@@ -104,8 +103,7 @@ std::optional<ConvolutionShape> shape_of(const PackedOperands& call,
       .images = {},
       .weight = {},
       .bias = bias.defined(),
-      .threads = at::get_num_threads(),
-      .packing = packing_here()};
+      .threads = at::get_num_threads()};
   if (weight.size(1) * groups != input.size(1) || weight.size(0) % groups != 0 ||
       !kernel_fits(input, weight, shape.form.convolution) ||
       !is_bias_of(bias, weight.size(0), to)) {

@@ -1,7 +1,6 @@
 // Products and convolutions with a weight that the weight cache holds packed: linear, addmm, conv2d
 // and conv3d, on the CPU, where no graph is recorded and the input lies as oneDNN reads it: row
-// after row, or with its channels last. The numbers are those of a plain copy, unless another
-// Packing than Equal is asked for.
+// after row, or with its channels last. The numbers are those of a plain copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <exception>
 #include <map>
@@ -23,7 +24,14 @@ template <typename OfShape>
 struct Choices {
   std::map<OfShape, Measured> made;
   ForkSafeMutex mutex;
+
+  void forget() {
+    const std::lock_guard lock(mutex);
+    made.clear();
+  }
 };
+
+std::atomic<bool> measures = true;
 
 // Products
 
@@ -107,9 +115,7 @@ By unmeasured(const Shape& shape) {
              : By::OneDnn;
 }
 
-Measured measure(const Shape& shape) {
-  return ProductTrial(shape).fastest(shape.packing == Packing::Equal);
-}
+Measured measure(const Shape& shape) { return ProductTrial(shape).fastest(); }
 
 Choice shown(const Shape& shape, const Measured& measured) {
   const bool turned = shape.layout == Layout::Addmm;
@@ -220,9 +226,7 @@ class ConvolutionTrial final : public Trial {
 
 By unmeasured(const ConvolutionShape&) { return By::OneDnn; }
 
-Measured measure(const ConvolutionShape& shape) {
-  return ConvolutionTrial(shape).fastest(shape.packing == Packing::Equal);
-}
+Measured measure(const ConvolutionShape& shape) { return ConvolutionTrial(shape).fastest(); }
 
 Choice shown(const ConvolutionShape& shape, const Measured& measured) {
   return {shape.images.back() == 0 ? "conv2d" : "conv3d",
@@ -241,7 +245,7 @@ Measured found_out(const OfShape& shape) {
   const at::DisableRecordFunctionGuard unseen;
   const c10::InferenceMode no_grad;
   try {
-    return shape.packing == Packing::Always ? Measured{unmeasured(shape), {}} : measure(shape);
+    return measures ? measure(shape) : Measured{unmeasured(shape), {}};
   } catch (const std::exception&) {  // oneDNN has errors of its own
   }
   return {};
@@ -273,6 +277,12 @@ void show_all(std::vector<Choice>& all) {
 By chosen(const Shape& shape) { return chosen_of(shape); }
 
 By chosen(const ConvolutionShape& shape) { return chosen_of(shape); }
+
+void measure_choices(bool on) {
+  if (measures.exchange(on) == on) return;
+  process_wide<Choices<Shape>>().forget();
+  process_wide<Choices<ConvolutionShape>>().forget();
+}
 
 std::vector<Choice> choices() {
   std::vector<Choice> all;

@@ -6,7 +6,6 @@
 #include <compare>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "call/packed_trial.h"
@@ -15,23 +14,12 @@
 
 namespace habana_mp {
 
-// When a copy is packed.
-enum class Packing : std::uint8_t {
-  Off,      // never
-  Equal,    // where that is faster and gives the numbers of a plain copy, bit for bit
-  Fastest,  // where it is faster
-  Always,   // where it can be, without a measurement
-};
-inline constexpr std::array<std::string_view, 4> kPackingNames = {"off", "equal", "fastest",
-                                                                  "always"};
-
 struct Shape {
   Layout layout;
   DType to;
   std::int64_t rows, inputs, outputs;
   bool bias;
   int threads;
-  Packing packing;
 
   friend auto operator<=>(const Shape&, const Shape&) = default;
 };
@@ -42,13 +30,16 @@ struct ConvolutionShape {
   std::array<std::int64_t, 5> images, weight;  // sizes; the last stays 0 where there are four
   bool bias;
   int threads;
-  Packing packing;
 
   friend auto operator<=>(const ConvolutionShape&, const ConvolutionShape&) = default;
 };
 
 By chosen(const Shape& shape);
 By chosen(const ConvolutionShape& shape);
+
+// For tests, whose results are not to depend on a measurement: without one, weights are packed
+// wherever they can be. A change forgets what was chosen.
+void measure_choices(bool on);
 
 // A choice as it is shown.
 struct Choice {

@@ -221,7 +221,7 @@ def test_doctor_leaves_the_threads_of_torch(examine):
         ("HABANA_MP_LOG", "casts:/no/such/log.txt", "problem", "HABANA_MP_LOG: there is no folder '/no/such'"),
         ("HABANA_MP_CACHE_BYTES", "1e9", "problem", "HABANA_MP_CACHE_BYTES is '1e9'; it takes a whole number"),
         ("HABANA_MP_CACHE_BYTES", "0", "note", "the weight cache is off"),
-        ("HABANA_MP_PACKED_WEIGHTS", "yes", "problem", "HABANA_MP_PACKED_WEIGHTS is 'yes'; it takes one of off, equal"),
+        ("HABANA_MP_PACKED_WEIGHTS", "yes", "problem", "HABANA_MP_PACKED_WEIGHTS is 'yes'; it takes on or off"),
         ("HABANA_MP_PACKED_WEIGHTS", "off", "note", "no weight is packed, by HABANA_MP_PACKED_WEIGHTS"),
         ("HABANA_MP_CAST_VARIANT", "fast", "problem", "HABANA_MP_CAST_VARIANT=fast is not a variant"),
         ("HABANA_MP_CAST_VARIANT", "scalar", "note", "casts run by the scalar kernels, which HABANA_MP_CAST_VARIANT"),

@@ -139,6 +139,7 @@ import os, signal, sys, torch
 from habana_mp import _core, hmp
 
 torch.set_num_threads(2)
+_core._testing.measure_choices(False)  # the kernel of this package
 hmp.convert()
 x, w = torch.randn(1 << 20), torch.nn.Parameter(torch.randn(1024, 1024))
 few = torch.randn(4, 1024)
@@ -160,11 +161,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.unsanitized(reason="a program of its own")
 @pytest.mark.parametrize("kernel", ["cast", "linear", "hash"])
-def test_a_child_of_a_process_whose_threads_have_worked(kernel, monkeypatch):
+def test_a_child_of_a_process_whose_threads_have_worked(kernel):
     """The child has not the threads of OpenMP, and would wait for them. In torch's own products it does."""
     if kernel == "linear" and "avx512_bf16" not in _core.cast_variants():
         pytest.skip("no kernel of this package computes products on this CPU")
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "always")
     done = subprocess.run([sys.executable, "-c", WITH_THREADS, kernel], capture_output=True, text=True, check=False)
     assert done.stdout == "0\n", done.stderr
 

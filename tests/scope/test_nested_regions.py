@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import packs
+from cached_weight import packs, set_packing
 from torch import nn
 
 from habana_mp import hmp
@@ -70,7 +70,7 @@ PRODUCTS = {
         (1, 16, 4, 4, 4),
     ),
 }
-WAYS = [(packing, mode) for packing in ("off", "always", "equal") for mode in (torch.no_grad, torch.enable_grad)]
+WAYS = [(packing, mode) for packing in ("off", "unmeasured", "measured") for mode in (torch.no_grad, torch.enable_grad)]
 
 
 def results(product, nested, packing, mode, monkeypatch):
@@ -78,7 +78,7 @@ def results(product, nested, packing, mode, monkeypatch):
     call, weight, images = PRODUCTS[product]
     torch.manual_seed(0)
     w, b, x = nn.Parameter(torch.randn(weight)), nn.Parameter(torch.randn(96)), torch.randn(images)
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    set_packing(packing, monkeypatch)
     hmp.cache.clear()
     with contextlib.ExitStack() as stack:
         for region in NESTED[nested][0]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import habana_mp._core as _core
 from habana_mp import hmp
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -34,6 +35,16 @@ may_fork = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:
 packs = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 on this CPU: nothing is packed"
 )
+
+# Whether weights are packed: not at all, or where they can be, or where a measurement finds that faster.
+PACKINGS = {"off": ("off", False), "unmeasured": ("on", False), "measured": ("on", True)}
+
+
+def set_packing(packing, monkeypatch):
+    """From the next ``convert`` or region on."""
+    variable, measures = PACKINGS[packing]
+    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", variable)
+    _core._testing.measure_choices(measures)
 
 
 def weight(frozen=False):

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, packs
+from cached_weight import BF16, packs, set_packing
 from torch import nn
 
 from habana_mp import hmp
@@ -50,12 +50,12 @@ CONVOLUTIONS = {
 LYING = {"images": (True, False), "weight": (False, True), "both": (True, True)}
 
 
-@pytest.mark.parametrize("packing", ["always", "equal"])
+@pytest.mark.parametrize("packing", ["unmeasured", "measured"])
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("lying", LYING)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_numbers_and_the_format_of_a_plain_copy(name, lying, front, packing, monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    set_packing(packing, monkeypatch)
     sizes, make = CONVOLUTIONS[name]
     images_last, weight_last = LYING[lying]
     last = LAST if len(sizes) == 4 else LAST_3D
@@ -75,7 +75,7 @@ def test_the_numbers_and_the_format_of_a_plain_copy(name, lying, front, packing,
             more = torch.cat([x, x], 2).contiguous(memory_format=last)
             assert torch.equal(conv(more), plain_conv(more, conv))
     info = hmp.cache.info()
-    if packing == "always":
+    if packing == "unmeasured":
         assert (info.entries, info.packed, info.misses, info.hits) == (1, 1, 1, 2)
     else:  # what is the faster depends on the machine; every one was measured
         rows = [row for row in hmp.cache.choices() if row.weight == tuple(conv.weight.shape) and row.microseconds]
@@ -110,12 +110,12 @@ def test_which_calls_use_it(name, monkeypatch):
     count, call = CALLS[name]
     x = IMAGES.contiguous(memory_format=LAST)
     results = []
-    for packing in ("always", "off"):
-        monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    for packing in ("unmeasured", "off"):
+        set_packing(packing, monkeypatch)
         hmp.convert(policy="hmp")
         with torch.no_grad():
             results.append(call(x))
-        assert packed() == (count if packing == "always" else 0)
+        assert packed() == (count if packing == "unmeasured" else 0)
         hmp.revert()
     assert results[0].dtype == BF16
     assert torch.equal(*results)
@@ -185,9 +185,8 @@ def test_a_weight_that_is_transposed_in_place_is_packed_anew():
             assert torch.equal(F.conv2d(x, w), F.conv2d(x.to(BF16), w.to(BF16)))
 
 
-@pytest.mark.parametrize("packing", ["equal", "fastest"])
-def test_measured_choices_give_the_same_numbers(packing, monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+def test_measured_choices_give_the_same_numbers(monkeypatch):
+    set_packing("measured", monkeypatch)
     hmp.convert(policy="hmp")
     w = nn.Parameter(torch.randn(48, 32, 3, 3))
     with torch.no_grad():
@@ -202,7 +201,7 @@ def test_measured_choices_give_the_same_numbers(packing, monkeypatch):
 
 
 def test_images_of_many_sizes_share_a_few_choices(monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    set_packing("measured", monkeypatch)
     hmp.convert(policy="hmp")
     w = nn.Parameter(torch.randn(40, 40, 3, 3))
     with torch.no_grad():
@@ -222,7 +221,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_trial_is_no_larger_than_the_call(name, monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    set_packing("measured", monkeypatch)
     sizes, kernel, tried = LARGE[name]
     hmp.convert(policy="hmp")
     w = nn.Parameter(torch.randn(kernel))
@@ -232,7 +231,7 @@ def test_a_trial_is_no_larger_than_the_call(name, monkeypatch):
 
 
 def test_a_copy_that_padding_would_blow_up_stays_plain(monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", "equal")
+    set_packing("measured", monkeypatch)
     hmp.convert(policy="hmp")
     conv = nn.Conv2d(4000, 4000, 1, groups=2000).to(memory_format=LAST)  # 8 times the size
     with torch.no_grad():
@@ -247,8 +246,8 @@ def test_a_resnet_under_both_fronts_has_the_bits_of_plain_copies(monkeypatch):
     model = transformers.ResNetForImageClassification(config).eval().to(memory_format=LAST)
     x = torch.randn(2, 3, 64, 64).contiguous(memory_format=LAST)
     results = {}
-    for packing in ("off", "always"):
-        monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    for packing in ("off", "unmeasured"):
+        set_packing(packing, monkeypatch)
         for front, scope in FRONTS.items():
             hmp.revert()
             hmp.cache.clear()
@@ -256,4 +255,4 @@ def test_a_resnet_under_both_fronts_has_the_bits_of_plain_copies(monkeypatch):
                 results[packing, front] = model(x).logits
                 assert packed() == (0 if packing == "off" else hmp.cache.info().entries)
     for front in FRONTS:
-        assert torch.equal(results["off", front], results["always", front])
+        assert torch.equal(results["off", front], results["unmeasured", front])

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from cached_weight import BF16, packs
+from cached_weight import BF16, packs, set_packing
 from torch import nn
 
 from habana_mp import hmp
@@ -36,7 +36,7 @@ def bits(result):
 
 
 def under(packing, call, monkeypatch):
-    monkeypatch.setenv("HABANA_MP_PACKED_WEIGHTS", packing)
+    set_packing(packing, monkeypatch)
     hmp.cache.clear()
     hmp.convert(policy="hmp")
     with torch.no_grad():
@@ -45,7 +45,7 @@ def under(packing, call, monkeypatch):
     return result
 
 
-@pytest.mark.parametrize("packing", ["equal", "always"])
+@pytest.mark.parametrize("packing", ["measured", "unmeasured"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_products(product, shape, packing, monkeypatch):
@@ -72,7 +72,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("packing", ["equal", "always"])
+@pytest.mark.parametrize("packing", ["measured", "unmeasured"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name, packing, monkeypatch):
     sizes, make = CONVOLUTIONS[name]
@@ -90,6 +90,7 @@ def test_convolutions(name, packing, monkeypatch):
 FLUSHING = """
 import os, torch
 from torch import nn
+import habana_mp._core
 from habana_mp import hmp
 
 torch.set_num_threads(1)
@@ -100,8 +101,9 @@ for shape in ((1, 64, 64), (1, 64, 65), (3, 4096, 1), (3, 96, 64), (40, 96, 64))
         torch.manual_seed(0)
         x, w = torch.randn(rows, inputs) * scale, nn.Parameter(torch.randn(outputs, inputs) * scale)
         results = []
-        for packing in ("off", "always", "equal"):
+        for packing, measures in (("off", False), ("on", False), ("on", True)):
             os.environ["HABANA_MP_PACKED_WEIGHTS"] = packing
+            habana_mp._core._testing.measure_choices(measures)
             hmp.cache.clear()
             hmp.convert(policy="hmp")
             with torch.no_grad():
@@ -124,5 +126,5 @@ def test_torch_leaves_onednn_out_where_we_do(monkeypatch):
     if F.linear(torch.full((1, 64), 1e-19).to(BF16), torch.full((65, 64), 1e-20).to(BF16)).any():
         pytest.skip("oneDNN keeps subnormals on this CPU")
     w = nn.Parameter(torch.full((64, 64), 1e-20))
-    result = under("always", lambda: F.linear(torch.full((1, 64), 1e-19), w), monkeypatch)
+    result = under("unmeasured", lambda: F.linear(torch.full((1, 64), 1e-19), w), monkeypatch)
     assert result.all()

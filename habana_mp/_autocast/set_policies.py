@@ -126,7 +126,14 @@ def put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> Policies
 
 
 class PoliciesHandle:
-    """Takes off again what a call of ``set_policies`` put on a model."""
+    """The result of ``set_policies``: ``remove`` takes the policies off the model, as the end of a ``with`` block does.
+
+    Example:
+        >>> with hmp.set_policies(model, {"lm_head": "fp32"}) as handle:
+        ...     y = model(x)
+        >>> handle
+        <hmp.set_policies {'lm_head': 'fp32'}, removed>
+    """
 
     def __init__(self, handles: list[RemovableHandle], policies: Mapping[str, str]) -> None:
         self._handles = handles

@@ -59,6 +59,10 @@ class Node:
     result, ``module`` is the path of the module that it belongs to, ``detail`` torch's name of the node, or "frozen". ``casts`` and,
     of a folded module, ``ops`` are how many casts and ops of which precision are in it. ``rule`` is the line of a list that decided an op, and
     ``share`` its part of the error of the loss, where a report was given.
+
+    Example:
+        >>> [node.text for node in hmp.draw(torch.nn.Linear(2, 2), torch.ones(1, 2)).nodes if node.kind == "op"]
+        ['linear']
     """
 
     kind: str
@@ -83,7 +87,12 @@ class Frame:
 
 @dataclass(frozen=True, repr=False)
 class Drawing:
-    """What ``draw`` made: Jupyter shows it as SVG, ``save`` writes it to a file. ``source`` is the graph in Graphviz's language."""
+    """The result of ``draw``. Jupyter shows it as SVG, ``save`` writes it to a file. ``source`` is the graph in Graphviz's language.
+
+    Example:
+        >>> drawing = hmp.draw(model, x)
+        >>> drawing.save("model.svg")
+    """
 
     nodes: tuple[Node, ...]
     source: str

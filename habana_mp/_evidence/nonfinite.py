@@ -19,7 +19,14 @@ from habana_mp._torch_private import DRAW
 
 @dataclass(frozen=True)
 class GivenTensor:
-    """A floating tensor that the op was given: its dtype ("number" of a Python number), its sizes, and the smallest and largest of its numbers."""
+    """A floating tensor that the op was given: its dtype ("number" of a Python number), its sizes, and the smallest and largest of its numbers.
+
+    Example:
+        >>> with hmp.autocast("cpu", dtype=torch.float16, policy="hmp"):
+        ...     found = hmp.find_nonfinite(lambda: torch.full((4, 4), 3e4) @ torch.ones(4, 4))
+        >>> print(found.given[0])
+        float16 [4, 4], 3e+04 to 3e+04
+    """
 
     dtype: str
     sizes: tuple[int, ...]

@@ -16,7 +16,13 @@ _MOST_LINES = 20
 
 @dataclass(frozen=True)
 class PolicyDiff:
-    """Settings and ops with their value in each policy, where that differs. False where nothing does."""
+    """Settings and ops with their value in each policy, where that differs. False where nothing does.
+
+    Example:
+        >>> from habana_mp.results import PolicyDiff
+        >>> print(PolicyDiff.between(policy, policy.with_edits("+softmax:lower")))
+        softmax: fp32 -> lower
+    """
 
     settings: dict[str, tuple[Any, Any]]
     ops: dict[str, tuple[str, str]]

@@ -100,6 +100,13 @@ class LocalError:
 
     ``relative`` is the root of the sum of squared differences over that of the float32 numbers, ``largest`` the largest difference, and
     ``lost`` how many numbers are not finite that are so in float32. ``float`` of it is ``relative``.
+
+    Example:
+        >>> policy = hmp.convert()
+        >>> with hmp.report(values=True) as r:
+        ...     model(x).sum().backward()
+        >>> 0 < float(r.local_error("linear")) < 0.1
+        True
     """
 
     relative: float

@@ -23,7 +23,13 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 @dataclass(frozen=True)
 class Advice:
-    """One line of advice, and its evidence."""
+    """One line of advice, and its evidence.
+
+    Example:
+        >>> with hmp.report() as r:
+        ...     y = model(x)
+        >>> [line.text for line in r.advice]
+    """
 
     text: str
     evidence: str

@@ -19,6 +19,13 @@ class ReportDiff:
 
     ``errors`` are the local errors of ops as they ran, where both reports have values and they differ by a tenth: (op, before, after).
     ``seconds`` are the times of the two blocks, ``names`` their titles or policies.
+
+    Example:
+        >>> with hmp.report() as without:
+        ...     y = model(x)
+        >>> with hmp.report() as r, hmp.autocast("cpu"):
+        ...     y = model(x)
+        >>> print(without.diff(r))
     """
 
     changes: tuple[tuple[str, str, str, int, int], ...]

@@ -34,6 +34,13 @@ class Edit:
     is not known. ``casts`` is how many casts the op has now, ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are
     what the edit would change in all forward casts and in the time of the block, about: below zero it saves some. ``why`` says all of it.
     ``lost`` is how many numbers of the op are NaN or infinite in the low dtype and finite in float32; its edit then has no errors.
+
+    Example:
+        >>> policy = hmp.convert()
+        >>> with hmp.report(values=True) as r:
+        ...     model(x).sum().backward()
+        >>> for edit in r.edits():
+        ...     print(edit)
     """
 
     text: str

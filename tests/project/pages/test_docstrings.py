@@ -16,7 +16,7 @@ from cached_weight import packs
 from public_names import ROOT, documented, own_text
 
 import habana_mp
-from habana_mp import hmp
+from habana_mp import hmp, results
 
 DOCUMENTED = documented()
 # Their examples would change this process: each runs in one of its own.
@@ -31,6 +31,38 @@ def lacks_an_example(text: str) -> bool:
 def test_api_has_every_public_name():
     listed = re.findall(r"^(?:::: habana_mp\.|### )(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert sorted({name for name in listed if name != "gaudi"}) == sorted(habana_mp.__all__)
+
+
+def test_api_has_every_type_of_a_result():
+    listed = re.findall(r"^::: habana_mp\.results\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(results.__all__)
+
+
+def annotated(value):
+    """What a public function returns, or the public methods, properties and fields of a class, as their source has it."""
+    if not inspect.isclass(value):
+        return [getattr(value, "__annotations__", {}).get("return", "")]
+    kinds = [kind for kind in value.__mro__ if kind.__module__.startswith("habana_mp")]
+    found = [each for kind in kinds for name, each in inspect.get_annotations(kind).items() if name[0] != "_"]
+    members = [getattr(each, "fget", each) for kind in kinds for name, each in vars(kind).items() if name[0] != "_"]
+    return [
+        *found,
+        *(
+            inspect.unwrap(getattr(each, "__func__", each)).__annotations__.get("return", "")
+            for each in members
+            if callable(each)
+        ),
+    ]
+
+
+OTHERS = {"Any", "Callable", "None", "Self"}
+
+
+@pytest.mark.parametrize("name", [name for name, value in DOCUMENTED.items() if callable(value)])
+def test_types_of_results_are_public(name):
+    texts = [str(getattr(each, "__forward_arg__", each)) for each in annotated(DOCUMENTED[name])]
+    words = {word for text in texts for word in re.findall(r"(?<![\w.])[A-Z]\w*", text)}
+    assert words - {*habana_mp.__all__, *results.__all__, *habana_mp.cache.__all__} - OTHERS == set()
 
 
 @pytest.mark.parametrize("name", habana_mp.__all__)

@@ -1,0 +1,44 @@
+"""The types of what the functions of ``hmp`` return, for annotations and ``isinstance``.
+
+``hmp`` itself has ``Policy``, ``CastReport``, ``Comparison`` and ``Tuned``, and ``hmp.cache`` its own.
+
+Example:
+    >>> from habana_mp.results import Explanation
+    >>> isinstance(hmp.explain("softmax"), Explanation)
+    True
+"""
+
+from habana_mp._autocast.set_policies import PoliciesHandle
+from habana_mp._draw.picture import Drawing, Node
+from habana_mp._evidence.comparison import Difference
+from habana_mp._evidence.nonfinite import GivenTensor, Nonfinite
+from habana_mp._evidence.tune.parts import Part
+from habana_mp._evidence.tune.search import Point
+from habana_mp._evidence.tune.tuned import TunedPart
+from habana_mp._explain.explanation import Explanation, Explanations
+from habana_mp._policy.diff import PolicyDiff
+from habana_mp._policy.policy import OpRule
+from habana_mp._report.findings.advice import Advice
+from habana_mp._report.findings.diff import ReportDiff
+from habana_mp._report.findings.edits import Edit
+from habana_mp._report.numbers import LocalError
+
+__all__ = [
+    "Advice",
+    "Difference",
+    "Drawing",
+    "Edit",
+    "Explanation",
+    "Explanations",
+    "GivenTensor",
+    "LocalError",
+    "Node",
+    "Nonfinite",
+    "OpRule",
+    "Part",
+    "Point",
+    "PoliciesHandle",
+    "PolicyDiff",
+    "ReportDiff",
+    "TunedPart",
+]

@@ -175,7 +175,7 @@ import torch
 x = torch.linspace(0, 12, 64).reshape(8, 8).requires_grad_()
 torch.exp(x).log().sum().backward()
 """,
-        ("find-nan", "--dtype", "float16", "--lower", "+exp"),
+        ("find-nonfinite", "--low-dtype", "float16", "--lower", "+exp"),
         "exp makes infinities in float16",
         "",
     ),

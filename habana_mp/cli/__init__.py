@@ -13,7 +13,7 @@ import click
 _COMMANDS = {
     "run": "run",
     "report": "report",
-    "find-nan": "evidence.find_nan",
+    "find-nonfinite": "evidence.find_nonfinite",
     "compare": "evidence.compare",
     "tune": "evidence.tune",
     "diff": "diff",
@@ -25,7 +25,7 @@ _COMMANDS = {
 _EPILOG = """\b
 Exit codes:
   0    no problem
-  1    find-nan, compare, diff, lists check, lists diff or doctor found
+  1    find-nonfinite, compare, diff, lists check, lists diff or doctor found
        something, or a limit of report or the budget of tune is exceeded
   2    an error in the command line or in a file that it names
   130  interrupted

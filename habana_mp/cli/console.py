@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -79,19 +78,3 @@ def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
         out.print(*values, crop=False, **how)
     lines = "\n".join(line.rstrip() for line in text.get().splitlines())
     (say if stderr else click.echo)(lines, err=stderr)
-
-
-def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def write_files(shown: Any, html: str | None, json_file: str | None) -> None:
-    """The page and the JSON of what a command has shown, where they were asked for; "-" is a last line of stdout."""
-    with user_errors():
-        if html:
-            shown.to_html(html)
-        if json_file == "-":
-            if not say(json.dumps(shown.to_dict())):
-                raise Problem("--json -: stdout cannot be written")
-        elif json_file:
-            shown.to_json(json_file)

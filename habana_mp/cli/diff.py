@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from habana_mp.cli.console import user_errors
-from habana_mp.cli.parameters import new_file
+from habana_mp.cli.output import html_option
 from habana_mp.hmp import CastReport
 
 
 @click.command()
 @click.argument("before", type=click.Path(exists=True, dir_okay=False))
 @click.argument("after", type=click.Path(exists=True, dir_okay=False))
-@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
+@html_option
 def diff(before: str, after: str, html: str | None) -> None:
     """Print which casts and errors differ between two reports.
 

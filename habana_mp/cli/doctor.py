@@ -21,7 +21,7 @@ from habana_mp._policy.list_file import read_list
 from habana_mp._policy.names import nearest
 from habana_mp._show import units
 from habana_mp._watch import log
-from habana_mp.cli.console import print_json
+from habana_mp.cli.output import json_option, write_json
 from habana_mp.cli.speed import Speed, measured
 from habana_mp.hmp import Policy, presets
 
@@ -66,8 +66,8 @@ class Examination:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
+@json_option
+def doctor(json_file: str | None) -> None:
     """Check this machine, and measure the speed of bfloat16 on it.
 
     The command checks versions, presets, CPU, cast kernels, weight cache and environment. The measurement takes a second.
@@ -78,10 +78,9 @@ def doctor(as_json: bool) -> None:
       habana-mp doctor
     """
     found = _examine()
-    if as_json:
-        print_json(asdict(found))
-    else:
+    if json_file != "-":
         _show(found)
+    write_json(asdict(found), json_file)
     if any(verdict.level == "problem" for verdict in found.verdicts):
         raise SystemExit(1)
 

@@ -9,7 +9,8 @@ import click
 
 from habana_mp._cast import dtype_name
 from habana_mp._explain.explanation import Explanation, Explanations
-from habana_mp.cli.console import print_json, user_errors
+from habana_mp.cli.console import user_errors
+from habana_mp.cli.output import json_option, write_json
 from habana_mp.cli.parameters import OpParameter, policy_options
 from habana_mp.hmp import Policy
 from habana_mp.hmp import explain as explain_op
@@ -17,9 +18,9 @@ from habana_mp.hmp import explain as explain_op
 
 @click.command()
 @policy_options("Default: hmp.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.argument("ops", nargs=-1, required=True, metavar="OP...", type=OpParameter())
-def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
+def explain(ops: tuple[str, ...], policy: Policy | None, json_file: str | None) -> None:
     """Print which rule an op has, and the line of the list that sets it.
 
     OP is any name of an op: layer_norm, torch.nn.functional.layer_norm, Tensor.__matmul__, pow.Tensor_Scalar. A module of torch.nn means
@@ -35,11 +36,12 @@ def explain(ops: tuple[str, ...], policy: Policy | None, as_json: bool) -> None:
         explained = explain_op(*ops, policy=policy or Policy.load("hmp"))
     found = explained if isinstance(explained, Explanations) else Explanations([explained])
     found = Explanations(dataclasses.replace(each, state=state) for each in found)
-    if as_json:
+    is_one = isinstance(explained, Explanation)
+    if json_file != "-":
+        click.echo(found[0] if is_one else found)
+    if json_file:
         values = [_values(each) for each in found]
-        print_json(values[0] if isinstance(explained, Explanation) else values)
-    else:
-        click.echo(found[0] if isinstance(explained, Explanation) else found)
+        write_json(values[0] if is_one else values, json_file)
 
 
 def _values(explained: Explanation) -> dict[str, Any]:

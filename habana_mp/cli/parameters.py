@@ -138,7 +138,7 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             metavar="+OP:LIST|-OP|FILE",
             help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
-        @click.option("--dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
+        @click.option("--low-dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)
         def command(
             *,
@@ -146,13 +146,13 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             lower: tuple[str, ...],
             fp32: tuple[str, ...],
             edits: tuple[str, ...],
-            dtype: str | None,
+            low_dtype: str | None,
             **others: Any,
         ) -> None:
-            if lower or fp32 or edits or dtype is not None:
+            if lower or fp32 or edits or low_dtype is not None:
                 with user_errors():
                     read = [*_edits_in(edits)]
-                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, read, dtype)
+                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, read, low_dtype)
             function(policy=policy, **others)
 
         return command
@@ -186,7 +186,7 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
             yield edit
 
 
-def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[Edit], dtype: str | None) -> Policy:
+def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[Edit], low_dtype: str | None) -> Policy:
     """Files first, then their edits, then the others: each edit of the command line wins over a file."""
     files: dict[str, str] = {}
     edited: dict[str, list[str]] = {}
@@ -208,8 +208,8 @@ def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[
         policy = with_files(policy, edit_files, None, strict=True)
     if edits:
         policy = policy.with_edits(*edits, strict=True)
-    if dtype is not None:
-        policy = policy.with_low_dtype(low_name(dtype, "--dtype"))
+    if low_dtype is not None:
+        policy = policy.with_low_dtype(low_name(low_dtype, "--low-dtype"))
     of_lists = [Edit(entry, removed=True) for file in edit_files.values() for entry in file.removed]
     tell_of_the_rest(policy, [*edits, *of_lists])
     return policy

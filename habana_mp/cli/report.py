@@ -16,7 +16,8 @@ from habana_mp._report.findings.unknown import NO_OP, known_errors, unmeasured, 
 from habana_mp._report.form import SCHEMA
 from habana_mp._show.stream import flush, say
 from habana_mp._show.writing import written
-from habana_mp.cli.console import Problem, print_rich, user_errors, write_files
+from habana_mp.cli.console import Problem, print_rich, user_errors
+from habana_mp.cli.output import html_option, json_option, write_files
 from habana_mp.cli.parameters import new_file
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
@@ -29,19 +30,8 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--html",
-    callback=new_file,
-    metavar="FILE",
-    help="Write the report as a page for the browser, too. %r in the name is the rank.",
-)
-@click.option(
-    "--json",
-    "json_file",
-    callback=new_file,
-    metavar="FILE",
-    help="Write the report as JSON, too. %r is the rank; - prints it as the last line of stdout.",
-)
+@html_option
+@json_option
 @click.option(
     "--values",
     is_flag=True,

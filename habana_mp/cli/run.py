@@ -121,7 +121,7 @@ def run(script: Script) -> None:
     \b
       habana-mp run train.py --epochs 3
       habana-mp run --policy hmp-o2 -m my_package.train
-      habana-mp run --lower +softmax --edit -mul --dtype fp16 train.py
+      habana-mp run --lower +softmax --edit -mul --low-dtype fp16 train.py
       torchrun --nproc-per-node 2 -m habana_mp run --policy hmp train.py
 
     HABANA_MP_LOG=casts shows each cast. It may be off, casts or detail, with :FILE after it. The exit code is that of the script.

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp.cli import main, speed
 
-COMMANDS = ["run", "report", "find-nan", "compare", "tune", "diff", "explain", "lists", "doctor"]
+COMMANDS = ["run", "report", "find-nonfinite", "compare", "tune", "diff", "explain", "lists", "doctor"]
 LISTS = ["presets", "show", "diff", "check", "edit", "schema"]
 
 
@@ -123,7 +124,7 @@ def test_explain():
 
 @pytest.mark.parametrize("policy", ["torch-cuda", str(hmp.Policy.from_ops(fp32=["mm"]))], ids=["preset", "text"])
 def test_explain_as_json(policy):
-    printed = json.loads(call("explain", "mm", "--policy", policy, "--json").stdout)
+    printed = json.loads(call("explain", "mm", "--policy", policy, "--json", "-").stdout)
     rule = hmp.Policy.load(policy).rule("mm")
     assert printed["rule"]["action"] == rule.action
     assert printed["rule"]["low_dtype"] == str(rule.low_dtype).removeprefix("torch.")
@@ -140,7 +141,7 @@ def test_explain_several():
     ops = [line.split()[0] for line in lines[1:]]
     assert {"softmax", "linear", "bmm", "baddbmm"} <= {*ops}
     assert len(ops) == len({*ops})
-    printed = json.loads(call("explain", "softmax", "mm", "--json").stdout)
+    printed = json.loads(call("explain", "softmax", "mm", "--json", "-").stdout)
     assert [each["op"] for each in printed] == ["softmax", "mm"]
 
 
@@ -157,6 +158,26 @@ def test_explain_used_wrongly(arguments, printed):
 
 # --- doctor
 
+LOWER = Path(__file__).parents[2] / "lists/hmp/lower.txt"
+JSON = {
+    "explain": ("explain", "mm"),
+    "explain, several": ("explain", "softmax", "mm"),
+    "lists presets": ("lists", "presets"),
+    "lists show": ("lists", "show", "hmp"),
+    "lists diff": ("lists", "diff", "hmp", "hmp-resnet50"),
+    "lists check": ("lists", "check", str(LOWER)),
+}
+
+
+@pytest.mark.parametrize("command", JSON)
+def test_json_goes_to_a_file_or_is_all_of_stdout(command, tmp_path):
+    text = call(*JSON[command]).stdout
+    (line,) = call(*JSON[command], "--json", "-").stdout.splitlines()
+    done = call(*JSON[command], "--json", str(tmp_path / "found.json"))
+    assert done.stdout == text
+    assert json.loads((tmp_path / "found.json").read_text()) == json.loads(line)
+
+
 VARIABLES = "HABANA_MP_LOG HABANA_MP_CACHE_BYTES HABANA_MP_PACKED_WEIGHTS HABANA_MP_CAST_VARIANT LOWER_LIST FP32_LIST OMP_NUM_THREADS".split()
 
 
@@ -167,7 +188,7 @@ def examine(monkeypatch):
 
     def called(**environment: str):
         _core._testing.reset_cast_variant()
-        done = call("doctor", "--json", **{**dict.fromkeys(VARIABLES), **environment})
+        done = call("doctor", "--json", "-", **{**dict.fromkeys(VARIABLES), **environment})
         return json.loads(done.stdout), done.exit_code
 
     yield called

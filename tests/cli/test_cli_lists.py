@@ -43,7 +43,7 @@ def test_presets():
 
 
 def test_presets_as_json():
-    found = {row["name"]: row for row in json.loads(lists("presets", "--json").stdout)}
+    found = {row["name"]: row for row in json.loads(lists("presets", "--json", "-").stdout)}
     assert tuple(found) == hmp.presets()
     assert found["hpu-autocast"] == {
         "name": "hpu-autocast",
@@ -66,7 +66,7 @@ def test_show_has_every_name(preset):
 
 
 def test_show_as_json():
-    printed = json.loads(lists("show", "torch-cuda", "--json").stdout)
+    printed = json.loads(lists("show", "torch-cuda", "--json", "-").stdout)
     assert printed["lists"] == {title: [*ops] for title, ops in hmp.Policy.load("torch-cuda").lists.items()}
     assert (printed["low_dtype"], printed["rest"], printed["cache"]) == ("float16", "inputs", True)
 
@@ -75,7 +75,7 @@ def test_show_marks_what_another_list_overrules():
     text = lists("show", "hmp").stdout
     assert "mul (lower)" in text
     assert text.endswith("\nA list in parentheses names the op too, and decides.\n")
-    assert json.loads(lists("show", "hmp", "--json").stdout)["overruled"]["promote"]["mul"] == "lower"
+    assert json.loads(lists("show", "hmp", "--json", "-").stdout)["overruled"]["promote"]["mul"] == "lower"
     assert "(" not in lists("show", "hmp-o2").stdout.partition("lower (")[2].partition("\n")[2]
 
 
@@ -108,7 +108,7 @@ BASE = hmp.Policy.from_ops(lower=["mm", "linear"], fp32=["softmax"], promote=["a
     ids=["same", "ops", "moved", "for one dtype", "for the other dtype", "low dtype", "rest", "alias"],
 )  # fmt: skip
 def test_diff(other, settings, ops):
-    done = lists("diff", str(BASE), str(other), "--json")
+    done = lists("diff", str(BASE), str(other), "--json", "-")
     printed = json.loads(done.stdout)
     assert (printed["settings"], printed["ops"]) == (settings, ops)
     plain = lists("diff", str(BASE), str(other))
@@ -158,7 +158,7 @@ def test_check(here, content, printed):
     for line, (number, begin, hint) in zip(lines, printed):
         assert line.startswith(f"my.txt:{number}: {begin}")
         assert hint in line
-    found = json.loads(lists("check", "my.txt", "--json").stdout)
+    found = json.loads(lists("check", "my.txt", "--json", "-").stdout)
     assert [f"{each['file']}:{each['line']}: {each['message']}" for each in found] == lines
 
 

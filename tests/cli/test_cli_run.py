@@ -227,12 +227,12 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
         ),
         (["--edit", "+lienar:lower", "script.py"], "Error: 'lienar' is not an op of torch"),
         (
-            ["--dtype", "fp8", "script.py"],
-            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name (bfloat16, bf16, float16 or fp16), not",
+            ["--low-dtype", "fp8", "script.py"],
+            "Error: --low-dtype must be torch.bfloat16 or torch.float16, or its name (bfloat16, bf16, float16 or fp16), not",
         ),
         (
-            ["--dtype", "float32", "script.py"],
-            "Error: --dtype must be torch.bfloat16 or torch.float16, or its name (",
+            ["--low-dtype", "float32", "script.py"],
+            "Error: --low-dtype must be torch.bfloat16 or torch.float16, or its name (",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -124,8 +124,8 @@ CHANGES = {
         "float32 float32",
         "Note: matmul now runs in the dtypes of its inputs; +matmul:fp32 keeps it in float32\n",
     ),
-    "a dtype": (["--dtype", "fp16"], "float16 float32", ""),
-    "a dtype by torch's name": (["--dtype", "torch.float16", "--lower", "+softmax@fp16"], "float16 float16", ""),
+    "a dtype": (["--low-dtype", "fp16"], "float16 float32", ""),
+    "a dtype by torch's name": (["--low-dtype", "torch.float16", "--lower", "+softmax@fp16"], "float16 float16", ""),
     "for the other dtype": (["--lower", "+softmax@fp16"], "bfloat16 float32", ""),
 }
 

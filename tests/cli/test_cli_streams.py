@@ -31,7 +31,7 @@ COMMANDS = {
     "report": (["report"], 0, "linear"),
     "report --json -": (["report", "--json", "-"], 0, '"rows"'),
     "a limit": (["report", "--max-casts", "0"], 1, "--max-casts 0: there are 3"),
-    "find-nan": (["find-nan"], 0, "finite"),
+    "find-nonfinite": (["find-nonfinite"], 0, "finite"),
     "compare": (["compare"], 1, "linear"),
     "tune": (["tune", "--budget", "0.5", "--policy", "hmp"], 0, "error"),
 }

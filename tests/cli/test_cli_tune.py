@@ -138,7 +138,7 @@ def test_the_exit_code_is_that_of_the_check(check, code, said, scripts):
 
 def test_a_policy_to_start_from(scripts):
     done = tune(
-        *("train.py:step", "--policy", "torch-cpu", "--edit", "+cos:lower", "--dtype", "fp16", "--json", "-"),
+        *("train.py:step", "--policy", "torch-cpu", "--edit", "+cos:lower", "--low-dtype", "fp16", "--json", "-"),
         *("--others", "start", "--per", "module", "--seed", "3"),
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""habana-mp report --values and habana-mp find-nan: what the numbers of a script say."""
+"""habana-mp report --values and habana-mp find-nonfinite: what the numbers of a script say."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_without_values_nothing_is_measured(here):
         (["--spoil", "--exit"], 1, "pow makes infinities"),
     ],
 )
-def test_find_nan(arguments, code, printed, here):
-    done = call("find-nan", "train.py", *arguments)
+def test_find_nonfinite(arguments, code, printed, here):
+    done = call("find-nonfinite", "train.py", *arguments)
     assert (done.stdout, done.exit_code) == ("trained\n", code)
     assert printed in done.stderr
 
 
-def test_find_nan_of_a_script_that_is_not_there(here):
-    assert CliRunner().invoke(main, ["find-nan", "none.py"]).exit_code == 2
+def test_find_nonfinite_of_a_script_that_is_not_there(here):
+    assert CliRunner().invoke(main, ["find-nonfinite", "none.py"]).exit_code == 2
 
 
 def test_edits_are_written_and_taken(here):

@@ -137,7 +137,7 @@ def test_doctor_lists_what_each_flag_did_and_does(doctor):
 
 
 def test_doctor_tells_the_flags_as_json(doctor):
-    flags = json.loads(doctor("--json", **{LEVELS: "8"}).stdout)["flags"]
+    flags = json.loads(doctor("--json", "-", **{LEVELS: "8"}).stdout)["flags"]
     assert [flag["name"] for flag in flags] == [flag.name for flag in gaudi_flags.FLAGS]
     assert {flag["name"]: flag["value"] for flag in flags if flag["value"]} == {LEVELS: "8"}
 

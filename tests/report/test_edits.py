@@ -174,7 +174,12 @@ def fine():
     ("policy", "step", "text", "evidence"),
     [
         ("torch-cpu", no_grad, "no backward pass was seen, ", "or report.project(outputs), with gradients on"),
-        ("torch-cpu", spoiled, "the loss or its gradients are not finite or are zero, ", "run habana-mp find-nan, "),
+        (
+            "torch-cpu",
+            spoiled,
+            "the loss or its gradients are not finite or are zero, ",
+            "run habana-mp find-nonfinite, ",
+        ),
         (None, fine, "no policy was in force, ", "call hmp.convert, or enter hmp.autocast, "),
         (hmp.Policy.from_ops(fp32=["linear"]), fine, "no edit of the lists is worth it", "no op makes 5 % of "),
     ],

@@ -32,7 +32,7 @@ _NO_BACKWARD = (
 )
 _NOT_FINITE = (
     "the loss or its gradients are not finite or are zero, so it is not known which op makes the error",
-    "run habana-mp find-nan, or hmp.find_nonfinite: it names the op that makes a NaN or an infinity",
+    "run habana-mp find-nonfinite, or hmp.find_nonfinite: it names the op that makes a NaN or an infinity",
 )
 _NO_LOSS = (
     "no backward pass of a loss was seen, so the change of a loss is not known",

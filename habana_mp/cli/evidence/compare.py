@@ -20,8 +20,9 @@ from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
 from habana_mp._show.stream import flush, say
-from habana_mp.cli.console import Problem, write_files
-from habana_mp.cli.parameters import PolicyParameter, new_file
+from habana_mp.cli.console import Problem
+from habana_mp.cli.output import html_option, json_option, write_files
+from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, run_script
 from habana_mp.hmp import Policy, convert
@@ -45,14 +46,8 @@ class _OtherPolicy(PolicyParameter):
     help="The policy to compare with, in the form of --policy. The default, none, is plain PyTorch without casts, also in regions of "
     "hmp.autocast on the main thread; those of torch.autocast cast.",
 )
-@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
-@click.option(
-    "--json",
-    "json_file",
-    callback=new_file,
-    metavar="FILE",
-    help="Write the result as JSON, too; - prints it as the last line of stdout.",
-)
+@html_option
+@json_option
 @script_command
 def compare(script: Script, other: Policy | None, html: str | None, json_file: str | None) -> None:
     """Run a script under two policies and print how the numbers differ.

@@ -19,8 +19,9 @@ from habana_mp import hmp
 from habana_mp._evidence.tune.tune import needed_arguments
 from habana_mp._evidence.tune.tuned import refuse_to_replace
 from habana_mp._show.stream import say
-from habana_mp.cli.console import Problem, user_errors, write_files
-from habana_mp.cli.parameters import new_file, policy_options
+from habana_mp.cli.console import Problem, user_errors
+from habana_mp.cli.output import html_option, json_option, write_files
+from habana_mp.cli.parameters import policy_options
 from habana_mp.cli.script import as_python_ends, find_module
 from habana_mp.hmp import Policy
 
@@ -75,14 +76,8 @@ from habana_mp.hmp import Policy
     type=click.Path(dir_okay=False, resolve_path=True),
     help="Keep the measurements in this file, and continue from it if it exists.",
 )
-@click.option("--html", callback=new_file, metavar="FILE", help="Write the result as a page for the browser, too.")
-@click.option(
-    "--json",
-    "json_file",
-    callback=new_file,
-    metavar="FILE",
-    help="Write the result as JSON, too; - prints it as the last line of stdout.",
-)
+@html_option
+@json_option
 @policy_options("The policy to start from: its other lists and its low dtype stay. Default: hmp.")
 @click.argument("target", metavar="SCRIPT.py:STEP")
 def tune(
@@ -127,7 +122,7 @@ def tune(
             if isinstance(error, (OSError, ValueError)) and error not in raised:
                 raise
             as_python_ends(_raise_again)
-    say(str(found))
+    say(str(found), err=json_file == "-")
     if folder is not None:
         with user_errors():
             found.save(folder)

@@ -7,13 +7,13 @@ import click
 from habana_mp._policy.diff import PolicyDiff, action_of, settings_of, words
 from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import SCHEMA, source_of
-from habana_mp.cli.console import print_json, print_rich, print_table
+from habana_mp.cli.console import print_rich, print_table
 from habana_mp.cli.lists.check import check
 from habana_mp.cli.lists.edit import edit
+from habana_mp.cli.output import json_option, write_json
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.hmp import Policy, presets
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _POLICY = PolicyParameter()
 
 
@@ -27,15 +27,15 @@ lists.add_command(edit)
 
 
 @lists.command("presets")
-@_JSON
-def show_presets(as_json: bool) -> None:
+@json_option
+def show_presets(json_file: str | None) -> None:
     """Print the policies in habana_mp.
 
     \b
       habana-mp lists presets
     """
     found = [Policy.load(name) for name in presets()]
-    if as_json:
+    if json_file:
         rows = [
             {
                 "name": each.name,
@@ -45,8 +45,9 @@ def show_presets(as_json: bool) -> None:
             }
             for each in found
         ]
-        print_json(rows)
-        return
+        write_json(rows, json_file)
+        if json_file == "-":
+            return
     print_table(
         ("preset", "low dtype", "lower", "fp32", "promote", "rest", "cache", "source"),
         [
@@ -66,8 +67,8 @@ def show_presets(as_json: bool) -> None:
 
 @lists.command()
 @click.argument("policy", type=_POLICY)
-@_JSON
-def show(policy: Policy, as_json: bool) -> None:
+@json_option
+def show(policy: Policy, json_file: str | None) -> None:
     """Print the settings and lists of a policy.
 
     POLICY is a preset, a folder, a gaudi_config.json or the text of a policy.
@@ -76,17 +77,11 @@ def show(policy: Policy, as_json: bool) -> None:
       habana-mp lists show hmp
     """
     overruled = _overruled(policy)
-    if as_json:
-        print_json(
-            {
-                "name": policy.name,
-                **settings_of(policy),
-                "lists": policy.lists,
-                "limited": policy.limited,
-                "overruled": overruled,
-            }
-        )
-        return
+    if json_file:
+        values = {"lists": policy.lists, "limited": policy.limited, "overruled": overruled}
+        write_json({"name": policy.name, **settings_of(policy), **values}, json_file)
+        if json_file == "-":
+            return
     from rich.columns import Columns
 
     print_rich(policy.name, style="bold")
@@ -118,8 +113,8 @@ def _overruled(policy: Policy) -> dict[str, dict[str, str]]:
 @lists.command()
 @click.argument("a", type=_POLICY)
 @click.argument("b", type=_POLICY)
-@_JSON
-def diff(a: Policy, b: Policy, as_json: bool) -> None:
+@json_option
+def diff(a: Policy, b: Policy, json_file: str | None) -> None:
     """Print the differences of two policies: settings, then ops.
 
     Exit code 0: there are none; 1: there are some.
@@ -128,9 +123,8 @@ def diff(a: Policy, b: Policy, as_json: bool) -> None:
       habana-mp lists diff hmp hmp-resnet50
     """
     difference = PolicyDiff.between(a, b)
-    if as_json:
-        print_json({"a": a.name, "b": b.name, "settings": difference.settings, "ops": difference.ops})
-    elif difference:
+    write_json({"a": a.name, "b": b.name, "settings": difference.settings, "ops": difference.ops}, json_file)
+    if difference and json_file != "-":
         titles = (a.name, b.name) if a.name != b.name else (f"{a.name} (A)", f"{b.name} (B)")
         rests = [{"rest": f"rest: {policy.rest}"} for policy in (a, b)]
         rows = [(title, words(before), words(after)) for title, (before, after) in difference.settings.items()]

@@ -15,7 +15,7 @@ from habana_mp._policy.folder import DESCRIPTION, read_description, read_folder
 from habana_mp._policy.list_file import ListFile
 from habana_mp._policy.names import unknown_in
 from habana_mp._policy.read_file import FileError, read_file
-from habana_mp.cli.console import print_json
+from habana_mp.cli.output import json_option, write_json
 
 # Per file: a file that is no list at all needs no more lines than these.
 _MOST_PROBLEMS = 50
@@ -35,8 +35,8 @@ class Finding:
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def check(files: tuple[str, ...], as_json: bool) -> None:
+@json_option
+def check(files: tuple[str, ...], json_file: str | None) -> None:
     """Print the mistakes in list files and policies.
 
     FILE is a list, a list of edits (+op, -op), a file of edits for --edit (+op:list, -op), or the folder or policy.toml of a policy. Each
@@ -47,13 +47,9 @@ def check(files: tuple[str, ...], as_json: bool) -> None:
       habana-mp lists check lower.txt fp32.txt my_policy/
     """
     found = [finding for file in files for finding in _mistakes(Path(file))]
-    if as_json:
-        print_json([dataclasses.asdict(finding) for finding in found])
-    else:
-        for finding in found:
-            click.echo(finding)
-        if not found:
-            click.echo("no mistakes found")
+    if json_file != "-":
+        click.echo("\n".join(map(str, found)) or "no mistakes found")
+    write_json([dataclasses.asdict(finding) for finding in found], json_file)
     if found:
         raise SystemExit(1)
 

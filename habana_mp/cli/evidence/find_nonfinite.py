@@ -1,4 +1,4 @@
-"""``habana-mp find-nan``: a script run inside ``hmp.find_nonfinite``, and what it found."""
+"""``habana-mp find-nonfinite``: a script run inside ``hmp.find_nonfinite``, and what it found."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ENDED_EARLY = "The script failed. Until then, all that it trained, returned or 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @script_command
-def find_nan(script: Script) -> None:
+def find_nonfinite(script: Script) -> None:
     """Run a script and name the first op that makes a NaN or infinity.
 
     The script runs as with `habana-mp run`, but takes longer. A step or two are enough. The command prints on
     stderr the op, its arguments, the line of the list that lowered it, and the edit that avoids the NaN. It does not report masks of -inf.
 
     \b
-      habana-mp find-nan train.py --steps 1
-      habana-mp find-nan --policy torch-cpu --dtype fp16 train.py
+      habana-mp find-nonfinite train.py --steps 1
+      habana-mp find-nonfinite --policy torch-cpu --low-dtype fp16 train.py
 
     The exit code is 1 if there is such an op, else that of the script, which is also 1 if the script raises.
     """

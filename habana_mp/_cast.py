@@ -28,6 +28,7 @@ _SPELLINGS = {
 _TORCH = {name: getattr(torch, name) for name in _core.ELIGIBLE_DTYPES}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMBERS = {name: _core.DTYPES.index(name) for name in _TORCH}
+LOW_DTYPES: tuple[torch.dtype, ...] = tuple(_TORCH[name] for name in _core.LOW_DTYPES)
 _ACCEPTED = "float32, float16 or bfloat16"
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
@@ -89,6 +90,21 @@ def dtype_named(dtype: object) -> str | None:
     None for anything else.
     """
     return _SPELLINGS.get(dtype_name(dtype)) if isinstance(dtype, (str, torch.dtype)) else None
+
+
+def low_name(dtype: object, argument: str) -> str:
+    """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
+    name = dtype_named(dtype)
+    if name not in _core.LOW_DTYPES:
+        raise ValueError(not_low(dtype, argument))
+    return name
+
+
+def not_low(dtype: object, argument: str) -> str:
+    """The message for what is no low dtype, with all that is accepted."""
+    named = [name for low in _core.LOW_DTYPES for name in (low, _core.SHORT_DTYPE_NAMES[low])]
+    accepted = f"{', '.join(named[:-1])} or {named[-1]}"
+    return f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name ({accepted}), not {dtype!r}"
 
 
 def _name_of(dtype: object) -> str:

@@ -17,7 +17,8 @@ from habana_mp._autocast.set_policies import set_policies
 from habana_mp._cast import cast
 from habana_mp._convert.conversion import convert, is_converted, revert
 from habana_mp._policy.checkpoint import PolicyState
-from habana_mp._policy.policy import Policy, presets
+from habana_mp._policy.folder import presets
+from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
 from habana_mp._scope.disable_casts import disable_casts
 

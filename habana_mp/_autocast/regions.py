@@ -12,10 +12,10 @@ from habana_mp import _weights
 from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import acts_on, checked_device, default_policy, devices
 from habana_mp._autocast.unseen import warn_of_unseen
-from habana_mp._cast import dtype_named
+from habana_mp._cast import LOW_DTYPES, dtype_named, not_low
 from habana_mp._convert.conversion import end_cli_default
 from habana_mp._policy.environment import load_kept
-from habana_mp._policy.policy import LOW_DTYPES, Policy, not_low
+from habana_mp._policy.policy import Policy
 from habana_mp._scope import traced
 from habana_mp._scope.placed import warn_if_nowhere
 from habana_mp._show.warning import warn

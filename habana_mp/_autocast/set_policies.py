@@ -23,8 +23,8 @@ from habana_mp._autocast import neighbours
 from habana_mp._autocast.devices import devices
 from habana_mp._autocast.module_lines import ModuleLines, classes_by_path, hint_for, lines_of, path_pattern
 from habana_mp._autocast.regions import is_accepted, rules_of
-from habana_mp._cast import dtype_named
-from habana_mp._policy.policy import LOW_DTYPES, Policy
+from habana_mp._cast import LOW_DTYPES, dtype_named
+from habana_mp._policy.policy import Policy
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.async_functions import decorated_async
 from habana_mp._scope.placed import placed

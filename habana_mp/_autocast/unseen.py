@@ -6,9 +6,10 @@ import functools
 from collections.abc import Iterator
 
 from habana_mp._core import LISTS, Entry
+from habana_mp._policy.folder import presets
 from habana_mp._policy.homes import OPERATORS, is_in_place
 from habana_mp._policy.names import is_dispatched, torch_names
-from habana_mp._policy.policy import Policy, presets
+from habana_mp._policy.policy import Policy
 from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 

@@ -6,9 +6,10 @@ import os
 
 import torch
 
-from habana_mp._cast import dtype_named
+from habana_mp._cast import dtype_named, low_name
+from habana_mp._policy.folder import presets
 from habana_mp._policy.list_file import ListPath, read_argument
-from habana_mp._policy.policy import ALIASES, Policy, low_name, presets, with_files
+from habana_mp._policy.policy import ALIASES, Policy, with_files
 from habana_mp._show.did_you_mean import near
 from habana_mp._show.warning import warn
 

@@ -34,6 +34,16 @@ _EDITS = re.compile(rf"({'|'.join(LISTS)})\.(since|before)-(\d+)\.(\d+)\.txt")
 _KEYS = frozenset([*core.POLICY_SETTINGS, "source", "device", "error"])
 
 
+def presets() -> tuple[str, ...]:
+    """Return the names of the policies in this package, for ``Policy.load`` and ``convert(policy=...)``.
+
+    Example:
+        >>> "balanced" in hmp.presets()
+        True
+    """
+    return tuple(sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()))
+
+
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
     with _missing_named():

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 
 import habana_mp._core as core
-from habana_mp._cast import dtype_name, dtype_named
+from habana_mp._cast import dtype_name, low_name
 from habana_mp._policy.edit import ALL_LISTS, LISTS, Edit, listed, read_edit
-from habana_mp._policy.folder import DESCRIPTION, SHIPPED, read_folder
+from habana_mp._policy.folder import DESCRIPTION, SHIPPED, presets, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import ListFile, ListPath, after_edits, after_files, read_argument
 from habana_mp._policy.names import check_known, plain_name
@@ -24,7 +24,6 @@ from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
 from habana_mp._show.units import encodable
 
-LOW_DTYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in core.LOW_DTYPES)
 ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
 
 
@@ -371,31 +370,6 @@ def replace_preset(name: str, policy: Policy | None) -> None:
         _replaced.pop(name, None)
     else:
         _replaced[name] = policy
-
-
-def presets() -> tuple[str, ...]:
-    """Return the names of the policies in this package, for ``Policy.load`` and ``convert(policy=...)``.
-
-    Example:
-        >>> "balanced" in hmp.presets()
-        True
-    """
-    return tuple(sorted(entry.name for entry in os.scandir(SHIPPED) if entry.is_dir()))
-
-
-def low_name(dtype: object, argument: str) -> str:
-    """The name of a low dtype, given as one of torch or by a name ("bfloat16", "bf16"). Raises ValueError for another."""
-    name = dtype_named(dtype)
-    if name not in core.LOW_DTYPES:
-        raise ValueError(not_low(dtype, argument))
-    return name
-
-
-def not_low(dtype: object, argument: str) -> str:
-    """The message for what is no low dtype, with all that is accepted."""
-    named = [name for low in core.LOW_DTYPES for name in (low, core.SHORT_DTYPE_NAMES[low])]
-    accepted = f"{', '.join(named[:-1])} or {named[-1]}"
-    return f"{argument} must be {' or '.join(map(str, LOW_DTYPES))}, or its name ({accepted}), not {dtype!r}"
 
 
 def _hint_of_file(path: str) -> str:

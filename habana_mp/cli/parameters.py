@@ -14,10 +14,11 @@ import click
 from click.shell_completion import CompletionItem
 
 import habana_mp._core as core
+from habana_mp._cast import low_name
 from habana_mp._policy.edit import LISTS, Edit, edits_in, op_of, read_edit
 from habana_mp._policy.list_file import parse_list
 from habana_mp._policy.names import check_known, known_names
-from habana_mp._policy.policy import low_name, with_files
+from habana_mp._policy.policy import with_files
 from habana_mp._policy.read_file import read_text
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._show.units import encodable

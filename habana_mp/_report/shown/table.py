@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from habana_mp._policy.policy import presets
+from habana_mp._policy.folder import presets
 from habana_mp._report import sums
 from habana_mp._report.findings.groups import grouped
 from habana_mp._report.numbers import added, change_of, local_error, share, shares_known, with_values

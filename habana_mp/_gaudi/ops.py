@@ -162,6 +162,40 @@ def _mixture(  # noqa: PLR0917 - Habana's arguments
     return result
 
 
+def _from_uint4(
+    input: _Tensor,  # noqa: A002
+    scale: _Tensor,
+    zero_point: _Tensor | None,
+    out_dtype: torch.dtype,
+    g_idx: _Tensor | None = None,
+) -> _Tensor:
+    """``(input - zero_point) * scale``, of shape (inputs, outputs), where ``input`` has 8 outputs in each int32, the first in its lowest bits.
+
+    ``scale`` is (groups, outputs); ``zero_point`` has the same shape or is packed as ``input`` is. A group is that of ``g_idx``, or as many
+    rows as there are for each.
+    """
+    numbers = _unpacked(input)
+    if g_idx is None:
+        if scale.dim() != 2 or len(numbers) % len(scale):
+            raise ValueError(
+                f"convert_from_uint4: {len(numbers)} rows are no multiple of the groups of scale {[*scale.shape]}"
+            )
+        g_idx = torch.arange(len(scale), device=scale.device).repeat_interleave(len(numbers) // len(scale))
+    numbers = numbers.float()
+    if zero_point is not None:
+        zeros = zero_point if zero_point.is_floating_point() else _unpacked(zero_point)
+        numbers -= zeros[g_idx]
+    return (numbers * scale[g_idx]).to(out_dtype)
+
+
+def _unpacked(packed: _Tensor) -> _Tensor:
+    if packed.dim() != 2 or packed.dtype != torch.int32:
+        raise ValueError(
+            f"convert_from_uint4: expected a packed matrix of int32, not {packed.dtype} of {[*packed.shape]}"
+        )
+    return ((packed.unsqueeze(2) >> torch.arange(0, 32, 4, device=packed.device)) & 15).flatten(1)
+
+
 _ADAMW = (
     "optimizer_adamw{}(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] exp_avg_sq_vec,"
     " Tensor neg_step, float beta1, float beta2, float epsilon, {} weight_decay{}) -> ()"
@@ -193,6 +227,7 @@ OPS: dict[str, Callable[..., object]] = {
     "rotary_pos_embedding(Tensor input, Tensor sin, Tensor cos, Tensor? position_ids=None, int offset=0, int mode=0) -> Tensor": _rotary,
     "softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor? inv_attn_heads=None) -> Tensor": _softmax,
     _MIXTURE: _mixture,
+    "convert_from_uint4(Tensor input, Tensor scale, Tensor? zero_point, ScalarType out_dtype, Tensor? g_idx=None) -> Tensor": _from_uint4,
 }
 _defined: list[torch.library.Library] = []
 

@@ -338,3 +338,39 @@ def test_a_mixture_of_experts(hpu, form):
         hpu.mixture_of_experts(x, table, routing, w1, w2, w3, True, "tape")
     with pytest.raises(NotImplementedError, match="needs permuted_weights=True"):
         hpu.mixture_of_experts(x, table, routing, w1, w2, w3, False)
+
+
+def _packed(numbers: torch.Tensor) -> torch.Tensor:
+    """(rows, outputs) of 0 to 15 as (rows, outputs / 8) of int32, as AutoGPTQ, AutoAWQ and Neural Compressor pack them."""
+    shifted = numbers.long().unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)
+    return shifted.sum(2).to(torch.int32)
+
+
+@pytest.mark.parametrize("zeros", ["packed", "floats", "none"])
+@pytest.mark.parametrize("groups", ["in turn", "by g_idx"])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_weights_of_4_bits(hpu, zeros, groups, dtype):
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (12, 16), generator=generator)
+    zero = torch.randint(0, 16, (3, 16), generator=generator)
+    scale = torch.rand(3, 16, generator=generator)
+    group = torch.tensor([0] * 4 + [1] * 4 + [2] * 4 if groups == "in turn" else [2, 0, 1] * 4, dtype=torch.int32)
+    given = {"packed": _packed(zero), "floats": zero.float(), "none": None}[zeros]
+    expected = (numbers - (0 if given is None else zero[group])).float() * scale[group]
+    found = hpu.convert_from_uint4(_packed(numbers), scale, given, dtype, *([] if groups == "in turn" else [group]))
+    assert found.dtype == dtype
+    assert torch.equal(found, expected.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("packed", "groups", "text"),
+    [
+        (torch.zeros(12, 2), 3, "expected a packed matrix of int32, not torch.float32"),
+        (torch.zeros(4, dtype=torch.int32), 1, r"expected a packed matrix of int32, not torch.int32 of \[4\]"),
+        (torch.zeros(12, 2, dtype=torch.int32), 5, r"12 rows are no multiple of the groups of scale \[5, 16\]"),
+    ],
+    ids=["floats", "one dimension", "groups"],
+)
+def test_what_is_no_weight_of_4_bits(hpu, packed, groups, text):
+    with pytest.raises(ValueError, match=text):
+        hpu.convert_from_uint4(packed, torch.ones(groups, 16), None, F32)

@@ -37,7 +37,7 @@ def _edits(base: Policy, parts: list[tuple[Part, bool]], others: str) -> Iterato
     for part, wide in sorted(parts, key=lambda each: each[0].modules.count(".")):
         if part.modules and wide != _round(part.modules, written, everywhere) and (wide or other in LISTS):
             written[part.modules] = wide
-            yield _edit(part.entry, "fp32" if wide else other)
+            yield _edit(part._entry, "fp32" if wide else other)
 
 
 def _edit(entry: Entry, title: str) -> Edit:

@@ -21,7 +21,6 @@ class Part:
     """An op, or an op in some modules, as one run in float32 measured it.
 
     Attributes:
-        entry: the op in these modules, as an entry without a list.
         error: how much its low dtype alone would change the outputs or the loss, relative to their size, to first order; infinite if it
             loses numbers.
         hidden: True if some of its results get no gradient, such as the angles of rotary positions. Its error may then be larger.
@@ -33,7 +32,7 @@ class Part:
         '...'
     """
 
-    entry: Entry
+    _entry: Entry  # the op in these modules, without a list
     error: float
     hidden: bool
     numbers: int
@@ -41,17 +40,17 @@ class Part:
     @property
     def op(self) -> str:
         """The op."""
-        return self.entry.op
+        return self._entry.op
 
     @property
     def modules(self) -> str:
         """The modules, or ""."""
-        return self.entry.modules
+        return self._entry.modules
 
     @property
     def name(self) -> str:
         """Such as "mul" or "mul in model.rotary_emb"."""
-        return str(self.entry)
+        return str(self._entry)
 
 
 class Parts:
@@ -75,7 +74,7 @@ class Parts:
         self.unit = "loss" if has_loss else "results" if report.get("projected_squares") else "op"
         error = _error(report, self.unit, size_of_result, which, ending)
         self.all = [_part(self._entry(group[0]), group, error, which) for group in grouped(rows, self._entry)]
-        self._index = {part.entry: i for i, part in enumerate(self.all)}
+        self._index = {part._entry: i for i, part in enumerate(self.all)}
 
     def scale(self, by: float) -> None:
         """The errors, where they are in another unit than what a run measures: of a loss that is scaled, of each op alone."""

@@ -249,7 +249,7 @@ class Tuned(Document):
             known = [
                 each
                 for each in self.parts
-                if each.part.entry == own or (each.part.op == str(own) and each.part.entry not in decided)
+                if each.part._entry == own or (each.part.op == str(own) and each.part._entry not in decided)
             ]
             text = evidence(known, self.policy._core.low_dtype) if known and own in decided else ""
             yield entry.replaced(comment=text)

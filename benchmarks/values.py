@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from habana_mp import hmp
+from habana_mp._show.module_path import ModulePath
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from zoo.small_models import Trained, trained
@@ -54,7 +55,7 @@ def places(name: str, steps: int, seed: int) -> list[tuple[str, float, float]]:
     modules = dict(model.named_modules())
     found = []
     for row in report.to_dict()["rows"]:
-        root, _, path = row["module"].partition(": ")
+        root, path = ModulePath.of(row["module"])
         if "values" not in row or not row["values"]["changes"] or not root or path not in modules:
             continue
         with hmp.set_policies(model, alone(model, path, row["op"])), hmp.autocast("cpu", policy=WIDE):

@@ -43,7 +43,7 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
         result.close()
         raise TypeError(f"assert_casts calls {function!r} and does not await it. Pass lambda: asyncio.run(f())")
     counts = _counts(seen, wanted)
-    called = {row["op"] for row in seen.to_dict()["rows"]}
+    called = {row.op for row in seen._data().rows}
     if not called:
         pytest.fail(": ".join(NO_OP), pytrace=False)
     if any(want != got or not called & {*names_of(op)} for (op, _), (want, got) in counts.items()):
@@ -76,33 +76,31 @@ def _counts(seen: CastReport, wanted: dict[tuple[str, str], int]) -> dict[tuple[
     """(expected, seen) by op and dtype; an op has the name that the test gives it."""
     named = {name: op for op, _ in wanted for name in names_of(op)}
     got: dict[tuple[str, str], int] = {}
-    for row in seen.to_dict()["rows"]:
-        for cast in row["casts"]:
-            key = named.get(row["op"], row["op"]), cast["to"]
-            got[key] = got.get(key, 0) + cast["count"]
+    for row in seen._data().rows:
+        for cast in row.casts:
+            key = named.get(row.op, row.op), cast.to
+            got[key] = got.get(key, 0) + cast.count
     keys = dict.fromkeys([*wanted, *(key for key in got if got[key])])
     return {key: (wanted.get(key, 0), got.get(key, 0)) for key in keys}
 
 
 def _difference(seen: CastReport, counts: dict[tuple[str, str], tuple[int, int]]) -> str:
-    rows = seen.to_dict()["rows"]
+    rows = seen._data().rows
     lines = ["the casts are not the expected ones:"]
     for (op, dtype), (want, got) in counts.items():
-        if want == got and any(row["op"] in names_of(op) for row in rows):
+        if want == got and any(row.op in names_of(op) for row in rows):
             continue
         lines.append(f"  {op} to {dtype}: expected {want}, got {got}")
         for row in rows:
-            here = sum(cast["count"] for cast in row["casts"] if cast["to"] == dtype)
-            if here and row["op"] in names_of(op):
-                where = " | ".join(
-                    part for part in (row["rule"] or row["decision"], row["module"], row["source"]) if part
-                )
+            here = sum(cast.count for cast in row.casts if cast.to == dtype)
+            if here and row.op in names_of(op):
+                where = " | ".join(part for part in (row.rule or row.decision, row.module, row.source) if part)
                 lines.append(f"      {here} | {where}")
         if got == 0:
             lines += [
-                f"      seen, {row['decision']}: {counted(row['calls'], 'call')} on {', '.join(row['dtypes'])}"
+                f"      seen, {row.decision}: {counted(row.calls, 'call')} on {', '.join(row.dtypes)}"
                 for row in rows
-                if row["op"] in names_of(op)
+                if row.op in names_of(op)
             ] or ["      never called"]
     actual: dict[str, dict[str, int]] = {}
     for (op, dtype), (_, got) in counts.items():

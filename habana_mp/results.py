@@ -17,7 +17,7 @@ from habana_mp._evidence.tune.tuned import Point, TunedPart
 from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import OpRule
-from habana_mp._report.findings.advice import Advice
+from habana_mp._report.data import Advice
 from habana_mp._report.findings.diff import ReportDiff
 from habana_mp._report.findings.edits import Edit
 from habana_mp._report.numbers import LocalError

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from habana_mp import hmp
+from habana_mp._show.module_path import ModulePath
 
 WIDTH, HEADS, TOKENS = 32, 4, 12
 
@@ -205,6 +206,6 @@ def is_named(found: hmp.Comparison, ops: tuple[str, ...], module: str, phase: st
     """Whether the first difference is where it was planted: "-" stands for outside of modules."""
     if found.first is None:
         return False
-    path = found.first.module.partition(": ")[2] if module != "-" else found.first.module
+    path = ModulePath.of(found.first.module).path if module != "-" else found.first.module
     names = (found.first.op, found.first.inner.removeprefix("aten::"))
     return any(op in names for op in ops) and path == module.strip("-") and found.first.phase == phase

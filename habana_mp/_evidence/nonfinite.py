@@ -132,36 +132,31 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
             raise
         finally:
             found = _core.stop_finding(returned)
-    return None if found is None else _named(*found)
+    return None if found is None else _named(found)
 
 
-def _named(  # noqa: PLR0917 - in the order of src/bind/bind_probe.cpp
-    op: str,
-    module: str,
-    rule: str,
-    source: str,
-    policy: str,
-    inner: str,
-    backward: bool,
-    nan: bool,
-    dtype: str,
-    finite_in_float32: bool,
-    given: list[tuple[Any, ...]],
-) -> Nonfinite:
-    own = op or inner.removeprefix("aten::")
+def _named(found: _core.Nonfinite) -> Nonfinite:
+    site = found.site
+    own = site.op or found.inner.removeprefix("aten::")
     return Nonfinite(
         op=own,
-        module=module,
-        phase="backward" if backward else "forward",
-        source=source,
-        rule=rule.replace(OWN_FILES, ""),
-        policy=policy,
-        inner=inner,
-        kind="nan" if nan else "inf",
-        dtype=_DTYPES.get(dtype, dtype.lower()),
-        given=tuple(GivenTensor(_DTYPES.get(name, name.lower()), tuple(sizes), *ends) for name, sizes, *ends in given),
-        edit=f"+{own}:fp32" if finite_in_float32 and dtype in ("Half", "BFloat16") else None,
+        module=site.module,
+        phase="backward" if found.backward else "forward",
+        source=site.source,
+        rule=site.rule.replace(OWN_FILES, ""),
+        policy=site.policy,
+        inner=found.inner,
+        kind="nan" if found.nan else "inf",
+        dtype=_dtype(found.dtype),
+        given=tuple(
+            GivenTensor(_dtype(each.dtype), tuple(each.sizes), each.smallest, each.largest) for each in found.given
+        ),
+        edit=f"+{own}:fp32" if found.finite_in_float32 and found.dtype in ("Half", "BFloat16") else None,
     )
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES.get(name, name.lower())
 
 
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"}

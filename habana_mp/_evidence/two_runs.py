@@ -5,37 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import habana_mp._core as _core
 from habana_mp._evidence.comparison import Comparison, Difference
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.units import counted
-
-# enum class Difference in src/probe/comparison.h
-_SAME, _PASSED_ON, _PRECISION, _GIVEN, _RESULT, _UNMATCHED = range(6)
-_KINDS = ("same", "passed on", "precision", "given", "result", "only in b")
-
-
-class _Call(NamedTuple):
-    """In the order of src/bind/bind_probe.cpp, as the next."""
-
-    site: int
-    inner: str
-    backward: bool
-    outer: int
-    makers: list[int]
-    dtypes: list[str]
-
-
-class _Compared(NamedTuple):
-    difference: int
-    match: int
-    made: float
-    total: float
-    arguments: list[tuple[int, int]]
-    seen: bool
-    why: str  # "none", or why ``made`` is not known: UNMEASURED of habana_mp/_report/numbers.py
 
 
 class _Site(NamedTuple):
@@ -46,17 +22,18 @@ class _Site(NamedTuple):
 
 
 class _Run:
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.calls = [_Call(*call) for call in values["calls"]]
-        self.losses = tuple(values["losses"])
-        self.lost = values["lost"]
-        self._sites = [_Site(*site) for site in values["sites"]]
+    def __init__(self, recording: _core.Recording) -> None:
+        self.calls = recording.calls
+        self.losses = tuple(recording.losses)
+        self.lost, self.returned = recording.lost, recording.returned
+        self._sites = recording.sites
 
     def site(self, number: int) -> _Site:
         """The row of a report that a call belongs to."""
         call = self.calls[number]
         site = self._sites[call.site]
-        return site._replace(op=site.op or call.inner.removeprefix("aten::"), rule=site.rule.replace(OWN_FILES, ""))
+        op = site.op or call.inner.removeprefix("aten::")
+        return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source)
 
 
 _NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
@@ -69,24 +46,25 @@ _Key = tuple[str, str, bool, str]  # op, module, backward, kind
 class TwoRuns:
     """Run b beside run a. A call is meant by its number in its run."""
 
-    def __init__(self, found: dict[str, Any], notes: Iterable[str] = (), *, other_process: bool = False) -> None:
+    def __init__(self, found: _core.ComparedRuns, notes: Iterable[str] = (), *, other_process: bool = False) -> None:
         self._other_process = other_process
-        self.a, self.b = _Run(found["first"]), _Run(found["second"])
-        self._compared = [_Compared(*each) for each in found["compared"]]
-        self._changes: dict[int, float] = found["changes"]
+        self.a, self.b = _Run(found.first), _Run(found.second)
+        self._compared = found.calls
+        self._changes = found.changes
         self._known = self._known_in_a()
         self._notes = [*notes]
-        count, error, self._same_gradients = found["gradients"]
-        self._gradient_error = _part(error) if count else None
-        self._returned = found["returned"]
+        self._same_gradients = found.same_gradients
+        self._gradient_error = _part(found.gradient_error) if found.gradients else None
+        self._have_results = bool(self.a.returned and self.b.returned)
+        self._result_error, self._same_results = found.result_error, found.same_results
 
     def comparison(self, names: tuple[str, str]) -> Comparison:
-        differs = any(each.difference not in (_SAME, _UNMATCHED) for each in self._compared)
+        differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
         losses = not self.a.losses or not self.b.losses or [*map(repr, self.a.losses)] == [*map(repr, self.b.losses)]
         notes, result_error = self._ends(matched)
-        in_a, in_b, _, same_results = self._returned
-        same = not (differs or notes) and losses and self._same_gradients and (same_results or not (in_a and in_b))
+        results = self._same_results or not self._have_results
+        same = not (differs or notes) and losses and self._same_gradients and results
         rows = self._rows()
         return Comparison(
             names=names,
@@ -105,8 +83,7 @@ class TwoRuns:
     def _ends(self, matched: int) -> tuple[list[str], float | None]:
         """What keeps the runs from being proved the same beside their calls, and how far their results are apart."""
         notes = [] if matched else ["The two runs have no call in common."]
-        in_a, in_b, error, _ = self._returned
-        if in_a and in_b and math.isnan(error):
+        if self._have_results and math.isnan(self._result_error):
             notes.append("The results of the steps have different sizes and are not compared.")
         if lost := self.a.lost + self.b.lost:
             notes.append(
@@ -116,7 +93,7 @@ class TwoRuns:
             notes.append(
                 f"{counted(unseen, 'call')} have tensors whose numbers cannot be read (subclasses, quantized ones)."
             )
-        return notes, _part(error) if in_a and in_b else None
+        return notes, _part(self._result_error) if self._have_results else None
 
     def _known_in_a(self) -> set[int]:
         """Calls of a that are calls of b, and what is inside of them and round them: one run may see an op where the other sees its parts."""
@@ -134,7 +111,7 @@ class TwoRuns:
     def _rows(self) -> dict[_Key, Difference]:
         groups: dict[_Key, list[int]] = {}
         for number, each in enumerate(self._compared):
-            if each.difference != _SAME and self.b.calls[number].inner:
+            if each.kind != "same" and self.b.calls[number].inner:
                 groups.setdefault(self._key(number), []).append(number)
         changes = self._by_place()
         whole = sum(abs(change) for change in changes.values())
@@ -152,7 +129,7 @@ class TwoRuns:
 
     def _key(self, number: int) -> _Key:
         site, each = self.b.site(number), self._compared[number]
-        return site.op, site.module, self.b.calls[number].backward, _KINDS[each.difference]
+        return site.op, site.module, self.b.calls[number].backward, each.kind
 
     def _key_in_a(self, number: int) -> _Key:
         site = self.a.site(number)
@@ -190,7 +167,7 @@ class TwoRuns:
             unmeasured=self._why_unmeasured(each),
         )
 
-    def _why_unmeasured(self, calls: list[_Compared]) -> str:
+    def _why_unmeasured(self, calls: list[_core.ComparedCall]) -> str:
         """Of a row in which a difference is not measured in any of the calls."""
         if all(math.isnan(call.total) for call in calls):
             call = calls[0]
@@ -200,8 +177,8 @@ class TwoRuns:
         reasons = (UNMEASURED[call.why] if call.why in UNMEASURED else self._why_not_again(call) for call in calls)
         return ", ".join(dict.fromkeys(reasons))
 
-    def _why_not_again(self, call: _Compared) -> str:
-        if self._other_process and call.difference == _GIVEN:
+    def _why_not_again(self, call: _core.ComparedCall) -> str:
+        if self._other_process and call.kind == "given":
             return _OTHER_PROCESS
         return _NOT_AGAIN if call.seen else _NOT_SEEN
 
@@ -223,22 +200,24 @@ class TwoRuns:
         Where calls that do not differ made what it was given, something else has written to that since.
         """
         for number, each in enumerate(self._compared):
-            if each.difference in (_SAME, _UNMATCHED):
+            if each.kind in ("same", "only in b"):
                 continue
-            for maker, maker_in_a in each.arguments:
-                if maker >= 0 and self._compared[maker].difference == _UNMATCHED:
-                    return rows[self._key(_back(maker, self.b, self._is_unmatched))]
-                if maker_in_a >= 0 and maker_in_a not in self._known:
-                    return rows[self._key_in_a(_back(maker_in_a, self.a, lambda call: call not in self._known))]
+            for given in each.arguments:
+                if given.maker >= 0 and self._is_unmatched(given.maker):
+                    return rows[self._key(_back(given.maker, self.b, self._is_unmatched))]
+                if given.first_maker >= 0 and given.first_maker not in self._known:
+                    return rows[self._key_in_a(_back(given.first_maker, self.a, lambda call: call not in self._known))]
             row = rows[self._key(number)]
-            if each.difference != _PASSED_ON:
+            if each.kind != "passed on":
                 return row
-            same_makers = all(maker >= 0 and self._compared[maker].match == in_a for maker, in_a in each.arguments)
+            same_makers = all(
+                given.maker >= 0 and self._compared[given.maker].match == given.first_maker for given in each.arguments
+            )
             return replace(row, kind="written" if same_makers else "given")
         return next((row for row in rows.values() if row.kind.startswith("only")), None)
 
     def _is_unmatched(self, number: int) -> bool:
-        return self._compared[number].difference == _UNMATCHED
+        return self._compared[number].kind == "only in b"
 
 
 def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 import habana_mp._core as _core
 from habana_mp._autocast.regions import region_policy
@@ -21,15 +22,15 @@ from habana_mp._cast import dtype_named
 from habana_mp._policy.names import names_of
 from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
-from habana_mp._report.findings.advice import Advice, advice
+from habana_mp._report.counted import report_of_counts
+from habana_mp._report.data import Advice, Cast, Report, Row
+from habana_mp._report.findings.advice import advice
 from habana_mp._report.findings.diff import ReportDiff
-from habana_mp._report.findings.groups import inside
-from habana_mp._report.form import MOST_BYTES, report_values
+from habana_mp._report.form import MOST_BYTES, read_report
 from habana_mp._report.measured import MeasuredReport
 from habana_mp._report.merge import merged
 from habana_mp._report.schedule import Schedule
 from habana_mp._report.shown.exports import chrome_trace, scalars
-from habana_mp._report.values import named
 from habana_mp._scope import in_force
 from habana_mp._show.writing import Document, written
 from habana_mp._watch.modules import unwatch_modules, watch_modules
@@ -68,7 +69,7 @@ class CastReport(Document, MeasuredReport):
         self._open: _core.Report | None = None
         self._low = ""
         self._began = 0.0
-        self._values: dict[str, Any] | None = None
+        self._values: Report | None = None
         self._entered = False
         self.title = ""
 
@@ -93,12 +94,12 @@ class CastReport(Document, MeasuredReport):
             unwatch_modules()
             raise
 
-    def _stop(self) -> dict[str, Any]:
+    def _stop(self) -> Report:
         seconds = time.perf_counter() - self._began
         opened, self._open = self._open, None
         assert opened is not None  # noqa: S101 - who calls has asked
         try:
-            return self._named(_core.close_report(opened), seconds)
+            return self._report_of(_core.close_report(opened), seconds)
         finally:
             unwatch_modules()
 
@@ -137,13 +138,8 @@ class CastReport(Document, MeasuredReport):
             **self.__dict__,
             "_open": None,
             "_entered": False,
-            "_values": self._values if self._open is None else self.to_dict(),
+            "_values": self._values if self._open is None else self._data(),
         }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also of a report that habana_mp 0.1.0 pickled, which called its values so."""
-        self.__dict__.update({"_schedule": Schedule(0, 0, None), "_entered": False} | state)
-        self._values = self.__dict__.pop("_told", self.__dict__.get("_values"))
 
     def casts(self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None) -> int:
         """Return how many tensors were cast for an op in forward passes.
@@ -161,13 +157,13 @@ class CastReport(Document, MeasuredReport):
             TypeError, ValueError: an argument is not accepted.
             RuntimeError: the report was never entered.
         """
-        return sum(cast["count"] for cast in self._asked(op, to, module))
+        return sum(cast.count for cast in self._asked(op, to, module))
 
     def cache_hits(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
     ) -> int:
         """Return how many of ``casts`` were copies that the weight cache had already. They cost a look-up. Arguments and errors as for ``casts``."""
-        return sum(cast["cached"] for cast in self._asked(op, to, module))
+        return sum(cast.cached for cast in self._asked(op, to, module))
 
     def backward_casts(
         self, op: str | None = None, *, to: torch.dtype | str | None = None, module: str | None = None
@@ -176,28 +172,28 @@ class CastReport(Document, MeasuredReport):
 
         Arguments and errors are the same as for ``casts``.
         """
-        return sum(cast["backward"]["count"] for cast in self._asked(op, to, module))
+        return sum(cast.backward.count for cast in self._asked(op, to, module))
 
-    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[dict[str, Any]]:
+    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[Cast]:
         dtype = None if to is None else dtype_name(to)
         for row in self._rows(op, module):
-            yield from (cast for cast in row["casts"] if dtype in (None, cast["to"]))
+            yield from (cast for cast in row.casts if dtype in (None, cast.to))
 
     def _is_measuring(self) -> bool:
         return self._open is not None and bool(self._measures)
 
-    def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]:
+    def _rows(self, op: str | None, module: str | None) -> Iterator[Row]:
         names = None if op is None else names_of(op)
         if module is not None and not isinstance(module, str):
             raise TypeError(f"module must be a path such as 'encoder.layers.0', not {module!r}")
-        for row in self.to_dict()["rows"]:
-            if (names is None or row["op"] in names) and (module is None or inside(row["module"], module)):
+        for row in self._data().rows:
+            if (names is None or row.op in names) and (module is None or row.where.is_inside(module)):
                 yield row
 
     @property
     def advice(self) -> tuple[Advice, ...]:
         """What to look at first: at most five lines with their evidence. The line that costs most comes first."""
-        return tuple(Advice(**line) for line in self.to_dict()["advice"])
+        return tuple(self._data().advice)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain values, as ``to_json`` writes them. Times are in seconds, sizes in bytes.
@@ -214,18 +210,21 @@ class CastReport(Document, MeasuredReport):
         Raises:
             RuntimeError: the report was never entered.
         """
+        return self._data().to_dict()
+
+    def _data(self) -> Report:
         if self._values is not None:
             return self._values
         if self._open is None and (self._entered or self._schedule.is_set):
             raise RuntimeError(self._schedule.missing)
         if self._open is None:
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
-        return self._named(_core.report_values(self._open), time.perf_counter() - self._began)
+        return self._report_of(_core.report_values(self._open), time.perf_counter() - self._began)
 
     def _page(self) -> str:
         from habana_mp._report.shown.page import page
 
-        return page(self.to_dict())
+        return page(self._data())
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the casts in time as JSON for chrome://tracing and Perfetto.
@@ -237,7 +236,7 @@ class CastReport(Document, MeasuredReport):
             OSError: the file cannot be written.
             RuntimeError: the report was never entered.
         """
-        return written(json.dumps(chrome_trace(self.to_dict())), path)
+        return written(json.dumps(chrome_trace(self._data())), path)
 
     def to_tensorboard(self, writer: Any, step: int | None = None) -> None:
         """Write counts, times and errors as scalars below "habana_mp/".
@@ -254,7 +253,7 @@ class CastReport(Document, MeasuredReport):
             raise TypeError(
                 f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}"
             )
-        for name, value in scalars(self.to_dict()).items():
+        for name, value in scalars(self._data()).items():
             writer.add_scalar(f"habana_mp/{name}", value, step)
 
     @classmethod
@@ -267,7 +266,7 @@ class CastReport(Document, MeasuredReport):
         """
         text = read_text(path, MOST_BYTES)
         try:
-            return cls._of(report_values(text))
+            return cls._of(read_report(text))
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}") from None
 
@@ -295,9 +294,8 @@ class CastReport(Document, MeasuredReport):
             raise TypeError(f"merged takes reports, not {wrong[0]!r}")
         if not several:
             raise ValueError("there is no report to merge")
-        values = merged([each.to_dict() for each in several])
-        values["advice"] = [line.__dict__ for line in advice(values)]
-        return cls._of(values)
+        whole = merged([each._data() for each in several])
+        return cls._of(structs.replace(whole, advice=advice(whole)))
 
     def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
         """Merge the reports of all ranks of a process group. All ranks have to call it.
@@ -308,19 +306,18 @@ class CastReport(Document, MeasuredReport):
         Raises:
             RuntimeError: the report was never entered.
         """
-        values = self.to_dict()
         if not is_joined():
             return CastReport.merged([self])
         first = dist.get_group_rank(group, dist.get_rank()) == 0 if group is not None else dist.get_rank() == 0
         gathered: list[Any] | None = [None] * dist.get_world_size(group) if first else None
-        dist.gather_object(values, gathered, group=group, group_dst=0)
+        dist.gather_object(self._data(), gathered, group=group, group_dst=0)
         return None if gathered is None else CastReport.merged(map(CastReport._of, gathered))
 
     @classmethod
-    def _of(cls, values: dict[str, Any]) -> CastReport:
+    def _of(cls, values: Report) -> CastReport:
         made = cls()
         made._values = values
-        made.title = values.get("title", "")
+        made.title = values.title
         return made
 
     def diff(self, other: CastReport) -> ReportDiff:
@@ -332,27 +329,33 @@ class CastReport(Document, MeasuredReport):
         """
         if not isinstance(other, CastReport):
             raise TypeError(f"diff takes another report, not {other!r}")
-        return ReportDiff.between(self.to_dict(), other.to_dict())
+        return ReportDiff.between(self._data(), other._data())
 
     def __rich__(self) -> Any:
         from habana_mp._report.shown.table import table
 
-        return table(self.to_dict())
+        return table(self._data())
 
     def __str__(self) -> str:
         from habana_mp._report.shown.table import text
 
-        return text(self.to_dict())
+        return text(self._data())
 
     def __repr__(self) -> str:
         if self._open is None and self._values is None:
             return "<CastReport, not begun>"
-        values = self.to_dict()
-        return f"<CastReport: {values['casts']} casts, {values['cache_hits']} of them from the weight cache, {len(values['rows'])} rows>"
+        values = self._data()
+        return f"<CastReport: {values.casts} casts, {values.cache_hits} of them from the weight cache, {len(values.rows)} rows>"
 
-    def _named(self, counted: dict[str, Any], seconds: float) -> dict[str, Any]:
-        values = named(counted, seconds, self.title, self._low if self._measures else "", self._projected_squares)
-        return {**values, "steps": list(self._schedule.seconds)} if self._schedule.seconds else values
+    def _report_of(self, counted: dict[str, Any], seconds: float) -> Report:
+        return report_of_counts(
+            counted,
+            seconds,
+            title=self.title,
+            steps=[*self._schedule.seconds],
+            low_dtype=self._low if self._measures else "",
+            projected_squares=self._projected_squares,
+        )
 
 
 def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active: int | None = None) -> CastReport:

@@ -8,11 +8,13 @@ from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
+from habana_mp._report.added import added
+from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.edits import Edit, edits
-from habana_mp._report.findings.groups import inside
-from habana_mp._report.findings.unknown import NO_OP, Why, why_no_edit, why_no_error, why_no_share
-from habana_mp._report.numbers import ERROR, LocalError, added, change_of, local_error, share, with_values
+from habana_mp._report.findings.unknown import NO_OP, Why, error_of, why_no_edit, why_no_error, why_no_share
+from habana_mp._report.numbers import LocalError, change, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
+from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import whole
 
 
@@ -22,10 +24,10 @@ class MeasuredReport(ABC):
     _projected_squares: float = 0.0  # of the random sums of outputs, as they are on average
 
     @abstractmethod
-    def to_dict(self) -> dict[str, Any]: ...
+    def _data(self) -> Report: ...
 
     @abstractmethod
-    def _rows(self, op: str | None, module: str | None) -> Iterator[dict[str, Any]]: ...
+    def _rows(self, op: str | None, module: str | None) -> Iterator[Row]: ...
 
     @abstractmethod
     def _is_measuring(self) -> bool:
@@ -56,8 +58,8 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         which = "backward" if backward else "low" if what_if else "ran"
-        _raise(why_no_error(self.to_dict(), rows, which))
-        return local_error(added(row["values"][which] for row in with_values(rows)) or dict.fromkeys(ERROR, 0))
+        _raise(why_no_error(self._data(), rows, which))
+        return local_error(added(error_of(row, which) for row in rows))
 
     def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
         """Return which part of the error of the loss an op makes, from 0 to 1, to first order.
@@ -73,7 +75,7 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if)
-        return share(self.to_dict()["rows"], rows, what_if=what_if)
+        return share(self._data().rows, rows, what_if=what_if)
 
     def error_shares(self) -> dict[tuple[str, str], float]:
         """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
@@ -83,14 +85,14 @@ class MeasuredReport(ABC):
         """
         self._asked_rows(None, None)
         self._check_shares([])
-        rows = [*with_values(self.to_dict()["rows"])]
+        rows = [*with_values(self._data().rows)]
         size = change_of(rows)
         whole = sum(map(size, rows))
         found: dict[tuple[str, str], float] = {}
         for row in rows:
-            if not row["module"]:  # outside of any
+            if not row.module:  # outside of any
                 continue
-            key = row["op"], row["module"].partition(": ")[2]
+            key = row.op, row.where.path
             found[key] = found.get(key, 0.0) + (size(row) / whole if whole > 0 else 0.0)
         return found
 
@@ -100,10 +102,9 @@ class MeasuredReport(ABC):
         If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``; also
         RuntimeError if ``project`` alone was called, as there is no loss.
         """
-        key = "change_low" if what_if else "change"
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if, of_loss=True)
-        return sum((row["values"][key] for row in with_values(rows)), 0.0)
+        return sum((change(row, of_loss=True, what_if=what_if) for row in rows), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
         """Measure the shares of the error of outputs, for a step without a loss.
@@ -159,28 +160,28 @@ class MeasuredReport(ABC):
         if per not in ("op", "module"):
             raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._check_values()
-        found = tuple(edits(self.to_dict(), per))
+        found = tuple(edits(self._data(), per))
         if not found:
-            _raise(why_no_edit(self.to_dict()))
+            _raise(why_no_edit(self._data()))
         return found
 
-    def _check_shares(self, rows: list[dict[str, Any]], *, what_if: bool = False, of_loss: bool = False) -> None:
-        report = self.to_dict()
+    def _check_shares(self, rows: list[Row], *, what_if: bool = False, of_loss: bool = False) -> None:
+        report = self._data()
         _raise(why_no_share(report, what_if=what_if, of_loss=of_loss))
         _raise(why_no_error(report, rows, "low" if what_if else "ran"))
 
     def _check_values(self) -> None:
-        if not self.to_dict().get("low_dtype"):
+        if not self._data().low_dtype:
             raise RuntimeError("nothing was measured: make the report with hmp.report(values=True)")
 
-    def _asked_rows(self, op: str | None, module: str | None) -> list[dict[str, Any]]:
+    def _asked_rows(self, op: str | None, module: str | None) -> list[Row]:
         """Those of an op in a module, also those without values. There is one at least."""
         self._check_values()
-        rows, every = list(self._rows(op, module)), self.to_dict()["rows"]
+        rows, every = list(self._rows(op, module)), self._data().rows
         if not every:
             _raise(NO_OP)
         if module:
-            _check_module(module, [row["module"] for row in every])
+            _check_module(module, every)
         if not rows:
             where = "in the block" if module is None else f"in {module!r}" if module else "outside of modules"
             raise ValueError(f"{'an op' if op is None else repr(op)} was not called {where}, or only in compiled code")
@@ -192,16 +193,11 @@ def _raise(why: Why | None) -> None:
         raise RuntimeError(": ".join(why))
 
 
-def _check_module(asked: str, modules: list[str]) -> None:
+def _check_module(asked: str, rows: list[Row]) -> None:
     """Raise for a path that no row has: zeros for a wrong name would look like the best result."""
-    if any(inside(module, asked) for module in modules):
+    if any(row.where.is_inside(asked) for row in rows):
         return
-    by_path = {_path_of(module): module for module in modules if module}
-    near = [by_path[path] for path in get_close_matches(_path_of(asked), by_path, n=3, cutoff=0.7)]
+    by_path = {row.where.name: row.module for row in rows if row.module}
+    near = [by_path[path] for path in get_close_matches(ModulePath.of(asked).name, by_path, n=3, cutoff=0.7)]
     hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"no op ran in a module {asked!r}{hint}")
-
-
-def _path_of(module: str) -> str:
-    """The path without the class of the root."""
-    return module.partition(": ")[2] or module

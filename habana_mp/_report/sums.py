@@ -1,17 +1,15 @@
-"""The figures of a report for each op and each precision, summed from its rows. The page and the table of the terminal show it.
-
-It takes the dict of ``CastReport.to_dict`` and knows nothing of where that comes from.
-"""
+"""The figures of a report for each op and each precision, summed from its rows. The page and the table of the terminal show it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import habana_mp._core as _core
+from habana_mp._report.added import added_counts, grouped
+from habana_mp._report.data import Report, Row
 from habana_mp._report.numbers import why_unmeasured
 
 # What the time of an op is counted as, in the order in which the page draws them.
@@ -19,133 +17,133 @@ _WIDE = tuple(name for name in _core.ELIGIBLE_DTYPES if name not in _core.LOW_DT
 PRECISIONS = (*_core.LOW_DTYPES, *_WIDE, "mixed", "other", "cast")
 
 
-@dataclass
+@dataclass(frozen=True)
 class OpSum:
     """All rows of one op; ``seconds`` is its time without its casts."""
 
     op: str
-    decisions: list[str] = field(default_factory=list)
-    rules: list[str] = field(default_factory=list)
-    calls: int = 0
-    seconds: float = 0.0
-    cast_seconds: float = 0.0
-    casts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    cached: int = 0
-    backward: int = 0
+    decisions: list[str]
+    rules: list[str]
+    calls: int
+    seconds: float
+    cast_seconds: float
+    casts: Counter[tuple[str, str]]
+    cached: int
+    backward: int
 
 
-def by_op(rows: Iterable[dict[str, Any]]) -> list[OpSum]:
+def by_op(rows: Iterable[Row]) -> list[OpSum]:
     """The ops of these rows, those that spend most time in casts first, then those that run longest."""
-    found: dict[str, OpSum] = {}
-    for row in rows:
-        into = found.setdefault(row["op"], OpSum(row["op"]))
-        if row["decision"] not in into.decisions:
-            into.decisions.append(row["decision"])
-        if row["rule"] and row["rule"] not in into.rules:
-            into.rules.append(row["rule"])
-        into.calls += row["calls"]
-        into.seconds += own_seconds(row)
-        into.cast_seconds += cast_seconds(row)
-        for cast in row["casts"]:
-            into.casts[cast["from"], cast["to"]] += cast["count"]
-            into.cached += cast["cached"]
-            into.backward += cast["backward"]["count"]
-    return sorted(found.values(), key=lambda each: (-each.cast_seconds, -each.seconds, each.op))
+    found = [_op_sum(group) for group in grouped(rows, lambda row: row.op)]
+    return sorted(found, key=lambda each: (-each.cast_seconds, -each.seconds, each.op))
 
 
-def unlisted(report: dict[str, Any]) -> list[OpSum]:
+def _op_sum(rows: list[Row]) -> OpSum:
+    casts = [cast for row in rows for cast in row.casts]
+    by_dtypes: Counter[tuple[str, str]] = Counter()
+    for cast in casts:
+        by_dtypes[cast.from_, cast.to] += cast.count
+    return OpSum(
+        op=rows[0].op,
+        decisions=[*dict.fromkeys(row.decision for row in rows)],
+        rules=[*dict.fromkeys(row.rule for row in rows if row.rule)],
+        calls=sum(row.calls for row in rows),
+        seconds=sum(row.own_seconds for row in rows),
+        cast_seconds=sum(row.all_cast_seconds for row in rows),
+        casts=by_dtypes,
+        cached=sum(cast.cached for cast in casts),
+        backward=sum(cast.backward.count for cast in casts),
+    )
+
+
+def unlisted(report: Report) -> list[OpSum]:
     """The ops that no list names and nothing decides, those that run longest first."""
-    rows = [row for row in report["rows"] if row["decision"] == "unlisted"]
-    return sorted(by_op(rows), key=lambda each: (-each.seconds, each.op))
+    found = by_op(row for row in report.rows if row.decision == "unlisted")
+    return sorted(found, key=lambda each: (-each.seconds, each.op))
 
 
-@dataclass
+@dataclass(frozen=True)
 class MissedOp:
     """All calls of one op that ran past the conversion."""
 
     op: str
     rule: str
     source: str
-    calls: int = 0
-    modules: list[str] = field(default_factory=list)
-    held_by: list[str] = field(default_factory=list)
+    calls: int
+    modules: list[str]
+    held_by: list[str]
 
 
-def missed(report: dict[str, Any]) -> list[MissedOp]:
+def missed(report: Report) -> list[MissedOp]:
     """The missed calls of the report, one for each op, those that were called most first."""
-    found: dict[str, MissedOp] = {}
-    for each in report["missed"]:
-        into = found.setdefault(each["op"], MissedOp(each["op"], each["rule"], each["source"]))
-        into.calls += each["calls"]
-        into.modules += [each["module"]] if each["module"] and each["module"] not in into.modules else []
-        into.held_by += [holder for holder in each["held_by"] if holder not in into.held_by]
-    return sorted(found.values(), key=lambda each: -each.calls)
+    found = [
+        MissedOp(
+            op=rows[0].op,
+            rule=rows[0].rule,
+            source=rows[0].source,
+            calls=sum(row.calls for row in rows),
+            modules=[*dict.fromkeys(row.module for row in rows if row.module)],
+            held_by=[*dict.fromkeys(holder for row in rows for holder in row.held_by)],
+        )
+        for rows in grouped(report.missed, lambda row: row.op)
+    ]
+    return sorted(found, key=lambda each: -each.calls)
 
 
-def unmeasured(report: dict[str, Any]) -> list[tuple[str, bool, int, str]]:
-    """Ops whose error is not measured, or not that of all calls: op, whether in the backward pass, how many calls, and why."""
-    found = []
-    for op, rows in groupby(sorted(report["rows"], key=lambda row: str(row["op"])), lambda row: str(row["op"])):
-        of_op = [*rows]
-        for backward in (False, True):
-            calls, why = why_unmeasured(of_op, backward=backward)
-            if calls:
-                found.append((op, backward, calls, why))
-    return sorted(found, key=lambda each: -each[2])
+class Unmeasured(NamedTuple):
+    """Calls of an op, or ops of its backward pass, whose error is not measured."""
+
+    op: str
+    backward: bool
+    calls: int
+    why: str
 
 
-def split(report: dict[str, Any]) -> dict[str, float]:
+def unmeasured(report: Report) -> list[Unmeasured]:
+    of_ops = sorted(grouped(report.rows, lambda row: row.op), key=lambda rows: rows[0].op)
+    found = [
+        Unmeasured(rows[0].op, backward, *why_unmeasured(rows, backward=backward))
+        for rows in of_ops
+        for backward in (False, True)
+    ]
+    return sorted((each for each in found if each.calls), key=lambda each: -each.calls)
+
+
+def split(report: Report) -> dict[str, float]:
     """Where the time of the block went: forward passes of modules, what ran outside of them (a loss), backward passes, steps of optimizers, and
     what was no op (Python, data).
     """
-    optimizer = report.get("optimizer_seconds", 0.0)
-    outside = sum(row["seconds"] for row in report["rows"] if not row["module"])
     parts = {
-        "model": sum(row["seconds"] for row in report["rows"] if row["module"]),
-        "loss": max(0.0, outside - optimizer),
-        "backward": report.get("backward_seconds", 0.0),
-        "optimizer": optimizer,
+        "model": sum(row.seconds for row in report.rows if row.module),
+        "loss": max(0.0, sum(row.seconds for row in report.rows if not row.module) - report.optimizer_seconds),
+        "backward": report.backward_seconds,
+        "optimizer": report.optimizer_seconds,
     }
-    return {**parts, "rest": max(0.0, report["seconds"] - sum(parts.values()))}
+    return {**parts, "rest": max(0.0, report.seconds - sum(parts.values()))}
 
 
-def made_bytes(report: dict[str, Any]) -> dict[str, int]:
+def made_bytes(report: Report) -> dict[str, int]:
     """Memory of the results of ops by dtype, the largest first."""
-    found: Counter[str] = Counter()
-    for row in report["rows"]:
-        found.update(row.get("made_bytes", {}))
-    return dict(found.most_common())
+    return dict(Counter(added_counts(row.made_bytes for row in report.rows)).most_common())
 
 
-def other_seconds(report: dict[str, Any]) -> tuple[float, float]:
+def other_seconds(report: Report) -> tuple[float, float]:
     """Time of the ops that ran in a low dtype, and of the same in float32, where that was measured."""
-    rows = [row["values"] for row in report["rows"] if row.get("values") and precision(row) in _core.LOW_DTYPES]
-    return sum(each.get("ran_seconds", 0.0) for each in rows), sum(each.get("other_seconds", 0.0) for each in rows)
+    low = [row.measured for row in report.rows if precision(row) in _core.LOW_DTYPES]
+    return sum(each.ran_seconds for each in low), sum(each.other_seconds for each in low)
 
 
-def own_seconds(row: dict[str, Any]) -> float:
-    """Time of a row without its casts."""
-    own: float = row["seconds"] - sum(cast["seconds"] for cast in row["casts"])
-    return max(0.0, own)
-
-
-def cast_seconds(row: dict[str, Any]) -> float:
-    """Time in the casts of a row, forward and backward."""
-    return sum((cast["seconds"] + cast["backward"]["seconds"] for cast in row["casts"]), 0.0)
-
-
-def precision(row: dict[str, Any]) -> str:
+def precision(row: Row) -> str:
     """What the time of a row outside of its casts counts as: a dtype, "mixed" where it ran in several, or "other"."""
-    runs_in = row["runs_in"]
-    if len(runs_in) > 1:
+    if len(row.runs_in) > 1:
         return "mixed"
-    return runs_in[0] if runs_in and runs_in[0] in PRECISIONS else "other"
+    return row.runs_in[0] if row.runs_in and row.runs_in[0] in PRECISIONS else "other"
 
 
-def seconds_by_precision(report: dict[str, Any]) -> dict[str, float]:
+def seconds_by_precision(report: Report) -> dict[str, float]:
     """The time of all ops, by what it was spent in; what took none is left out."""
     found = dict.fromkeys(PRECISIONS, 0.0)
-    for row in report["rows"]:
-        found[precision(row)] += own_seconds(row)
-        found["cast"] += cast_seconds(row)
+    for row in report.rows:
+        found[precision(row)] += row.own_seconds
+        found["cast"] += row.all_cast_seconds
     return {name: seconds for name, seconds in found.items() if seconds > 0}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from habana_mp._show.html import render
+from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import share as percent
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 230, 46, 14, 24
@@ -28,7 +29,7 @@ class Place:
 
 
 def place_name(op: str, module: str) -> str:
-    return f"{op} in {module.partition(': ')[2] or module}" if module else op
+    return f"{op} in {ModulePath.of(module).name}" if module else op
 
 
 def depth(places: Sequence[Place]) -> str:

@@ -15,8 +15,6 @@ from habana_mp._watch.modules import unwatch_modules, watch_modules
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-FRONT_ENDS = ("", "convert", "autocast")  # enum class FrontEnd in src/report/site.h
-
 
 class Cast(NamedTuple):
     """One argument that a call had cast: dtypes by name, ``size`` of the result in bytes."""
@@ -77,22 +75,7 @@ class CallListener:
 
     def take(self) -> list[Call]:
         """The calls that have ended since the last time, in order. Up to 65,536 are kept; ``lost`` counts the others."""
-        return [
-            Call(
-                op,
-                module,
-                FRONT_ENDS[front_end],
-                policy,
-                decision,
-                rule,
-                ns / 1e9,
-                dtypes,
-                runs_in,
-                [Cast(source, target, cached, size, cast_ns / 1e9) for source, target, cached, size, cast_ns in casts],
-                nodes,
-            )
-            for op, module, front_end, policy, decision, rule, ns, dtypes, runs_in, casts, nodes in self._queue.take()
-        ]
+        return [Call(**{**call, "casts": [Cast(**cast) for cast in call["casts"]]}) for call in self._queue.take()]
 
     @property
     def lost(self) -> int:

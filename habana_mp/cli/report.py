@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from habana_mp._policy.edit import edits_in
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.edits import edits_text
 from habana_mp._report.findings.unknown import NO_OP, known_errors, unmeasured, why_nothing
-from habana_mp._report.form import SCHEMA
+from habana_mp._report.form import schema
 from habana_mp._show.stream import flush, say
 from habana_mp._show.writing import written
 from habana_mp.cli.console import Problem, print_rich, user_errors
@@ -25,7 +26,7 @@ from habana_mp.cli.script import Script, run_script
 
 def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
     if value:
-        click.echo(SCHEMA.read_text(encoding="utf-8"), nl=False)
+        click.echo(json.dumps(schema(), indent=1))
         ctx.exit()
 
 
@@ -118,14 +119,14 @@ def report(
     _show(seen, html, json_file)
     if edits_file:
         with user_errors():
-            text = edits_text(seen.to_dict(), per or "op")
+            text = edits_text(seen._data(), per or "op")
             written(text, edits_file)
         if rank() == 0 and not any(edits_in(text)):
             say(f"--write-edits: no edits. The reason is in {edits_file}", err=True)
     if ending is not None and ending.code:
         raise ending
     if max_error is not None:
-        for why in unmeasured(seen.to_dict()):
+        for why in unmeasured(seen._data()):
             say(f"--max-error: {': '.join(why)}", err=True)
     beyond = [*_beyond(seen, max_casts, max_error, before)]
     for line in beyond:
@@ -138,15 +139,15 @@ def _beyond(
     seen: hmp.CastReport, max_casts: int | None, max_error: float | None, before: hmp.CastReport | None
 ) -> Iterator[str]:
     """A line for each limit that is not kept."""
-    values = seen.to_dict()
-    if max_casts is not None and not values["rows"]:
+    data = seen._data()
+    if max_casts is not None and not data.rows:
         yield f"--max-casts {max_casts}: {': '.join(NO_OP)}"
     if max_casts is not None and seen.casts() > max_casts:
         yield f"--max-casts {max_casts}: there are {seen.casts():,}"
     if max_error is not None:
-        if why := why_nothing(values):
+        if why := why_nothing(data):
             yield f"--max-error {max_error:g}: {': '.join(why)}"
-        for op, error in known_errors(values).items():
+        for op, error in known_errors(data).items():
             if float(error) > max_error or error.lost:
                 lost = f", {error.lost:,} numbers that are not finite" if error.lost else ""
                 yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"

@@ -3,9 +3,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "bind/bind.h"
+#include "bind/named.h"
 #include "cast/dtypes.h"
 #include "evidence/repeatable.h"
 #include "evidence/rerun.h"
@@ -26,13 +26,48 @@
 namespace py = pybind11;
 
 namespace habana_mp {
-namespace {
 
-std::vector<at::Tensor> tensors_of(const py::list& list) {
-  std::vector<at::Tensor> tensors;
-  for (const py::handle& tensor : list) tensors.push_back(tensor.cast<at::Tensor>());
-  return tensors;
-}
+// What Python reads, and what the pickle of a recording holds: the tensors that it kept of this
+// process are left out.
+template <>
+inline constexpr auto report::kFields<report::Site> =
+    std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
+               Field{"source", &Site::source}};
+template <>
+inline constexpr auto report::kFields<evidence::Digest> = std::tuple{
+    Field{"hash", &evidence::Digest::hash}, Field{"dtype", &evidence::Digest::dtype},
+    Field{"sizes", &evidence::Digest::sizes}, Field{"sample", &evidence::Digest::sample}};
+template <>
+inline constexpr auto report::kFields<probe::RecordedArgument> =
+    std::tuple{Field{"hash", &probe::RecordedArgument::hash},
+               Field{"ran", &probe::RecordedArgument::ran},
+               Field{"maker", &probe::RecordedArgument::maker},
+               Field{"weight", &probe::RecordedArgument::weight},
+               Field{"seen", &probe::RecordedArgument::seen},
+               Field{"sizes", &probe::RecordedArgument::sizes}};
+template <>
+inline constexpr auto report::kFields<probe::RecordedCall> =
+    std::tuple{Field{"site", &probe::RecordedCall::site},
+               Field{"inner", &probe::RecordedCall::inner},
+               Field{"backward", &probe::RecordedCall::backward},
+               Field{"outer", &probe::RecordedCall::outer},
+               Field{"arguments", &probe::RecordedCall::arguments},
+               Field{"constants", &probe::RecordedCall::constants},
+               Field{"results", &probe::RecordedCall::results}};
+template <>
+inline constexpr auto report::kFields<probe::RecordedGradient> =
+    std::tuple{Field{"weight", &probe::RecordedGradient::weight},
+               Field{"digest", &probe::RecordedGradient::digest}};
+template <>
+inline constexpr auto report::kFields<probe::Recording> =
+    std::tuple{Field{"sites", &probe::Recording::sites},
+               Field{"calls", &probe::Recording::calls},
+               Field{"lost", &probe::Recording::lost},
+               Field{"losses", &probe::Recording::losses},
+               Field{"gradients", &probe::Recording::gradients},
+               Field{"returned", &probe::Recording::returned}};
+
+namespace {
 
 // What runs until it is stopped, or until Python lets this go: an interrupt may come anywhere.
 class Session {
@@ -51,181 +86,131 @@ class Session {
   std::function<void()> end_;
 };
 
-// What find_nonfinite() looks for, by the names that habana_mp/_evidence/nonfinite.py reads; None
-// where all is finite.
-py::object found_nonfinite(const py::list& returned) {
-  const std::vector<at::Tensor> tensors = tensors_of(returned);
-  const auto found = [&] {
-    const py::gil_scoped_release no_gil;
-    return probe::stop_finding(tensors);
-  }();
-  if (!found) return py::none();
-  py::list given;
-  for (const probe::GivenTensor& tensor : found->given) {
-    given.append(py::make_tuple(tensor.dtype, tensor.sizes, tensor.smallest, tensor.largest));
-  }
-  const report::Site& site = found->site;
-  return py::make_tuple(site.op, site.module, site.rule, site.source,
-                        site.policy == nullptr ? std::string() : site.policy->name(), found->inner,
-                        found->backward, found->nan, found->dtype, found->finite_in_float32, given);
-}
-
-// A recording in plain values, which another process makes it of again; what tensors it kept of
-// this one is left out.
-py::tuple plain(const evidence::Digest& digest) {
-  const auto* bytes = reinterpret_cast<const char*>(digest.sample.data());
-  return py::make_tuple(digest.hash, static_cast<int>(digest.dtype), digest.sizes,
-                        py::bytes(bytes, digest.sample.size() * sizeof(float)));
-}
-
-evidence::Digest digest_from(const py::handle& value) {
-  const auto [hash, dtype, sizes, bytes] =
-      value.cast<std::tuple<std::uint64_t, int, std::vector<std::int64_t>, std::string>>();
-  evidence::Digest digest{hash, static_cast<at::ScalarType>(dtype), sizes, {}};
-  digest.sample.resize(bytes.size() / sizeof(float));
-  std::memcpy(digest.sample.data(), bytes.data(), digest.sample.size() * sizeof(float));
-  return digest;
-}
-
-py::list plain(const std::vector<evidence::Digest>& digests) {
-  py::list list;
-  for (const evidence::Digest& digest : digests) list.append(plain(digest));
-  return list;
-}
-
-std::vector<evidence::Digest> digests_from(const py::handle& values) {
-  std::vector<evidence::Digest> digests;
-  for (const py::handle& value : values) digests.push_back(digest_from(value));
-  return digests;
-}
-
-py::list plain_sites(const probe::Recording& recording) {
-  py::list sites;
-  for (const report::Site& site : recording.sites) {
-    sites.append(py::make_tuple(site.op, site.module, site.rule, site.source));
-  }
-  return sites;
-}
-
-py::tuple plain(const probe::Recording& recording) {
-  py::list calls;
-  for (const probe::RecordedCall& call : recording.calls) {
-    py::list arguments;
-    for (const probe::RecordedArgument& each : call.arguments) {
-      arguments.append(py::make_tuple(each.hash, static_cast<int>(each.ran), each.maker,
-                                      each.weight, each.seen, each.sizes));
-    }
-    calls.append(py::make_tuple(call.site, call.inner, call.backward, call.outer, arguments,
-                                call.constants, plain(call.results)));
-  }
-  py::list gradients;
-  for (const probe::RecordedGradient& each : recording.gradients) {
-    gradients.append(py::make_tuple(each.weight, plain(each.digest)));
-  }
-  return py::make_tuple(plain_sites(recording), calls, recording.lost, recording.losses, gradients,
-                        plain(recording.returned));
-}
-
-std::shared_ptr<probe::Recording> recording_from(const py::tuple& values) {
+std::shared_ptr<probe::Recording> recording_from(const py::dict& values) {
   auto recording = std::make_shared<probe::Recording>();
-  for (const py::handle& value : values[0]) {
-    const auto site = value.cast<std::array<std::string, 4>>();
-    recording->sites.push_back(
-        {.op = site[0], .module = site[1], .rule = site[2], .source = site[3]});
-  }
-  for (const py::handle& value : values[1]) {
-    const auto fields = value.cast<py::tuple>();
-    probe::RecordedCall& call = recording->calls.emplace_back();
-    call.site = fields[0].cast<report::SiteId>();
+  read_named(values, *recording);
+  for (const probe::RecordedCall& call : recording->calls) {
     if (call.site >= recording->sites.size()) throw py::value_error("not a recording of habana_mp");
-    call.inner = fields[1].cast<std::string>();
-    call.backward = fields[2].cast<bool>();
-    call.outer = fields[3].cast<std::int64_t>();
-    for (const py::handle& argument : fields[4]) {
-      const auto [hash, ran, maker, weight, seen, sizes] =
-          argument.cast<std::tuple<std::uint64_t, int, std::int64_t, std::int64_t, bool,
-                                   std::vector<std::int64_t>>>();
-      call.arguments.push_back(
-          {hash, static_cast<at::ScalarType>(ran), maker, weight, seen, sizes});
-    }
-    call.constants = fields[5].cast<std::string>();
-    call.results = digests_from(fields[6]);
   }
-  recording->lost = values[2].cast<std::uint64_t>();
-  recording->losses = values[3].cast<std::vector<double>>();
-  for (const py::handle& value : values[4]) {
-    const auto fields = value.cast<py::tuple>();
-    recording->gradients.push_back({fields[0].cast<std::int64_t>(), digest_from(fields[1])});
-  }
-  recording->returned = digests_from(values[5]);
   return recording;
 }
 
-// The calls of a run, by the names that habana_mp/_evidence/comparison.py gives them.
-py::list named_calls(const probe::Recording& recording) {
-  py::list calls;
-  for (const probe::RecordedCall& call : recording.calls) {
-    std::vector<std::int64_t> makers;
-    unsigned ran = 0;
-    for (const probe::RecordedArgument& each : call.arguments) {
-      makers.push_back(each.maker);
-      ran |= dtype_bit(dtype_of_type(each.ran));
-    }
-    py::list dtypes;
-    for (const DTypeRow& row : kDTypes) {
-      if ((ran & dtype_bit(row.dtype) & kFloatingDTypes) != 0) dtypes.append(row.name);
-    }
-    calls.append(py::make_tuple(call.site, call.inner, call.backward, call.outer, makers, dtypes));
-  }
-  return calls;
+std::vector<std::int64_t> makers_of(const probe::RecordedCall& call) {
+  std::vector<std::int64_t> makers;
+  for (const probe::RecordedArgument& each : call.arguments) makers.push_back(each.maker);
+  return makers;
 }
 
-py::dict run_of(const probe::Recording& recording) {
-  py::dict run;
-  run["sites"] = plain_sites(recording);
-  run["calls"] = named_calls(recording);
-  run["lost"] = recording.lost;
-  run["losses"] = recording.losses;
-  return run;
+// The floating dtypes that a call got its arguments in.
+py::list dtypes_of(const probe::RecordedCall& call) {
+  unsigned ran = 0;
+  for (const probe::RecordedArgument& each : call.arguments) {
+    ran |= dtype_bit(dtype_of_type(each.ran));
+  }
+  return dtypes_in(ran & kFloatingDTypes);
 }
 
-py::object stop_comparing(const py::list& returned) {
-  const std::vector<at::Tensor> tensors = tensors_of(returned);
-  const std::optional<probe::Comparison> ended = [&] {
-    const py::gil_scoped_release no_gil;
-    return probe::comparer().stop_comparing(tensors);
-  }();
-  if (!ended) return py::none();
-  const probe::Comparison& found = *ended;
-  py::list compared;
-  for (const probe::ComparedCall& call : found.calls) {
-    py::list arguments;
-    for (const auto& each : call.arguments) {
-      arguments.append(py::make_tuple(each.maker, each.first_maker));
-    }
-    compared.append(py::make_tuple(static_cast<int>(call.difference), call.match, call.made,
-                                   call.total, arguments, call.seen,
-                                   report::kUnmeasuredNames[static_cast<std::size_t>(call.why)]));
-  }
-  py::dict result;
-  result["first"] = run_of(*found.first);
-  result["second"] = run_of(*found.second);
-  result["compared"] = compared;
-  result["changes"] = found.changes;
-  result["gradients"] = py::make_tuple(found.gradients, found.gradient_error, found.same_gradients);
-  result["returned"] =
-      py::make_tuple(found.first->returned.size(), found.second->returned.size(),
-                     evidence::distance(found.first->returned, found.second->returned),
-                     evidence::same_bits(found.first->returned, found.second->returned));
-  return result;
+// Runs without the GIL what looks at all that a step has returned.
+template <typename Stop>
+auto stopped(const py::list& returned, Stop stop) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle& tensor : returned) tensors.push_back(tensor.cast<at::Tensor>());
+  const py::gil_scoped_release no_gil;
+  return stop(tensors);
+}
+
+void bind_recording(py::module_& module) {
+  py::class_<report::Site>(module, "Site")
+      .def_readonly("op", &report::Site::op)
+      .def_readonly("module", &report::Site::module)
+      .def_readonly("rule", &report::Site::rule)
+      .def_readonly("source", &report::Site::source)
+      .def_property_readonly("policy", [](const report::Site& self) {
+        return self.policy == nullptr ? std::string() : self.policy->name();
+      });
+  py::class_<probe::RecordedCall>(module, "RecordedCall")
+      .def_readonly("site", &probe::RecordedCall::site)
+      .def_readonly("inner", &probe::RecordedCall::inner)
+      .def_readonly("backward", &probe::RecordedCall::backward)
+      .def_readonly("outer", &probe::RecordedCall::outer)
+      .def_property_readonly("makers", &makers_of)
+      .def_property_readonly("dtypes", &dtypes_of);
+  py::class_<probe::Recording, std::shared_ptr<probe::Recording>>(module, "Recording")
+      .def_readonly("sites", &probe::Recording::sites)
+      .def_readonly("calls", &probe::Recording::calls)
+      .def_readonly("lost", &probe::Recording::lost)
+      .def_readonly("losses", &probe::Recording::losses)
+      .def_property_readonly("returned",
+                             [](const probe::Recording& self) { return self.returned.size(); })
+      .def(py::pickle([](const probe::Recording& recording) { return named(recording); },
+                      &recording_from));
+}
+
+void bind_comparison(py::module_& module) {
+  using Argument = probe::ComparedCall::Argument;
+  py::class_<Argument>(module, "ComparedArgument")
+      .def_readonly("maker", &Argument::maker)
+      .def_readonly("first_maker", &Argument::first_maker);
+  py::class_<probe::ComparedCall>(module, "ComparedCall")
+      .def_property_readonly(
+          "kind",
+          [](const probe::ComparedCall& self) {
+            return probe::kDifferenceNames[static_cast<std::size_t>(self.difference)];
+          })
+      .def_readonly("match", &probe::ComparedCall::match)
+      .def_readonly("made", &probe::ComparedCall::made)
+      .def_readonly("total", &probe::ComparedCall::total)
+      .def_readonly("arguments", &probe::ComparedCall::arguments)
+      .def_readonly("seen", &probe::ComparedCall::seen)
+      .def_property_readonly("why", [](const probe::ComparedCall& self) {
+        return report::kUnmeasuredNames[static_cast<std::size_t>(self.why)];
+      });
+  py::class_<probe::Comparison>(module, "ComparedRuns")
+      .def_property_readonly("first",
+                             [](const probe::Comparison& self) {
+                               return std::const_pointer_cast<probe::Recording>(self.first);
+                             })
+      .def_property_readonly("second",
+                             [](const probe::Comparison& self) {
+                               return std::const_pointer_cast<probe::Recording>(self.second);
+                             })
+      .def_readonly("calls", &probe::Comparison::calls)
+      .def_readonly("changes", &probe::Comparison::changes)
+      .def_readonly("gradients", &probe::Comparison::gradients)
+      .def_readonly("gradient_error", &probe::Comparison::gradient_error)
+      .def_readonly("same_gradients", &probe::Comparison::same_gradients)
+      .def_property_readonly("result_error",
+                             [](const probe::Comparison& self) {
+                               return evidence::distance(self.first->returned,
+                                                         self.second->returned);
+                             })
+      .def_property_readonly("same_results", [](const probe::Comparison& self) {
+        return evidence::same_bits(self.first->returned, self.second->returned);
+      });
+}
+
+void bind_nonfinite(py::module_& module) {
+  py::class_<probe::GivenTensor>(module, "GivenTensor")
+      .def_readonly("dtype", &probe::GivenTensor::dtype)
+      .def_readonly("sizes", &probe::GivenTensor::sizes)
+      .def_readonly("smallest", &probe::GivenTensor::smallest)
+      .def_readonly("largest", &probe::GivenTensor::largest);
+  py::class_<probe::Nonfinite>(module, "Nonfinite")
+      .def_readonly("site", &probe::Nonfinite::site)
+      .def_readonly("inner", &probe::Nonfinite::inner)
+      .def_readonly("backward", &probe::Nonfinite::backward)
+      .def_readonly("nan", &probe::Nonfinite::nan)
+      .def_readonly("dtype", &probe::Nonfinite::dtype)
+      .def_readonly("finite_in_float32", &probe::Nonfinite::finite_in_float32)
+      .def_readonly("given", &probe::Nonfinite::given);
 }
 
 }  // namespace
 
 void bind_probe(py::module_& module) {
-  py::class_<probe::Recording, std::shared_ptr<probe::Recording>>(module, "Recording")
-      .def(py::pickle([](const probe::Recording& recording) { return plain(recording); },
-                      [](const py::tuple& values) { return recording_from(values); }));
+  bind_recording(module);
+  bind_comparison(module);
+  bind_nonfinite(module);
   module.def(
       "hash_of_numbers", [](const at::Tensor& tensor) { return evidence::hash_of(tensor); },
       py::arg("tensor"), "The same for the same bits; 0 where they cannot be read");
@@ -251,9 +236,8 @@ void bind_probe(py::module_& module) {
   module.def(
       "stop_recording",
       [](const py::list& returned) {
-        const std::vector<at::Tensor> tensors = tensors_of(returned);
-        const py::gil_scoped_release no_gil;
-        return probe::recorder().stop(tensors);
+        return stopped(returned,
+                       [](const auto& tensors) { return probe::recorder().stop(tensors); });
       },
       py::arg("returned"));
   module.def(
@@ -266,7 +250,14 @@ void bind_probe(py::module_& module) {
   module.def("compares_backward", [] { return probe::comparer().ran_backward(); });
   module.def("begin_compared_projection", [] { probe::comparer().begin_projection(); });
   module.def("end_compared_projection", [] { probe::comparer().end_projection(); });
-  module.def("stop_comparing", &stop_comparing, py::arg("returned"));
+  module.def(
+      "stop_comparing",
+      [](const py::list& returned) {
+        return stopped(returned, [](const auto& tensors) {
+          return probe::comparer().stop_comparing(tensors);
+        });
+      },
+      py::arg("returned"));
   module.def(
       "why_not_run_again",
       [](const std::string& name, const std::string& overload) {
@@ -276,7 +267,10 @@ void bind_probe(py::module_& module) {
       },
       py::arg("name"), py::arg("overload"), "\"none\" of an op that may be run again");
   module.def("start_finding", &probe::start_finding);
-  module.def("stop_finding", &found_nonfinite, py::arg("returned"));
+  module.def(
+      "stop_finding",
+      [](const py::list& returned) { return stopped(returned, &probe::stop_finding); },
+      py::arg("returned"), "None where all is finite");
 }
 
 }  // namespace habana_mp

@@ -1,5 +1,5 @@
-// The report for Python: opening and closing one, what it has counted as plain values
-// (habana_mp/_report/values.py gives them names), and the modules whose forward runs.
+// The report for Python: opening and closing one, what it has counted as plain values, and the
+// modules whose forward runs.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "base/python_error.h"
 #include "bind/bind.h"
+#include "bind/named.h"
 #include "convert/patched_op.h"
 #include "evidence/numbers.h"
 #include "probe/values.h"
@@ -27,29 +29,18 @@ namespace py = pybind11;
 namespace habana_mp {
 namespace {
 
+using namespace py::literals;
 using report::SiteId;
 
-// Names of the dtypes among the bits.
-py::list dtypes_in(unsigned bits) {
-  py::list names;
-  for (const DTypeRow& row : kDTypes) {
-    if ((bits & dtype_bit(row.dtype)) != 0) names.append(row.name);
-  }
-  return names;
-}
+double seconds(std::uint64_t ns) { return static_cast<double>(ns) / 1e9; }
 
-py::tuple named_site(const report::Sites& sites, SiteId id) {
-  return py::make_tuple(sites[id].op, sites[id].module);
-}
-
-py::tuple error_values(const report::Error& error) {
-  return py::make_tuple(error.squares, error.reference_squares, error.largest,
-                        error.reference_largest, error.lost);
+py::dict op_and_module(const report::Site& site) {
+  return py::dict("op"_a = site.op, "module"_a = site.module);
 }
 
 // Calls that were not measured, by the reason.
 template <typename Counts>
-py::dict unmeasured_values(const Counts& counts) {
+py::dict unmeasured(const Counts& counts) {
   py::dict found;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] != 0) found[report::kUnmeasuredNames[i]] = counts[i];
@@ -57,21 +48,15 @@ py::dict unmeasured_values(const Counts& counts) {
   return found;
 }
 
-// What was measured of the numbers of a row; None where nothing was.
-py::object values_of(const report::Values& values) {
-  if (values.calls + values.backward_calls + values.projections + values.range.numbers == 0)
-    return py::none();
-  const report::Range& range = values.range;
-  const report::Absorbed& absorbed = values.absorbed;
-  return py::make_tuple(
-      values.calls, error_values(values.ran), error_values(values.low),
-      py::make_tuple(range.numbers, range.largest, range.smallest, range.over_float16,
-                     range.under_float16, range.under_e4m3, range.under_e5m2),
-      py::make_tuple(absorbed.sums, absorbed.lost, absorbed.bfloat16, absorbed.float16,
-                     absorbed.e4m3, absorbed.e5m2),
-      values.backward_calls, error_values(values.backward), values.changes, values.change_ran,
-      values.change_low, values.ran_ns, values.other_ns, values.projections, values.projected_ran,
-      values.projected_low);
+void add_values(py::dict& row, const report::Values& values) {
+  const py::dict of_calls = unmeasured(values.unmeasured);
+  const py::dict of_backward = unmeasured(values.unmeasured_backward);
+  if (!of_calls.empty()) row["unmeasured"] = of_calls;
+  if (!of_backward.empty()) row["unmeasured_backward"] = of_backward;
+  if (values.calls + values.backward_calls + values.projections + values.range.numbers == 0) return;
+  row["values"] = named<true>(values);
+  row["values"]["unmeasured"] =
+      std::reduce(values.unmeasured.begin(), values.unmeasured.end(), std::uint64_t{0});
 }
 
 // Bytes of results, by dtype.
@@ -84,28 +69,46 @@ py::dict made_by(const report::Row& row) {
   return made;
 }
 
-py::list named_rows(const watch::Snapshot& now, std::vector<int>& row_of_site) {
+py::list casts_of(const report::Row& row) {
+  py::list casts;
+  for (const report::CastCount& cast : row.casts) {
+    casts.append(py::dict(
+        "from"_a = dtype_name(cast.from), "to"_a = dtype_name(cast.to), "count"_a = cast.count,
+        "cached"_a = cast.cached, "bytes"_a = cast.bytes, "seconds"_a = seconds(cast.ns),
+        "backward"_a = py::dict("count"_a = cast.backward, "bytes"_a = cast.backward_bytes,
+                                "seconds"_a = seconds(cast.backward_ns))));
+  }
+  return casts;
+}
+
+// What rows and calls have of their site.
+py::dict of_site(const report::Site& site) {
+  py::dict found = op_and_module(site);
+  found["front_end"] = report::kFrontEndNames[static_cast<std::size_t>(site.front_end)];
+  found["policy"] = site.policy == nullptr ? std::string() : site.policy->name();
+  found["decision"] = report::kOutcomeNames[static_cast<std::size_t>(site.outcome)];
+  found["rule"] = site.rule;
+  return found;
+}
+
+py::list rows_of(const watch::Snapshot& now, std::vector<int>& row_of_site) {
   py::list rows;
   row_of_site.assign(now.sites.size(), -1);
   for (SiteId id = 1; id < now.sites.size() && id < now.report.row_count(); ++id) {
-    const report::Row& row = now.report.row(id);
-    if (row.calls == 0 && row.casts.empty()) continue;
-    py::list casts;
-    for (const report::CastCount& cast : row.casts) {
-      casts.append(py::make_tuple(dtype_name(cast.from), dtype_name(cast.to), cast.count,
-                                  cast.cached, cast.bytes, cast.ns, cast.backward,
-                                  cast.backward_bytes, cast.backward_ns));
-    }
-    const report::Site& site = now.sites[id];
+    const report::Row& counted = now.report.row(id);
+    if (counted.calls == 0 && counted.casts.empty()) continue;
     row_of_site[id] = static_cast<int>(rows.size());
-    rows.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end),
-                               site.policy == nullptr ? std::string() : site.policy->name(),
-                               report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
-                               site.rule, site.source, row.calls, row.ns, row.cast_ns,
-                               dtypes_in(row.input_dtypes), dtypes_in(row.ran), casts, made_by(row),
-                               values_of(now.report.values(id)),
-                               unmeasured_values(now.report.values(id).unmeasured),
-                               unmeasured_values(now.report.values(id).unmeasured_backward)));
+    py::dict row = of_site(now.sites[id]);
+    row["source"] = now.sites[id].source;
+    row["calls"] = counted.calls;
+    row["seconds"] = seconds(counted.ns);
+    row["cast_seconds"] = seconds(counted.cast_ns);
+    row["dtypes"] = dtypes_in(counted.input_dtypes);
+    row["runs_in"] = dtypes_in(counted.ran);
+    row["made_bytes"] = made_by(counted);
+    row["casts"] = casts_of(counted);
+    add_values(row, now.report.values(id));
+    rows.append(row);
   }
   return rows;
 }
@@ -118,44 +121,62 @@ py::list policies_of(const watch::Snapshot& now) {
     const report::Site& site = now.sites[id];
     if (now.report.row(id).calls == 0 || site.policy == nullptr) continue;
     if (!known.emplace(site.policy->text(), site.in_force).second) continue;
-    policies.append(py::make_tuple(std::const_pointer_cast<Policy>(site.policy),
-                                   static_cast<int>(site.in_force)));
+    policies.append(
+        py::dict("policy"_a = std::const_pointer_cast<Policy>(site.policy),
+                 "front_end"_a = report::kFrontEndNames[static_cast<std::size_t>(site.in_force)]));
   }
   return policies;
 }
 
-// What a report has counted, by the names that habana_mp/_report/values.py reads.
+py::list ping_pong_of(const watch::Snapshot& now) {
+  py::list chains;
+  for (const auto& [key, seen] : now.report.ping_pong()) {
+    const report::Paths::Step& step = now.paths[key.path];
+    py::list ops;
+    const auto add = [&](SiteId site, DType result) {
+      py::dict op = op_and_module(now.sites[site]);
+      op["dtype"] = dtype_name(result);
+      ops.append(op);
+    };
+    for (const SiteId site : now.paths.sites(key.path)) add(site, step.to);
+    add(key.site, step.from);
+    const auto path = {dtype_name(step.from), dtype_name(step.to), dtype_name(step.from)};
+    chains.append(py::dict("ops"_a = ops, "path"_a = std::vector<const char*>(path),
+                           "count"_a = seen.count, "seconds"_a = seconds(seen.ns)));
+  }
+  return chains;
+}
+
+py::list recast_of(const watch::Snapshot& now) {
+  py::list tensors;
+  for (const auto& [key, seen] : now.report.recast()) {
+    py::list sites;
+    for (const SiteId site : seen.sites) sites.append(op_and_module(now.sites[site]));
+    tensors.append(py::dict("maker"_a = op_and_module(now.sites[key.maker]), "sites"_a = sites,
+                            "from"_a = dtype_name(key.from), "to"_a = dtype_name(key.to),
+                            "times"_a = seen.times, "needed"_a = seen.needed,
+                            "bytes"_a = seen.bytes, "seconds"_a = seconds(seen.ns)));
+  }
+  return tensors;
+}
+
+// What a report has counted, by the names of habana_mp/_report/data.py.
 py::dict values(const report::Report& report) {
   const watch::Snapshot now = watch::snapshot_of(report);
   std::vector<int> row_of_site;
   py::dict result;
-  result["rows"] = named_rows(now, row_of_site);
-  py::list ping_pong;
-  for (const auto& [key, seen] : now.report.ping_pong()) {
-    py::list sites;
-    for (const SiteId site : now.paths.sites(key.path)) sites.append(named_site(now.sites, site));
-    sites.append(named_site(now.sites, key.site));
-    const report::Paths::Step& step = now.paths[key.path];
-    ping_pong.append(
-        py::make_tuple(sites, dtype_name(step.from), dtype_name(step.to), seen.count, seen.ns));
-  }
+  result["rows"] = rows_of(now, row_of_site);
   result["policies"] = policies_of(now);
-  result["ping_pong"] = ping_pong;
-  py::list recast;
-  for (const auto& [key, seen] : now.report.recast()) {
-    py::list sites;
-    for (const SiteId site : seen.sites) sites.append(named_site(now.sites, site));
-    recast.append(py::make_tuple(named_site(now.sites, key.maker), sites, dtype_name(key.from),
-                                 dtype_name(key.to), seen.times, seen.needed, seen.bytes, seen.ns));
-  }
-  result["recast"] = recast;
-  py::list moments;
+  result["ping_pong"] = ping_pong_of(now);
+  result["recast"] = recast_of(now);
+  py::list events;
   for (const report::Moment& moment : now.report.moments()) {
-    moments.append(py::make_tuple(moment.start_ns, moment.ns, row_of_site[moment.site],
-                                  dtype_name(moment.from), dtype_name(moment.to),
-                                  static_cast<int>(moment.kind)));
+    events.append(py::make_tuple(seconds(moment.start_ns), seconds(moment.ns),
+                                 row_of_site[moment.site], dtype_name(moment.from),
+                                 dtype_name(moment.to),
+                                 report::kKindNames[static_cast<std::size_t>(moment.kind)]));
   }
-  result["moments"] = moments;
+  result["timeline"] = py::dict("stride"_a = now.report.stride(), "events"_a = events);
   py::list edges;
   for (const auto& [key, edge] : now.report.edges()) {
     if (row_of_site[key.site] < 0) continue;
@@ -164,9 +185,8 @@ py::dict values(const report::Report& report) {
                                 edge.numbers));
   }
   result["edges"] = edges;
-  result["optimizer_ns"] = now.report.optimizer_ns();
-  result["stride"] = now.report.stride();
-  result["backward_ns"] = now.report.backward_ns();
+  result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
+  result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;
 }
@@ -178,22 +198,23 @@ py::dict close(const std::shared_ptr<report::Report>& report) {
   return last;
 }
 
-// What a queue has kept, as habana_mp/_watch/listener.py names it.
+// What a queue has kept, by the names of habana_mp/_watch/listener.py.
 py::list take_calls(report::CallQueue& queue) {
   py::list calls;
   for (const report::EndedCall& call : watch::take_calls(queue)) {
     py::list casts;
     for (const report::Cast& cast : call.casts) {
-      casts.append(py::make_tuple(dtype_name(cast.from), dtype_name(cast.to), cast.cached,
-                                  cast.bytes, cast.ns));
+      casts.append(py::dict("source"_a = dtype_name(cast.from), "target"_a = dtype_name(cast.to),
+                            "cached"_a = cast.cached, "size"_a = cast.bytes,
+                            "seconds"_a = seconds(cast.ns)));
     }
-    const report::Site& site = call.site;
-    calls.append(py::make_tuple(site.op, site.module, static_cast<int>(site.front_end),
-                                site.policy == nullptr ? std::string() : site.policy->name(),
-                                report::kOutcomeNames[static_cast<std::size_t>(site.outcome)],
-                                site.rule, call.ns, dtypes_in(call.input_dtypes),
-                                dtypes_in(call.ran), casts,
-                                py::make_tuple(call.first_node, call.last_node)));
+    py::dict found = of_site(call.site);
+    found["seconds"] = seconds(call.ns);
+    found["dtypes"] = dtypes_in(call.input_dtypes);
+    found["runs_in"] = dtypes_in(call.ran);
+    found["casts"] = casts;
+    found["nodes"] = py::make_tuple(call.first_node, call.last_node);
+    calls.append(found);
   }
   return calls;
 }

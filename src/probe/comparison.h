@@ -2,6 +2,7 @@
 // differ, and where the difference is made.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,6 +23,8 @@ enum class Difference : std::uint8_t {
   Result,     // from the same, in the same dtypes
   Unmatched,  // the first run has no such call
 };
+inline constexpr std::array<const char*, 6> kDifferenceNames = {"same",  "passed on", "precision",
+                                                                "given", "result",    "only in b"};
 
 struct ComparedCall {
   Difference difference = Difference::Unmatched;

@@ -48,6 +48,7 @@ struct Row {
 };
 
 enum class Kind : std::uint8_t { Cast, Cached, Backward };
+inline constexpr std::array<const char*, 3> kKindNames = {"cast", "cached", "backward"};
 
 struct Moment {
   std::uint64_t start_ns;

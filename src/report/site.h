@@ -21,6 +21,7 @@ inline constexpr std::size_t kMostSites = 1 << 16;
 inline constexpr std::size_t kMostPaths = 1 << 16;
 
 using listen::FrontEnd;
+inline constexpr std::array<const char*, 3> kFrontEndNames = {"", "convert", "autocast"};
 
 // What became of the calls of a site. The first eight are those of Cause; of the others no rule was
 // asked.

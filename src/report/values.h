@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <tuple>
+#include <type_traits>
 
 #include "policy/dtype.h"
 
@@ -19,6 +21,23 @@ struct Measure {
   DType low = DType::BFloat16;
 };
 
+// How the values of a field of two parts make one. Seconds: a sum of nanoseconds, which reports
+// have in seconds.
+enum class Adds : std::uint8_t { Sum, Largest, Smallest, Seconds };
+
+// A field of a struct, by the name that Python has for it: in reports that of
+// habana_mp/_report/data.py.
+template <typename Owner, typename T>
+struct Field {
+  const char* name;
+  T Owner::* member;
+  Adds adds = Adds::Sum;
+};
+
+// The fields of a struct, where they are declared: a tuple of Field.
+template <typename T>
+inline constexpr std::nullptr_t kFields = nullptr;
+
 // Of numbers that were computed in some dtype, against the same computed in float32 from the same
 // inputs.
 struct Error {
@@ -28,14 +47,14 @@ struct Error {
   double reference_largest = 0;
   std::uint64_t lost = 0;  // not finite, where float32 is
 
-  void add(const Error& other) {
-    squares += other.squares;
-    reference_squares += other.reference_squares;
-    largest = std::max(largest, other.largest);
-    reference_largest = std::max(reference_largest, other.reference_largest);
-    lost += other.lost;
-  }
+  void add(const Error& other);
 };
+template <>
+inline constexpr auto kFields<Error> = std::tuple{
+    Field{"squares", &Error::squares}, Field{"reference_squares", &Error::reference_squares},
+    Field{"largest", &Error::largest, Adds::Largest},
+    Field{"reference_largest", &Error::reference_largest, Adds::Largest},
+    Field{"lost", &Error::lost}};
 
 // Of numbers in float32: how many there are, and how many of them a narrower dtype does not hold.
 // The float8 dtypes hold them scaled, so that the largest of a tensor is the largest of the dtype.
@@ -48,16 +67,17 @@ struct Range {
   std::uint64_t under_e4m3 = 0;
   std::uint64_t under_e5m2 = 0;
 
-  void add(const Range& other) {
-    numbers += other.numbers;
-    largest = std::max(largest, other.largest);
-    smallest = std::min(smallest, other.smallest);
-    over_float16 += other.over_float16;
-    under_float16 += other.under_float16;
-    under_e4m3 += other.under_e4m3;
-    under_e5m2 += other.under_e5m2;
-  }
+  void add(const Range& other);
 };
+template <>
+inline constexpr auto kFields<Range> =
+    std::tuple{Field{"numbers", &Range::numbers},
+               Field{"largest", &Range::largest, Adds::Largest},
+               Field{"smallest", &Range::smallest, Adds::Smallest},
+               Field{"over_float16", &Range::over_float16},
+               Field{"under_float16", &Range::under_float16},
+               Field{"under_e4m3", &Range::under_e4m3},
+               Field{"under_e5m2", &Range::under_e5m2}};
 
 // Of additions: how many numbers are added that are not zero, and how many of them are below half
 // of a ulp of what they are added to in a dtype, so that they are lost there. A scale for the whole
@@ -70,15 +90,13 @@ struct Absorbed {
   std::uint64_t e4m3 = 0;
   std::uint64_t e5m2 = 0;
 
-  void add(const Absorbed& other) {
-    sums += other.sums;
-    lost += other.lost;
-    bfloat16 += other.bfloat16;
-    float16 += other.float16;
-    e4m3 += other.e4m3;
-    e5m2 += other.e5m2;
-  }
+  void add(const Absorbed& other);
 };
+template <>
+inline constexpr auto kFields<Absorbed> =
+    std::tuple{Field{"sums", &Absorbed::sums},         Field{"lost", &Absorbed::lost},
+               Field{"bfloat16", &Absorbed::bfloat16}, Field{"float16", &Absorbed::float16},
+               Field{"e4m3", &Absorbed::e4m3},         Field{"e5m2", &Absorbed::e5m2}};
 
 // Why the error of a call is not known. By these names in reports: habana_mp/_report/numbers.py
 // has the texts.
@@ -125,27 +143,53 @@ struct Values {
     ++(of_backward ? unmeasured_backward : unmeasured)[static_cast<std::size_t>(why)];
   }
 
-  void add(const Values& other) {
-    calls += other.calls;
-    for (std::size_t i = 0; i < unmeasured.size(); ++i) {
-      unmeasured[i] += other.unmeasured[i];
-      unmeasured_backward[i] += other.unmeasured_backward[i];
-    }
-    ran.add(other.ran);
-    low.add(other.low);
-    range.add(other.range);
-    absorbed.add(other.absorbed);
-    ran_ns += other.ran_ns;
-    other_ns += other.other_ns;
-    backward_calls += other.backward_calls;
-    backward.add(other.backward);
-    changes += other.changes;
-    change_ran += other.change_ran;
-    change_low += other.change_low;
-    projections += other.projections;
-    projected_ran += other.projected_ran;
-    projected_low += other.projected_low;
-  }
+  void add(const Values& other);
 };
+template <>
+inline constexpr auto kFields<Values> =
+    std::tuple{Field{"calls", &Values::calls},
+               Field{"ran", &Values::ran},
+               Field{"low", &Values::low},
+               Field{"range", &Values::range},
+               Field{"absorbed", &Values::absorbed},
+               Field{"ran_seconds", &Values::ran_ns, Adds::Seconds},
+               Field{"other_seconds", &Values::other_ns, Adds::Seconds},
+               Field{"backward_calls", &Values::backward_calls},
+               Field{"backward", &Values::backward},
+               Field{"changes", &Values::changes},
+               Field{"change", &Values::change_ran},
+               Field{"change_low", &Values::change_low},
+               Field{"projections", &Values::projections},
+               Field{"projected", &Values::projected_ran},
+               Field{"projected_low", &Values::projected_low}};
+
+template <typename T>
+void add_fields(T& into, const T& other) {
+  const auto add = []<typename U>(U& sum, const U& more, Adds adds) {
+    if constexpr (!std::is_arithmetic_v<U>) {
+      add_fields(sum, more);
+    } else {
+      sum = adds == Adds::Largest    ? std::max(sum, more)
+            : adds == Adds::Smallest ? std::min(sum, more)
+                                     : sum + more;
+    }
+  };
+  std::apply(
+      [&](const auto&... field) {
+        (add(into.*field.member, other.*field.member, field.adds), ...);
+      },
+      kFields<T>);
+}
+
+inline void Error::add(const Error& other) { add_fields(*this, other); }
+inline void Range::add(const Range& other) { add_fields(*this, other); }
+inline void Absorbed::add(const Absorbed& other) { add_fields(*this, other); }
+inline void Values::add(const Values& other) {
+  add_fields(*this, other);
+  for (std::size_t i = 0; i < unmeasured.size(); ++i) {
+    unmeasured[i] += other.unmeasured[i];
+    unmeasured_backward[i] += other.unmeasured_backward[i];
+  }
+}
 
 }  // namespace habana_mp::report

@@ -36,8 +36,8 @@ READS = {
         set(),
     ),
 }
-# The rows of reports still have the text of a rule, and their edits their text.
-OF_REPORTS = {"habana_mp/_report/findings/edits.py", "habana_mp/_report/findings/groups.py"}
+# The edits of reports have their text.
+OF_REPORTS = {"habana_mp/_report/findings/edits.py"}
 
 
 def sources() -> list[Path]:

@@ -14,6 +14,7 @@ from torch import nn
 from habana_mp import hmp
 from habana_mp._report.findings.edits import Edit, _added, _in_groups, edits, edits_text
 from habana_mp._report.findings.simulated import Simulation
+from habana_mp._report.form import report_of
 
 
 class Net(nn.Module):
@@ -41,7 +42,7 @@ def recorded(policy):
 def effect(report, op, dtype, module=None):
     rows = report.to_dict()["rows"]
     places = {(op, row["module"]) for row in rows if module is None or row["module"].endswith(module)}
-    return Simulation(report.to_dict()).effect(places, dtype)
+    return Simulation(report_of(report.to_dict())).effect(places, dtype)
 
 
 @pytest.mark.parametrize("policy", ["hmp", "torch-cpu", "torch-cuda"])
@@ -112,7 +113,7 @@ def test_edits_of_an_op_in_some_modules():
 
 def test_the_casts_of_a_report_are_those_of_its_edges():
     report = recorded("hmp").to_dict()
-    simulation = Simulation(report)
+    simulation = Simulation(report_of(report))
     for number, row in enumerate(report["rows"]):
         assert simulation._casts(number, {})[0] == sum(cast["count"] for cast in row["casts"]), row["op"]
 
@@ -134,7 +135,7 @@ def test_an_edit_to_the_low_dtype_cancels_nothing():
         if row["op"] == "relu":  # slow in float32
             row["seconds"] = 1.0
             row["values"] |= {"change_low": 0.005, "ran_seconds": 1.0, "other_seconds": 0.1}
-    (edit,) = (each for each in edits(values) if each.text == "+relu:lower")
+    (edit,) = (each for each in edits(report_of(values)) if each.text == "+relu:lower")
     assert edit.error_after > edit.error
     assert "cancel" not in edit.why
 
@@ -152,7 +153,7 @@ def test_an_edge_to_no_row_is_refused(tmp_path):
     values = recorded("hmp").to_dict()
     values["edges"][3][1] = 9999
     (tmp_path / "r.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"edges\[3\]\[1\] must be the number of one of"):
+    with pytest.raises(ValueError, match=r"edges must have numbers of \d+ rows, not 9999"):
         hmp.CastReport.load(tmp_path / "r.json")
 
 
@@ -235,13 +236,13 @@ def test_an_edit_by_which_the_error_of_the_step_would_become_larger_comes_after_
         if "values" in row:
             row["values"] |= {"change": made.pop(row["op"], 0.0), "change_low": 0.0}
     assert not made
-    better, worse = (edit for edit in edits(values) if edit.text.endswith(":fp32"))
+    better, worse = (edit for edit in edits(report_of(values)) if edit.text.endswith(":fp32"))
     assert (better.op, worse.op) == ("mul", "linear")
     assert better.share < worse.share
     assert better.error_after < better.error == worse.error < worse.error_after
     assert f"-> {worse.error_after:.2g} in this step, where errors of other ops cancel it)" in worse.why
     assert "cancel" not in better.why
-    lines = edits_text(values).splitlines()
+    lines = edits_text(report_of(values)).splitlines()
     assert f"# {worse}".replace(": makes", "  # makes") in lines
     assert str(better).replace(": makes", "  # makes") in lines
 

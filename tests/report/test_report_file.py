@@ -43,25 +43,25 @@ WRONG = {
     "nested in a report": (json.dumps(fake_reports.empty()).replace('"rows": []', f'"rows": {DEEP}'), "too deep"),
     "NaN": (changed("seconds", to=float("nan")), "NaN is not a number of a report"),
     "Infinity": (changed("rows", 0, "seconds", to=float("-inf")), "-Infinity is not a number of a report"),
-    "too large for a float": (as_text(fake_reports.empty()).replace('"seconds": 0.0', '"seconds": 1e999'), "seconds must be a time in seconds, 0 or more, not inf"),
+    "too large for a float": (as_text(fake_reports.empty()).replace('"seconds": 0.0', '"seconds": 1e999'), r"Expected `float` <= 1e\+200 at `\$\.seconds`"),
     "5000 digits": (as_text(fake_reports.empty()).replace('"casts": 0', '"casts": ' + "9" * 5000), "not a report: Exceeds the limit"),
-    "400 digits": (as_text(fake_reports.empty()).replace('"casts": 0', '"casts": ' + "9" * 400), "casts must be a count"),
-    "a huge time": (changed("seconds", to=10**400), "seconds must be a count"),
-    "rows: 3": (changed("rows", to=3), "rows must be a list, not 3"),
-    "a row that is none": (changed("rows", 1, to=None), r"rows\[1\] must be an object, not None"),
-    "a row without op": (changed("rows", 0, "op", to=KeyError), r"rows\[0\] must be an object with the key 'op'"),
-    "an op that is a list": (changed("rows", 0, "op", to=["mm"]), r"rows\[0\].op must be a string"),
-    "negative calls": (changed("rows", 0, "calls", to=-1), r"rows\[0\].calls must be a count: .* not -1"),
-    "half a call": (changed("rows", 0, "calls", to=1.5), r"rows\[0\].calls must be a count"),
-    "calls that are true": (changed("rows", 0, "calls", to=True), r"rows\[0\].calls must be a count: .* not True"),
-    "negative time": (changed("rows", 0, "seconds", to=-0.5), r"rows\[0\].seconds must be a time in seconds"),
-    "dtypes that are a string": (changed("rows", 0, "dtypes", to="float32"), r"rows\[0\].dtypes must be a list"),
-    "no title": (changed("title", to=7), "title must be a string"),
-    "no torch": (changed("torch", to=KeyError), "not a report: it must be an object with the key 'torch'"),
-    "an event of no row": (changed("timeline", "events", to=[[0.1, 0.1, 99999, "float32", "bfloat16", "cast"]]), r"timeline.events\[0\]\[2\] must be the number of one of \d+ rows"),
-    "half an event": (changed("timeline", "events", to=[[0.1, 0.1]]), r"timeline.events\[0\] must be a list of 6 values"),
-    "ranks that are a number": (changed("ranks", to=2), "ranks must be a list"),
-    "advice without evidence": (changed("advice", to=[{"text": "x"}]), r"advice\[0\] must be an object with the key 'evidence'"),
+    "400 digits": (as_text(fake_reports.empty()).replace('"casts": 0', '"casts": ' + "9" * 400), "9{30}... is not a number of a report"),
+    "a huge time": (changed("seconds", to=10**400), "10{29}... is not a number of a report"),
+    "rows: 3": (changed("rows", to=3), r"Expected `array`, got `int` at `\$\.rows`"),
+    "a row that is none": (changed("rows", 1, to=None), r"Expected `object`, got `null` at `\$\.rows\[1\]`"),
+    "a row without op": (changed("rows", 0, "op", to=KeyError), r"Object missing required field `op` at `\$\.rows\[0\]`"),
+    "an op that is a list": (changed("rows", 0, "op", to=["mm"]), r"Expected `str`, got `array` at `\$\.rows\[0\]\.op`"),
+    "negative calls": (changed("rows", 0, "calls", to=-1), r"Expected `int` >= 0 at `\$\.rows\[0\]\.calls`"),
+    "half a call": (changed("rows", 0, "calls", to=1.5), r"Expected `int`, got `float` at `\$\.rows\[0\]\.calls`"),
+    "calls that are true": (changed("rows", 0, "calls", to=True), r"Expected `int`, got `bool` at `\$\.rows\[0\]\.calls`"),
+    "negative time": (changed("rows", 0, "seconds", to=-0.5), r"Expected `float` >= 0.0 at `\$\.rows\[0\]\.seconds`"),
+    "dtypes that are a string": (changed("rows", 0, "dtypes", to="float32"), r"Expected `array`, got `str` at `\$\.rows\[0\]\.dtypes`"),
+    "no title": (changed("title", to=7), r"Expected `str`, got `int` at `\$\.title`"),
+    "no torch": (changed("torch", to=KeyError), "not a report: Object missing required field `torch`"),
+    "an event of no row": (changed("timeline", "events", to=[[0.1, 0.1, 99999, "float32", "bfloat16", "cast"]]), r"timeline.events must have numbers of \d+ rows, not 99999"),
+    "half an event": (changed("timeline", "events", to=[[0.1, 0.1]]), r"Expected `array` of at least length 6, got 2 at `\$\.timeline\.events\[0\]`"),
+    "ranks that are a number": (changed("ranks", to=2), r"Expected `array`, got `int` at `\$\.ranks`"),
+    "advice without evidence": (changed("advice", to=[{"text": "x"}]), r"Object missing required field `evidence` at `\$\.advice\[0\]`"),
     "a version that is a list": (changed("version", to=[[1] * 1000]), r"a report of version \[\["),
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_every_key_of_every_part_is_checked(tmp_path, path):
     values = fake_reports.small()
     assert values[path], "the made-up report has some"
     for key in values[path][0]:
-        with pytest.raises(ValueError, match=rf"{path}\[0\]\.{key} must be "):
+        with pytest.raises(ValueError, match=rf"not a report: .* at `\$\.{path}\[0\]\.{key}"):
             load(tmp_path, changed(path, 0, key, to={"other": None}))
 
 
@@ -108,5 +108,6 @@ def test_a_file_of_over_256_mib(tmp_path):
         hmp.CastReport.load(path)
 
 
-def test_keys_of_a_later_version_are_left_alone(tmp_path):
-    assert load(tmp_path, {**fake_reports.small(), "new": {"any": [None]}}).to_dict()["new"] == {"any": [None]}
+def test_keys_of_a_later_version_are_left_out(tmp_path):
+    report = load(tmp_path, {**fake_reports.small(), "new": {"any": [None]}})
+    assert report.to_dict() == load(tmp_path, fake_reports.small()).to_dict()

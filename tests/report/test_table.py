@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from habana_mp import hmp
+from habana_mp._report.form import report_of
 from habana_mp._report.shown import table
 from habana_mp._show import units
 
@@ -80,7 +81,7 @@ In no list
 def text(report: dict, width: int, **console) -> str:
     """What a terminal of this width shows, without the blanks at the ends of lines."""
     file = io.StringIO()
-    Console(file=file, width=width, **console).print(table.table(report))
+    Console(file=file, width=width, **console).print(table.table(report_of(report)))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
@@ -94,7 +95,7 @@ def test_str_is_plain_text_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(variable, "1")
     for width, expected in ((80, AT_80), (120, AT_120)):
         monkeypatch.setenv("COLUMNS", str(width))
-        assert table.text(fake_reports.small()) + "\n" == expected
+        assert table.text(report_of(fake_reports.small())) + "\n" == expected
 
 
 def test_of_long_findings_the_first_are_shown() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import torch
 
 from habana_mp._evidence.tune.parts import Parts
+from habana_mp._report.data import Report
 
 _ROUNDS = 5
 _NUMBERS = 1 << 20
@@ -38,8 +38,8 @@ class Costs:
     def in_seconds(
         cls,
         parts: Parts,
-        measured: dict[str, Any],
-        timed: tuple[dict[str, Any], dict[str, Any]],
+        measured: Report,
+        timed: tuple[Report, Report],
         casts: Sequence[float],
         whole: float,
     ) -> Costs:
@@ -70,37 +70,37 @@ class Costs:
         return self._scale * (casts + (-self.saved[part] if part in in_float32 else self.saved[part]))
 
 
-def _seconds(parts: Parts, report: dict[str, Any]) -> list[float]:
+def _seconds(parts: Parts, report: Report) -> list[float]:
     """Of each part, its backward pass and the casts of what no part has made with it."""
-    ops = report["op_seconds"]
-    with_backward = 1 + report["backward_seconds"] / ops if ops else 1.0
+    ops = report.op_seconds
+    with_backward = 1 + report.backward_seconds / ops if ops else 1.0
     found = [0.0] * len(parts)
-    for row in report["rows"]:
+    for row in report.rows:
         part = parts.of(row)
         if part is not None:
-            casts = sum(cast["seconds"] for cast in row["casts"])
-            inside = row["front_end"] == "autocast"  # its time has its casts in it
-            found[part] += with_backward * (row["seconds"] + (0.0 if inside else casts))
+            casts = sum(cast.seconds for cast in row.casts)
+            inside = row.front_end == "autocast"  # its time has its casts in it
+            found[part] += with_backward * (row.seconds + (0.0 if inside else casts))
     return found
 
 
-def _borders(parts: Parts, report: dict[str, Any], casts: Sequence[float]) -> dict[tuple[int, int], float]:
+def _borders(parts: Parts, report: Report, casts: Sequence[float]) -> dict[tuple[int, int], float]:
     """The casts between two parts that run in different dtypes, forward and back."""
     per_call, per_number = casts
-    ways = 2 if report["backward_seconds"] else 1
+    ways = 2 if report.backward_seconds else 1
     found: dict[tuple[int, int], float] = defaultdict(float)
     for maker, user, count, numbers in _handed(parts, report):
         found[min(maker, user), max(maker, user)] += ways * (count * per_call + numbers * per_number)
     return dict(found)
 
 
-def _handed(parts: Parts, report: dict[str, Any]) -> Iterator[tuple[int, int, int, int]]:
+def _handed(parts: Parts, report: Report) -> Iterator[tuple[int, int, int, int]]:
     """From which part to which, how many tensors and how many numbers. Views and what follows its inputs are looked through."""
-    rows = report["rows"]
+    rows = report.rows
     own = [parts.of(row) for row in rows]
     edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for maker, row, dtype, count, numbers in report["edges"]:
-        edges[row].append((maker, count, numbers if dtype == parts.dtype else 0))
+    for edge in report.edges or []:
+        edges[edge.row].append((edge.maker, edge.count, edge.numbers if edge.dtype == parts.dtype else 0))
 
     def makers(row: int, seen: frozenset[int]) -> set[int]:
         if row < 0 or row in seen:

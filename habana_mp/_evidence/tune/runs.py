@@ -17,6 +17,8 @@ from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
+from habana_mp._report.data import Report
+from habana_mp._report.form import report_of
 from habana_mp._torch_private import DRAW
 
 Step = Callable[[], Any]
@@ -155,13 +157,13 @@ class Runs:
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
 
-    def report(self, policy: Policy, *, values: bool) -> dict[str, Any]:
-        """A report of the step, which runs once. With ``values`` it knows whether the step called backward ("calls_backward")."""
+    def report(self, policy: Policy, *, values: bool) -> tuple[Report, bool]:
+        """A report of the step, which runs once, and whether the step called backward."""
 
         def run() -> dict[str, Any]:
             with self._state(policy), CastReport(values, own_thread=True) as report:
                 outputs = self._step()
-                backward = report.to_dict()["backward_seconds"] > 0
+                backward = report._data().backward_seconds > 0
                 if (
                     values
                     and not backward
@@ -170,8 +172,9 @@ class Runs:
                     report.project(outputs, _PROJECTIONS)
             return {**report.to_dict(), "calls_backward": backward}
 
-        found: dict[str, Any] = self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted)
-        return found
+        found = dict(self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
+        backward = bool(found.pop("calls_backward"))
+        return report_of(found), backward
 
     def _ran(self, step: Step, policy: Policy | None) -> tuple[Any, float]:
         with self._state(policy):

@@ -16,6 +16,7 @@ from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Point, Tuned, TunedPart
 from habana_mp._policy.policy import Policy
+from habana_mp._report.data import Report
 from habana_mp._show.units import apart
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another
@@ -50,7 +51,7 @@ class Search:
         size = self._runs.reference()
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
         as_start = self._settings.others == "start"
-        measured = self._runs.report(self._base if as_start else wide, values=True)
+        measured, backward = self._runs.report(self._base if as_start else wide, values=True)
         self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
         if not len(parts):
             where = f"in {self._base.low_dtype} under {self._base.name}" if as_start else "in float32"
@@ -59,11 +60,11 @@ class Search:
             )
         if not as_start:
             _check_float32(measured)
-        self._runs.is_inference = not measured["calls_backward"]
+        self._runs.is_inference = not backward
         comparable = parts.unit == "results" or (parts.unit == "loss" and self._runs.numbers == 1)
         self._predicts = self._settings.predicts and comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
-        all_wide = self._runs.report(self._policy(range(len(parts))), values=False)
+        all_wide, _ = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low_dtype)
         self._most = parts.ops // 2 + _RUNS
         self._announce(parts.ops, len(parts), self._most)
@@ -73,7 +74,7 @@ class Search:
             self._fit_errors(all_low.error)
         self._costs = Costs.in_numbers(parts)
         if self._in_seconds:
-            reports = all_wide, self._runs.report(low, values=False)
+            reports = all_wide, self._runs.report(low, values=False)[0]
             casts = self._runs.measured("casts", seconds_of_casts)
             self._costs = Costs.in_seconds(parts, measured, reports, casts, self._runs.run(wide).seconds)
             self._costs.fit(self._runs.run(low).seconds)
@@ -223,13 +224,11 @@ class Search:
         return min((point for point in self._points if point.timed == rounds), key=lambda point: point.seconds)
 
 
-def _check_float32(report: dict[str, Any]) -> None:
+def _check_float32(report: Report) -> None:
     """Of a report in which all ops were to run in float32."""
-    low = [
-        row["op"] for row in report["rows"] if report["low_dtype"] in row["runs_in"] and row["decision"] == "unlisted"
-    ]
+    low = [row.op for row in report.rows if report.low_dtype in row.runs_in and row.decision == "unlisted"]
     computing = sorted({op for op in low if _core.computes(op)})
     if computing:
         raise ValueError(
-            f"the step runs {', '.join(computing)} in {report['low_dtype']} by itself. Remove torch.autocast and its own casts from it"
+            f"the step runs {', '.join(computing)} in {report.low_dtype} by itself. Remove torch.autocast and its own casts from it"
         )

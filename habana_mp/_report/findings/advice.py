@@ -1,15 +1,13 @@
-"""``Advice``: what to look at first in a report, and the evidence. Pure functions on the plain values of ``CastReport.to_dict``."""
+"""What to look at first in a report, and the evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
+from habana_mp._report.added import added, grouped
+from habana_mp._report.data import Advice, Report, Uneven
 from habana_mp._report.findings.edits import Edit, edits, no_edit
-from habana_mp._report.findings.groups import grouped, pattern
-from habana_mp._report.numbers import with_values
-from habana_mp._report.sums import cast_seconds
+from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
 _MOST = 5
@@ -21,35 +19,18 @@ _ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
 _LONG = 0.05  # an op that no list names is, from here on
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One line of advice, and its evidence.
-
-    Example:
-        >>> with hmp.report() as r:
-        ...     y = model(x)
-        >>> [line.text for line in r.advice]
-    """
-
-    text: str
-    evidence: str
-
-    def __str__(self) -> str:
-        return f"{self.text}\n    {self.evidence}"
-
-
-def advice(report: dict[str, Any]) -> list[Advice]:
+def advice(report: Report) -> list[Advice]:
     """At most five lines: ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
     then what costs most, the ops with most casts in any case.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
     """
-    whole = report["op_seconds"] + report["backward_seconds"]
+    whole = report.op_seconds + report.backward_seconds
     casts = _sorted(_of_casts(report))[:_MOST_CASTS]
     others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
     worth = [line for line in others if line[0] >= _WORTH * whole]
-    found = edits(report) if report.get("low_dtype") else []
+    found = edits(report) if report.low_dtype else []
     lost = [_of_edit(each) for each in found if each.lost]
     errors = _of_errors(report, found)
     missed = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *errors][: _MOST - len(casts)]
@@ -64,31 +45,30 @@ def _sorted(lines: Iterable[_Line]) -> list[_Line]:
     return sorted(lines, key=lambda line: -line[0])
 
 
-def _of_missed(report: dict[str, Any]) -> Iterator[Advice]:
-    for group in grouped(report["missed"], lambda row: row["op"]):
-        op, rule, source = (group[0][key] for key in ("op", "rule", "source"))
-        held = sorted({name for row in group for name in row["held_by"]})
-        where = f"held by {', '.join(held[:3])}" if held else f"called at {source or 'an unknown place'}"
+def _of_missed(report: Report) -> Iterator[Advice]:
+    for group in grouped(report.missed, lambda row: row.op):
+        first, held = group[0], sorted({name for row in group for name in row.held_by})
+        where = f"held by {', '.join(held[:3])}" if held else f"called at {first.source or 'an unknown place'}"
         yield Advice(
-            f"{op} runs without casts: call hmp.convert before the function is imported, or call it through its module",
-            f"{rule}; {_calls(group)}; {where}",
+            f"{first.op} runs without casts: call hmp.convert before the function is imported, or call it through its module",
+            f"{first.rule}; {counted(sum(row.calls for row in group), 'call')}; {where}",
         )
 
 
-def _of_uneven(report: dict[str, Any]) -> Iterator[Advice]:
+def _of_uneven(report: Report) -> Iterator[Advice]:
     """The one op that differs most: the others mostly follow from it."""
-    for each in report.get("uneven", [])[:1]:
-        least, most = min(each["casts"]), max(each["casts"])
-        ranks = [report["ranks"][each["casts"].index(count)]["rank"] for count in (most, least)]
+    for each in (report.uneven or [])[:1]:
+        least, most = min(each.casts), max(each.casts)
+        ranks = [(report.ranks or [])[each.casts.index(count)].rank for count in (most, least)]
         yield Advice(
-            f"the ranks do not cast alike: {each['op']} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
-            "casts of each rank: " + ", ".join(map(_by_rank, report["uneven"][:_MOST_CASTS])),
+            f"the ranks do not cast alike: {each.op} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
+            "casts of each rank: " + ", ".join(map(_by_rank, (report.uneven or [])[:_MOST_CASTS])),
         )
 
 
-def _of_errors(report: dict[str, Any], found: list[Edit]) -> Iterator[Advice]:
+def _of_errors(report: Report, found: list[Edit]) -> Iterator[Advice]:
     yield from (_of_edit(each) for each in found if not each.lost)
-    if not found and any(row["values"]["calls"] for row in with_values(report["rows"])):
+    if not found and any(row.measured.calls for row in report.rows):
         yield Advice(*no_edit(report))
 
 
@@ -96,91 +76,90 @@ def _of_edit(edit: Edit) -> Advice:
     return Advice(f"{edit.text}: {edit.op} {edit.why}", f"{counted(edit.casts, 'cast')} now" + _at([edit.modules]))
 
 
-def _of_absorbed(report: dict[str, Any]) -> Iterator[Advice]:
+def _of_absorbed(report: Report) -> Iterator[Advice]:
     """Updates in place that leave most of the numbers as they are: of weights that are held in bfloat16, mostly."""
-    rows = [row for row in with_values(report["rows"]) if row["op"].endswith("_") and "absorbed" in row["values"]]
-    for group in grouped(rows, lambda row: row["op"]):
-        sums, lost = (sum(row["values"]["absorbed"][key] for row in group) for key in ("sums", "lost"))
-        if sums >= _MANY_SUMS and lost >= _ABSORBED * sums:
+    rows = [row for row in report.rows if row.op.endswith("_")]
+    for group in grouped(rows, lambda row: row.op):
+        found = added(row.measured.absorbed for row in group)
+        if found.sums >= _MANY_SUMS and found.lost >= _ABSORBED * found.sums:
             yield Advice(
-                f"keep in float32 what {group[0]['op']} updates: {share(lost, sums)} of the numbers that it adds are below half of a ulp, and lost",
-                f"{sums:,} numbers" + (f"; at {group[0]['source']}" if group[0]["source"] else ""),
+                f"keep in float32 what {group[0].op} updates: {share(found.lost, found.sums)} of the numbers that it adds are below half of a ulp, and lost",
+                f"{found.sums:,} numbers" + (f"; at {group[0].source}" if group[0].source else ""),
             )
 
 
-def _by_rank(uneven: dict[str, Any]) -> str:
-    casts = [f"{count:,}" for count in uneven["casts"]]
-    return f"{uneven['op']} {' / '.join(casts[:_MOST_RANKS])}{' / …' if len(casts) > _MOST_RANKS else ''}"
+def _by_rank(uneven: Uneven) -> str:
+    casts = [f"{count:,}" for count in uneven.casts]
+    return f"{uneven.op} {' / '.join(casts[:_MOST_RANKS])}{' / …' if len(casts) > _MOST_RANKS else ''}"
 
 
-def _of_ping_pong(report: dict[str, Any]) -> Iterator[_Line]:
-    rules = {(row["op"], row["module"]): row["rule"] for row in reversed(report["rows"]) if row["rule"]}
-    for chain in report["ping_pong"]:
-        ops = [step["op"] for step in chain["ops"]]
-        ends = [(step["op"], step["module"]) for step in (chain["ops"][0], chain["ops"][-1])]
+def _of_ping_pong(report: Report) -> Iterator[_Line]:
+    rules = {(row.op, row.module): row.rule for row in reversed(report.rows) if row.rule}
+    for chain in report.ping_pong:
+        ops = [step.op for step in chain.ops]
+        ends = [(step.op, step.module) for step in (chain.ops[0], chain.ops[-1])]
         reasons = dict.fromkeys(rules[end] for end in ends if end in rules)
         yield (
-            chain["seconds"],
+            chain.seconds,
             Advice(
-                f"{' -> '.join(ops)}: {' -> '.join(chain['path'])}, there and back {counted(chain['count'], 'time')}, "
-                f"{_share(chain['seconds'], report)}",
-                "; ".join(reasons) + _at([chain["ops"][-1]["module"]]),
+                f"{' -> '.join(ops)}: {' -> '.join(chain.path)}, there and back {counted(chain.count, 'time')}, "
+                f"{_share(chain.seconds, report)}",
+                "; ".join(reasons) + _at([chain.ops[-1].module]),
             ),
         )
 
 
-def _of_recast(report: dict[str, Any]) -> Iterator[_Line]:
-    for entry in report["recast"]:
+def _of_recast(report: Report) -> Iterator[_Line]:
+    for entry in report.recast:
         yield (
-            entry["seconds"],
+            entry.seconds,
             Advice(
-                f"{entry['tensor']} is cast to {entry['to']} {counted(entry['times'], 'time')} where {entry['needed']} would be enough, "
-                f"{_share(entry['seconds'], report)}",
-                f"wanted by {', '.join(entry['ops'])}{_at(entry['modules'])}; cast it once by hand (hmp.cast)",
+                f"{entry.tensor} is cast to {entry.to} {counted(entry.times, 'time')} where {entry.needed} would be enough, "
+                f"{_share(entry.seconds, report)}",
+                f"wanted by {', '.join(entry.ops)}{_at(entry.modules)}; cast it once by hand (hmp.cast)",
             ),
         )
 
 
-def _of_casts(report: dict[str, Any]) -> Iterator[_Line]:
-    made = (row for row in report["rows"] if any(cast["count"] > cast["cached"] for cast in row["casts"]))
-    for group in grouped(made, lambda row: (row["op"], row["decision"])):
-        casts = [cast for row in group for cast in row["casts"]]
-        seconds = sum(map(cast_seconds, group))
-        way = max(casts, key=lambda cast: cast["seconds"])
-        mostly = "mostly " if len({(cast["from"], cast["to"]) for cast in casts}) > 1 else ""
-        count = sum(cast["count"] for cast in casts)
-        where = _at(row["module"] for row in group)
-        source = max(group, key=cast_seconds)["source"]
+def _of_casts(report: Report) -> Iterator[_Line]:
+    made = (row for row in report.rows if any(cast.count > cast.cached for cast in row.casts))
+    for group in grouped(made, lambda row: (row.op, row.decision)):
+        casts = [cast for row in group for cast in row.casts]
+        seconds = sum(row.all_cast_seconds for row in group)
+        way = max(casts, key=lambda cast: cast.seconds)
+        mostly = "mostly " if len({(cast.from_, cast.to) for cast in casts}) > 1 else ""
+        count = sum(cast.count for cast in casts)
+        where = _at(row.module for row in group)
+        source = max(group, key=lambda row: row.all_cast_seconds).source
         if not where and source:  # outside of modules, as losses are
             where = f"; at {source}"
         yield (
             seconds,
             Advice(
-                f"{group[0]['op']}: {counted(count, 'cast')}, {mostly}{way['from']} -> {way['to']}, {_share(seconds, report)}",
-                group[0]["rule"] + where,
+                f"{group[0].op}: {counted(count, 'cast')}, {mostly}{way.from_} -> {way.to}, {_share(seconds, report)}",
+                group[0].rule + where,
             ),
         )
 
 
-def _of_unlisted(report: dict[str, Any], whole: float) -> Iterator[_Line]:
+def _of_unlisted(report: Report, whole: float) -> Iterator[_Line]:
     # Outside of modules it is mostly an optimizer.
-    rows = (row for row in report["rows"] if row["decision"] == "unlisted" and row["module"])
-    for group in grouped(rows, lambda row: row["op"]):
-        seconds = sum(row["seconds"] for row in group)
-        if seconds >= _LONG * whole and any("float32" in row["dtypes"] for row in group):
-            text = f"{group[0]['op']} runs in float32 and no list names it, {_share(seconds, report)}"
+    rows = (row for row in report.rows if row.decision == "unlisted" and row.module)
+    for group in grouped(rows, lambda row: row.op):
+        seconds = sum(row.seconds for row in group)
+        if seconds >= _LONG * whole and any("float32" in row.dtypes for row in group):
+            text = f"{group[0].op} runs in float32 and no list names it, {_share(seconds, report)}"
             # Half of it is what a lower precision could save at best.
-            yield seconds / 2, Advice(text, _calls(group) + _at(row["module"] for row in group))
+            yield (
+                seconds / 2,
+                Advice(text, counted(sum(row.calls for row in group), "call") + _at(row.module for row in group)),
+            )
 
 
-def _share(seconds: float, report: dict[str, Any]) -> str:
-    return f"{share(seconds, report['seconds'])} of the block"
-
-
-def _calls(rows: list[dict[str, Any]]) -> str:
-    return counted(sum(row["calls"] for row in rows), "call")
+def _share(seconds: float, report: Report) -> str:
+    return f"{share(seconds, report.seconds)} of the block"
 
 
 def _at(modules: Iterable[str]) -> str:
-    where = pattern(modules)
+    where = common(modules)
     return f"; in {where}" if where else ""

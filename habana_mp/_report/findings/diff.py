@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from habana_mp._report.data import Report
 from habana_mp._report.findings.unknown import known_errors
 from habana_mp._report.numbers import LocalError
 from habana_mp._show.units import time
@@ -34,7 +34,7 @@ class ReportDiff:
     names: tuple[str, str] = field(default=("", ""), compare=False)
 
     @classmethod
-    def between(cls, before: dict[str, Any], after: dict[str, Any]) -> ReportDiff:
+    def between(cls, before: Report, after: Report) -> ReportDiff:
         first, second = _counts(before), _counts(after)
         keys = sorted({*first, *second})
         return cls(
@@ -42,7 +42,7 @@ class ReportDiff:
                 (*key, first.get(key, 0), second.get(key, 0)) for key in keys if first.get(key, 0) != second.get(key, 0)
             ),
             tuple(_changed_errors(known_errors(before), known_errors(after))),
-            (before["seconds"], after["seconds"]),
+            (before.seconds, after.seconds),
             (_name(before), _name(after)),
         )
 
@@ -82,9 +82,9 @@ class ReportDiff:
         return framed(self.to_html())
 
 
-def _name(report: dict[str, Any]) -> str:
-    policies = ", ".join(policy["name"] for policy in report["policies"])
-    return ": ".join(filter(None, (report["title"], policies)))
+def _name(report: Report) -> str:
+    policies = ", ".join(policy.name for policy in report.policies)
+    return ": ".join(filter(None, (report.title, policies)))
 
 
 def _aligned(head: Sequence[str], rows: list[Sequence[str]], texts: int) -> Iterator[str]:
@@ -97,12 +97,12 @@ def _aligned(head: Sequence[str], rows: list[Sequence[str]], texts: int) -> Iter
         ).rstrip()
 
 
-def _counts(report: dict[str, Any]) -> dict[tuple[str, str, str], int]:
+def _counts(report: Report) -> dict[tuple[str, str, str], int]:
     counts: dict[tuple[str, str, str], int] = {}
-    for row in report["rows"]:
-        for cast in row["casts"]:
-            key = (row["op"], cast["from"], cast["to"])
-            counts[key] = counts.get(key, 0) + cast["count"]
+    for row in report.rows:
+        for cast in row.casts:
+            key = (row.op, cast.from_, cast.to)
+            counts[key] = counts.get(key, 0) + cast.count
     return counts
 
 

@@ -1,16 +1,16 @@
-"""Edits of a policy that the measured errors of a report speak for. Takes the dict of ``CastReport.to_dict``."""
+"""Edits of a policy that the measured errors of a report speak for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from habana_mp._report.findings.groups import grouped, path_with_stars, pattern
+from habana_mp._report.added import grouped
+from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.numbers import WholeError, change_of, with_values
-from habana_mp._report.sums import cast_seconds, own_seconds
+from habana_mp._show.module_path import common
 from habana_mp._show.units import apart, counted, share
 
 _LARGE = 0.05  # of the error, that an op makes which is worth float32
@@ -66,22 +66,22 @@ class Edit:
         return self.text.endswith(":fp32") and self.error_after > self.error
 
 
-def _where(rows: list[dict[str, Any]], change: Callable[[dict[str, Any]], float]) -> str:
+def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
     """The module that makes most of the error of an op, or what the modules that make some of it have in common."""
-    sizes = {row["module"]: change(row) for row in rows}
+    sizes = {row.module: change(row) for row in rows}
     largest = max(sizes, key=lambda module: sizes[module])
     most = sizes[largest] > sum(sizes.values()) / 2
-    return largest if most else pattern(module for module, size in sizes.items() if size > 0)
+    return largest if most else common(module for module, size in sizes.items() if size > 0)
 
 
-def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
+def edits(report: Report, per: str = "op") -> list[Edit]:
     """The ops that lose numbers, then those whose float32 takes most of the error away, then those whose low dtype adds least for the time that
     they take.
 
     One at a time: what an edit does to the error of other ops is not in the figures. Casts and times are simulated on what was recorded. ``per``
     "module" gives edits of an op in some modules, those whose paths differ in numbers together: "+mul in layers.*.rotary_emb:fp32".
     """
-    rows = list(with_values(report["rows"]))
+    rows = with_values(report.rows)
     groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
     simulation = Simulation(report)
     lost = [*_of_lost(report, groups, simulation)]
@@ -90,7 +90,7 @@ def edits(report: dict[str, Any], per: str = "op") -> list[Edit]:
     return [*sorted(lost, key=lambda each: -each.lost), *_of_shares(report, rows, groups, simulation)]
 
 
-def edits_text(report: dict[str, Any], per: str = "op") -> str:
+def edits_text(report: Report, per: str = "op") -> str:
     """A file of edits for --edit. Those that would make the error larger are comments, and so is the reason why there are none."""
     found = edits(report, per)
     return _in_groups(found) if found else f"# {'; '.join(no_edit(report))}\n"
@@ -104,54 +104,52 @@ def _in_groups(found: Iterable[Edit]) -> str:
     return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)
 
 
-def no_edit(report: dict[str, Any]) -> tuple[str, str]:
+def no_edit(report: Report) -> tuple[str, str]:
     """What to say, and why, where ``edits`` finds none."""
     return why_no_edit(report) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
 
 
-def _of_lost(report: dict[str, Any], groups: dict[str, list[dict[str, Any]]], simulation: Simulation) -> Iterator[Edit]:
+def _of_lost(report: Report, groups: dict[str, list[Row]], simulation: Simulation) -> Iterator[Edit]:
     """Of ops whose results are not finite where they are so in float32: these errors reach no share."""
     for name, group in groups.items():
-        rows = [row for row in group if row["values"]["ran"]["lost"] and row["policy"]]
+        rows = [row for row in group if row.measured.ran.lost and row.policy]
         path = name.partition(" in ")[2]
-        if not any(path in ("", path_with_stars(row["module"])) for row in rows):
+        if not any(path in ("", row.where.pattern) for row in rows):
             continue  # where only a module inside of this one loses some, that has the edit
-        lost = sum(row["values"]["ran"]["lost"] for row in rows)
-        numbers = sum(row["values"]["range"]["numbers"] for row in rows)
-        dtypes = sorted({dtype for row in rows for dtype in row["runs_in"]} - {"float32"}) or [report["low_dtype"]]
-        casts = sum(cast["count"] for row in group for cast in row["casts"])
-        where = _where(rows, lambda row: float(row["values"]["ran"]["lost"]))
-        effect = simulation.effect({(row["op"], row["module"]) for row in group}, "float32")
+        lost = sum(row.measured.ran.lost for row in rows)
+        numbers = sum(row.measured.range.numbers for row in rows)
+        dtypes = sorted({dtype for row in rows for dtype in row.runs_in} - {"float32"})
+        casts = sum(cast.count for row in group for cast in row.casts)
+        where = _where(rows, lambda row: float(row.measured.ran.lost))
+        effect = simulation.effect({(row.op, row.module) for row in group}, "float32")
         of = f" of {numbers:,}" if numbers >= lost else ""
-        why = f"loses {lost:,}{of} numbers in {', '.join(dtypes)}" + (f", in {where}" if where else "")
-        why += f"; {_cost(effect, report['seconds'])}"
-        yield Edit(f"+{name}:fp32", group[0]["op"], 0.0, casts, where, *_fields(effect), None, None, why, lost)
+        why = f"loses {lost:,}{of} numbers in {', '.join(dtypes) or report.low_dtype}" + (
+            f", in {where}" if where else ""
+        )
+        why += f"; {_cost(effect, report.seconds)}"
+        yield Edit(f"+{name}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, why, lost)
 
 
-def _of_shares(
-    report: dict[str, Any], rows: list[dict[str, Any]], groups: dict[str, list[dict[str, Any]]], simulation: Simulation
-) -> list[Edit]:
+def _of_shares(report: Report, rows: list[Row], groups: dict[str, list[Row]], simulation: Simulation) -> list[Edit]:
     change, change_low = change_of(rows), change_of(rows, what_if=True)
     whole = sum(map(change, rows))
     if whole <= 0:
         return []
-    of = "the loss" if any(row["values"]["changes"] for row in rows) else "the outputs"
+    of = "the loss" if any(row.measured.changes for row in rows) else "the outputs"
     error = WholeError(report)
     now = error.now() if error.known else None
-    time, block = report["op_seconds"] or 1.0, report["seconds"]
+    time, block = report.op_seconds or 1.0, report.seconds
     keep, lower = [], []
     for name, group in groups.items():
-        op, places = group[0]["op"], {(row["op"], row["module"]) for row in group}
-        casts = sum(cast["count"] for row in group for cast in row["casts"])
+        op, places = group[0].op, {(row.op, row.module) for row in group}
+        casts = sum(cast.count for row in group for cast in row.casts)
         made = sum(map(change, group)) / whole
         if made >= _LARGE:
             where = _where(group, change)
             effect = simulation.effect(places, "float32")
             if all(left == 1 for left in effect.left.values()):
                 continue  # its results are rounded again at once
-            after = (
-                error.with_left((report["rows"][i], left) for i, left in effect.left.items()) if error.known else None
-            )
+            after = error.with_left((report.rows[i], left) for i, left in effect.left.items()) if error.known else None
             off = now, after
             cancels = now is not None and after is not None and after > now
             note = " in this step, where errors of other ops cancel it" if cancels else ""
@@ -161,16 +159,16 @@ def _of_shares(
             why += f"; {_cost(effect, block)}"
             keep.append(Edit(f"+{name}:fp32", op, made, casts, where, *_fields(effect), *off, why))
             continue
-        wide = [row for row in group if row["runs_in"] == ["float32"] and change_low(row) and row["policy"]]
+        wide = [row for row in group if row.runs_in == ["float32"] and change_low(row) and row.policy]
         added = sum(map(change_low, wide)) / whole
-        seconds = sum(own_seconds(row) + cast_seconds(row) for row in wide)
+        seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
         if wide and added <= _SMALL and seconds >= _WORTH * time:
-            effect = simulation.effect(places, report["low_dtype"])
+            effect = simulation.effect(places, report.low_dtype or "")
             if effect.seconds >= 0 and effect.casts >= 0:
                 continue  # it would gain nothing
             off = now, error.with_low(wide) if error.known else None
             why = f"{_cost(effect, block)}, {_added(added, of, *off)}"
-            where = pattern(row["module"] for row in wide)
+            where = common(row.module for row in wide)
             lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
     return [
         *sorted(keep, key=lambda each: (each._is_worse, -each.share)),
@@ -178,15 +176,15 @@ def _of_shares(
     ]
 
 
-def _by_op(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for group in grouped(rows, lambda row: row["op"]):
-        yield group[0]["op"], group
+def _by_op(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for group in grouped(rows, lambda row: row.op):
+        yield group[0].op, group
 
 
-def _by_module(rows: list[dict[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _by_module(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
     """An op in the modules of one path, with what is inside of them: an edit holds there, too."""
     for op, group in _by_op(rows):
-        paths = {id(row): path_with_stars(row["module"]) for row in group}
+        paths = {id(row): row.where.pattern for row in group}
         for path in sorted({*paths.values()} - {""}):
             yield f"{op} in {path}", [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import habana_mp._core as _core
-from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import (
-    LocalError,
-    added,
-    change_of,
-    local_error,
-    saw_backward,
-    why_unmeasured,
-    with_values,
-)
+from habana_mp._report.added import added, grouped
+from habana_mp._report.data import Error, Report, Row
+from habana_mp._report.numbers import LocalError, change_of, local_error, saw_backward, why_unmeasured
 from habana_mp._show.units import encodable
 
 Why = tuple[str, str]
-_Row = dict[str, Any]
 
 NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
 _NO_POLICY = (
@@ -46,25 +37,24 @@ _NO_NUMBERS = "all its numbers are zero or not finite in float32"
 _INSIDE = "it ran inside an op that is measured as a whole, or that is not measured"
 
 
-def why_no_edit(report: dict[str, Any]) -> Why | None:
+def why_no_edit(report: Report) -> Why | None:
     """Of a report in which ``edits`` finds none."""
-    if not report["rows"]:
+    if not report.rows:
         return NO_OP
     if not _has_policy(report):
         return _NO_POLICY
-    return why_no_shares([*with_values(report["rows"])])
+    return why_no_shares(report.rows)
 
 
-def why_nothing(report: dict[str, Any]) -> Why | None:
+def why_nothing(report: Report) -> Why | None:
     """Where no error could be found: of a block in which nothing ran, or all in float32 because no policy was in force."""
-    if not report["rows"]:
+    if not report.rows:
         return NO_OP
-    has_errors = _errors(with_values(report["rows"]), "ran")
+    has_errors = _errors(report.rows, "ran")
     return None if has_errors or _has_policy(report) else _NO_POLICY
 
 
-def why_no_shares(rows: list[_Row]) -> Why | None:
-    """Of rows with values."""
+def why_no_shares(rows: list[Row]) -> Why | None:
     if not saw_backward(rows):
         return _NO_BACKWARD
     if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
@@ -72,73 +62,74 @@ def why_no_shares(rows: list[_Row]) -> Why | None:
     return None
 
 
-def why_no_share(report: dict[str, Any], *, what_if: bool, of_loss: bool) -> Why | None:
+def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
     """Why no op has a share, or with ``of_loss`` no change of the loss. Where all that ran is known to be exact, each op has 0."""
-    rows = [*with_values(report["rows"])]
-    why = why_nothing(report)
-    if why and not (what_if and report["rows"]):
+    rows, why = report.rows, why_nothing(report)
+    if why and not (what_if and report.rows):
         return why
-    if what_if and not any(row["values"]["range"].get("numbers") for row in rows):
+    if what_if and not any(row.measured.range.numbers for row in rows):
         return _NOT_LOW
     if _errors(rows, "ran") or _errors(rows, "low"):
         if why := why_no_shares(rows):
             return why
-        if of_loss and not any(row["values"]["changes"] for row in rows):
+        if of_loss and not any(row.measured.changes for row in rows):
             return _NO_LOSS
     return None
 
 
-def why_no_error(report: dict[str, Any], rows: list[_Row], which: str) -> Why | None:
+def why_no_error(report: Report, rows: list[Row], which: str) -> Why | None:
     """Why the error of some rows is not known: "ran", "low" (what if) or "backward". What ran in float32 is exact, and so is what only moves numbers."""
-    if which == "backward" and not report.get("backward_seconds"):
+    if which == "backward" and not report.backward_seconds:
         return "no backward pass was seen", "call backward in the block of the report"
     asked = [row for row in rows if _computes(row) and (which == "low" or _ran_low(row))]
     if not asked or any(_is_measured(row, which) for row in asked):
         return None
-    if which == "low" and not any(_is_measured(row, which) for row in report["rows"] if not _ran_low(row)):
+    if which == "low" and not any(_is_measured(row, which) for row in report.rows if not _ran_low(row)):
         return _NOT_LOW
     _, why = why_unmeasured(asked, backward=which == "backward")
-    ran = any(row["values"]["backward_calls" if which == "backward" else "calls"] for row in with_values(asked))
-    ops = ", ".join(dict.fromkeys(row["op"] for row in asked))
+    ran = any(row.measured.backward_calls if which == "backward" else row.measured.calls for row in asked)
+    ops = ", ".join(dict.fromkeys(row.op for row in asked))
     return f"the error of {ops} is not measured", why or (_NO_NUMBERS if ran else _INSIDE)
 
 
-def known_errors(report: dict[str, Any]) -> dict[str, LocalError]:
+def known_errors(report: Report) -> dict[str, LocalError]:
     """Of the ops as they ran."""
     found = {}
-    for group in grouped(report["rows"], lambda row: row["op"]):
-        rows = [*with_values(group)]
-        if rows and why_no_error(report, group, "ran") is None:
-            found[group[0]["op"]] = local_error(added(row["values"]["ran"] for row in rows))
+    for group in grouped(report.rows, lambda row: row.op):
+        if any(row.values for row in group) and why_no_error(report, group, "ran") is None:
+            found[group[0].op] = local_error(added(row.measured.ran for row in group))
     return found
 
 
-def unmeasured(report: dict[str, Any]) -> Iterator[Why]:
+def unmeasured(report: Report) -> Iterator[Why]:
     """A text for each op that ran in a low dtype and of which no call could be measured."""
-    for group in grouped(report["rows"], lambda row: row["op"]):
-        if any(row.get("unmeasured") for row in group) and (why := why_no_error(report, group, "ran")):
+    for group in grouped(report.rows, lambda row: row.op):
+        if any(row.unmeasured for row in group) and (why := why_no_error(report, group, "ran")):
             yield why
 
 
-def _has_policy(report: dict[str, Any]) -> bool:
-    return any(row["policy"] for row in report["rows"])
+def _has_policy(report: Report) -> bool:
+    return any(row.policy for row in report.rows)
 
 
-def _errors(rows: Iterable[_Row], which: str) -> bool:
-    return any(row["values"].get(which, {}).get("squares", 0) for row in rows)
+def _errors(rows: Iterable[Row], which: str) -> bool:
+    return any(error_of(row, which).squares for row in rows)
 
 
-def _computes(row: _Row) -> bool:
+def _computes(row: Row) -> bool:
     # Of the parts that ops are made of the core knows those alone that it has tried to measure.
-    return _core.computes(encodable(row["op"])) or "unmeasured" in row or "unmeasured_backward" in row
+    return _core.computes(encodable(row.op)) or bool(row.unmeasured or row.unmeasured_backward)
 
 
-def _ran_low(row: _Row) -> bool:
-    return any(dtype in _core.LOW_DTYPES for dtype in row["runs_in"])
+def _ran_low(row: Row) -> bool:
+    return any(dtype in _core.LOW_DTYPES for dtype in row.runs_in)
 
 
-def _is_measured(row: _Row, which: str) -> bool:
-    values = row.get("values")
-    if values is None:
-        return False
-    return any(values[which].values()) or bool(which != "backward" and values["range"].get("numbers"))
+def _is_measured(row: Row, which: str) -> bool:
+    return error_of(row, which) != Error() or bool(which != "backward" and row.measured.range.numbers)
+
+
+def error_of(row: Row, which: str) -> Error:
+    """Of the calls as they "ran", in the "low" dtype, or of the "backward" pass."""
+    error: Error = getattr(row.measured, which)
+    return error

@@ -12,6 +12,8 @@ from typing import Any
 from markupsafe import Markup
 
 from habana_mp._report import sums
+from habana_mp._report.added import grouped
+from habana_mp._report.data import Error, NeverSeen, Report
 from habana_mp._report.numbers import change_of, local_error
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
@@ -19,24 +21,17 @@ from habana_mp._show.html import whole_page
 _SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
 
 
-def page(report: dict[str, Any]) -> str:
-    """The page of a report, from the dict that ``CastReport.to_dict`` gives."""
+def page(report: Report) -> str:
     shares = _error_shares(report)
-    rows = [
-        {**row, "precision": sums.precision(row), "error_share": share}
-        for row, share in zip(report["rows"], shares, strict=True)
-    ]
+    data = report.to_dict()
+    data.pop("edges", None)
+    for values, row, share in zip(data["rows"], report.rows, shares, strict=True):
+        values |= {"precision": sums.precision(row), "error_share": share}
     return whole_page(
         "report.html",
         _SCRIPTS,
         report=report,
-        data=_json(
-            {
-                **{key: each for key, each in report.items() if key != "edges"},
-                "rows": rows,
-                "precisions": sums.PRECISIONS,
-            }
-        ),
+        data=_json({**data, "precisions": sums.PRECISIONS}),
         picture=Markup(_picture(report, shares)),  # noqa: S704 - of a template that escapes
         split=sums.split(report),
         made_bytes=sums.made_bytes(report),
@@ -45,30 +40,30 @@ def page(report: dict[str, Any]) -> str:
         unlisted=sums.unlisted(report),
         missed=sums.missed(report),
         unmeasured=sums.unmeasured(report),
-        modules=len({row["module"] for row in report["rows"]}),
-        ops=len({row["op"] for row in report["rows"]}),
-        lists=_by_list(report["never_seen"]),
+        modules=len({row.module for row in report.rows}),
+        ops=len({row.op for row in report.rows}),
+        lists=_by_list(report.never_seen),
     )
 
 
-def _error_shares(report: dict[str, Any]) -> list[float]:
+def _error_shares(report: Report) -> list[float]:
     """Of each row, 0 where nothing was measured."""
-    size = change_of(report["rows"])
-    changes = [size(row) if row.get("values") else 0.0 for row in report["rows"]]
+    size = change_of(report.rows)
+    changes = [*map(size, report.rows)]
     whole = sum(changes)
     return [change / whole if whole > 0 else 0.0 for change in changes]
 
 
-def _picture(report: dict[str, Any], shares: list[float]) -> str:
+def _picture(report: Report, shares: list[float]) -> str:
     places = [
-        Place(place_name(row["op"], row["module"]), _error(row["values"]["ran"]), None, share)
-        for row, share in zip(report["rows"], shares, strict=True)
-        if row.get("values") and row["values"]["calls"]
+        Place(place_name(row.op, row.module), _error(row.measured.ran), None, share)
+        for row, share in zip(report.rows, shares, strict=True)
+        if row.measured.calls
     ]
     return depth(places)
 
 
-def _error(sums: dict[str, Any]) -> float:
+def _error(sums: Error) -> float:
     error = local_error(sums)
     return math.inf if error.lost else float(error)
 
@@ -89,8 +84,5 @@ def _bars(seconds: dict[str, float]) -> list[dict[str, Any]]:
     return made
 
 
-def _by_list(never_seen: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for each in never_seen:
-        found.setdefault(each["list"], []).append(each)
-    return found
+def _by_list(never_seen: list[NeverSeen]) -> dict[str, list[NeverSeen]]:
+    return {group[0].list: group for group in grouped(never_seen, lambda each: each.list)}

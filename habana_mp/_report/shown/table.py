@@ -18,8 +18,9 @@ from rich.text import Text
 
 from habana_mp._policy.folder import presets
 from habana_mp._report import sums
-from habana_mp._report.findings.groups import grouped
-from habana_mp._report.numbers import added, change_of, local_error, share, shares_known, with_values
+from habana_mp._report.added import added, grouped
+from habana_mp._report.data import Advice, NeverSeen, PingPong, Rank, Recast, Report
+from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -30,12 +31,12 @@ _WIDE, _MIDDLE = 100, 64
 _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 
 
-def table(report: dict[str, Any]) -> RenderableType:
-    """What ``Console().print`` shows of a report, from the dict that ``CastReport.to_dict`` gives; as wide as the console."""
+def table(report: Report) -> RenderableType:
+    """What ``Console().print`` shows of a report, as wide as the console."""
     return _Report(report)
 
 
-def text(report: dict[str, Any]) -> str:
+def text(report: Report) -> str:
     """The same as plain text, as wide as the terminal, or 80 columns where there is none."""
     shown = io.StringIO()
     Console(file=shown, force_terminal=False, color_system=None).print(table(report))
@@ -46,26 +47,26 @@ _OF_PRESETS = re.compile(rf", lists/({'|'.join(map(re.escape, presets()))})/\w+\
 
 
 class _Report:
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, width = self._report, options.max_width
         wide = width >= _WIDE
         yield _headline(report)
-        parts = [_advice(report["advice"])] if report["advice"] else []
-        if report["rows"]:
+        parts = [_advice(report.advice)] if report.advice else []
+        if report.rows:
             parts.append(_ops(report, width))
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
-                ("Ranks", [_rank(each) for each in report.get("ranks", [])], 5),
-                ("Ping-pong", [_ping_pong(each, report, wide) for each in report["ping_pong"]], 3),
-                ("Cast again", [_recast(each, wide) for each in report["recast"]], 2),
-                ("Error not measured", [_unmeasured(*each) for each in sums.unmeasured(report)], 1),
+                ("Ranks", [_rank(each) for each in report.ranks or []], 5),
+                ("Ping-pong", [_ping_pong(each, report, wide) for each in report.ping_pong], 3),
+                ("Cast again", [_recast(each, wide) for each in report.recast], 2),
+                ("Error not measured", [_unmeasured(each) for each in sums.unmeasured(report)], 1),
                 ("Missed: held before convert", [_missed(each) for each in sums.missed(report)], 1),
                 ("In no list", [_unlisted(each, report) for each in sums.unlisted(report)], 3),
-                ("In your lists, never called", _never_seen(report["never_seen"]), 1),
+                ("In your lists, never called", _never_seen(report.never_seen), 1),
             )
             if rows
         ]
@@ -74,22 +75,22 @@ class _Report:
             yield part
 
 
-def _headline(report: dict[str, Any]) -> Text:
-    title = Text(printable(report["title"]) or "Cast report", style="bold")
-    if not report["rows"]:
+def _headline(report: Report) -> Text:
+    title = Text(printable(report.title) or "Cast report", style="bold")
+    if not report.rows:
         return title.append(": no op was seen", style="not bold")
-    took = [units.time(report[name]) for name in ("cast_seconds", "seconds")]
-    part = units.share(report["cast_seconds"], report["seconds"])
+    took = [units.time(seconds) for seconds in (report.cast_seconds, report.seconds)]
+    part = units.share(report.cast_seconds, report.seconds)
     counts = [
-        counted(report["casts"], "cast"),
-        f"{report['cache_hits']:,} of them from the cache",
-        f"{report['backward_casts']:,} in backward",
-        f"{units.size(report['cast_bytes'])} cast",
+        counted(report.casts, "cast"),
+        f"{report.cache_hits:,} of them from the cache",
+        f"{report.backward_casts:,} in backward",
+        f"{units.size(report.cast_bytes)} cast",
     ]
     # One with names for modules is several: what holds in each of them.
-    policies = dict.fromkeys(f"{each['front_end']}: {each['name']}" for each in report["policies"])
-    ranks = [counted(len(report["ranks"]), "rank")] if "ranks" in report else []
-    facts = [*policies, *ranks, f"torch {report['torch']}"]
+    policies = dict.fromkeys(f"{each.front_end}: {each.name}" for each in report.policies)
+    ranks = [counted(len(report.ranks), "rank")] if report.ranks else []
+    facts = [*policies, *ranks, f"torch {report.torch}"]
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {part}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
@@ -97,18 +98,18 @@ def _headline(report: dict[str, Any]) -> Text:
     )
 
 
-def _advice(advice: Sequence[dict[str, str]]) -> RenderableType:
+def _advice(advice: Sequence[Advice]) -> RenderableType:
     lines = Table.grid(padding=(0, 1))
     lines.add_column(style="bold")
     lines.add_column()
     for number, each in enumerate(advice, start=1):
-        text = Text(printable(each["text"]), style="bold")
-        lines.add_row(f"{number}.", text.append("\n" + printable(each["evidence"]), style="not bold dim"))
+        text = Text(printable(each.text), style="bold")
+        lines.add_row(f"{number}.", text.append("\n" + printable(each.evidence), style="not bold dim"))
     return lines
 
 
-def _ops(report: dict[str, Any], width: int) -> RenderableType:
-    found = sorted(sums.by_op(report["rows"]), key=_order(report))
+def _ops(report: Report, width: int) -> RenderableType:
+    found = sorted(sums.by_op(report.rows), key=_order(report))
     wide = width >= _WIDE
     number = {"justify": "right", "no_wrap": True}
     # The width from which on a column is there, its title, how it is set, and what an op has in it.
@@ -129,7 +130,7 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
             _MIDDLE,
             "share",
             number,
-            lambda each: _number(units.share(each.cast_seconds, report["seconds"]), each.cast_seconds),
+            lambda each: _number(units.share(each.cast_seconds, report.seconds), each.cast_seconds),
         ),
         (_WIDE, "op time", number, lambda each: units.time(each.seconds)),
         *_error_columns(report, number),
@@ -150,40 +151,39 @@ def _ops(report: dict[str, Any], width: int) -> RenderableType:
     return Group(made, *_more(len(found) - _OPS, "op"))
 
 
-def _order(report: dict[str, Any]) -> Callable[[sums.OpSum], tuple[int, float]]:
+def _order(report: Report) -> Callable[[sums.OpSum], tuple[int, float]]:
     """The ops that lose most numbers come first, then those that make most of the error: the table may be too short for the others."""
-    rows = list(with_values(report["rows"]))
-    size = change_of(rows)
+    size = change_of(report.rows)
     lost: Counter[str] = Counter()
     made: dict[str, float] = {}
-    for row in rows:
-        lost[row["op"]] += row["values"]["ran"]["lost"]
-        made[row["op"]] = made.get(row["op"], 0.0) + size(row)
+    for row in report.rows:
+        lost[row.op] += row.measured.ran.lost
+        made[row.op] = made.get(row.op, 0.0) + size(row)
     return lambda each: (-lost[each.op], -made.get(each.op, 0.0))
 
 
 def _error_columns(
-    report: dict[str, Any], number: dict[str, Any]
+    report: Report, number: dict[str, Any]
 ) -> list[tuple[int, str, dict[str, Any], Callable[[sums.OpSum], Text | str]]]:
     """Of a report with values: the error of an op, red where numbers are lost, and its share of the error of the loss if that is known."""
-    if not report.get("low_dtype"):
+    if not report.low_dtype:
         return []
-    rows = {group[0]["op"]: group for group in grouped(with_values(report["rows"]), lambda row: row["op"])}
-    unmeasured = {op for op, backward, *_ in sums.unmeasured(report) if not backward}
+    rows = {group[0].op: group for group in grouped(with_values(report.rows), lambda row: row.op)}
+    unmeasured = {each.op for each in sums.unmeasured(report) if not each.backward}
 
     def error(each: sums.OpSum) -> Text | str:
         if each.op not in rows:
             return Text("not measured", style="dim") if each.op in unmeasured else ""
-        found = local_error(added(row["values"]["ran"] for row in rows[each.op]))
+        found = local_error(added(row.measured.ran for row in rows[each.op]))
         if found.lost:
             return Text(f"{found.lost:,} not finite", style="bold red")
         return _number(f"{float(found):.2g}", float(found))
 
     def of_all(each: sums.OpSum) -> Text | str:
-        part = share(report["rows"], rows.get(each.op, []))
+        part = share(report.rows, rows.get(each.op, []))
         return _number(units.share(part, 1.0), part)
 
-    shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report["rows"]) else []
+    shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report.rows) else []
     return [(_MIDDLE, "error", number, error), *shares]
 
 
@@ -196,36 +196,36 @@ def _pairs(each: sums.OpSum, wide: bool) -> Text:
     return Text(", ").join(parts).append(f" +{len(pairs) - 1}" if len(shown) < len(pairs) else "")
 
 
-def _rank(each: dict[str, Any]) -> list[Any]:
-    times = [units.time(each[name]) for name in ("cast_seconds", "seconds")]
+def _rank(each: Rank) -> list[Any]:
     figures = [
-        counted(each["casts"], "cast"),
-        f"{each['cache_hits']:,} cached",
-        f"{each['backward_casts']:,} in backward",
+        counted(each.casts, "cast"),
+        f"{each.cache_hits:,} cached",
+        f"{each.backward_casts:,} in backward",
     ]
-    return [f"rank {each['rank']}", *figures, times[0], Text(f"of {times[1]}", style="dim")]
+    of = Text(f"of {units.time(each.seconds)}", style="dim")
+    return [f"rank {each.rank}", *figures, units.time(each.cast_seconds), of]
 
 
-def _ping_pong(each: dict[str, Any], report: dict[str, Any], wide: bool) -> list[Any]:
-    text = _path(each["path"]).append("  " + printable(" → ".join(op["op"] for op in each["ops"])), style="bold")
+def _ping_pong(each: PingPong, report: Report, wide: bool) -> list[Any]:
+    text = _path(each.path).append("  " + printable(" → ".join(op.op for op in each.ops)), style="bold")
     if wide:
-        text.append(f"  from {printable(each['ops'][0]['module'])}", style="dim")
-    part = units.share(each["seconds"], report["seconds"])
-    return [counted(each["count"], "time"), units.time(each["seconds"]), part, text]
+        text.append(f"  from {printable(each.ops[0].module)}", style="dim")
+    part = units.share(each.seconds, report.seconds)
+    return [counted(each.count, "time"), units.time(each.seconds), part, text]
 
 
-def _recast(each: dict[str, Any], wide: bool) -> list[Any]:
-    text = _path((each["from"], each["to"])).append(f"  {printable(each['tensor'])}")
+def _recast(each: Recast, wide: bool) -> list[Any]:
+    text = _path((each.from_, each.to)).append(f"  {printable(each.tensor)}")
     if wide:
-        text.append(printable(f"  for {', '.join(each['ops'])}"), style="dim")
-    return [f"{counted(each['times'], 'time')}, {each['needed']:,} needed", units.time(each["seconds"]), text]
+        text.append(printable(f"  for {', '.join(each.ops)}"), style="dim")
+    return [f"{counted(each.times, 'time')}, {each.needed:,} needed", units.time(each.seconds), text]
 
 
-def _unmeasured(op: str, backward: bool, calls: int, why: str) -> list[Any]:
-    where = " in backward" if backward else ""
+def _unmeasured(each: sums.Unmeasured) -> list[Any]:
+    where = " in backward" if each.backward else ""
     return [
-        counted(calls, "call"),
-        Text(printable(op), style="bold").append(f"{where}\n{why}", style="not bold"),
+        counted(each.calls, "call"),
+        Text(printable(each.op), style="bold").append(f"{where}\n{each.why}", style="not bold"),
     ]
 
 
@@ -234,16 +234,16 @@ def _missed(each: sums.MissedOp) -> list[Any]:
     return [counted(each.calls, "call"), text.append(f"  {printable(each.source)}", style="not bold dim")]
 
 
-def _unlisted(each: sums.OpSum, report: dict[str, Any]) -> list[Any]:
-    part = units.share(each.seconds, report["seconds"])
+def _unlisted(each: sums.OpSum, report: Report) -> list[Any]:
+    part = units.share(each.seconds, report.seconds)
     return [counted(each.calls, "call"), units.time(each.seconds), part, Text(printable(each.op))]
 
 
-def _never_seen(entries: list[dict[str, str]]) -> list[list[Any]]:
+def _never_seen(entries: list[NeverSeen]) -> list[list[Any]]:
     """A line for each list. Names of presets are for models of all kinds, so they are on the page alone."""
-    own = [each for each in entries if not _OF_PRESETS.search(each["rule"])]
-    lists = dict.fromkeys(each["list"] for each in own)
-    return [[title, _cut(", ".join(each["op"] for each in own if each["list"] == title))] for title in lists]
+    own = [each for each in entries if not _OF_PRESETS.search(each.rule)]
+    lists = dict.fromkeys(each.list for each in own)
+    return [[title, _cut(", ".join(each.op for each in own if each.list == title))] for title in lists]
 
 
 def _section(title: str, rows: list[list[Any]], numbers: int) -> RenderableType:

@@ -9,6 +9,7 @@ import pytest
 from page_reader import Reader, cells, ops
 from playwright.sync_api import Page, expect
 
+from habana_mp._report.form import report_of
 from habana_mp._report.shown.page import page
 from habana_mp._show import units
 from habana_mp._show.html import framed
@@ -343,7 +344,7 @@ def test_a_huge_report_is_shown_by_pages(reader: Reader) -> None:
 
 def test_the_page_in_the_frame_of_a_notebook(reader: Reader) -> None:
     notebook = "<!doctype html><meta charset='utf-8'><title>notebook</title><style>td { color: red !important }</style>"
-    opened = reader.open_text(notebook + framed(page(fake_reports.hostile())))
+    opened = reader.open_text(notebook + framed(page(report_of(fake_reports.hostile()))))
     inside = opened.frame_locator("iframe")
     expect(inside.locator("h1")).to_contain_text(fake_reports.HOSTILE[0])
     expect(inside.locator("#unlisted h2")).not_to_be_in_viewport()

@@ -13,7 +13,13 @@ pytestmark = pytest.mark.unsanitized(reason="a browser does not start with the s
 def measured() -> dict:
     """A report with values, in which an op loses numbers and another makes most of the error."""
     error = {"squares": 1e-4, "reference_squares": 1.0, "largest": 0.1, "reference_largest": 1.0, "lost": 0}
-    report = fake_reports.small() | {"low_dtype": "bfloat16", "steps": [0.02, 0.03], "optimizer_seconds": 0.001}
+    report = fake_reports.small() | {
+        "low_dtype": "bfloat16",
+        "projected_squares": 0.0,
+        "edges": [],
+        "steps": [0.02, 0.03],
+        "optimizer_seconds": 0.001,
+    }
     for number, row in enumerate(report["rows"]):
         lost = {**error, "lost": 3} if row["op"] == "softmax" else error
         row["values"] = {

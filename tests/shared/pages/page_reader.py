@@ -6,6 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
+from habana_mp._report.form import report_of
 from habana_mp._report.shown.page import page
 
 
@@ -19,7 +20,7 @@ class Reader:
         self.complaints: list[str] = []
 
     def open(self, report: dict, **context) -> Page:
-        return self.open_text(page(report), **context)
+        return self.open_text(page(report_of(report)), **context)
 
     def open_text(self, text: str, **context) -> Page:
         self._file.write_text(text, encoding="utf-8")

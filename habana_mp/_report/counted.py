@@ -1,0 +1,68 @@
+"""A report of what the core has counted (src/bind/bind_report.cpp), and of what is found in it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from msgspec import UNSET, convert, structs
+
+from habana_mp._policy.policy import Policy
+from habana_mp._ranks.rank import rank
+from habana_mp._report.data import Edge, InForce, Missed, PingPong, Report, Row, Timeline
+from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
+from habana_mp._report.findings.holders import holders
+
+
+def report_of_counts(
+    counted: dict[str, Any],
+    seconds: float,
+    *,
+    title: str,
+    steps: list[float],
+    low_dtype: Any,
+    projected_squares: float,
+) -> Report:
+    """``low_dtype`` is "" where no numbers were measured."""
+    policies = [(Policy(each["policy"]), each["front_end"]) for each in counted["policies"]]
+    for row in counted["rows"]:
+        row["rule"] = row["rule"].replace(OWN_FILES, "")
+    rows = convert(counted["rows"], list[Row])
+    casts = [cast for row in rows for cast in row.casts]
+    report = Report(
+        torch=torch.__version__,
+        habana_mp=version("habana_mp"),
+        title=title,
+        rank=rank(),
+        policies=[InForce(policy.name, str(policy), front_end) for policy, front_end in policies],
+        seconds=seconds,
+        op_seconds=sum(row.seconds for row in rows),
+        backward_seconds=counted["backward_seconds"],
+        optimizer_seconds=counted["optimizer_seconds"],
+        cast_seconds=sum(row.all_cast_seconds for row in rows),
+        casts=sum(cast.count for cast in casts),
+        cache_hits=sum(cast.cached for cast in casts),
+        backward_casts=sum(cast.backward.count for cast in casts),
+        cast_bytes=sum(cast.bytes + cast.backward.bytes for cast in casts),
+        rows=rows,
+        ping_pong=grouped_ping_pong(convert(counted["ping_pong"], list[PingPong])),
+        recast=grouped_recast(convert(counted["recast"], list[Repeated])),
+        never_seen=never_seen(rows, [policy for policy, _ in policies]),
+        missed=_missed(rows),
+        timeline=convert(counted["timeline"], Timeline),
+        steps=steps or UNSET,
+        low_dtype=low_dtype or UNSET,
+        projected_squares=projected_squares if low_dtype else UNSET,
+        edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
+        advice=[],
+    )
+    return structs.replace(report, advice=advice(report))
+
+
+def _missed(rows: list[Row]) -> list[Missed]:
+    """The ops that the policy lists and that ran past it, with whoever holds the plain op."""
+    found = [row for row in rows if row.decision == "missed"]
+    held = holders({row.op for row in found}) if found else {}
+    return [Missed(row.op, row.calls, row.module, row.source, row.rule, held[row.op]) for row in found]

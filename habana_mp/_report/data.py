@@ -1,0 +1,377 @@
+"""The data of a report: its fields, their types and units, what each is, and how it adds up. JSON, schema and checks follow from it.
+
+Fields are in the order of the JSON. A field that may be ``UNSET`` is not in all reports; one with another default may be missing in files.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
+
+from habana_mp._show.module_path import ModulePath
+
+FORMAT = "habana_mp.report"
+VERSION = 1
+_MOST = 1 << 16  # rows, by src/report/site.h, and events, by src/report/report.h
+_MOST_COUNT = {"maximum": (1 << 64) - 1}  # as the core counts; msgspec has smaller numbers, so form.py checks it
+
+
+class Adds(Enum):
+    """How the values of a field make one that are not summed (added.py)."""
+
+    KEY = auto()  # they are equal, or their parts are not added
+    LARGEST = auto()
+    SMALLEST = auto()
+    FIRST = auto()
+    DISTINCT = auto()
+
+
+Count = Annotated[int, Meta(ge=0, title="a count", extra_json_schema=_MOST_COUNT)]
+Bytes = Annotated[int, Meta(ge=0, title="a size in bytes", extra_json_schema=_MOST_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, le=1e200, title="a time in seconds")]
+Number = Annotated[float, Meta(ge=-1e200, le=1e200, title="a number")]
+Size = Annotated[float, Meta(ge=0, le=1e200, title="a number, 0 or more")]
+DType = Literal["other", "float8", "float16", "bfloat16", "float32", "float64"]
+CastFrom = Literal["float32", "bfloat16", "float16", "float8"]
+ListName = Literal["lower", "fp32", "promote", "error"]
+CastTo = Literal["float32", "bfloat16", "float16"]
+Decision = Literal[
+    "left alone",
+    "lower",
+    "fp32",
+    "promote",
+    "in place",
+    "first input",
+    "rest fp32",
+    "no kernel",
+    "off",
+    "unlisted",
+    "missed",
+    "outside",
+    "backward",
+]
+Why = Literal["random", "writes", "reserve", "library", "collective", "kernel", "tensors", "memory", "thread"]
+
+
+def _named(names: Any) -> Meta:
+    """Of a dict, whose keys msgspec leaves out of the schema."""
+    return Meta(extra_json_schema={"propertyNames": {"enum": [*get_args(names)]}})
+
+
+BytesByDType = Annotated[dict[DType, Bytes], _named(DType)]
+CallsByReason = Annotated[dict[Why, Count], _named(Why)]
+
+
+class Data(Struct, frozen=True):
+    """Parts of a report that are of the same, by the fields that are no figures, add up to one."""
+
+
+class Error(Data, frozen=True):
+    squares: Annotated[Size, "The sum of the squared differences from float32."] = 0.0
+    reference_squares: Annotated[Size, "The sum of the squared float32 numbers."] = 0.0
+    largest: Annotated[Size, Adds.LARGEST, "The largest difference."] = 0.0
+    reference_largest: Annotated[Size, Adds.LARGEST, "The largest float32 number, without its sign."] = 0.0
+    lost: Annotated[Count, "How many numbers are infinite or NaN, and finite in float32."] = 0
+
+
+class Range(Data, frozen=True):
+    numbers: Annotated[Count, "How many numbers there are."] = 0
+    largest: Annotated[Size, Adds.LARGEST, "The largest number, without its sign."] = 0.0
+    smallest: Annotated[
+        Size, Adds.SMALLEST, "The smallest number except zero, without its sign. 0 if there is none."
+    ] = 0.0
+    over_float16: Annotated[Count, "How many numbers are too large for float16."] = 0
+    under_float16: Annotated[Count, "How many numbers become zero in float16."] = 0
+    under_e4m3: Annotated[Count, "How many numbers become zero in float8 e4m3, after the tensor is scaled."] = 0
+    under_e5m2: Annotated[Count, "How many numbers become zero in float8 e5m2, after the tensor is scaled."] = 0
+
+
+class Absorbed(Data, frozen=True):
+    sums: Annotated[Count, "How many nonzero numbers the op adds."] = 0
+    lost: Annotated[Count, "How many of them were lost in the run."] = 0
+    bfloat16: Annotated[Count, "How many would be lost in bfloat16."] = 0
+    float16: Annotated[Count, "How many would be lost in float16."] = 0
+    e4m3: Annotated[Count, "How many would be lost in float8 e4m3."] = 0
+    e5m2: Annotated[Count, "How many would be lost in float8 e5m2."] = 0
+
+
+class Values(Data, frozen=True):
+    """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
+
+    calls: Annotated[Count, "How many calls were measured."] = 0
+    unmeasured: Annotated[Count, "How many calls were not measured."] = 0
+    ran: Annotated[Error, "The error of the results, as the calls ran."] = Error()
+    low: Annotated[Error, "The error of the results in the low dtype."] = Error()
+    range: Annotated[Range, "The range of the results in float32."] = Range()
+    absorbed: Annotated[Absorbed, "Of an addition: the numbers that change nothing."] = Absorbed()
+    ran_seconds: Annotated[Seconds, "The time of the measured calls."] = 0.0
+    other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."] = 0.0
+    backward_calls: Annotated[Count, "How many ops of the backward pass were measured."] = 0
+    backward: Annotated[Error, "The error of the ops of the backward pass."] = Error()
+    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."] = 0
+    change: Annotated[Number, "The change of the loss because of the error, to first order."] = 0.0
+    change_low: Annotated[Number, "The same in the low dtype."] = 0.0
+    projections: Annotated[Count, "How many random sums of outputs replaced the loss."] = 0
+    projected: Annotated[Size, "The sum of the squared changes of these sums."] = 0.0
+    projected_low: Annotated[Size, "The same in the low dtype."] = 0.0
+
+
+class BackwardCasts(Data, frozen=True):
+    count: Annotated[Count, "How many gradients were cast back."]
+    bytes: Annotated[Bytes, "The bytes that these casts wrote."]
+    seconds: Annotated[Seconds, "The time of these casts."]
+
+
+class Cast(Data, frozen=True):
+    from_: Annotated[CastFrom, "The dtype that the caller gave."] = field(name="from")
+    to: Annotated[CastTo, "The dtype that the op got."]
+    count: Annotated[Count, "How many tensors were cast. A tensor that one call gets twice counts once."]
+    cached: Annotated[Count, "How many of them the weight cache had."]
+    bytes: Annotated[Bytes, "The bytes that the casts wrote."]
+    seconds: Annotated[Seconds, "The time of the casts."]
+    backward: Annotated[BackwardCasts, "The casts of the gradients in the backward pass."]
+
+
+class Row(Data, frozen=True, kw_only=True):
+    op: Annotated[str, "The name of the op, without torch. or Tensor."]
+    module: Annotated[
+        str, 'The class of the root module and the path below it, "Net: encoder.layers.0"; "" outside of modules.'
+    ]
+    front_end: Annotated[
+        Literal["", "convert", "autocast"], 'Which of hmp.convert and hmp.autocast decided; "" if neither did.'
+    ]
+    policy: Annotated[str, 'The name of the policy that was in force; "" without one.']
+    decision: Annotated[Decision, "What happened to the calls: the rule, or the reason why no rule decided."]
+    rule: Annotated[str, 'The rule, and the line of the list that sets it; "" without one.']
+    source: Annotated[str, Adds.FIRST, "The first line of your code that made such a call."]
+    calls: Annotated[Count, "How many calls there were."]
+    seconds: Annotated[Seconds, "The time of the calls, with their forward casts."]
+    cast_seconds: Annotated[Seconds, "The time of the forward casts."]
+    dtypes: Annotated[
+        list[DType],
+        Adds.DISTINCT,
+        "The dtypes of the arguments, before the casts; other is any dtype that has no name here.",
+    ]
+    runs_in: Annotated[list[DType], Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
+    made_bytes: Annotated[BytesByDType, "The bytes of the results, by dtype."] = {}
+    unmeasured: Annotated[
+        CallsByReason | UnsetType,
+        "How many calls were not measured, by the reason. Only with values, and only if there are such calls.",
+    ] = UNSET
+    unmeasured_backward: Annotated[
+        CallsByReason | UnsetType,
+        "How many ops of the backward pass were not measured, by the reason. Only with values, and only if there are such ops.",
+    ] = UNSET
+    casts: Annotated[list[Cast], "The casts of the arguments, one item for each pair of dtypes."]
+    values: Annotated[
+        Values | UnsetType, "What was measured of the numbers. Only with values, and only if something was measured."
+    ] = UNSET
+
+    @property
+    def where(self) -> ModulePath:
+        return ModulePath.of(self.module)
+
+    @property
+    def measured(self) -> Values:
+        """``values``, or zeros where nothing was measured."""
+        return self.values or _NOT_MEASURED
+
+    @property
+    def own_seconds(self) -> float:
+        """Without its casts."""
+        return max(0.0, self.seconds - sum(cast.seconds for cast in self.casts))
+
+    @property
+    def all_cast_seconds(self) -> float:
+        """In its casts, forward and backward."""
+        return sum((cast.seconds + cast.backward.seconds for cast in self.casts), 0.0)
+
+
+_NOT_MEASURED = Values()
+
+
+class Link(Data, frozen=True):
+    op: Annotated[str, "The name of the op."]
+    module: Annotated[str, "Its module; * if only numbers differ."]
+    dtype: Annotated[CastTo, "The dtype of its result."]
+
+
+class PingPong(Data, frozen=True):
+    ops: Annotated[list[Link], Meta(min_length=1), Adds.KEY, "The ops that the value goes through, in order."]
+    path: Annotated[list[CastTo], Meta(min_length=3, max_length=3), "The three dtypes of the value."]
+    count: Annotated[Count, "How often it happened."]
+    seconds: Annotated[Seconds, "The time of the casts."]
+
+
+class Recast(Data, frozen=True):
+    tensor: Annotated[str, "Which tensor it is."]
+    from_: Annotated[CastFrom, "Its dtype."] = field(name="from")
+    to: Annotated[CastTo, "The dtype that it is cast to."]
+    times: Annotated[Count, "How often it was cast."]
+    needed: Annotated[Count, "How many casts would do."]
+    ops: Annotated[list[str], "The ops that got it."]
+    modules: Annotated[list[str], Meta(max_length=16), "Their modules, at most 16."]
+    bytes: Annotated[Bytes, "The bytes that the casts wrote."]
+    seconds: Annotated[Seconds, "The time of the casts."]
+
+
+class NeverSeen(Data, frozen=True):
+    op: Annotated[str, "The name in the list."]
+    list: Annotated[ListName, "The list."]
+    rule: Annotated[str, "The rule, and the line of the list."]
+
+
+class Missed(Data, frozen=True):
+    op: Annotated[str, "The name of the op."]
+    calls: Annotated[Count, "How many calls there were."]
+    module: Annotated[str, "The module."]
+    source: Annotated[str, "The first line of your code that made such a call."]
+    rule: Annotated[str, "The rule that the calls did not get."]
+    held_by: Annotated[list[str], Adds.DISTINCT, "Which variables hold the plain function."]
+
+
+class Event(Data, frozen=True, array_like=True):
+    """A cast: when it began, how long it took, the number of the row, the dtype before and after, and what it was."""
+
+    start: Seconds
+    seconds: Seconds
+    row: Count
+    from_: CastFrom
+    to: CastTo
+    kind: Literal["cast", "cached", "backward"]
+
+
+class Timeline(Data, frozen=True, kw_only=True):
+    stride: Annotated[
+        int,
+        Meta(ge=1, title="a whole number, 1 or more", extra_json_schema=_MOST_COUNT),
+        "The sample has each cast if this is 1, every second one if it is 2, and so on.",
+    ]
+    seconds: Annotated[Seconds | UnsetType, "The time of the block that the sample is of. Only in a merged report."] = (
+        UNSET
+    )
+    events: Annotated[
+        list[Event],
+        Meta(max_length=_MOST),
+        "One item for each cast: when it began, how long it took, the number of the row, the dtype before and after, and cast, cached or backward.",
+    ]
+
+
+class Edge(Data, frozen=True, array_like=True):
+    """Which row made arguments of which: the number of the maker or -1, that of the row, their dtype, how many, and of how many numbers."""
+
+    maker: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
+    row: Annotated[Count, Adds.KEY]
+    dtype: DType
+    count: Count
+    numbers: Count
+
+
+class Advice(Data, frozen=True):
+    """One line of advice, and its evidence.
+
+    Example:
+        >>> with hmp.report() as r:
+        ...     y = model(x)
+        >>> [line.text for line in r.advice]
+    """
+
+    text: Annotated[str, "What to do."]
+    evidence: Annotated[str, "The reason."]
+
+    def __str__(self) -> str:
+        return f"{self.text}\n    {self.evidence}"
+
+
+class InForce(Data, frozen=True):
+    name: Annotated[str, "The name of the policy."]
+    text: Annotated[str, "The policy as text, which Policy.load reads."]
+    front_end: Annotated[Literal["convert", "autocast"], "Whether hmp.convert or hmp.autocast put it in force."]
+
+
+class Totals(Data, frozen=True, kw_only=True):
+    """Of all rows, or of those of one rank."""
+
+    seconds: Annotated[Seconds, "The time of the block."]
+    op_seconds: Annotated[Seconds, "The time of all calls of ops, with their casts: the sum over the rows."]
+    backward_seconds: Annotated[Seconds, "The time of the backward passes."] = 0.0
+    optimizer_seconds: Annotated[Seconds, "The time of the steps of optimizers."] = 0.0
+    cast_seconds: Annotated[Seconds, "The time of all casts, with those of the backward pass."]
+    casts: Annotated[Count, "How many tensors were cast for ops in the forward pass."]
+    cache_hits: Annotated[Count, "How many of these casts the weight cache had."]
+    backward_casts: Annotated[Count, "How many gradients were cast back."]
+    cast_bytes: Annotated[Bytes, "The bytes that all casts wrote, with those of the backward pass."]
+
+
+class Rank(Totals, frozen=True, kw_only=True):
+    rank: Annotated[Count, "The rank."]
+    casts_of: Annotated[dict[str, Count], "The casts of each op."]
+
+
+class Uneven(Data, frozen=True):
+    op: Annotated[str, "The name of the op."]
+    casts: Annotated[list[Count], Meta(min_length=1), "Its casts on each rank, in the order of ranks."]
+
+
+class Report(Totals, frozen=True, kw_only=True):
+    torch: Annotated[str, Adds.FIRST, "The version of torch."]
+    habana_mp: Annotated[str, Adds.FIRST, "The version of habana_mp."]
+    title: Annotated[str, Adds.FIRST, 'The script of habana-mp report; else "".']
+    rank: Annotated[Count, Adds.FIRST, "The rank of the process. In a merged report: of the first one."] = 0
+    policies: Annotated[list[InForce], "The policies that were in force."]
+    rows: Annotated[list[Row], Meta(max_length=_MOST), "One item for each op, module and decision."]
+    ping_pong: Annotated[list[PingPong], "The values that are cast to one dtype and back."]
+    recast: Annotated[list[Recast], "The tensors that are cast to one dtype more than once."]
+    never_seen: Annotated[list[NeverSeen], Adds.FIRST, "The names in the lists that no call was decided by."]
+    missed: Annotated[list[Missed], "The ops in a list whose calls hmp.convert did not reach."]
+    timeline: Annotated[Timeline, Adds.FIRST, "A sample of the casts in time."]
+    low_dtype: Annotated[
+        Literal["bfloat16", "float16"] | UnsetType,
+        Adds.FIRST,
+        "The low dtype that the values are of. Only with values.",
+    ] = UNSET
+    projected_squares: Annotated[
+        Size | UnsetType, "The squares of the random sums of outputs, all together, on average. Only with values."
+    ] = UNSET
+    edges: Annotated[
+        list[Edge] | UnsetType,
+        Adds.FIRST,
+        "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, and of how many numbers. Only with values.",
+    ] = UNSET
+    steps: Annotated[
+        list[Seconds] | UnsetType,
+        Adds.FIRST,
+        "The time of each counted step. Only if r.step() was called. In a merged report: of the first rank.",
+    ] = UNSET
+    advice: Annotated[list[Advice], Meta(max_length=5), Adds.FIRST, "At most five lines of advice."]
+    ranks: Annotated[
+        Annotated[list[Rank], Meta(min_length=1)] | UnsetType,
+        Adds.FIRST,
+        "One item for each rank, with its sums. Only in a merged report.",
+    ] = UNSET
+    uneven: Annotated[
+        list[Uneven] | UnsetType,
+        Adds.FIRST,
+        "The ops that some ranks cast more often than others. Only in a merged report.",
+    ] = UNSET
+
+    # A report with one of these has the others.
+    together: ClassVar = (("low_dtype", "projected_squares", "edges"), ("ranks", "uneven"))
+
+    def __post_init__(self) -> None:
+        for names in self.together:
+            has = [name for name in names if getattr(self, name) is not UNSET]
+            if 0 < len(has) < len(names):
+                raise ValueError(f"a report with {has[0]} must have {', '.join(names)}")
+        for path, numbers in (
+            ("timeline.events", [event.row for event in self.timeline.events]),
+            ("edges", [number for edge in self.edges or [] for number in (edge.maker, edge.row)]),
+        ):
+            if numbers and max(numbers) >= len(self.rows):
+                raise ValueError(f"{path} must have numbers of {len(self.rows)} rows, not {max(numbers)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as in the JSON."""
+        return {"format": FORMAT, "version": VERSION, **to_builtins(self)}

@@ -1,0 +1,88 @@
+// A struct whose fields are declared (report::kFields) as a dict of them for Python, and back.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "report/values.h"
+
+namespace habana_mp {
+
+// Names of the dtypes among the bits.
+inline pybind11::list dtypes_in(unsigned bits) {
+  pybind11::list names;
+  for (const DTypeRow& row : kDTypes) {
+    if ((bits & dtype_bit(row.dtype)) != 0) names.append(row.name);
+  }
+  return names;
+}
+
+template <typename T>
+concept Declared = !std::is_same_v<decltype(report::kFields<T>), const std::nullptr_t>;
+
+template <typename T>
+inline constexpr bool kIsList = false;
+template <typename T>
+inline constexpr bool kIsList<std::vector<T>> = Declared<T>;
+
+// kFinite: for JSON, which has no infinity: 0 in place of the smallest number of none, and of what
+// comes of the gradients of a step that overflowed.
+template <bool kFinite = false, typename T>
+pybind11::object named(const T& value) {
+  namespace py = pybind11;
+  if constexpr (Declared<T>) {
+    py::dict fields;
+    const auto add = [&]<typename F>(const F& field) {
+      const auto& own = value.*field.member;
+      if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(own)>>) {
+        if (field.adds == report::Adds::Seconds) {
+          fields[field.name] = static_cast<double>(own) / 1e9;
+          return;
+        }
+      }
+      fields[field.name] = named<kFinite>(own);
+    };
+    std::apply([&](const auto&... field) { (add(field), ...); }, report::kFields<T>);
+    return fields;
+  } else if constexpr (kIsList<T>) {
+    py::list list;
+    for (const auto& each : value) list.append(named<kFinite>(each));
+    return list;
+  } else if constexpr (std::is_enum_v<T>) {
+    return py::int_(static_cast<int>(value));
+  } else if constexpr (std::is_same_v<T, std::vector<float>>) {
+    return py::bytes(reinterpret_cast<const char*>(value.data()), value.size() * sizeof(float));
+  } else if constexpr (kFinite && std::is_same_v<T, double>) {
+    return py::float_(std::isfinite(value) ? value : 0.0);
+  } else {
+    return py::cast(value);
+  }
+}
+
+template <typename T>
+void read_named(const pybind11::handle& from, T& value) {
+  namespace py = pybind11;
+  if constexpr (Declared<T>) {
+    const auto read = [&](const auto& field) { read_named(from[field.name], value.*field.member); };
+    std::apply([&](const auto&... field) { (read(field), ...); }, report::kFields<T>);
+  } else if constexpr (kIsList<T>) {
+    for (const py::handle& each : from) read_named(each, value.emplace_back());
+  } else if constexpr (std::is_enum_v<T>) {
+    value = static_cast<T>(from.cast<int>());
+  } else if constexpr (std::is_same_v<T, std::vector<float>>) {
+    const auto bytes = from.cast<std::string>();
+    value.resize(bytes.size() / sizeof(float));
+    std::memcpy(value.data(), bytes.data(), value.size() * sizeof(float));
+  } else {
+    value = from.cast<T>();
+  }
+}
+
+}  // namespace habana_mp

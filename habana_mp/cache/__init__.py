@@ -99,15 +99,15 @@ def choices() -> list[Choice]:
     """
     return [
         Choice(
-            row["op"],
-            tuple(row["weight"]),
-            tuple(row["input"]),
-            getattr(torch, row["dtype"]),
-            row["threads"],
-            row["by"],
-            row["microseconds"],
+            each["op"],
+            tuple(each["weight"]),
+            tuple(each["input"]),
+            getattr(torch, each["dtype"]),
+            each["threads"],
+            each["by"],
+            each["microseconds"],
         )
-        for row in _core.cache_choices()
+        for each in _core.cache_choices()
     ]
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import fake_reports
@@ -83,6 +84,14 @@ class TestGathered:
         assert len(rows) == len(whole.to_dict()["rows"])
         assert rows["linear", "Sequential: 0"]["calls"] == 4
         assert rows["softmax", ""]["calls"] == 1, "rank 1 alone"
+
+    def test_the_bytes_of_results_are_sums(self, folder, whole):
+        made: dict[tuple[str, str], Counter[str]] = {}
+        for rank in range(WORLD):
+            for row in CastReport.load(folder / f"{rank}.json").to_dict()["rows"]:
+                made.setdefault((row["op"], row["module"]), Counter()).update(row["made_bytes"])
+        assert made["linear", "Sequential: 0"]["bfloat16"] > 0
+        assert {(row["op"], row["module"]): row["made_bytes"] for row in whole.to_dict()["rows"]} == made
 
     def test_the_ranks_are_distinguished(self, whole):
         values = whole.to_dict()

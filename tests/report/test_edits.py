@@ -212,7 +212,8 @@ def test_what_the_low_dtype_does_to_the_error(change, said):
 
 
 def edit_of(text, error, after):
-    return Edit(text, text[1:].partition(":")[0], 0.1, 0, "", 0, 0.0, error, after, "why")
+    op, _, title = text[1:].partition(":")
+    return Edit(text, op, 0.1, 0, "", 0, 0.0, error, after, "why", _list=title)
 
 
 def test_a_file_of_edits_has_groups():

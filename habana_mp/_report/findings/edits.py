@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from habana_mp._core import Entry
 from habana_mp._report.added import grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.numbers import WholeError, change_of, with_values
 from habana_mp._show.module_path import common
-from habana_mp._show.units import apart, counted, share
+from habana_mp._show.units import apart, counted, encodable, share
 
 _LARGE = 0.05  # of the error, that an op makes which is worth float32
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
@@ -54,6 +55,7 @@ class Edit:
     error_after: float | None
     why: str
     lost: int = 0
+    _list: str = field(default="fp32", repr=False)  # that the edit puts the op into
 
     def __str__(self) -> str:
         return f"{self.text}: {self.why}"
@@ -63,7 +65,7 @@ class Edit:
         """Whether float32 is expected to make the error of this step larger. The share, which has no signs, is that of other steps too."""
         if self.error is None or self.error_after is None:
             return False
-        return self.text.endswith(":fp32") and self.error_after > self.error
+        return self._list == "fp32" and self.error_after > self.error
 
 
 def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
@@ -84,10 +86,9 @@ def edits(report: Report, per: str = "op") -> list[Edit]:
     rows = with_values(report.rows)
     groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
     simulation = Simulation(report)
-    lost = [*_of_lost(report, groups, simulation)]
-    for edit in lost:
-        del groups[edit.text[1:].removesuffix(":fp32")]
-    return [*sorted(lost, key=lambda each: -each.lost), *_of_shares(report, rows, groups, simulation)]
+    lost = dict(_of_lost(report, groups, simulation))
+    others = {entry: group for entry, group in groups.items() if entry not in lost}
+    return [*sorted(lost.values(), key=lambda each: -each.lost), *_of_shares(report, rows, others, simulation)]
 
 
 def edits_text(report: Report, per: str = "op") -> str:
@@ -99,7 +100,7 @@ def edits_text(report: Report, per: str = "op") -> str:
 def _in_groups(found: Iterable[Edit]) -> str:
     lines: dict[str, list[str]] = {}
     for edit in found:
-        kind = "worse" if edit._is_worse else edit.text.rpartition(":")[2]
+        kind = "worse" if edit._is_worse else edit._list
         lines.setdefault(kind, []).append(f"{'# ' if edit._is_worse else ''}{edit.text}  # {edit.why}\n")
     return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)
 
@@ -109,12 +110,11 @@ def no_edit(report: Report) -> tuple[str, str]:
     return why_no_edit(report) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
 
 
-def _of_lost(report: Report, groups: dict[str, list[Row]], simulation: Simulation) -> Iterator[Edit]:
+def _of_lost(report: Report, groups: dict[Entry, list[Row]], simulation: Simulation) -> Iterator[tuple[Entry, Edit]]:
     """Of ops whose results are not finite where they are so in float32: these errors reach no share."""
-    for name, group in groups.items():
+    for entry, group in groups.items():
         rows = [row for row in group if row.measured.ran.lost and row.policy]
-        path = name.partition(" in ")[2]
-        if not any(path in ("", row.where.pattern) for row in rows):
+        if not any(entry.modules in ("", row.where.pattern) for row in rows):
             continue  # where only a module inside of this one loses some, that has the edit
         lost = sum(row.measured.ran.lost for row in rows)
         numbers = sum(row.measured.range.numbers for row in rows)
@@ -127,10 +127,10 @@ def _of_lost(report: Report, groups: dict[str, list[Row]], simulation: Simulatio
             f", in {where}" if where else ""
         )
         why += f"; {_cost(effect, report.seconds)}"
-        yield Edit(f"+{name}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, why, lost)
+        yield entry, Edit(f"+{entry}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, why, lost)
 
 
-def _of_shares(report: Report, rows: list[Row], groups: dict[str, list[Row]], simulation: Simulation) -> list[Edit]:
+def _of_shares(report: Report, rows: list[Row], groups: dict[Entry, list[Row]], simulation: Simulation) -> list[Edit]:
     change, change_low = change_of(rows), change_of(rows, what_if=True)
     whole = sum(map(change, rows))
     if whole <= 0:
@@ -140,7 +140,7 @@ def _of_shares(report: Report, rows: list[Row], groups: dict[str, list[Row]], si
     now = error.now() if error.known else None
     time, block = report.op_seconds or 1.0, report.seconds
     keep, lower = [], []
-    for name, group in groups.items():
+    for entry, group in groups.items():
         op, places = group[0].op, {(row.op, row.module) for row in group}
         casts = sum(cast.count for row in group for cast in row.casts)
         made = sum(map(change, group)) / whole
@@ -157,7 +157,7 @@ def _of_shares(report: Report, rows: list[Row], groups: dict[str, list[Row]], si
                 f", in {where}" if where else ""
             )
             why += f"; {_cost(effect, block)}"
-            keep.append(Edit(f"+{name}:fp32", op, made, casts, where, *_fields(effect), *off, why))
+            keep.append(Edit(f"+{entry}:fp32", op, made, casts, where, *_fields(effect), *off, why))
             continue
         wide = [row for row in group if row.runs_in == ["float32"] and change_low(row) and row.policy]
         added = sum(map(change_low, wide)) / whole
@@ -169,24 +169,24 @@ def _of_shares(report: Report, rows: list[Row], groups: dict[str, list[Row]], si
             off = now, error.with_low(wide) if error.known else None
             why = f"{_cost(effect, block)}, {_added(added, of, *off)}"
             where = common(row.module for row in wide)
-            lower.append(Edit(f"+{name}:lower", op, added, casts, where, *_fields(effect), *off, why))
+            lower.append(Edit(f"+{entry}:lower", op, added, casts, where, *_fields(effect), *off, why, _list="lower"))
     return [
         *sorted(keep, key=lambda each: (each._is_worse, -each.share)),
         *sorted(lower, key=lambda each: each.seconds),
     ]
 
 
-def _by_op(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
     for group in grouped(rows, lambda row: row.op):
-        yield group[0].op, group
+        yield Entry(op=encodable(group[0].op)), group
 
 
-def _by_module(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
     """An op in the modules of one path, with what is inside of them: an edit holds there, too."""
-    for op, group in _by_op(rows):
+    for entry, group in _by_op(rows):
         paths = {id(row): row.where.pattern for row in group}
         for path in sorted({*paths.values()} - {""}):
-            yield f"{op} in {path}", [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
+            yield entry.replaced(modules=path), [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 
 
 def _off(now: float | None, after: float | None, note: str = "") -> str:

@@ -24,11 +24,11 @@ def grouped(items: Iterable[_Item], key: Callable[[_Item], Any]) -> list[list[_I
     return list(groups.values())
 
 
-def added(several: Iterable[_Data], nothing: _Data | None = None) -> _Data:
-    """Parts as one; ``nothing`` if there are none. Figures are sums, but for the largest and smallest of some."""
+def added(several: Iterable[_Data]) -> _Data:
+    """Parts as one, of which there is one at least. Figures are sums, but for the largest and smallest of some."""
     parts = [*several]
     if len(parts) < 2:
-        return parts[0] if parts or nothing is None else nothing
+        return parts[0]
     figures = {}
     for name, rule in _rules(type(parts[0])).items():
         values = [value for value in (getattr(part, name) for part in parts) if value is not UNSET]

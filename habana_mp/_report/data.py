@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType, field, structs, to_builtins
 
 from habana_mp._show.module_path import ModulePath
 
@@ -61,7 +61,8 @@ def _named(names: Any) -> Meta:
 
 
 BytesByDType = Annotated[dict[DType, Bytes], _named(DType)]
-CallsByReason = Annotated[dict[Why, Count], _named(Why)]
+CallsByReason = Annotated[dict[Why, Count], Meta(min_length=1), _named(Why)]
+_DISTINCT = Meta(extra_json_schema={"uniqueItems": True})  # in the schema alone
 
 
 class Data(Struct, frozen=True):
@@ -69,53 +70,51 @@ class Data(Struct, frozen=True):
 
 
 class Error(Data, frozen=True):
-    squares: Annotated[Size, "The sum of the squared differences from float32."] = 0.0
-    reference_squares: Annotated[Size, "The sum of the squared float32 numbers."] = 0.0
-    largest: Annotated[Size, Adds.LARGEST, "The largest difference."] = 0.0
-    reference_largest: Annotated[Size, Adds.LARGEST, "The largest float32 number, without its sign."] = 0.0
-    lost: Annotated[Count, "How many numbers are infinite or NaN, and finite in float32."] = 0
+    squares: Annotated[Size, "The sum of the squared differences from float32."]
+    reference_squares: Annotated[Size, "The sum of the squared float32 numbers."]
+    largest: Annotated[Size, Adds.LARGEST, "The largest difference."]
+    reference_largest: Annotated[Size, Adds.LARGEST, "The largest float32 number, without its sign."]
+    lost: Annotated[Count, "How many numbers are infinite or NaN, and finite in float32."]
 
 
 class Range(Data, frozen=True):
-    numbers: Annotated[Count, "How many numbers there are."] = 0
-    largest: Annotated[Size, Adds.LARGEST, "The largest number, without its sign."] = 0.0
-    smallest: Annotated[
-        Size, Adds.SMALLEST, "The smallest number except zero, without its sign. 0 if there is none."
-    ] = 0.0
-    over_float16: Annotated[Count, "How many numbers are too large for float16."] = 0
-    under_float16: Annotated[Count, "How many numbers become zero in float16."] = 0
-    under_e4m3: Annotated[Count, "How many numbers become zero in float8 e4m3, after the tensor is scaled."] = 0
-    under_e5m2: Annotated[Count, "How many numbers become zero in float8 e5m2, after the tensor is scaled."] = 0
+    numbers: Annotated[Count, "How many numbers there are."]
+    largest: Annotated[Size, Adds.LARGEST, "The largest number, without its sign."]
+    smallest: Annotated[Size, Adds.SMALLEST, "The smallest number except zero, without its sign. 0 if there is none."]
+    over_float16: Annotated[Count, "How many numbers are too large for float16."]
+    under_float16: Annotated[Count, "How many numbers become zero in float16."]
+    under_e4m3: Annotated[Count, "How many numbers become zero in float8 e4m3, after the tensor is scaled."]
+    under_e5m2: Annotated[Count, "How many numbers become zero in float8 e5m2, after the tensor is scaled."]
 
 
 class Absorbed(Data, frozen=True):
-    sums: Annotated[Count, "How many nonzero numbers the op adds."] = 0
-    lost: Annotated[Count, "How many of them were lost in the run."] = 0
-    bfloat16: Annotated[Count, "How many would be lost in bfloat16."] = 0
-    float16: Annotated[Count, "How many would be lost in float16."] = 0
-    e4m3: Annotated[Count, "How many would be lost in float8 e4m3."] = 0
-    e5m2: Annotated[Count, "How many would be lost in float8 e5m2."] = 0
+    sums: Annotated[Count, "How many nonzero numbers the op adds."]
+    lost: Annotated[Count, "How many of them were lost in the run."]
+    bfloat16: Annotated[Count, "How many would be lost in bfloat16."]
+    float16: Annotated[Count, "How many would be lost in float16."]
+    e4m3: Annotated[Count, "How many would be lost in float8 e4m3."]
+    e5m2: Annotated[Count, "How many would be lost in float8 e5m2."]
 
 
 class Values(Data, frozen=True):
     """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
 
-    calls: Annotated[Count, "How many calls were measured."] = 0
-    unmeasured: Annotated[Count, "How many calls were not measured."] = 0
-    ran: Annotated[Error, "The error of the results, as the calls ran."] = Error()
-    low: Annotated[Error, "The error of the results in the low dtype."] = Error()
-    range: Annotated[Range, "The range of the results in float32."] = Range()
-    absorbed: Annotated[Absorbed, "Of an addition: the numbers that change nothing."] = Absorbed()
-    ran_seconds: Annotated[Seconds, "The time of the measured calls."] = 0.0
-    other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."] = 0.0
-    backward_calls: Annotated[Count, "How many ops of the backward pass were measured."] = 0
-    backward: Annotated[Error, "The error of the ops of the backward pass."] = Error()
-    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."] = 0
-    change: Annotated[Number, "The change of the loss because of the error, to first order."] = 0.0
-    change_low: Annotated[Number, "The same in the low dtype."] = 0.0
-    projections: Annotated[Count, "How many random sums of outputs replaced the loss."] = 0
-    projected: Annotated[Size, "The sum of the squared changes of these sums."] = 0.0
-    projected_low: Annotated[Size, "The same in the low dtype."] = 0.0
+    calls: Annotated[Count, "How many calls were measured."]
+    unmeasured: Annotated[Count, "How many calls were not measured."]
+    ran: Annotated[Error, "The error of the results, as the calls ran."]
+    low: Annotated[Error, "The error of the results in the low dtype."]
+    range: Annotated[Range, "The range of the results in float32."]
+    absorbed: Annotated[Absorbed, "Of an addition: the numbers that change nothing."]
+    ran_seconds: Annotated[Seconds, "The time of the measured calls."]
+    other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."]
+    backward_calls: Annotated[Count, "How many ops of the backward pass were measured."]
+    backward: Annotated[Error, "The error of the ops of the backward pass."]
+    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
+    change: Annotated[Number, "The change of the loss because of the error, to first order."]
+    change_low: Annotated[Number, "The same in the low dtype."]
+    projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
+    projected: Annotated[Size, "The sum of the squared changes of these sums."]
+    projected_low: Annotated[Size, "The same in the low dtype."]
 
 
 class BackwardCasts(Data, frozen=True):
@@ -151,10 +150,11 @@ class Row(Data, frozen=True, kw_only=True):
     cast_seconds: Annotated[Seconds, "The time of the forward casts."]
     dtypes: Annotated[
         list[DType],
+        _DISTINCT,
         Adds.DISTINCT,
         "The dtypes of the arguments, before the casts; other is any dtype that has no name here.",
     ]
-    runs_in: Annotated[list[DType], Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
+    runs_in: Annotated[list[DType], _DISTINCT, Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
     made_bytes: Annotated[BytesByDType, "The bytes of the results, by dtype."] = {}
     unmeasured: Annotated[
         CallsByReason | UnsetType,
@@ -189,7 +189,12 @@ class Row(Data, frozen=True, kw_only=True):
         return sum((cast.seconds + cast.backward.seconds for cast in self.casts), 0.0)
 
 
-_NOT_MEASURED = Values()
+def _nothing(kind: Any) -> Any:
+    """Zeros in all fields."""
+    return kind() if kind in (int, float) else kind(*(_nothing(each.type.__origin__) for each in structs.fields(kind)))
+
+
+_NOT_MEASURED: Values = _nothing(Values)
 
 
 class Link(Data, frozen=True):
@@ -232,7 +237,7 @@ class Missed(Data, frozen=True):
     held_by: Annotated[list[str], Adds.DISTINCT, "Which variables hold the plain function."]
 
 
-class Event(Data, frozen=True, array_like=True):
+class Event(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A cast: when it began, how long it took, the number of the row, the dtype before and after, and what it was."""
 
     start: Seconds
@@ -259,7 +264,7 @@ class Timeline(Data, frozen=True, kw_only=True):
     ]
 
 
-class Edge(Data, frozen=True, array_like=True):
+class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Which row made arguments of which: the number of the maker or -1, that of the row, their dtype, how many, and of how many numbers."""
 
     maker: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
@@ -357,14 +362,12 @@ class Report(Totals, frozen=True, kw_only=True):
         "The ops that some ranks cast more often than others. Only in a merged report.",
     ] = UNSET
 
-    # A report with one of these has the others.
-    together: ClassVar = (("low_dtype", "projected_squares", "edges"), ("ranks", "uneven"))
+    needed: ClassVar = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
 
     def __post_init__(self) -> None:
-        for names in self.together:
-            has = [name for name in names if getattr(self, name) is not UNSET]
-            if 0 < len(has) < len(names):
-                raise ValueError(f"a report with {has[0]} must have {', '.join(names)}")
+        for name, others in self.needed.items():
+            if getattr(self, name) is not UNSET and any(getattr(self, other) is UNSET for other in others):
+                raise ValueError(f"a report with {name} must have {' and '.join(others)}")
         for path, numbers in (
             ("timeline.events", [event.row for event in self.timeline.events]),
             ("edges", [number for edge in self.edges or [] for number in (edge.maker, edge.row)]),

@@ -61,6 +61,7 @@ def schema() -> dict[str, Any]:
     _, parts = msgspec.json.schema_components([Report])
     for kind in _kinds(Data):
         part = parts.get(kind.__name__, {})
+        part.pop("description", None)  # the docstring, which is for who reads the source
         if part.get("type") == "object":
             fields = msgspec.structs.fields(kind)
             part |= {
@@ -81,9 +82,7 @@ def schema() -> dict[str, Any]:
         "title": "A report of habana_mp",
         "description": "What CastReport.to_json and habana-mp report --json write. Times are in seconds, sizes in bytes.",
         "required": [*marks, *report["required"]],
-        "dependentRequired": {
-            name: [other for other in names if other != name] for names in Report.together for name in names
-        },
+        "dependentRequired": {name: [*others] for name, others in Report.needed.items()},
         "properties": {**marks, **report["properties"]},
         "$defs": parts,
     }

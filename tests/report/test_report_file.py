@@ -56,6 +56,9 @@ WRONG = {
     "calls that are true": (changed("rows", 0, "calls", to=True), r"Expected `int`, got `bool` at `\$\.rows\[0\]\.calls`"),
     "negative time": (changed("rows", 0, "seconds", to=-0.5), r"Expected `float` >= 0.0 at `\$\.rows\[0\]\.seconds`"),
     "dtypes that are a string": (changed("rows", 0, "dtypes", to="float32"), r"Expected `array`, got `str` at `\$\.rows\[0\]\.dtypes`"),
+    "values without an error": (changed("rows", 0, "values", to={key: value for key, value in fake_reports.values().items() if key != "ran"}), r"Object missing required field `ran` at `\$\.rows\[0\]\.values`"),
+    "an event of seven": (changed("timeline", "events", to=[[0.1, 0.1, 0, "float32", "bfloat16", "cast", 1]]), r"`array` of at most length 6, got 7 at `\$\.timeline\.events\[0\]`"),
+    "values without edges": ({**fake_reports.small(), "low_dtype": "bfloat16", "projected_squares": 0.0}, "a report with low_dtype must have projected_squares and edges"),
     "no title": (changed("title", to=7), r"Expected `str`, got `int` at `\$\.title`"),
     "no torch": (changed("torch", to=KeyError), "not a report: Object missing required field `torch`"),
     "an event of no row": (changed("timeline", "events", to=[[0.1, 0.1, 99999, "float32", "bfloat16", "cast"]]), r"timeline.events must have numbers of \d+ rows, not 99999"),
@@ -98,6 +101,11 @@ def test_a_report_is_read_back(tmp_path, encoding):
         assert again.to_dict() == json.loads(each.to_json())
         assert str(again) == str(each)
         assert again.to_html()
+
+
+def test_edges_without_a_low_dtype_are_accepted(tmp_path):
+    """Where a report without values was the first of some that were merged."""
+    assert load(tmp_path, {**fake_reports.small(), "edges": [[-1, 0, "float32", 1, 8]]}).casts() == 24
 
 
 def test_a_file_of_over_256_mib(tmp_path):

@@ -273,10 +273,13 @@ def test_a_missing_key_is_refused(path):
         pytest.param(("rows", 0, "front_end"), "jit", id="an unknown front end"),
         pytest.param(("rows", 0, "casts", 0, "to"), "float64", id="a cast to float64"),
         pytest.param(("rows", 0, "dtypes"), ["int8"], id="a dtype without a name"),
+        pytest.param(("rows", 0, "dtypes"), ["float32", "float32"], id="a dtype twice"),
+        pytest.param(("rows", 0, "unmeasured"), {}, id="no reason"),
         pytest.param(("rows", 0, "made_bytes"), {"int8": 3}, id="bytes of such a dtype"),
         pytest.param(("timeline", "stride"), 0, id="a stride of 0"),
         pytest.param(("timeline", "events"), [[0.1, 0.1]], id="half an event"),
         pytest.param(("timeline", "events"), [[0.1, 0.1, 0, "float32", "bfloat16", "lost"]], id="an unknown kind"),
+        pytest.param(("timeline", "events"), [[0.1, 0.1, 0, "float32", "bfloat16", "cast", 1]], id="an event of 7"),
         pytest.param(("advice",), [{"text": "", "evidence": ""}] * 6, id="six lines of advice"),
     ],
 )

@@ -212,17 +212,15 @@ def test_a_policy_with_names_for_modules_is_named_once():
 
 def first_ops(lost: dict[str, int], change: dict[str, float]) -> list[str]:
     """Lines of the table of ops, of which there are more than the table has room for, and of which these have no casts."""
-    error = dict.fromkeys(("squares", "reference_squares", "largest", "reference_largest", "lost"), 0)
     made = fake_reports.gpt()
-    made["low_dtype"] = "float16"
+    made |= {"low_dtype": "float16", "projected_squares": 0.0, "edges": []}
     for row in made["rows"]:
-        ran = {**error, "lost": lost.get(row["op"], 0)}
-        row["values"] = {
-            "ran": ran,
-            "changes": len(change),
-            "change": change.get(row["op"], 0.0),
-            "calls": row["calls"],
-        }
+        row["values"] = fake_reports.values(
+            ran={**fake_reports.ERROR, "lost": lost.get(row["op"], 0)},
+            changes=len(change),
+            change=change.get(row["op"], 0.0),
+            calls=row["calls"],
+        )
     lines = text(made, 120).splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("op "))
     return lines[place + 1 :]

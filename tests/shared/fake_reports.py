@@ -26,6 +26,10 @@ RULES = {
     "split": ("unlisted", ""),
 }
 LOW, FULL = "bfloat16", "float32"
+ERROR = dict.fromkeys(("squares", "reference_squares", "largest", "reference_largest", "lost"), 0)
+RANGE = dict.fromkeys(
+    ("numbers", "largest", "smallest", "over_float16", "under_float16", "under_e4m3", "under_e5m2"), 0
+)
 
 
 def empty(**changes: Any) -> dict[str, Any]:
@@ -88,6 +92,17 @@ def row(op: str, module: str = "", **changes: Any) -> dict[str, Any]:
     } | changes
     made["cast_seconds"] = sum(each["seconds"] for each in made["casts"])
     return made
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """The ``values`` of a row: zeros, but for the changes."""
+    return {
+        **dict.fromkeys(("calls", "unmeasured", "ran_seconds", "other_seconds", "backward_calls"), 0),
+        **dict.fromkeys(("changes", "change", "change_low", "projections", "projected", "projected_low"), 0),
+        **dict.fromkeys(("ran", "low", "backward"), ERROR),
+        "range": RANGE,
+        "absorbed": dict.fromkeys(("sums", "lost", "bfloat16", "float16", "e4m3", "e5m2"), 0),
+    } | changes
 
 
 def summed(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:

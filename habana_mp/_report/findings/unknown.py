@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 import habana_mp._core as _core
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Error, Report, Row
@@ -126,7 +128,7 @@ def _ran_low(row: Row) -> bool:
 
 
 def _is_measured(row: Row, which: str) -> bool:
-    return error_of(row, which) != Error() or bool(which != "backward" and row.measured.range.numbers)
+    return any(structs.astuple(error_of(row, which))) or bool(which != "backward" and row.measured.range.numbers)
 
 
 def error_of(row: Row, which: str) -> Error:

@@ -22,19 +22,17 @@ def measured() -> dict:
     }
     for number, row in enumerate(report["rows"]):
         lost = {**error, "lost": 3} if row["op"] == "softmax" else error
-        row["values"] = {
-            "calls": row["calls"],
-            "unmeasured": 0,
-            "backward_calls": 0,
-            "changes": 1,
-            **dict.fromkeys(("low", "backward"), error),
-            "ran": lost,
-            "range": {},
-            "change": 9.0 if number == 0 else 0.1,
-            "change_low": 1.0,
-            "ran_seconds": 0.002,
-            "other_seconds": 0.003,
-        }
+        row["values"] = fake_reports.values(
+            calls=row["calls"],
+            changes=1,
+            ran=lost,
+            low=error,
+            backward=error,
+            change=9.0 if number == 0 else 0.1,
+            change_low=1.0,
+            ran_seconds=0.002,
+            other_seconds=0.003,
+        )
         row["made_bytes"] = {"bfloat16": 1000}
     return report
 

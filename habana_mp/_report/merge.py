@@ -33,6 +33,7 @@ def merged(reports: Sequence[Report]) -> Report:
         never_seen=[each for each in first.never_seen if all(each in other.never_seen for other in reports)],
         timeline=_timeline(first, rows[0]),
         edges=UNSET if whole.low_dtype is UNSET else _edges(reports, rows),
+        steps=first.steps,
         ranks=ranks,
         uneven=_uneven(ranks),
     )

@@ -140,6 +140,33 @@ class TestMerged:
         assert [each["rank"] for each in values["ranks"]] == [0, 1, 2, 3]
         assert values["uneven"] == [{"op": "softmax", "casts": [0, 1, 2, 0]}]
 
+    def test_values_of_one_alone(self, tmp_path):
+        values = fake_reports.small() | {
+            "low_dtype": "bfloat16",
+            "projected_squares": 4.0,
+            "edges": [[-1, 0, "float32", 1, 8]],
+        }
+        values["rows"][0]["values"] = fake_reports.values(
+            ran=fake_reports.ERROR | {"reference_squares": 1.0, "lost": 3}
+        )
+        both = []
+        for name, each in (("with", values), ("without", fake_reports.small())):
+            (tmp_path / f"{name}.json").write_text(json.dumps(each))
+            both.append(CastReport.load(tmp_path / f"{name}.json"))
+        for order in (both, both[::-1]):
+            whole = CastReport.merged(order)
+            assert whole.local_error("linear").lost == 3
+            assert whole.to_dict()["projected_squares"] == 4.0
+            assert whole.to_dict()["edges"] == values["edges"]
+
+    def test_steps_are_those_of_the_first(self, tmp_path):
+        both = []
+        for name, steps in (("with", {"steps": [0.1, 0.2]}), ("without", {})):
+            (tmp_path / f"{name}.json").write_text(json.dumps(fake_reports.small() | steps))
+            both.append(CastReport.load(tmp_path / f"{name}.json"))
+        assert CastReport.merged(both).to_dict()["steps"] == [0.1, 0.2]
+        assert "steps" not in CastReport.merged(both[::-1]).to_dict()
+
     def test_policies_of_both(self):
         hmp.convert(policy="hmp-o1")
         with hmp.report() as other:

@@ -355,7 +355,7 @@ def test_the_page_in_the_frame_of_a_notebook(reader: Reader) -> None:
 
 
 SECONDS = [0, 1e-10, 1e-9, 4.4e-7, 9.96e-6, 9.94e-5, 0.0009994, 0.0009996, 0.012, 0.9996, 1.04, 9.96, 61, 12_345.6]
-SIZES = [0, 7, 999, 1000, 1049, 999_400, 999_600, 3_400_000, 12_600_000_000, 5.5e12]
+SIZES = [0, 7, 999, 1000, 1049, 999_400, 999_600, 3_400_000, 12_600_000_000, 5_500_000_000_000]
 
 
 def test_the_page_writes_figures_as_the_terminal_does(reader: Reader) -> None:

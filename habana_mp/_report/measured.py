@@ -85,7 +85,7 @@ class MeasuredReport(ABC):
         """
         self._asked_rows(None, None)
         self._check_shares([])
-        rows = [*with_values(self._data().rows)]
+        rows = with_values(self._data().rows)
         size = change_of(rows)
         whole = sum(map(size, rows))
         found: dict[tuple[str, str], float] = {}

@@ -134,7 +134,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if (own := _of_gaudi(name)) is not None:
         return own
-    device, module = _mapped_to(), _module()
+    try:
+        device = _mapped_to()
+    except RuntimeError as error:  # pickle asks all modules for names, and takes no other error
+        raise AttributeError(str(error)) from None
+    module = _module()
     if device == "cpu" and name in cpu_device.NAMES:
         return getattr(cpu_device, name)
     if name in ("Stream", "Event"):  # torch.compile asks every device for these

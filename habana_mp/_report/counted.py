@@ -32,7 +32,7 @@ def report_of_counts(
     rows = convert(counted["rows"], list[Row])
     casts = [cast for row in rows for cast in row.casts]
     report = Report(
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a subclass of str
         habana_mp=version("habana_mp"),
         title=title,
         rank=rank(),

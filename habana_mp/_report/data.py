@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, structs, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType, field, msgpack, structs, to_builtins
 
 from habana_mp._show.module_path import ModulePath
 
@@ -375,6 +375,14 @@ class Report(Totals, frozen=True, kw_only=True):
             if numbers and max(numbers) >= len(self.rows):
                 raise ValueError(f"{path} must have numbers of {len(self.rows)} rows, not {max(numbers)}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not field by field: of UNSET, pickle asks all modules whose it is.
+        return _unpickled, (msgpack.encode(self),)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as in the JSON."""
         return {"format": FORMAT, "version": VERSION, **to_builtins(self)}
+
+
+def _unpickled(data: bytes) -> Report:
+    return msgpack.decode(data, type=Report)

@@ -1,5 +1,6 @@
 """Whether "hpu" stands for another device: on and off again, where a real HPU is, and habana-mp run --device."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_off_again() -> None:
     assert map_hpu()
     assert map_hpu()
     assert str(torch.device("hpu")) == "hpu"
+
+
+class Unique:
+    """Pickled by its name alone, as the marks of some libraries are: pickle asks each module for it."""
+
+    __module__ = None
+
+    def __reduce__(self) -> str:
+        return "OF_NO_MODULE"
+
+
+def test_pickle_asks_the_module_of_a_device_that_is_off_again() -> None:
+    unmap_hpu()
+    try:
+        with pytest.raises(pickle.PicklingError, match="OF_NO_MODULE"):
+            pickle.dumps(Unique())
+    finally:
+        assert map_hpu()
 
 
 @pytest.mark.parametrize(

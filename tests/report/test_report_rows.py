@@ -538,7 +538,7 @@ WRONG = {
     "other dict": (b'{"format": "x"}', "format must be 'habana_mp.report'"),
     "no version": (b'{"format": "habana_mp.report"}', "version None; this habana_mp reads version 1"),
     "newer": (b'{"format": "habana_mp.report", "version": 2}', "version 2; this habana_mp reads version 1"),
-    "in part": (b'{"format": "habana_mp.report", "version": 1, "casts": 3}', "it lacks policies, "),
+    "in part": (b'{"format": "habana_mp.report", "version": 1, "casts": 3}', "Object missing required field `seconds`"),
 }
 
 

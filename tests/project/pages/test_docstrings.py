@@ -55,12 +55,13 @@ def annotated(value):
     ]
 
 
-OTHERS = {"Any", "Callable", "None", "Self"}
+OTHERS = {"Annotated", "Any", "Callable", "None", "Self"}
 
 
 @pytest.mark.parametrize("name", [name for name, value in DOCUMENTED.items() if callable(value)])
 def test_types_of_results_are_public(name):
     texts = [str(getattr(each, "__forward_arg__", each)) for each in annotated(DOCUMENTED[name])]
+    texts = [re.sub(r"""(['"]).*?\1""", "", text) for text in texts]  # what a field is, in words
     words = {word for text in texts for word in re.findall(r"(?<![\w.])[A-Z]\w*", text)}
     assert words - {*habana_mp.__all__, *results.__all__, *habana_mp.cache.__all__} - OTHERS == set()
 

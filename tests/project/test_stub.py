@@ -16,13 +16,20 @@ ALLOWED = "".join(
         "AutocastRegion",
         "AutocastRules",
         "CallQueue",
+        "ComparedArgument",
+        "ComparedCall",
+        "ComparedRuns",
         "Entry",
+        "GivenTensor",
+        "Nonfinite",
         "PatchSet",
         "Policy",
         "ProbeSession",
+        "RecordedCall",
         "Recording",
         "Report",
         "Rule",
+        "Site",
     )
 )
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "call/cast_argument.h"
 #include "call/weight_ops.h"
 #include "cast/numbers.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/patch_set.h"
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "call/error_note.h"
 #include "call/no_kernel.h"
 #include "call/refusal.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "hpu/hpu_device.h"
 
 namespace py = pybind11;

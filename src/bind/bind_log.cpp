@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "report/cast_log.h"
 #include "report/listening.h"
 

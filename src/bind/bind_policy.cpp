@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "policy/decide.h"
 #include "policy/dtype.h"
 #include "policy/names.h"

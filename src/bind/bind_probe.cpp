@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/module.h"
+#include "bind/named.h"
 #include "cast/dtypes.h"
 #include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "policy/policy.h"
 #include "probe/comparison.h"
-#include "probe/named.h"
 #include "probe/nonfinite.h"
 #include "watch/probe.h"
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/python_error.h"
-#include "bind/bind.h"
+#include "bind/module.h"
+#include "bind/named.h"
 #include "convert/patched_op.h"
 #include "evidence/numbers.h"
-#include "probe/named.h"
 #include "probe/values.h"
 #include "report/report.h"
 #include "scope/module_calls.h"

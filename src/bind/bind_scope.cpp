@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/run_in_c.h"
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "call/error_note.h"
 #include "scope/casts_off.h"
 #include "scope/construction.h"

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "bind/bind.h"
+#include "bind/module.h"
 #include "call/packed_call.h"
 #include "cast/node.h"
 #include "cast/result_memory.h"

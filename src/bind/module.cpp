@@ -1,9 +1,10 @@
 // habana_mp._core: registers the families, nothing else.
+#include "bind/module.h"
+
 #include <system_error>
 
 #include "base/forked.h"
 #include "base/python_error.h"
-#include "bind/bind.h"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of habana_mp. Private: the public names are in habana_mp.";

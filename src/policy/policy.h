@@ -116,8 +116,8 @@ class Policy {
                           bool overloads = false) const;
 
   PolicyFields fields_;
-  // The entries for the whole model that hold for the low dtype, less those that give way to one
-  // with a condition.
+  // The entries that `resolve` reads: for the whole model, and for any low dtype or this one. An op
+  // that has an entry for this low dtype has none for any.
   std::vector<Entry> deciding_;
   std::uint64_t hash_;
 };

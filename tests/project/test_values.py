@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from habana_mp._report.data import Why
+from habana_mp._report.numbers import UNMEASURED
 
 ROOT = Path(__file__).parents[2]
 # What reads a value out of its text, and the files that may: where the text comes from a user, or is made.
@@ -86,3 +90,11 @@ def test_it_is_read_in_one_place(what: str) -> None:
 def test_what_is_found(what: str, line: str) -> None:
     """Lines that the sources had."""
     assert READS[what][0].search(line)
+
+
+def test_reasons_are_those_of_the_core() -> None:
+    """Why a call is not measured: the names of the core, their texts, and those that a report may have."""
+    (names,) = re.findall(r"kUnmeasuredNames = \{(.*?)\}", (ROOT / "src/report/values.h").read_text(), re.DOTALL)
+    core = {*re.findall(r'"(\w+)"', names)} - {"none"}
+    assert {*UNMEASURED} == core
+    assert {*get_args(Why)} == core - {"sizes"}  # of two runs, in compare alone

@@ -93,13 +93,13 @@ void run_backward(const at::Tensor& loss) {
 
 // mm in bfloat16 and exp in float32.
 autocast::Region region() {
-  const Lists lists{.lower = {{.name = "mm", .origin = {}}},
-                    .fp32 = {{.name = "exp", .origin = {}}},
-                    .promote = {},
-                    .error = {}};
-  const auto rules = autocast::compile(
-      std::make_shared<const Policy>("test", DType::BFloat16, Action::Inputs, lists),
-      /*of_conversion=*/false);
+  const Policy policy(PolicyFields{
+      .name = "test",
+      .low_dtype = DType::BFloat16,
+      .rest = Action::Inputs,
+      .entries = {{.op = "mm", .list = Action::Lower}, {.op = "exp", .list = Action::Fp32}}});
+  const auto rules =
+      autocast::compile(std::make_shared<const Policy>(policy), /*of_conversion=*/false);
   autocast::register_kernels(*rules);
   const autocast::Scope scope{.rules = rules, .cached = true};
   autocast::Region made;

@@ -62,7 +62,7 @@ def _named(names: Any) -> Meta:
 
 BytesByDType = Annotated[dict[DType, Bytes], _named(DType)]
 CallsByReason = Annotated[dict[Why, Count], Meta(min_length=1), _named(Why)]
-_DISTINCT = Meta(extra_json_schema={"uniqueItems": True})  # in the schema alone
+_DISTINCT = Meta(extra_json_schema={"uniqueItems": True})  # in the schema alone; Row looks itself
 
 
 class Data(Struct, frozen=True):
@@ -168,6 +168,11 @@ class Row(Data, frozen=True, kw_only=True):
     values: Annotated[
         Values | UnsetType, "What was measured of the numbers. Only with values, and only if something was measured."
     ] = UNSET
+
+    def __post_init__(self) -> None:
+        for name in ("dtypes", "runs_in"):
+            if len(dtypes := getattr(self, name)) != len({*dtypes}):
+                raise ValueError(f"{name} must be different ones")
 
     @property
     def where(self) -> ModulePath:

@@ -61,6 +61,7 @@ WRONG = {
     "values without edges": ({**fake_reports.small(), "low_dtype": "bfloat16", "projected_squares": 0.0}, "a report with low_dtype must have projected_squares and edges"),
     "no title": (changed("title", to=7), r"Expected `str`, got `int` at `\$\.title`"),
     "no torch": (changed("torch", to=KeyError), "not a report: Object missing required field `torch`"),
+    "a dtype twice": (changed("rows", 0, "runs_in", to=["bfloat16", "bfloat16"]), r"runs_in must be different ones"),
     "an event of no row": (changed("timeline", "events", to=[[0.1, 0.1, 99999, "float32", "bfloat16", "cast"]]), r"timeline.events must have numbers of \d+ rows, not 99999"),
     "half an event": (changed("timeline", "events", to=[[0.1, 0.1]]), r"Expected `array` of at least length 6, got 2 at `\$\.timeline\.events\[0\]`"),
     "ranks that are a number": (changed("ranks", to=2), r"Expected `array`, got `int` at `\$\.ranks`"),

@@ -54,6 +54,7 @@ def report_of_counts(
         timeline=convert(counted["timeline"], Timeline),
         steps=steps or UNSET,
         low_dtype=low_dtype or UNSET,
+        backward_passes=counted["backward_passes"] if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
         advice=[],

@@ -112,6 +112,10 @@ class Values(Data, frozen=True):
     changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
     change: Annotated[Number, "The change of the loss because of the error, to first order."]
     change_low: Annotated[Number, "The same in the low dtype."]
+    change_squares: Annotated[
+        Size, "The squares of the changes in each backward pass, added up: two losses do not cancel."
+    ]
+    change_low_squares: Annotated[Size, "The same in the low dtype."]
     projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
     projected: Annotated[Size, "The sum of the squared changes of these sums."]
     projected_low: Annotated[Size, "The same in the low dtype."]
@@ -341,6 +345,9 @@ class Report(Totals, frozen=True, kw_only=True):
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,
         "The low dtype that the values are of. Only with values.",
+    ] = UNSET
+    backward_passes: Annotated[
+        Count | UnsetType, "How many backward passes of losses reached ops that were measured. Only with values."
     ] = UNSET
     projected_squares: Annotated[
         Size | UnsetType, "The squares of the random sums of outputs, all together, on average. Only with values."

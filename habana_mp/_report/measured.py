@@ -11,8 +11,9 @@ import habana_mp._core as _core
 from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._report.findings.preset_errors import preset_errors
 from habana_mp._report.findings.unknown import NO_OP, Why, error_of, why_no_edit, why_no_error, why_no_share
-from habana_mp._report.numbers import LocalError, change, change_of, local_error, share, with_values
+from habana_mp._report.numbers import LocalError, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
 from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import whole
@@ -104,7 +105,7 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if, of_loss=True)
-        return sum((change(row, of_loss=True, what_if=what_if) for row in rows), 0.0)
+        return sum((row.measured.change_low if what_if else row.measured.change for row in rows), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
         """Measure the shares of the error of outputs, for a step without a loss.
@@ -138,11 +139,12 @@ class MeasuredReport(ABC):
         self._projected_squares += squares
 
     def edits(self, per: str = "op") -> tuple[Edit, ...]:
-        """Return edits of the policy that the measured errors suggest, the most effective first. ``Policy.with_edits`` takes their ``text``.
+        """Return edits of the policy that the measured errors suggest, in the order in which they help most. ``Policy.with_edits`` takes them.
 
-        Ops that lose numbers (NaN or infinity in the low dtype alone) come first. An edit after which the error of the steps in the block
-        would be larger, because errors of other ops cancel it there, comes after the other edits to float32. If no edit is worth it, there
-        are none.
+        Ops that lose numbers (NaN or infinity in the low dtype alone) come first. Each further edit leaves the least error together with those
+        before it, weighed against the time that it costs: ``error_after`` is with all of them, so a beginning of the sequence is what to
+        take. The last ones put ops into the low dtype that add little error for the time that they save. If no edit is worth it, there are
+        none.
 
         Args:
             per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.
@@ -161,6 +163,27 @@ class MeasuredReport(ABC):
             raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._check_values()
         found = tuple(edits(self._data(), per))
+        if not found:
+            _raise(why_no_edit(self._data()))
+        return found
+
+    def presets(self) -> dict[str, float]:
+        """Return the error that the steps in the block would have under each preset with the same low dtype, the smallest first.
+
+        It is simulated from what was measured, to first order: of outputs in relation to their size, or the change of the loss (the root of
+        the sum of squares over ops). Names of the policy for modules do not count.
+
+        Raises:
+            RuntimeError: as for ``edits``.
+
+        Example:
+            >>> with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as r:
+            ...     model(x).float().mean().backward()
+            >>> r.presets()["balanced"] <= r.presets()["hmp"]
+            True
+        """
+        self._check_values()
+        found = preset_errors(self._data())
         if not found:
             _raise(why_no_edit(self._data()))
         return found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Report, Row
@@ -73,52 +74,46 @@ def shares_known(rows: Iterable[Row]) -> bool:
 
 
 def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], float]:
-    """The size of the change that a row makes: of the loss if the report has seen a backward pass of one, else of random sums of the outputs."""
-    if any(row.measured.changes for row in rows):
-        return lambda row: abs(change(row, of_loss=True, what_if=what_if))
-    return lambda row: math.sqrt(change(row, of_loss=False, what_if=what_if))
+    """The size of the change that a row makes: of losses if the report has seen a backward pass of one, else of random sums of the outputs."""
+    of_loss = any(row.measured.changes for row in rows)
+    return lambda row: math.sqrt(squares(row, of_loss=of_loss, what_if=what_if))
 
 
-def change(row: Row, *, of_loss: bool, what_if: bool = False) -> float:
-    """Of the loss with its sign, or the square of that of random sums of the outputs; with ``what_if`` in the low dtype."""
+def squares(row: Row, *, of_loss: bool, what_if: bool = False) -> float:
+    """Of the changes in each backward pass, of losses or of random sums of the outputs; with ``what_if`` in the low dtype."""
     values = row.measured
     if of_loss:
-        return values.change_low if what_if else values.change
+        return values.change_low_squares if what_if else values.change_squares
     return values.projected_low if what_if else values.projected
 
 
-class WholeError:
-    """How far a loss is off, to first order, or outputs in relation to their size; as it is, and with an edit.
+class Objective:
+    """How far a loss is off, or outputs in relation to their size, to first order: as the step ran, and as it would run.
 
-    Errors of a loss have signs, and may cancel; those of outputs add up as errors do that do not depend on each other.
+    The root of the sum of squares over rows, and the mean over backward passes. Signs do not count: what cancels by chance in one step adds
+    up in the next.
     """
 
     def __init__(self, report: Report) -> None:
+        self._rows = report.rows
         self._of_loss = any(row.measured.changes for row in report.rows)
-        self._squares = report.projected_squares or 0.0
-        self._sum = sum(self._made(row) for row in report.rows)
-
-    def _made(self, row: Row, *, what_if: bool = False) -> float:
-        return change(row, of_loss=self._of_loss, what_if=what_if)
+        self._scale = (report.backward_passes if self._of_loss else report.projected_squares) or 0.0
 
     @property
     def known(self) -> bool:
-        return self._of_loss or self._squares > 0
+        return self._scale > 0
 
-    def now(self) -> float:
-        return self._size(self._sum)
+    @property
+    def what(self) -> str:
+        return "the loss" if self._of_loss else "the outputs"
 
-    def with_low(self, rows: Iterable[Row]) -> float:
-        """With some rows in the low dtype."""
-        return self._size(self._sum + sum(self._made(row, what_if=True) - self._made(row) for row in rows))
-
-    def with_left(self, rows: Iterable[tuple[Row, float]]) -> float:
-        """With some rows in float32, of which a part of the error is left."""
-        power = 1 if self._of_loss else 2
-        return self._size(self._sum - sum(self._made(row) * (1 - left**power) for row, left in rows))
-
-    def _size(self, total: float) -> float:
-        return abs(total) if self._of_loss else math.sqrt(max(total, 0.0) / self._squares)
+    def error(self, left: Mapping[int, float] = MappingProxyType({}), low: Collection[int] = ()) -> float:
+        """With rows in float32 of whose errors some part is ``left``, and others in the low dtype, by their numbers."""
+        total = 0.0
+        for number, row in enumerate(self._rows):
+            size = squares(row, of_loss=self._of_loss, what_if=number in low)
+            total += size * left.get(number, 1.0) ** 2
+        return math.sqrt(total / self._scale)
 
 
 def with_values(rows: Iterable[Row]) -> list[Row]:

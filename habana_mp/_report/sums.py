@@ -122,6 +122,11 @@ def split(report: Report) -> dict[str, float]:
     return {**parts, "rest": max(0.0, report.seconds - sum(parts.values()))}
 
 
+def seconds_of_steps(report: Report) -> float:
+    """What the share of an edit is of: the marked steps, else all that ran in ops. Imports and the reading of data are in neither."""
+    return sum(report.steps or []) or report.op_seconds + report.backward_seconds
+
+
 def made_bytes(report: Report) -> dict[str, int]:
     """Memory of the results of ops by dtype, the largest first."""
     return dict(Counter(added_counts(row.made_bytes for row in report.rows)).most_common())

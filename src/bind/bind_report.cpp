@@ -186,6 +186,7 @@ py::dict values(const report::Report& report) {
   }
   result["edges"] = edges;
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
+  result["backward_passes"] = now.report.pass_count();
   result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;

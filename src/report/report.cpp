@@ -66,6 +66,26 @@ void Report::measured(SiteId site, const Values& values) {
   std::vector<Values>& of_rows = projecting_ ? projection_ : values_;
   if (site >= of_rows.size()) of_rows.resize(site + 1);
   of_rows[site].add(values);
+  if (values.changes != 0 && !projecting_) add_change(site, values);
+}
+
+// Keeps the squares of the sums while the parts of the sums come.
+void Report::add_change(SiteId site, const Values& change) {
+  if (site >= passes_.size()) passes_.resize(site + 1);
+  Pass& pass = passes_[site];
+  if (pass.number != change.pass) pass = {.number = change.pass};
+  if (change.pass > last_pass_) {  // the engine counts them
+    last_pass_ = change.pass;
+    ++pass_count_;
+  }
+  const auto grown = [](double& sum, double part) {
+    const double more = part * (2 * sum + part);
+    sum += part;
+    return more;
+  };
+  Values& values = values_[site];
+  values.squares_ran += grown(pass.ran, change.change_ran);
+  values.squares_low += grown(pass.low, change.change_low);
 }
 
 void Report::begin_projection() { projecting_ = true; }

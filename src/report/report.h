@@ -100,6 +100,8 @@ class Report final : public Listener {
   // Whether calls are measured for it.
   bool has_values() const { return has_values_; }
   const Values& values(SiteId site) const;
+  // Of losses, whose gradients have come to rows.
+  std::uint64_t pass_count() const { return pass_count_; }
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
   void begin_projection() override;
@@ -133,6 +135,7 @@ class Report final : public Listener {
 
  private:
   Row& row_of(SiteId site);
+  void add_change(SiteId site, const Values& change);
   void add_moment(SiteId site, const Cast& cast, Kind kind);
 
   bool has_values_;
@@ -140,6 +143,15 @@ class Report final : public Listener {
   std::vector<Row> rows_;
   std::vector<Values> values_;      // of the rows; empty unless it has them
   std::vector<Values> projection_;  // of the rows, in the one that runs
+  // What the rows have changed a loss by, in the last backward pass that each was in.
+  struct Pass {
+    int number = -1;
+    double ran = 0;
+    double low = 0;
+  };
+  std::vector<Pass> passes_;
+  int last_pass_ = -1;
+  std::uint64_t pass_count_ = 0;
   bool projecting_ = false;
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;

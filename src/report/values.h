@@ -134,6 +134,10 @@ struct Values {
   std::uint64_t changes = 0;
   double change_ran = 0;
   double change_low = 0;
+  int pass = 0;  // the backward pass that these came in
+  // The squares of the changes in each backward pass: changes of two losses do not cancel.
+  double squares_ran = 0;
+  double squares_low = 0;
   // Of random sums of the outputs, in place of a loss: the squares of their changes.
   std::uint64_t projections = 0;
   double projected_ran = 0;
@@ -159,6 +163,8 @@ inline constexpr auto kFields<Values> =
                Field{"changes", &Values::changes},
                Field{"change", &Values::change_ran},
                Field{"change_low", &Values::change_low},
+               Field{"change_squares", &Values::squares_ran},
+               Field{"change_low_squares", &Values::squares_low},
                Field{"projections", &Values::projections},
                Field{"projected", &Values::projected_ran},
                Field{"projected_low", &Values::projected_low}};

@@ -218,7 +218,7 @@ def first_ops(lost: dict[str, int], change: dict[str, float]) -> list[str]:
         row["values"] = fake_reports.values(
             ran={**fake_reports.ERROR, "lost": lost.get(row["op"], 0)},
             changes=len(change),
-            change=change.get(row["op"], 0.0),
+            change_squares=change.get(row["op"], 0.0) ** 2,
             calls=row["calls"],
         )
     lines = text(made, 120).splitlines()

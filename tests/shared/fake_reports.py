@@ -98,7 +98,19 @@ def values(**changes: Any) -> dict[str, Any]:
     """The ``values`` of a row: zeros, but for the changes."""
     return {
         **dict.fromkeys(("calls", "unmeasured", "ran_seconds", "other_seconds", "backward_calls"), 0),
-        **dict.fromkeys(("changes", "change", "change_low", "projections", "projected", "projected_low"), 0),
+        **dict.fromkeys(
+            (
+                "changes",
+                "change",
+                "change_low",
+                "change_squares",
+                "change_low_squares",
+                "projections",
+                "projected",
+                "projected_low",
+            ),
+            0,
+        ),
         **dict.fromkeys(("ran", "low", "backward"), ERROR),
         "range": RANGE,
         "absorbed": dict.fromkeys(("sums", "lost", "bfloat16", "float16", "e4m3", "e5m2"), 0),

@@ -12,7 +12,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.unknown import error_of
-from habana_mp._report.numbers import change, local_error
+from habana_mp._report.numbers import local_error, squares
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,6 @@ def _error(report: Report, unit: str, size_of_result: float, which: str) -> Call
     whole = size_of_result**2 if of_loss else report.projected_squares
 
     def error(some: list[Row]) -> float:
-        changes = [change(row, of_loss=of_loss, what_if=which == "low") for row in some]
-        return math.sqrt(sum(each**2 if of_loss else each for each in changes) / (whole or 1.0))
+        return math.sqrt(sum(squares(row, of_loss=of_loss, what_if=which == "low") for row in some) / (whole or 1.0))
 
     return error

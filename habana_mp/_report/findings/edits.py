@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from habana_mp._core import Entry
@@ -10,31 +11,36 @@ from habana_mp._report.added import grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
-from habana_mp._report.numbers import WholeError, change_of, with_values
+from habana_mp._report.numbers import Objective, change_of, with_values
+from habana_mp._report.sums import seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.units import apart, counted, encodable, share
 
-_LARGE = 0.05  # of the error, that an op makes which is worth float32
+_WIDE = "float32"
+_LARGE = 0.05  # of the error that is left, which an edit takes away that is worth it
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
+_NOTHING = 0.01  # of the error: what is left then needs no more edits
+_MOST_TRIED = 32
+_MOST_PAIRED = 8
 _WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
 # The groups of a file of edits.
 _TITLES = {
     "fp32": "for accuracy",
     "lower": "for speed",
-    "worse": "left out: errors of other ops cancel these now, so the error would become larger",
 }
-_WORTH = 0.01  # of the time of all ops: what takes less is not worth the low dtype
+_WORTH = 0.01  # of a step: what takes less is not worth the low dtype
 
 
 @dataclass(frozen=True)
 class Edit:
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
-    ``share`` is the op's part of the error of the loss, or of the outputs, to first order: what the edit takes away, or, of "+op:lower", what it would
-    add. ``error`` is by how much the loss is off now, or the outputs in relation to their size, and ``error_after`` with the edit; None where that
-    is not known. ``casts`` is how many casts the op has now, ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are
-    what the edit would change in all forward casts and in the time of the block, about: below zero it saves some. ``why`` says all of it.
-    ``lost`` is how many numbers of the op are NaN or infinite in the low dtype and finite in float32; its edit then has no errors.
+    ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower" the part that it would add. ``error`` is
+    by how much the loss is off now, or the outputs in relation to their size, ``error_after`` with this edit and all before it, and ``alone``
+    with this one alone: roots of sums of squares, so what cancels by chance in one step counts. ``casts`` is how many casts the op has now,
+    ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are what the edit would change in all forward casts and in the time of
+    the block, about: below zero it saves some. ``why`` says all of it. ``lost`` is how many numbers of the op are NaN or infinite in the low
+    dtype and finite in float32; its edit then has no errors.
 
     Example:
         >>> policy = hmp.convert()
@@ -53,19 +59,13 @@ class Edit:
     seconds: float
     error: float | None
     error_after: float | None
+    alone: float | None
     why: str
     lost: int = 0
     _list: str = field(default="fp32", repr=False)  # that the edit puts the op into
 
     def __str__(self) -> str:
         return f"{self.text}: {self.why}"
-
-    @property
-    def _is_worse(self) -> bool:
-        """Whether float32 is expected to make the error of this step larger. The share, which has no signs, is that of other steps too."""
-        if self.error is None or self.error_after is None:
-            return False
-        return self._list == "fp32" and self.error_after > self.error
 
 
 def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
@@ -77,22 +77,22 @@ def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
 
 
 def edits(report: Report, per: str = "op") -> list[Edit]:
-    """The ops that lose numbers, then those whose float32 takes most of the error away, then those whose low dtype adds least for the time that
-    they take.
+    """The ops that lose numbers, then those whose float32 leaves the least error together with the ones before it, weighed against its time, then
+    those whose low dtype adds least for the time that they take.
 
-    One at a time: what an edit does to the error of other ops is not in the figures. Casts and times are simulated on what was recorded. ``per``
-    "module" gives edits of an op in some modules, those whose paths differ in numbers together: "+mul in layers.*.rotary_emb:fp32".
+    Casts, times and errors are simulated on what was recorded. ``per`` "module" gives edits of an op in some modules, those whose paths differ
+    in numbers together: "+mul in layers.*.rotary_emb:fp32".
     """
     rows = with_values(report.rows)
     groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
     simulation = Simulation(report)
     lost = dict(_of_lost(report, groups, simulation))
     others = {entry: group for entry, group in groups.items() if entry not in lost}
-    return [*sorted(lost.values(), key=lambda each: -each.lost), *_of_shares(report, rows, others, simulation)]
+    return [*sorted(lost.values(), key=lambda each: -each.lost), *_Sequence(report, simulation, rows, others).edits()]
 
 
 def edits_text(report: Report, per: str = "op") -> str:
-    """A file of edits for --edit. Those that would make the error larger are comments, and so is the reason why there are none."""
+    """A file of edits for --edit; a comment says why there are none."""
     found = edits(report, per)
     return _in_groups(found) if found else f"# {'; '.join(no_edit(report))}\n"
 
@@ -100,8 +100,7 @@ def edits_text(report: Report, per: str = "op") -> str:
 def _in_groups(found: Iterable[Edit]) -> str:
     lines: dict[str, list[str]] = {}
     for edit in found:
-        kind = "worse" if edit._is_worse else edit._list
-        lines.setdefault(kind, []).append(f"{'# ' if edit._is_worse else ''}{edit.text}  # {edit.why}\n")
+        lines.setdefault(edit._list, []).append(f"{edit.text}  # {edit.why}\n")
     return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)
 
 
@@ -112,68 +111,127 @@ def no_edit(report: Report) -> tuple[str, str]:
 
 def _of_lost(report: Report, groups: dict[Entry, list[Row]], simulation: Simulation) -> Iterator[tuple[Entry, Edit]]:
     """Of ops whose results are not finite where they are so in float32: these errors reach no share."""
+    numbers = {id(row): number for number, row in enumerate(report.rows)}
     for entry, group in groups.items():
         rows = [row for row in group if row.measured.ran.lost and row.policy]
         if not any(entry.modules in ("", row.where.pattern) for row in rows):
             continue  # where only a module inside of this one loses some, that has the edit
         lost = sum(row.measured.ran.lost for row in rows)
-        numbers = sum(row.measured.range.numbers for row in rows)
+        measured = sum(row.measured.range.numbers for row in rows)
         dtypes = sorted({dtype for row in rows for dtype in row.runs_in} - {"float32"})
         casts = sum(cast.count for row in group for cast in row.casts)
         where = _where(rows, lambda row: float(row.measured.ran.lost))
-        effect = simulation.effect({(row.op, row.module) for row in group}, "float32")
-        of = f" of {numbers:,}" if numbers >= lost else ""
+        effect = simulation.effect({numbers[id(row)]: _WIDE for row in group})
+        of = f" of {measured:,}" if measured >= lost else ""
         why = f"loses {lost:,}{of} numbers in {', '.join(dtypes) or report.low_dtype}" + (
             f", in {where}" if where else ""
         )
-        why += f"; {_cost(effect, report.seconds)}"
-        yield entry, Edit(f"+{entry}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, why, lost)
+        why += f"; {_cost(effect, seconds_of_steps(report))}"
+        yield (
+            entry,
+            Edit(f"+{entry}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, None, why, lost),
+        )
 
 
-def _of_shares(report: Report, rows: list[Row], groups: dict[Entry, list[Row]], simulation: Simulation) -> list[Edit]:
-    change, change_low = change_of(rows), change_of(rows, what_if=True)
-    whole = sum(map(change, rows))
-    if whole <= 0:
-        return []
-    of = "the loss" if any(row.measured.changes for row in rows) else "the outputs"
-    error = WholeError(report)
-    now = error.now() if error.known else None
-    time, block = report.op_seconds or 1.0, report.seconds
-    keep, lower = [], []
-    for entry, group in groups.items():
-        op, places = group[0].op, {(row.op, row.module) for row in group}
+class _Sequence:
+    """Edits one after another, each of which is simulated with those before it."""
+
+    def __init__(
+        self, report: Report, simulation: Simulation, rows: list[Row], groups: Mapping[Entry, list[Row]]
+    ) -> None:
+        self._report, self._simulation, self._groups = report, simulation, groups
+        self._objective = Objective(report)
+        self._change, self._change_low = change_of(rows), change_of(rows, what_if=True)
+        self._whole = sum(map(self._change, rows))
+        self._numbers = {id(row): number for number, row in enumerate(report.rows)}
+        self._step = seconds_of_steps(report) or 1.0
+        self._listed: dict[int, str] = {}  # by the edits so far
+        self._so_far = Effect()
+
+    def edits(self) -> list[Edit]:
+        if self._whole <= 0 or not self._objective.known:
+            return []
+        self._now = self._after = self._objective.error()
+        return [*self._wide(), *self._lower()]
+
+    def _effect(self, rows: Iterable[Row], dtype: str, *, alone: bool = False) -> Effect:
+        own = {self._numbers[id(row)]: dtype for row in rows}
+        return self._simulation.effect(own if alone else {**self._listed, **own})
+
+    def _error(self, effect: Effect) -> float:
+        return self._objective.error(effect.left, effect.low)
+
+    def _worth(self, effect: Effect) -> float:
+        """What it takes away of the error that is left, weighed against the time that it adds to a step."""
+        slower = (effect.seconds - self._so_far.seconds) / self._step
+        return (self._after - self._error(effect)) / (1 + max(0.0, slower))
+
+    def _wide(self) -> Iterator[Edit]:
+        waiting = {entry: group for entry, group in self._groups.items() if sum(map(self._change, group)) > 0}
+        alone = {entry: self._effect(group, _WIDE, alone=True) for entry, group in waiting.items()}
+        # Each next one is tried with all that are left, so there may not be too many.
+        first = sorted(waiting, key=lambda entry: -max(self._worth(alone[entry]), _LARGE * self._share(waiting[entry])))
+        waiting = {entry: waiting[entry] for entry in first[:_MOST_TRIED]}
+        while waiting and self._after > _NOTHING * self._now:
+            best = max(waiting, key=lambda entry: self._worth(self._effect(waiting[entry], _WIDE)))
+            chosen = [best]
+            if self._worth(self._effect(waiting[best], _WIDE)) < _LARGE * self._after:
+                chosen = self._pair(waiting)
+            if not chosen:
+                return
+            for entry in chosen:
+                group = waiting.pop(entry)
+                yield self._edit(entry, group, alone[entry])
+
+    def _pair(self, waiting: Mapping[Entry, list[Row]]) -> list[Entry]:
+        """Two that help together: alone, the results of each are rounded by the other."""
+        largest = sorted(waiting, key=lambda entry: -self._share(waiting[entry]))[:_MOST_PAIRED]
+        worth = {
+            (one, two): self._worth(self._effect([*waiting[one], *waiting[two]], _WIDE))
+            for one, two in itertools.combinations(largest, 2)
+        }
+        best = max(worth, key=lambda pair: worth[pair], default=())
+        return [*best] if best and worth[best] >= _LARGE * self._after else []
+
+    def _share(self, group: Iterable[Row]) -> float:
+        return sum(map(self._change, group)) / self._whole
+
+    def _edit(self, entry: Entry, group: list[Row], alone: Effect) -> Edit:
+        effect, before, error_alone = self._effect(group, _WIDE), self._so_far, self._error(alone)
+        self._listed |= {self._numbers[id(row)]: _WIDE for row in group}
+        added = Effect(effect.casts - before.casts, effect.seconds - before.seconds)
+        error, self._after, self._so_far = self._after, self._error(effect), effect
+        made, where = self._share(group), _where(group, self._change)
+        why = f"makes {share(made, 1.0)} of the error of {self._objective.what} (estimated: {error:.2g} -> {self._after:.2g}"
+        why += f" with those before it, {error_alone:.2g} alone)" if error < self._now else ")"
+        why += (f", in {where}" if where else "") + f"; {_cost(added, self._step)}"
         casts = sum(cast.count for row in group for cast in row.casts)
-        made = sum(map(change, group)) / whole
-        if made >= _LARGE:
-            where = _where(group, change)
-            effect = simulation.effect(places, "float32")
-            if all(left == 1 for left in effect.left.values()):
-                continue  # its results are rounded again at once
-            after = error.with_left((report.rows[i], left) for i, left in effect.left.items()) if error.known else None
-            off = now, after
-            cancels = now is not None and after is not None and after > now
-            note = " in this step, where errors of other ops cancel it" if cancels else ""
-            why = f"makes {share(made, 1.0)} of the error of {of}{_off(*off, note)}" + (
-                f", in {where}" if where else ""
+        errors = self._now, self._after, error_alone
+        return Edit(f"+{entry}:fp32", group[0].op, made, casts, where, *_fields(added), *errors, why)
+
+    def _lower(self) -> Iterator[Edit]:
+        low, change = self._report.low_dtype or "", self._change_low
+        found = []
+        for entry, group in self._groups.items():
+            wide = [row for row in group if row.runs_in == [_WIDE] and change(row) and row.policy]
+            seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
+            if not wide or sum(map(change, wide)) / self._whole > _SMALL or seconds < _WORTH * self._step:
+                continue
+            effect = self._effect(group, low, alone=True)
+            if effect.seconds < 0 or effect.casts < 0:  # else it would gain nothing
+                found.append((effect.seconds, entry, group, wide, effect))
+        for _, entry, group, wide, alone in sorted(found, key=lambda each: each[0]):
+            effect = self._effect(group, low)
+            added = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+            self._listed |= {self._numbers[id(row)]: low for row in group}
+            error, self._after, self._so_far = self._after, self._error(effect), effect
+            share_added, where = sum(map(change, wide)) / self._whole, common(row.module for row in wide)
+            why = f"{_cost(added, self._step)}, {_added(self._objective.what, error, self._after)}"
+            casts = sum(cast.count for row in group for cast in row.casts)
+            errors = self._now, self._after, self._error(alone)
+            yield Edit(
+                f"+{entry}:lower", group[0].op, share_added, casts, where, *_fields(added), *errors, why, _list="lower"
             )
-            why += f"; {_cost(effect, block)}"
-            keep.append(Edit(f"+{entry}:fp32", op, made, casts, where, *_fields(effect), *off, why))
-            continue
-        wide = [row for row in group if row.runs_in == ["float32"] and change_low(row) and row.policy]
-        added = sum(map(change_low, wide)) / whole
-        seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
-        if wide and added <= _SMALL and seconds >= _WORTH * time:
-            effect = simulation.effect(places, report.low_dtype or "")
-            if effect.seconds >= 0 and effect.casts >= 0:
-                continue  # it would gain nothing
-            off = now, error.with_low(wide) if error.known else None
-            why = f"{_cost(effect, block)}, {_added(added, of, *off)}"
-            where = common(row.module for row in wide)
-            lower.append(Edit(f"+{entry}:lower", op, added, casts, where, *_fields(effect), *off, why, _list="lower"))
-    return [
-        *sorted(keep, key=lambda each: (each._is_worse, -each.share)),
-        *sorted(lower, key=lambda each: each.seconds),
-    ]
 
 
 def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
@@ -189,17 +247,8 @@ def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
             yield entry.replaced(modules=path), [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 
 
-def _off(now: float | None, after: float | None, note: str = "") -> str:
-    """``(estimated: 0.017 -> 0.0004)``."""
-    if now is None or after is None:  # of a file that another version has written
-        return ""
-    return f" (estimated: {now:.2g} -> {after:.2g}{note})"
-
-
-def _added(part: float, of: str, now: float | None, after: float | None) -> str:
-    """What the low dtype does to the error. Errors of a loss have signs, so it may fall."""
-    if now is None or after is None:
-        return f"would add {share(part, 1.0)} to the error of {of}"
+def _added(of: str, now: float, after: float) -> str:
+    """What the low dtype does to the error."""
     if abs(after - now) < 0.001 * now:
         return f"would leave the error of {of} at {now:.2g}"
     verb = "raise" if after > now else "reduce"
@@ -210,15 +259,15 @@ def _fields(effect: Effect) -> tuple[int, float]:
     return effect.casts, effect.seconds
 
 
-def _cost(effect: Effect, block: float) -> str:
-    """``costs about 0.4 % of the time, 12 casts more``."""
+def _cost(effect: Effect, step: float) -> str:
+    """``costs about 4 % of a step, 12 casts more``."""
     verb = "costs" if effect.seconds > 0 else "saves"
     casts = (
         f"{counted(abs(effect.casts), 'cast')} {'more' if effect.casts > 0 else 'fewer'}"
         if effect.casts
         else "no cast more"
     )
-    part = share(abs(effect.seconds), block)
+    part = share(abs(effect.seconds), step)
     about = part.replace("<", "less than ") if part.startswith("<") else f"about {part}"
-    time = f"{verb} {about} of the time" if effect.seconds else "costs no time"
+    time = f"{verb} {about} of a step" if effect.seconds else "costs no time"
     return f"{time}, {casts}"

@@ -7,12 +7,15 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from msgspec import structs
 
 import habana_mp._core as _core
+from habana_mp._autocast.module_lines import lines_of
+from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row, Values
 from habana_mp._report.numbers import local_error
 from habana_mp._show.units import encodable
@@ -27,6 +30,8 @@ _RULES = {
     "promote": ("promote", True),
 }
 _INPUT, _AFFINE = map(_core.ROLES.index, ("input", "affine"))
+_BY_LISTS = frozenset(["lower", "fp32", "promote", "first input", "unlisted", "left alone", "rest fp32"])
+_MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
 _ROUNDING = {"bfloat16": 2.0**-8 / math.sqrt(6), "float16": 2.0**-11 / math.sqrt(6)}  # relative, on average
@@ -37,26 +42,33 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Effect:
     """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about.
 
-    ``left`` is which part of its error each row keeps that moves to float32: all of it where it is given low numbers and hands its result to
-    ops that cast it back, and what rounding makes where only the latter is so.
+    ``left`` is which part of its error each row keeps that moves to float32: what it hands to ops that cast it back is rounded there, and
+    where it is given low numbers, that is all of its error. ``low`` are the rows that move to the low dtype.
     """
 
-    casts: int
-    seconds: float
+    casts: int = 0
+    seconds: float = 0.0
     left: dict[int, float] = field(default_factory=dict)
+    low: frozenset[int] = frozenset()
 
 
 class Simulation:
-    """The rows of a report, and what they would be with an op in another dtype."""
+    """The rows of a report, and what they would be with ops in other lists."""
 
     def __init__(self, report: Report) -> None:
         self._rows = report.rows
         self._low: str = report.low_dtype or ""
         self._edges: dict[int, list[Edge]] = {}
-        self._users: dict[int, list[int]] = {}
+        self._users: dict[int, list[Edge]] = {}
         for edge in report.edges or []:
             self._edges.setdefault(edge.row, []).append(edge)
-            self._users.setdefault(edge.maker, []).append(edge.row)
+            self._users.setdefault(edge.maker, []).append(edge)
+        # By the maker: ops that return what they are given, such as dropout in eval mode. They may cast it.
+        self._passing: dict[int, list[int]] = {}
+        for edge in report.edges or []:
+            row = self._rows[edge.row]
+            if row.decision == "lower" and not row.made_bytes and edge.row not in self._users:
+                self._passing.setdefault(edge.maker, []).append(edge.row)
         forward = sum(cast.bytes for row in self._rows for cast in row.casts)
         # Those of backward passes are the same ones back.
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
@@ -65,45 +77,87 @@ class Simulation:
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
-    def effect(self, places: Collection[tuple[str, str]], dtype: str) -> Effect:
-        """Of ops in ``dtype``, each in the modules of one path."""
+    def effect(self, listed: Mapping[int, str], following: Collection[int] = ()) -> Effect:
+        """Of rows in the list for float32 or for the low dtype, by their numbers and these dtypes, and of rows in no list any more."""
         casts, size = 0, 0.0
-        own = {number for number, row in enumerate(self._rows) if (row.op, row.module) in places}
-        moved = self._moved(own, dtype)
-        for row in {*own, *moved, *(user for number in moved for user in self._users.get(number, []))}:
-            before, after = self._casts(row, {}), self._casts(row, moved, own, dtype)
+        moved = self._moved(listed, following)
+        for row in {
+            *listed,
+            *following,
+            *moved,
+            *(edge.row for number in moved for edge in self._users.get(number, [])),
+        }:
+            before, after = self._casts(row, {}), self._casts(row, moved, listed, following)
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
-        computing = [row for row in moved if dtype == _WIDE and _core.computes(encodable(self._rows[row].op))]
-        left = {row: self._left(row, moved) for row in computing}
-        return Effect(casts, size * self._seconds_of_byte + ops * self._with_backward, left)
+        wide = [row for row, to in moved.items() if to == _WIDE and _core.computes(encodable(self._rows[row].op))]
+        return Effect(
+            casts,
+            size * self._seconds_of_byte + ops * self._with_backward,
+            {row: self._left_of_all(row, moved, listed) for row in wide},
+            frozenset(row for row, to in moved.items() if to == self._low),
+        )
+
+    def under(self, policy: Policy) -> Effect:
+        """Of another policy for the whole model. What ran past the lists stays as it is."""
+        lines = lines_of(policy)
+        listed, following = {}, set()
+        for number, row in enumerate(self._rows):
+            if row.decision not in _BY_LISTS:
+                continue
+            action = lines.policy_of(lines.of(row.where.path))._rule(row.op).action
+            to = {"lower": self._low, "fp32": _WIDE}.get(action)
+            if to is not None:
+                listed[number] = to
+            elif row.decision not in _FOLLOWS:
+                following.add(number)
+        return self.effect(listed, following)
+
+    def _left_of_all(self, number: int, moved: dict[int, str], listed: Collection[int]) -> float:
+        """Of a row that follows its inputs those calls alone move that are given something in float32."""
+        left = self._left(number, moved)
+        if number in listed:
+            return left
+        wide = sum(
+            edge.count
+            for edge in self._edges.get(number, [])
+            if edge.maker != number and edge.dtype != _WIDE and self._given(edge, moved) == _WIDE
+        )
+        part = min(1.0, wide / max(1, self._rows[number].calls))
+        return math.sqrt(1 - part + part * left**2)
 
     def _left(self, number: int, moved: dict[int, str]) -> float:
         row, readers = self._rows[number], self._readers(number, moved)
-        cast_back = bool(readers) and all(
-            moved.get(reader, self._wanted(reader, moved)) == self._low for reader in readers
+        back = sum(
+            count for reader, count in readers.items() if moved.get(reader, self._wanted(reader, moved)) == self._low
         )
-        if not cast_back:
+        if self._is_cast_on_the_way(number, moved):
+            back = sum(readers.values())
+        if not back:
             return 0.0
+        part = math.sqrt(back / sum(readers.values()))
         if all(self._given(edge, moved) == self._low for edge, role in self._arguments(number) if role == _INPUT):
-            return 1.0
+            return part
         error = float(local_error(row.measured.ran))
-        return min(1.0, _ROUNDING[self._low] / error) if 0 < error < math.inf else 0.0
+        return part * min(1.0, _ROUNDING[self._low] / error) if 0 < error < math.inf else 0.0
 
-    def _readers(self, number: int, moved: dict[int, str]) -> set[int]:
-        """The rows that use a result. Views and the like hand its numbers on as they are: they count for those that use theirs.
+    def _readers(self, number: int, moved: dict[int, str]) -> dict[int, int]:
+        """The rows that use a result, and how often. Views and the like hand its numbers on as they are: they count for those that use theirs.
 
         The users of a view may be those of what it is a view of.
         """
-        found: set[int] = set()
+        found: dict[int, int] = {}
         waiting, seen = [number], {number}
         while waiting:
-            for user in self._users.get(waiting.pop(), []):
-                if user not in seen:
-                    seen.add(user)
-                    hands_on = user in moved and not _core.computes(encodable(self._rows[user].op))
-                    (waiting.append if hands_on else found.add)(user)
+            for edge in self._users.get(waiting.pop(), []):
+                user = edge.row
+                if user in moved and not _core.computes(encodable(self._rows[user].op)):
+                    if user not in seen:
+                        seen.add(user)
+                        waiting.append(user)
+                else:
+                    found[user] = max(found.get(user, 0), edge.count)
         return found
 
     def _overhead(self, seconds: Callable[[Values], float]) -> float:
@@ -121,35 +175,60 @@ class Simulation:
         other = max(0.0, values.other_seconds - values.calls * self._other_overhead)
         return other - max(0.0, ran - inside)
 
-    def _moved(self, own: Collection[int], dtype: str) -> dict[int, str]:
-        """The rows that would run in another dtype, with it: the own ones, and those that follow them."""
+    def _moved(self, listed: Mapping[int, str], following: Collection[int] = ()) -> dict[int, str]:
+        """The rows that would run in another dtype, with it: those in a list, and those that follow them."""
         moved = {
             number: dtype
-            for number, row in enumerate(self._rows)
-            if number in own and row.policy and row.runs_in and row.runs_in != [dtype]
+            for number, dtype in listed.items()
+            if (row := self._rows[number]).policy and row.runs_in and row.runs_in != [dtype]
         }
-        waiting = [user for number in moved for user in self._users.get(number, [])]
-        while waiting:
+        waiting = [*following, *(edge.row for number in moved for edge in self._users.get(number, []))]
+        left = _MOST_VISITS * len(self._rows)  # of rows that follow each other in a circle
+        while waiting and left:
+            left -= 1
             number = waiting.pop()
             row = self._rows[number]
-            if number in moved or row.decision not in _FOLLOWS or row.op in _CASTS or row.runs_in in ([], [dtype]):
+            follows = number in following or (row.decision in _FOLLOWS and row.op not in _CASTS)
+            if number in listed or not follows or not row.runs_in:
                 continue
-            given = [self._given(edge, moved) for edge in self._edges.get(number, [])]
-            if dtype == _WIDE or all(each == dtype for each in given):
-                moved[number] = dtype
-                waiting += self._users.get(number, [])
+            to = self._followed(number, moved, anew=number in following)
+            if to not in ("", moved.get(number, row.runs_in[0] if len(row.runs_in) == 1 else "")):
+                moved[number] = to
+                waiting += [edge.row for edge in self._users.get(number, [])]
         return moved
 
+    def _followed(self, number: int, moved: dict[int, str], *, anew: bool) -> str:
+        """The dtype in which a row runs that follows its inputs, "" where these do not change it. ``anew``: a list decided before."""
+        edges = self._edges.get(number, [])
+        given = [self._given(edge, moved) for edge in edges]
+        if any(to == _WIDE and (anew or edge.maker in moved) for edge, to in zip(edges, given, strict=True)):
+            return _WIDE
+        return self._low if given and all(to == self._low for to in given) else ""
+
     def _given(self, edge: Edge, moved: dict[int, str]) -> str:
-        return moved.get(edge.maker, edge.dtype)
+        to = moved.get(edge.maker, edge.dtype)
+        return self._low if to == _WIDE and self._is_cast_on_the_way(edge.maker, moved, edge.row) else to
+
+    def _is_cast_on_the_way(self, maker: int, moved: dict[int, str], reader: int = -1) -> bool:
+        """Whether an op that passes on what a row makes now casts it to the low dtype, for all others that read it."""
+        passing = self._passing.get(maker, []) if maker in moved else []
+        return reader not in passing and any(number not in moved for number in passing)
 
     def _casts(
-        self, number: int, moved: dict[int, str], own: Collection[int] = (), dtype: str = ""
+        self,
+        number: int,
+        moved: dict[int, str],
+        listed: Mapping[int, str] = MappingProxyType({}),
+        following: Collection[int] = (),
     ) -> tuple[int, float]:
-        """How many casts the row needs, and their bytes, with the rows ``own`` listed for ``dtype``."""
+        """How many casts the row needs, and their bytes."""
         row = self._rows[number]
-        listed = ("lower" if dtype == self._low else "fp32", True)
-        to, roles = self._decided(number, moved, listed if number in own and row.policy else _RULES.get(row.decision))
+        rule = _RULES.get(row.decision)
+        if number in listed and row.policy:
+            rule = ("lower" if listed[number] == self._low else "fp32", True)
+        elif number in following:
+            rule = None
+        to, roles = self._decided(number, moved, rule)
         given = [(edge, role, self._given(edge, moved)) for edge, role in self._arguments(number)]
         casts = [edge for edge, role, own in given if roles >> role & 1 and own in _core.SOURCE_DTYPES and own != to]
         return sum(edge.count for edge in casts), float(sum(edge.numbers for edge in casts) * _BYTES.get(to, 0))

@@ -20,7 +20,8 @@ from habana_mp._policy.folder import presets
 from habana_mp._report import sums
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, NeverSeen, PingPong, Rank, Recast, Report
-from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
+from habana_mp._report.findings.preset_errors import preset_errors
+from habana_mp._report.numbers import Objective, change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -28,6 +29,7 @@ _OPS = 10
 _LINES = 5
 # From these widths on there is room for all columns of the op table, and for those that 80 columns hold.
 _WIDE, _MIDDLE = 100, 64
+_COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # presets
 _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 
 
@@ -95,7 +97,18 @@ def _headline(report: Report) -> Text:
         title.append(f": {took[0]} of {took[1]} in casts, {part}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
         .append(printable(", ".join(facts)), style="not bold dim")
+        .append(_under_presets(report), style="not bold")
     )
+
+
+def _under_presets(report: Report) -> str:
+    """How far the step is off, and how far it would be: a line, where that is known."""
+    foretold = preset_errors(report) if report.low_dtype else {}
+    if not foretold:
+        return ""
+    objective = Objective(report)
+    others = ", ".join(f"{name} {foretold[name]:.2g}" for name in _COMPARED if name in foretold)
+    return f"\nerror of {objective.what} {objective.error():.2g}; foretold: {others}"
 
 
 def _advice(advice: Sequence[Advice]) -> RenderableType:

@@ -177,6 +177,25 @@ TEST_CASE(
   CHECK(without.values(2).calls == 0);
 }
 
+TEST_CASE("the changes of a loss add up in a backward pass, and their squares over the passes") {
+  Report report(0, true);
+  Values part;
+  part.changes = 1;
+  for (const auto& [pass, change] : {std::pair{7, 3.0}, {7, -1.0}, {8, -2.0}}) {
+    part.pass = pass;
+    part.change_ran = change;
+    part.change_low = 2 * change;
+    report.measured(1, part);
+    report.measured(2, part);
+  }
+  for (const SiteId site : {1U, 2U}) {
+    CHECK(report.values(site).change_ran == 0);  // two losses that cancel
+    CHECK(report.values(site).squares_ran == 8);
+    CHECK(report.values(site).squares_low == 32);
+  }
+  CHECK(report.pass_count() == 2);
+}
+
 TEST_CASE("of a random sum of outputs the squares of the changes count, and nothing else") {
   Report report(0, true);
   Values loss, of_sum;

@@ -28,8 +28,8 @@ def measured() -> dict:
             ran=lost,
             low=error,
             backward=error,
-            change=9.0 if number == 0 else 0.1,
-            change_low=1.0,
+            change_squares=81.0 if number == 0 else 0.01,
+            change_low_squares=1.0,
             ran_seconds=0.002,
             other_seconds=0.003,
         )
@@ -56,7 +56,7 @@ def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
 def test_shares_of_an_error_that_is_not_known_are_not_shown(reader: Reader) -> None:
     report = measured()
     for row in report["rows"]:
-        row["values"] |= dict.fromkeys(("change", "change_low"), 0.0)
+        row["values"] |= dict.fromkeys(("change_squares", "change_low_squares"), 0.0)
     opened = reader.open(report)
     headings = opened.locator("#ops-table thead button").all_inner_texts()
     assert headings[5:7] == ["error", "cast time"]
@@ -99,7 +99,7 @@ def test_ops_without_casts_are_folded(reader: Reader) -> None:
 def test_names_of_places_do_not_lie_on_each_other(reader: Reader) -> None:
     report = measured()
     for row in report["rows"]:
-        row["values"]["change"] = 3.0  # as large as the next, which is as far off
+        row["values"]["change_squares"] = 9.0  # as large as the next, which is as far off
         row["module"] = "Net: " + "a_long_name." * 5
     names = reader.open(report).locator("#errors svg text.named")
     boxes = [names.nth(i).bounding_box() for i in range(names.count())]

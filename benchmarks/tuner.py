@@ -33,6 +33,7 @@ from zoo.small_models import MODELS, Trained, trained
 SIZE = 256
 LARGE = ("CNN", "GPT", "BERT", "ViT", "llama")
 FEW_OPS = ("MLP", "CNN", "BERT")
+EVERY_OP: dict[str, Any] = {"start": "hmp", "others": "lower"}  # every op is searched, not an edit of a preset
 
 
 # Planted faults
@@ -92,7 +93,7 @@ def planted(quick: bool) -> list[Row]:
             faults = drawn.sample([*FAULTY], k)
             torch.manual_seed(seed)
             model, x = Planted(faults, drawn), torch.randn(64, 64)
-            tuned = hmp.tune(lambda model=model, x=x: model(x), needed(model, x, faults), cost="numbers")
+            tuned = hmp.tune(lambda model=model, x=x: model(x), needed(model, x, faults), **EVERY_OP, cost="numbers")
             wide = {part.part.op for part in tuned.parts if part.list == "fp32"}
             total += 1
             found += wide >= {*faults}
@@ -171,7 +172,7 @@ def against_presets(quick: bool) -> tuple[list[Row], str, list[Any]]:
         policies = {preset: hmp.Policy.load(preset) for preset in ("hmp", "balanced")}
         before = errors_and_times(made, policies, 2)
         budget = 1.0001 * min(before["autocast"][0], before["hmp"][0])
-        tuned = hmp.tune(made.logits, budget, start="torch-cpu")
+        tuned = hmp.tune(made.logits, budget, start="torch-cpu", others="lower")
         results.append((name, made, tuned))
         after = errors_and_times(made, {**policies, "tuned": tuned.policy}, 3 if quick else 30)
         fastest = min(after["autocast"][1], after["hmp"][1])
@@ -234,7 +235,7 @@ def exhaustive(quick: bool) -> tuple[list[Row], str]:
     for name in FEW_OPS[: 1 if quick else None]:
         made = trained(name, 3, size=64 if quick else SIZE)
         budget = 0.9 * errors_and_times(made, {"hmp": hmp.Policy.load("hmp")}, 1)["hmp"][0]
-        tuned = hmp.tune(made.logits, budget)
+        tuned = hmp.tune(made.logits, budget, **EVERY_OP)
         ops = sorted({part.part.op for part in tuned.parts})
         base = hmp.Policy.load("hmp")
         choices = {

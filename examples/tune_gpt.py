@@ -38,6 +38,7 @@ def main() -> None:
         args.budget,
         check=lambda: trained.model(windows[1]),
         start="hmp",
+        others="lower",
         progress=sys.stderr.isatty(),
     )
     print(found)

@@ -17,6 +17,16 @@ def time(seconds: float) -> str:
     return _scaled(seconds, _TIMES) or "<1 ns"
 
 
+def unit_of(seconds: float) -> tuple[float, str]:
+    """The unit that fits, for a column of times that are compared."""
+    return next((each for each in _TIMES if seconds / each[0] >= 0.9995), _TIMES[-1])
+
+
+def in_unit(seconds: float, unit: tuple[float, str]) -> str:
+    """``0.0012`` is ``1.2 ms``, or ``1,200 µs``."""
+    return f"{_figures(seconds / unit[0])} {unit[1]}"
+
+
 def size(count: float) -> str:
     """``3_400_000`` bytes are ``3.4 MB``."""
     return _scaled(count, _SIZES) or f"{count:.0f} B"

@@ -119,8 +119,8 @@ def _list_option(name: str, purpose: str) -> Callable[[Callable[..., None]], Cal
     return click.option(name, multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help=about)
 
 
-def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given."""
+def policy_options(default: str, preset: str = "hmp") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given. Edits are of ``preset``."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @click.option(
@@ -153,7 +153,7 @@ def policy_options(default: str) -> Callable[[Callable[..., None]], Callable[...
             if lower or fp32 or edits or low_dtype is not None:
                 with user_errors():
                     read = [*_edits_in(edits)]
-                    policy = _changed(policy or Policy.load("hmp"), {"lower": lower, "fp32": fp32}, read, low_dtype)
+                    policy = _changed(policy or Policy.load(preset), {"lower": lower, "fp32": fp32}, read, low_dtype)
             function(policy=policy, **others)
 
         return command

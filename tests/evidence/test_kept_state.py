@@ -27,7 +27,7 @@ from habana_mp._evidence import kept_state
 
 INSTRUMENTS = {
     "compare": lambda step: hmp.compare(step, None, "balanced"),
-    "tune": lambda step: hmp.tune(step, 0.02, start="balanced", cost="numbers"),
+    "tune": lambda step: hmp.tune(step, 0.02, start="balanced", others="lower", cost="numbers"),
 }
 
 

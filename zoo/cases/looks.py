@@ -46,7 +46,7 @@ def _compare(step: Step) -> None:
 
 def _tune(step: Step) -> None:
     try:
-        hmp.tune(step, 1e-2, start=POLICY, cost="numbers")
+        hmp.tune(step, 1e-2, start=POLICY, others="lower", cost="numbers")
     except ValueError as error:  # a step that has nothing to tune is refused
         if not any(text in str(error) for text in _REFUSED):
             raise

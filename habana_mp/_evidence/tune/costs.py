@@ -13,6 +13,7 @@ from habana_mp._report.data import Report
 
 _ROUNDS = 5
 _NUMBERS = 1 << 20
+_MOST_SCALE = 3.0  # of what a step saves to what its ops save: beyond it the times of ops say nothing of the step
 
 
 class Costs:
@@ -27,6 +28,7 @@ class Costs:
         self.borders = borders
         self.whole = whole  # with all parts in float32
         self._scale = 1.0
+        self._is_fitted = False
 
     @classmethod
     def in_numbers(cls, parts: Parts) -> Costs:
@@ -48,17 +50,22 @@ class Costs:
         saved = [a - b for a, b in zip(_seconds(parts, wide), _seconds(parts, low), strict=True)]
         return cls(saved, _borders(parts, measured, casts), whole)
 
-    def of(self, in_float32: Collection[int]) -> float:
+    def predicted(self, in_float32: Collection[int]) -> float | None:
+        """None where the times of the ops do not fit those of the step."""
+        if not self._is_fitted:
+            return None
         kept = set(in_float32)
         low = sum(saved for i, saved in enumerate(self.saved) if i not in kept)
         casts = sum(cost for (a, b), cost in self.borders.items() if (a in kept) != (b in kept))
-        return self.whole - self._scale * (low - casts)
+        seconds = self.whole - self._scale * (low - casts)
+        return seconds if seconds > 0 else None
 
     def fit(self, measured: float) -> None:
         """To the seconds of a run with all parts in the low dtype: what no row of a report has is spread over all of them."""
         predicted, real = sum(self.saved), self.whole - measured
         if predicted * real > 0:
             self._scale = real / predicted
+            self._is_fitted = 1 / _MOST_SCALE < self._scale < _MOST_SCALE
 
     def moved(self, in_float32: set[int], part: int) -> float:
         """By how much the choice gets dearer if the part changes its side."""

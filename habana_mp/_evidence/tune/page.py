@@ -21,7 +21,7 @@ def page(found: Any) -> str:
         in_float32=sum(each.list == "fp32" for each in found.parts),
         picture=_picture(found),
         rows=[(each, found.why(each)) for each in _by_error(found)],
-        changes=[*found.diff(found.start).ops.items()],
+        changes=found._moved(),
     )
 
 
@@ -63,7 +63,7 @@ def _picture(found: Any) -> dict[str, Any]:
     return {
         "dots": dots,
         "labels": _labels(
-            [point for point in found.points if point.in_float32 is None or point is found.chosen or _is_end(point)],
+            [point for point in found.points if point.policy == found.start or point is found.chosen or _is_end(point)],
             x,
             y,
         ),

@@ -132,7 +132,7 @@ class Runs:
         """What is measured without the step."""
         return self._journal.kept(key, measure, lambda: None)
 
-    def run(self, policy: Policy) -> Run:
+    def run(self, policy: Policy | None) -> Run:
         def run() -> list[Any]:
             found, seconds = self._ran(self._step, policy)
             return [self._error(self._exact, found), seconds, _peak()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import habana_mp._core as _core
@@ -15,14 +15,17 @@ from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Point, Tuned, TunedPart
+from habana_mp._evidence.tune.turns import fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
-from habana_mp._show.units import apart
+from habana_mp._report.findings.edits import Edit, edits
+from habana_mp._show.units import apart, counted
 
 _ROUNDS = 3  # at least, in which the policies are timed, one after another
-_TIMED = 3  # policies
+_TIMED = 8  # policies, at most
+_EDITS = (1, 2, 3, 5)  # the first edits of a report, which run together
 _CHANCE = 10.0  # errors of a loss may cancel
-_RUNS = 20  # beside one for two ops
+_RUNS = {"numbers": 20, "seconds": 44}  # beside one for two ops
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Search:
         self._base, self._budget, self._in_seconds = settings.base, settings.budget, settings.cost == "seconds"
         self._reserved = settings.checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
+        self._edits: list[Edit] = []
 
     def run(self) -> Tuned:
         size = self._runs.reference()
@@ -54,7 +58,7 @@ class Search:
         measured, backward = self._runs.report(self._base if as_start else wide, values=True)
         self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
         if not len(parts):
-            where = f"in {self._base.low_dtype} under {self._base.name}" if as_start else "in float32"
+            where = f"in {self._base._core.low_dtype} under {self._base.name}" if as_start else "in float32"
             raise ValueError(
                 f"no op of the step computes {where}, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
             )
@@ -66,12 +70,11 @@ class Search:
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide, _ = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low_dtype)
-        self._most = parts.ops // 2 + _RUNS
+        self._most = parts.ops // 2 + _RUNS[self._settings.cost]
         self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())
         all_low = self._runs.run(low)
-        if not (self._settings.predicts and parts.unit == "results"):
-            self._fit_errors(all_low.error)
+        self._fit_errors(all_low.error)
         self._costs = Costs.in_numbers(parts)
         if self._in_seconds:
             reports = all_wide, self._runs.report(low, values=False)[0]
@@ -80,21 +83,28 @@ class Search:
             self._costs.fit(self._runs.run(low).seconds)
         self._add(self._base.name if as_start else "all low", low, frozenset(), all_low)
         every = frozenset(range(len(parts)))
-        self._add("float32", self._policy(every), every)
+        self._wide = self._policy(every)
+        self._add("float32", self._wide, every)
         if not as_start:
             self._add(self._base.name, self._base, None)
+        elif self._in_seconds:  # what an edit costs in float32 is in seconds, too
+            self._edits = edits(measured, self._settings.per)
+            self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
         self._add_as_start(best)
         return self._chosen(best)
 
     def _fit_errors(self, measured: float) -> None:
-        """To the error with all parts in the low dtype. What is off by more than chance is not of the same thing, and nothing is predicted then."""
-        predicted = self._predicted_error(())
+        """To the error with all parts in the low dtype, where they are in another unit. What is off by more than chance is not of the same thing,
+        and nothing is predicted then.
+        """
+        predicted, is_unit = self._predicted_error(()), self._settings.predicts and self._parts.unit == "results"
         if 0 < measured < math.inf and 0 < predicted < math.inf:
-            self._parts.scale(measured / predicted)
+            if not is_unit:
+                self._parts.scale(measured / predicted)
             self._predicts = self._predicts and 1 / _CHANCE < measured / predicted < _CHANCE
         else:
-            self._predicts = False
+            self._predicts = self._predicts and is_unit and predicted == measured
 
     def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
@@ -106,8 +116,8 @@ class Search:
                 ran.seconds,
                 1,
                 ran.memory,
-                self._predicted_error(in_float32) if in_float32 is not None and self._predicts else None,
-                self._costs.of(in_float32) if in_float32 is not None and self._in_seconds else None,
+                self._known_error(in_float32) if in_float32 is not None else None,
+                self._costs.predicted(in_float32) if in_float32 is not None and self._in_seconds else None,
                 len(in_float32) if in_float32 is not None else None,
                 self._result_bytes(in_float32) if in_float32 is not None else None,
             )
@@ -120,6 +130,12 @@ class Search:
     def _predicted_error(self, in_float32: Collection[int]) -> float:
         return math.sqrt(sum(part.error**2 for i, part in enumerate(self._parts) if i not in in_float32))
 
+    def _known_error(self, in_float32: Collection[int]) -> float | None:
+        """The predicted error, unless it may be larger: no gradient comes to a part in the low dtype."""
+        error = self._predicted_error(in_float32)
+        is_least = any(part.hidden for i, part in enumerate(self._parts) if i not in in_float32) and error < math.inf
+        return error if self._predicts and not is_least else None
+
     def _result_bytes(self, in_float32: Collection[int]) -> int:
         return sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts))
 
@@ -128,6 +144,23 @@ class Search:
         policy = policy_of(self._base, self._parts, in_float32, "start")
         if self._in_seconds and self._point_of(policy) is None and self._has_runs():
             self._add(f"{len(in_float32)} in float32, rest as {self._base.name}", policy, None)
+
+    def _add_edits(self) -> None:
+        """The start with the first edits for accuracy, and with those for speed beside the fewest for accuracy that are enough."""
+        wide, low = ([edit.text for edit in self._edits if edit._list == title] for title in ("fp32", "lower"))
+        enough = next((count for count in (0, *_EDITS) if self._is_edit_within(wide[:count], [])), 0)
+        for count in _EDITS:
+            self._is_edit_within(wide[:count], [])
+            self._is_edit_within(wide[:enough], low[:count])
+
+    def _is_edit_within(self, wide: list[str], low: list[str]) -> bool:
+        texts = [*wide, *low]
+        policy = self._base.with_edits(*texts)
+        point = self._point_of(policy)
+        if point is None:
+            name = f"{counted(len(wide), 'edit')} to fp32, {len(low)} to lower"
+            point = self._add(" ".join(texts) if len(texts) <= 2 else name, policy, None)
+        return point.error <= self._budget
 
     def _is_within(self, in_float32: Iterable[int]) -> bool:
         """By a run, or one that was."""
@@ -186,7 +219,10 @@ class Search:
                 f"no policy stays within the budget of {self._budget:g}: with all ops in float32 the error is {apart(own.error, self._budget)}. "
                 "The step casts by itself, changes tensors that are in no module, or draws other random numbers each time"
             )
-        chosen = self._fastest(own) if self._in_seconds else own
+        noise = self._time_in_turns(own) if self._in_seconds else None
+        chosen = self._point_of(policy) or own
+        if noise is not None:
+            chosen = fastest(self._points, noise, self._base)
         # Where the policy has each part, by its names for modules too.
         lines = lines_of(chosen.policy)
         rules = [lines.policy_of(lines.of(part.modules))._rule(part.op) for part in self._parts]
@@ -204,24 +240,24 @@ class Search:
             points=tuple(self._points),
             parts=tuple(TunedPart(part, rule.action, seconds) for part, rule, seconds in parts),
             chosen=chosen,
-            float32_seconds=next(point.seconds for point in self._points if point.name == "float32"),
+            float32_seconds=next(point.seconds for point in self._points if point.policy == self._wide),
+            noise=noise,
+            _edits=tuple(self._edits),
         )
 
-    def _fastest(self, own: Point) -> Point:
-        """Of the policy that the search has found and others that are within the budget, timed in turns."""
-        within = [point for point in self._points if point.error <= self._budget and point is not own]
-        timed = [own, *sorted(within, key=lambda point: point.seconds)[: _TIMED - 1]]
-        best = dict.fromkeys((point.policy for point in timed), math.inf)
+    def _time_in_turns(self, own: Point) -> float:
+        """Times what the search has found, float32, the start, and the fastest others that are within the budget. The noise of these times."""
+        first = (own.policy, self._wide, self._base)
+        within = [point for point in self._points if point.error <= self._budget]
+        timed = sorted(within, key=lambda point: (point.policy not in first, point.seconds))[:_TIMED]
         left = self._most - self._runs.count - self._settings.checks
-        rounds = max(_ROUNDS, left // len(best))
-        for _ in range(rounds):
-            for policy in best:
-                best[policy] = min(best[policy], self._runs.run(policy).seconds)
-        self._points = [
-            replace(point, seconds=best[point.policy], timed=rounds) if point.policy in best else point
-            for point in self._points
-        ]
-        return min((point for point in self._points if point.timed == rounds), key=lambda point: point.seconds)
+        rounds = max(_ROUNDS, left // len(timed))
+        # Float32 is what runs without a policy.
+        again, noise = timed_in_turns(
+            timed, rounds, lambda point: self._runs.run(None if point.policy == self._wide else point.policy).seconds
+        )
+        self._points = [next((each for each in again if each.policy == point.policy), point) for point in self._points]
+        return noise
 
 
 def _check_float32(report: Report) -> None:

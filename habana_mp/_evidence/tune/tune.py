@@ -29,9 +29,9 @@ def tune(
     *,
     metric: str | Callable[[Any, Any], float] = "results",
     check: Callable[[], Any] | None = None,
-    start: Policy | str | os.PathLike[str] = "hmp",
+    start: Policy | str | os.PathLike[str] = "balanced",
     per: str = "op",
-    others: str = "lower",
+    others: str = "start",
     cost: str = "seconds",
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
@@ -41,8 +41,9 @@ def tune(
 
     One run in float32 measures how much the low dtype of each op would change the results. Two more runs measure how much time it would
     save. This gives an order in which ops go to float32: first those whose float32 removes most error for its costs. Then the step runs
-    under policies along this order, which measures the error of ops together. With n ops there are at most n // 2 + 20 runs. After each
-    run, modules, optimizers, schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
+    under policies along this order, and under the first edits that ``CastReport.edits`` returns, which measures the error of ops together. The
+    last runs time the best policies, float32 and the start in turns. With n ops there are at most n // 2 + 44 runs, and n // 2 + 20 with
+    ``cost="numbers"``. After each run, modules, optimizers, schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
 
     Args:
         step: a function without arguments that returns outputs or a loss. A step that does not call backward is inference: it runs
@@ -52,10 +53,10 @@ def tune(
             of the sum of squares). "gradients": 1 minus the cosine between the gradients after the step and those in float32. Or a
             function of two arguments: the results in float32, and those under a policy.
         check: another step, on data that the search does not see. Its error is ``check_error`` of the result.
-        start: the policy that provides the other lists and the low dtype: a ``Policy``, or its name or path.
+        start: the policy that the search edits: a ``Policy``, or its name or path. Its other lists and its low dtype stay.
         per: "op" decides for each op, "module" for each op in the modules of one path. ``set_policies`` applies names for modules.
-        others: where the ops go that do not stay in float32. "lower": to the lower list. "start": to the list that ``start`` has them in,
-            which gives few edits.
+        others: where the ops go that the search does not put into float32. "start": they keep their lists of ``start``, which gives few
+            edits. "lower": to the lower list.
         cost: "seconds" measures times here. "numbers" computes as few numbers as possible in float32, which gives the same lists on every
             machine: for models that will run elsewhere.
         seed: the seed of the random numbers of each run.

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
 from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
-from habana_mp._show.units import apart, counted, printable, size, time
+from habana_mp._report.findings.edits import Edit
+from habana_mp._show.units import apart, printable, size, time
 from habana_mp._show.writing import Document
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
@@ -35,10 +36,10 @@ class Point:
         seconds: the measured time, the best of ``timed`` runs.
         timed: how many runs were timed.
         memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
-        predicted_error: the error predicted before the run, or None.
-        predicted_seconds: the time predicted before the run, or None.
-        in_float32: how many parts run in float32; None for ``start``.
-        result_bytes: the size of the results of all parts in bytes; None for ``start``.
+        predicted_error: the error predicted before the run; None if there is no prediction.
+        predicted_seconds: the time predicted before the run; None if there is no prediction.
+        in_float32: how many parts run in float32; None for edits of ``start``.
+        result_bytes: the size of the results of all parts in bytes; None for edits of ``start``.
 
     Example:
         >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
@@ -84,10 +85,10 @@ class TunedPart:
 
 @dataclass(frozen=True)
 class Tuned(Document):
-    """The result of ``tune``. ``print`` shows a table of the policies that ran.
+    """The result of ``tune``. ``print`` shows the ops that moved, and a table of the policies that ran.
 
     Attributes:
-        policy: the fastest policy within the budget.
+        policy: the fastest policy within the budget. Among those that are as fast within ``noise``, it has the fewest changes of ``start``.
         start: the policy that the search started from.
         budget: the largest accepted error.
         error: the error of ``policy`` on the step.
@@ -98,7 +99,8 @@ class Tuned(Document):
         points: the policies that ran.
         parts: each op of the search with its list, in the order of the calls.
         chosen: the point of ``policy``.
-        float32_seconds: the time of the step in float32.
+        float32_seconds: the time of the step in float32, without a policy if ``cost`` is "seconds".
+        noise: by how much the times of policies that were timed in turns differ by chance, in seconds; None with ``cost="numbers"``.
 
     Example:
         >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
@@ -118,6 +120,8 @@ class Tuned(Document):
     parts: tuple[TunedPart, ...]
     chosen: Point
     float32_seconds: float
+    noise: float | None
+    _edits: tuple[Edit, ...] = field(repr=False)  # that the report of the start speaks for
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -185,6 +189,7 @@ class Tuned(Document):
             "runs": self.runs,
             "most_runs": self.most_runs,
             "cost": self.cost,
+            "noise": self.noise,
             "chosen": self.chosen.name,
             "points": [
                 {
@@ -213,25 +218,23 @@ class Tuned(Document):
         return page(self)
 
     def __str__(self) -> str:
-        rows = [("policy", "error", "(predicted)", "time", "(predicted)", ""), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        wide = sum(part.list == "fp32" for part in self.parts)
-        head = f"{counted(len(self.parts), 'part')}, {wide} in float32; error {self._beside(self.error)} of {self.budget:g} after {self.runs} runs"
-        by = "the fewest numbers in float32" if self.cost == "numbers" else "the shortest time"
-        return "\n".join([head, *self._check_line(), "", *table, "", f"chosen: within the budget, {by}"])
+        from habana_mp._evidence.tune.text import text
 
-    def _check_line(self) -> Iterator[str]:
-        if self.check_error is not None:
-            above = "above the budget" if self.check_error > self.budget else "within the budget"
-            yield f"error on the data of check: {self._beside(self.check_error)}, {above}"
+        return text(self)
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        for point in self.points:
-            predicted = "" if point.predicted_error is None else f"{point.predicted_error:.2g}"
-            seconds = "" if point.predicted_seconds is None else time(point.predicted_seconds)
-            mark = "chosen" if point is self.chosen else "above the budget" if point.error > self.budget else ""
-            yield point.name, self._beside(point.error), predicted, time(point.seconds), seconds, mark
+    def _moved(self) -> list[tuple[str, str, str, str]]:
+        """The names that are in another list than in the start: the name, the list before and the list now, and why."""
+        return [
+            (name, before, after, self._why_moved(name, after))
+            for name, (before, after) in self.diff(self.start).ops.items()
+        ]
+
+    def _why_moved(self, name: str, after: str) -> str:
+        parts = [each for each in self.parts if name in (each.name, each.part.op) and each.list == after]
+        if parts:
+            return self.why(parts[0]) if len(parts) == 1 else evidence(parts, self.policy._core.low_dtype)
+        # What ran in float32 under the start is no part.
+        return next((edit.why for edit in self._edits if edit.text == f"+{name}:{after}"), "")
 
     def _beside(self, error: float) -> str:
         """Of an error: as many figures as show on which side of the budget it is."""
@@ -265,6 +268,8 @@ class Tuned(Document):
             reason = "alone above the budget"
         elif each.saved is not None and each.saved <= 0:
             reason = "float32 is no slower"
+        elif self.points[0].error <= self.budget:  # with all parts in the low dtype
+            reason = "the step is faster with it in float32"
         else:
             reason = "above the budget together with others, or between others in float32"
         return f"{reason} ({known})"

@@ -52,9 +52,9 @@ from habana_mp.hmp import Policy
 @click.option(
     "--others",
     type=click.Choice(["lower", "start"]),
-    default="lower",
+    default="start",
     show_default=True,
-    help="The list for ops that do not stay in float32: lower, or the one of the policy that the search starts from.",
+    help="The list for ops that do not go to float32: the one of the policy that the search starts from, or lower.",
 )
 @click.option(
     "--cost",
@@ -78,7 +78,7 @@ from habana_mp.hmp import Policy
 )
 @html_option
 @json_option
-@policy_options("The policy to start from: its other lists and its low dtype stay. Default: hmp.")
+@policy_options("The policy to start from: its other lists and its low dtype stay. Default: balanced.", "balanced")
 @click.argument("target", metavar="SCRIPT.py:STEP")
 def tune(
     *,
@@ -112,7 +112,7 @@ def tune(
                 _noting(step, raised),
                 budget,
                 check=checks and _noting(checks, raised),
-                start=policy or "hmp",
+                start=policy or "balanced",
                 progress=True,
                 **options,
             )

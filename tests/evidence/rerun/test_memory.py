@@ -34,7 +34,7 @@ def recurrent():
 
 
 def tuned():
-    hmp.tune(product, 1e-1, start="balanced", cost="numbers")
+    hmp.tune(product, 1e-1, start="balanced", others="lower", cost="numbers")
 
 
 def measured():

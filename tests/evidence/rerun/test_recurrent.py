@@ -91,7 +91,7 @@ def compared_policies(step):
 
 
 def tuned(step):
-    hmp.tune(step, 0.5, start=preset, cost="numbers", seed=3)
+    hmp.tune(step, 0.5, start=preset, others="lower", cost="numbers", seed=3)
     return step()
 
 

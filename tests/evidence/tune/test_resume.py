@@ -29,7 +29,7 @@ def step():
         os.kill(os.getpid(), signal.SIGKILL)
     return model(X)
 
-found = hmp.tune(step, float(sys.argv[2]), cost="numbers", resume="search.json", check=step)
+found = hmp.tune(step, float(sys.argv[2]), start="hmp", others="lower", cost="numbers", resume="search.json", check=step)
 print(calls, found.runs, found.error, found.check_error, found.policy)
 """
 
@@ -109,7 +109,7 @@ def test_another_budget_uses_the_runs(budget, kept):
     [
         ({"cost": "seconds"}, "the file is of a search with cost='numbers', not 'seconds'"),
         ({"per": "module"}, "the file is of a search with per='op', not 'module'"),
-        ({"others": "start"}, "the file is of a search with others='lower', not 'start'"),
+        ({"others": "lower"}, "the file is of a search with others='start', not 'lower'"),
         ({"seed": 1}, "the file is of a search with seed=0, not 1"),
         ({"metric": "gradients"}, "the file is of a search with metric='results', not 'gradients'"),
         ({"start": "torch-cpu"}, "the file is of a search with start='name="),

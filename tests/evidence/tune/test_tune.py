@@ -23,7 +23,7 @@ def step_of(*planted: str):
 
 
 def tuned(step, budget=BUDGET, **options) -> hmp.Tuned:
-    return hmp.tune(step, budget, **{"cost": "numbers", **options})
+    return hmp.tune(step, budget, **{"start": "hmp", "others": "lower", "cost": "numbers", **options})
 
 
 SETS = [*((name,) for name in PLANTED), ("cos", "sub", "log"), ("exp", "var", "cos"), tuple(PLANTED)]
@@ -87,7 +87,7 @@ def test_the_runs_are_counted_and_bounded(planted, cost, check):
 
     found = tuned(step, 1e-3, cost=cost, check=step if check else None)
     ops = {part.part.op for part in found.parts}
-    assert len(calls) == found.runs <= found.most_runs == len(ops) // 2 + 20
+    assert len(calls) == found.runs <= found.most_runs == len(ops) // 2 + {"numbers": 20, "seconds": 44}[cost]
 
 
 def test_a_large_budget_has_all_in_the_low_dtype():
@@ -167,6 +167,44 @@ def test_with_others_start_only_float32_is_edited():
     assert wide(found) == {"cos", "sub"}
     assert found.policy == start.with_edits("+cos:fp32", "+sub:fp32")
     assert error_of(step, found.policy) <= BUDGET
+
+
+def test_by_default_the_result_is_an_edit_of_balanced():
+    found = hmp.tune(step_of("cos", "sub"), 0.5)
+    balanced = hmp.Policy.load("balanced")
+    assert (found.start, found.points[0].policy, found.points[0].name) == (balanced, balanced, "balanced")
+    explicit = hmp.tune(step_of("cos", "sub"), 0.5, start="balanced", others="start", cost="numbers")
+    assert explicit.policy == hmp.tune(step_of("cos", "sub"), 0.5, cost="numbers").policy == balanced
+
+
+@pytest.mark.parametrize(
+    ("per", "make"), [("op", lambda: step_of("cos", "sub")), ("module", Waves)], ids=["op", "module"]
+)
+def test_the_first_edits_of_a_report_run_too(per, make):
+    step, start = make(), hmp.Policy.load("balanced").with_edits("+cos:lower", "+sub:lower")
+    with hmp.autocast("cpu", policy=start), hmp.report(values=True) as report:
+        report.project(step(), k=32)
+    first = [edit for edit in report.edits(per=per) if edit._list == "fp32"]
+    found = hmp.tune(step, BUDGET, start=start, per=per)
+    ran = [point.policy for point in found.points]
+    assert first
+    for count in (1, 2, 3, 5):
+        assert start.with_edits(*first[:count]) in ran
+    assert len(ran) == len({*map(str, ran)})
+    assert found.error <= BUDGET
+    assert found.chosen.seconds <= min(point.seconds for point in found.points if point.timed > 1) + found.noise
+    assert found.runs <= found.most_runs
+
+
+def test_what_no_gradient_comes_to_is_not_predicted():
+    """Its error may be any."""
+    model = Model("cos", gradients=False)
+    found = tuned(lambda: model(X), 1e-6)
+    hidden = {part.name for part in found.parts if part.part.hidden}
+    assert hidden
+    for point in found.points:
+        low = {name for name in hidden if point.policy.rule(name).action != "fp32"}
+        assert point.predicted_error is None or not low
 
 
 def test_modules_have_lines_where_an_op_differs_between_them():
@@ -371,7 +409,7 @@ def test_a_step_that_lowers_by_itself_is_refused():
 def test_dropout_that_passes_its_input_on_is_not_lowered_unseen(start):
     """It has no numbers that could be measured, and hmp lowers it."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Dropout(), torch.nn.Linear(64, 16)).eval()
-    found = hmp.tune(lambda: model(X), 1e-5, start=start, cost="numbers")
+    found = hmp.tune(lambda: model(X), 1e-5, start=start, others="lower", cost="numbers")
     assert found.error <= 1e-5
     assert {point.error for point in found.points if point.name == "float32"} == {0.0}
 
@@ -383,7 +421,7 @@ def test_complex_results_count_whole():
         y = linear(X)
         return torch.complex(torch.ones_like(y), y)
 
-    found = hmp.tune(step, 1e-6, cost="numbers")
+    found = hmp.tune(step, 1e-6, start="hmp", others="lower", cost="numbers")
     (low,) = (point for point in found.points if point.name == "all low")
     with hmp.autocast("cpu", policy=low.policy):
         ran = step()

@@ -103,7 +103,7 @@ def step():
     return Model()(X)
 
 
-NO_OP = "no op of the step computes in float32, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
+NO_OP = "no op of the step computes in bfloat16 under balanced, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
 NO_NUMBERS = "the step returns no numbers: return its outputs or its loss"
 
 

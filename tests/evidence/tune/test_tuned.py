@@ -11,23 +11,25 @@ import torch
 from planted_faults import ANGLES, Model, Waves, X
 
 from habana_mp import hmp
+from habana_mp._evidence.tune.turns import fastest, timed_in_turns
+from habana_mp.results import Point
 
 
 @pytest.fixture(scope="module")
 def found():
     model = Model("cos", "sub")
-    return hmp.tune(lambda: model(X), 1e-2, cost="numbers", check=lambda: model(X))
+    return hmp.tune(lambda: model(X), 1e-2, start="hmp", others="lower", cost="numbers", check=lambda: model(X))
 
 
 @pytest.fixture(scope="module")
 def in_modules():
-    return hmp.tune(Waves(), 2e-2, per="module", cost="numbers")
+    return hmp.tune(Waves(), 2e-2, per="module", start="hmp", others="lower", cost="numbers")
 
 
 @pytest.fixture(scope="module")
 def timed():
     model = Model("cos")
-    return hmp.tune(lambda: model(X), 1e-2)
+    return hmp.tune(lambda: model(X), 1e-2, start="hmp", others="lower")
 
 
 def test_nothing_beats_a_point_of_the_front(found, timed):
@@ -72,9 +74,46 @@ def test_parts_are_in_the_order_of_the_calls(found, timed):
 
 
 def test_with_seconds_the_points_are_predicted_and_the_best_are_timed_in_turns(timed):
-    assert timed.chosen.timed == 3
-    assert timed.chosen.seconds == min(point.seconds for point in timed.points if point.timed == 3)
-    assert all(math.isfinite(point.predicted_seconds) for point in timed.points if point.in_float32 is not None)
+    in_turns = [point for point in timed.points if point.timed > 1]
+    assert {point.timed for point in in_turns} == {timed.chosen.timed}
+    assert timed.chosen.timed >= 3
+    assert timed.chosen.seconds <= min(point.seconds for point in in_turns) + timed.noise
+    assert all(point.predicted_seconds is None or point.predicted_seconds > 0 for point in timed.points)
+
+
+def test_float32_and_the_start_are_timed_in_turns(timed):
+    wide, start = (next(point for point in timed.points if point.name == name) for name in ("float32", "hmp"))
+    assert (wide.timed > 1, timed.float32_seconds) == (True, wide.seconds)
+    assert (start.timed > 1) == (start.error <= timed.budget)
+
+
+POINT = Point("balanced", hmp.Policy.load("balanced"), 1e-3, 1.0, 5, None, None, None, None, None)
+EDITED = replace(POINT, name="one edit", policy=POINT.policy.with_edits("+mm:fp32"), error=1e-4)
+TWICE = replace(POINT, name="two edits", policy=EDITED.policy.with_edits("+bmm:fp32"), error=0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "noise", "name"),
+    [
+        ((1.0, 0.9, 0.8), 0.3, "balanced"),
+        ((1.0, 0.9, 0.8), 0.15, "one edit"),
+        ((1.0, 0.9, 0.8), 0.05, "two edits"),
+        ((0.8, 0.9, 1.0), 0.0, "balanced"),
+    ],
+)
+def test_within_the_noise_the_fewest_changes_of_the_start_are_chosen(seconds, noise, name):
+    points = [replace(point, seconds=each) for point, each in zip((POINT, EDITED, TWICE), seconds, strict=True)]
+    for some in (points, points[::-1]):
+        assert fastest(some, noise, POINT.policy).name == name
+    once = replace(points[0], name="once", seconds=0.1, timed=1)  # is not taken as the others are
+    assert fastest([once, *points], noise, POINT.policy).name == name
+
+
+def test_the_noise_is_how_far_a_second_best_time_is_from_the_best():
+    times = {"balanced": iter([1.0, 9.0, 1.01]), "one edit": iter([2.0, 2.02, 7.0]), "two edits": iter([3.3, 3.0, 3.1])}
+    points, noise = timed_in_turns((POINT, EDITED, TWICE), 3, lambda point: next(times[point.name]))
+    assert [(point.seconds, point.timed) for point in points] == [(1.0, 3), (2.0, 3), (3.0, 3)]
+    assert noise == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +214,7 @@ def test_a_folder_has_the_lines_for_modules(in_modules, tmp_path):
 def test_a_folder_keeps_no_evidence_of_an_earlier_search(found, tmp_path):
     """A second search starts from the folder of the first, and its step has one op alone."""
     found.save(tmp_path / "first")
-    again = hmp.tune(lambda: torch.mm(X, X.T), 1e-2, start=tmp_path / "first", cost="numbers")
+    again = hmp.tune(lambda: torch.mm(X, X.T), 1e-2, start=tmp_path / "first", others="lower", cost="numbers")
     again.save(tmp_path / "second")
     lines = [
         line for title in ("lower", "fp32") for line in (tmp_path / "second" / f"{title}.txt").read_text().splitlines()
@@ -206,6 +245,7 @@ def test_infinite_errors_are_none_in_json():
         lambda: model(X) + torch.exp(ANGLES / 50) * 1e-6,
         1e-2,
         cost="numbers",
+        others="lower",
         start=hmp.Policy.load("hmp").with_low_dtype("float16"),
     )
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -220,6 +260,14 @@ def test_text(found):
         lines[0] == f"{len(found.parts)} parts, 2 in float32; error {found.error:.2g} of 0.01 after {found.runs} runs"
     )
     assert lines[1] == f"error on the data of check: {found.check_error:.2g}, within the budget"
+    names = {part.name for part in found.parts}
+    moved = {op: lists for op, lists in found.diff("hmp").ops.items() if op in names}
+    assert [line.partition("; ")[0] for line in lines[3 : 3 + len(moved)]] == [
+        f"{op}: {before} -> {after}" for op, (before, after) in moved.items()
+    ]
+    (cos,) = (line for line in lines if line.startswith("cos: "))
+    assert "-> fp32; alone above the budget (in bfloat16: predicted error " in cos
+    lines[2 : 3 + len(moved)] = []
     assert lines[3].split() == ["policy", "error", "(predicted)", "time", "(predicted)"]
     assert lines[-2:] == ["", "chosen: within the budget, the fewest numbers in float32"]
     assert [line.endswith("chosen") for line in lines[4:-2]] == [point is found.chosen for point in found.points]
@@ -227,6 +275,32 @@ def test_text(found):
         point.error > found.budget for point in found.points
     ]
     assert lines == [line.rstrip() for line in lines]
+
+
+def test_float32_that_is_fastest_is_named(timed):
+    wide = next(point for point in timed.points if point.name == "float32")
+    slower = [point if point is wide else replace(point, seconds=2 * wide.seconds) for point in timed.points]
+    low = next(point for point in slower if point.timed > 1 and point is not wide)
+    for noise, chosen, said in [
+        (0.0, wide, "float32 is the fastest: run without a policy"),
+        (2 * wide.seconds, low, "float32 is as fast, within the noise of the times"),
+    ]:
+        text = str(replace(timed, points=tuple(slower), chosen=chosen, noise=noise)).splitlines()
+        assert text[1] == said
+        assert ("which is noise" in text[-1]) == (noise > 0)
+    fast = [replace(point, seconds=3 * wide.seconds) if point is wide else point for point in slower]
+    assert not str(replace(timed, points=tuple(fast), chosen=low, noise=0.0)).splitlines()[1]
+
+
+def test_times_of_one_run_are_blank_beside_times_in_turns(timed):
+    low, *others = timed.points
+    points = (replace(low, seconds=12.0, timed=1, predicted_seconds=None, predicted_error=None), *others)
+    in_turns = [replace(point, seconds=0.0012, predicted_seconds=1.5) for point in others if point.timed > 1]
+    text = str(replace(timed, points=(points[0], *in_turns), chosen=in_turns[0], noise=0.0)).splitlines()
+    (row,) = (line for line in text if line.startswith(f"{low.name}  "))
+    assert row.split() == [*low.name.split(), f"{low.error:.2g}", *row.split()[3:]]
+    assert "12 s" not in row
+    assert all("1.2 ms" in line and "1,500 ms" in line for line in text if line.startswith("float32  "))
 
 
 def test_page_and_notebook(found, tmp_path):

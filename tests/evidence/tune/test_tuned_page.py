@@ -45,16 +45,18 @@ class Hostile(torch.nn.Module):
 def lost():
     model = Model()
     start = hmp.Policy.load("hmp").with_low_dtype("float16")
-    return hmp.tune(lambda: model(X) + torch.exp(LARGE / 2) * 1e-8, 1e-2, cost="numbers", start=start)
+    return hmp.tune(lambda: model(X) + torch.exp(LARGE / 2) * 1e-8, 1e-2, cost="numbers", start=start, others="lower")
 
 
 MODEL = Model("cos", "sub")
 MAKE = {
     "seconds": lambda: hmp.tune(lambda: MODEL(X), 1e-2, check=lambda: MODEL(X)),
+    "all lowered": lambda: hmp.tune(lambda: MODEL(X), 1e-2, start="hmp", others="lower"),
     "numbers": lambda: hmp.tune(lambda: MODEL(X), 1e-2, cost="numbers"),
     "no errors": lambda: hmp.tune(lambda: X * 2, 1e-9, cost="numbers", metric=lambda _a, _b: 0.0),
     "lost numbers": lost,
-    "modules": lambda: hmp.tune(Hostile(), 1e-2, cost="numbers", per="module"),
+    "modules": lambda: hmp.tune(Hostile(), 1e-2, per="module", start="hmp", others="lower", cost="numbers"),
+    "edits of modules": lambda: hmp.tune(Hostile(), 1e-3, per="module"),
 }
 
 
@@ -114,7 +116,7 @@ def test_names_are_text(reader):
 
 def test_a_point_with_the_name_of_another_is_not_chosen(reader):
     start = hmp.Policy.from_ops(lower=["linear"], name="float32")
-    found = hmp.tune(lambda: MODEL(X), 1e-6, cost="numbers", start=start)
+    found = hmp.tune(lambda: MODEL(X), 1e-6, cost="numbers", start=start, others="lower")
     opened = reader.open_text(found.to_html())
     assert opened.locator("#points tbody tr td:last-child", has_text="chosen").count() == 1
 

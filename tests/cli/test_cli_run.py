@@ -274,7 +274,7 @@ def test_names_that_no_module_has_are_reported_at_the_end(here):
     done = run("--edit", "+linear in hed:fp32", "script.py")
     assert (done.exit_code, done.stdout) == (0, "ran\n")
     assert done.stderr == (
-        "Warning: hmp+edits names modules that none of the called models has:\n'linear in hed' names no module\n"
+        "Warning: balanced+edits names modules that none of the called models has:\n'linear in hed' names no module\n"
     )
 
 

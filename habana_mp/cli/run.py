@@ -18,6 +18,7 @@ from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
+from habana_mp.cli.behind import warn_of_options_behind
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.parameters import DEFAULT, policy_options
 from habana_mp.cli.script import Script, constants, open_script, run_script
@@ -60,6 +61,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
                 with contextlib.suppress(ValueError, RuntimeError):
                     importer.register_device()
                     importer.pass_to_children()
+            warn_of_options_behind(opened, arguments, click.get_current_context().command)
             function(script=opened, **options)
 
     return command

@@ -51,8 +51,8 @@ if __name__ == "__main__":
 
 def test_a_script_cannot_tell_it_from_python(here):
     Path("portrait.py").write_text(PORTRAIT)
-    plain = python("portrait.py", "a", "--policy", "-m", cwd=here)
-    ours = python("-m", "habana_mp", "run", "portrait.py", "a", "--policy", "-m", cwd=here)
+    plain = python("portrait.py", "a", "--seed", "-m", cwd=here)
+    ours = python("-m", "habana_mp", "run", "portrait.py", "a", "--seed", "-m", cwd=here)
     assert plain.returncode == 1
     assert (ours.stdout, ours.stderr, ours.returncode) == (plain.stdout, plain.stderr, 1)
 

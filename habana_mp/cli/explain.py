@@ -17,7 +17,7 @@ from habana_mp.hmp import explain as explain_op
 
 
 @click.command()
-@policy_options("Default: hmp.")
+@policy_options(".", default="hmp")
 @json_option
 @click.argument("ops", nargs=-1, required=True, metavar="OP...", type=OpParameter())
 def explain(ops: tuple[str, ...], policy: Policy | None, json_file: str | None) -> None:

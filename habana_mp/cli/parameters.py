@@ -31,6 +31,10 @@ else:  # click 8.1 has no type arguments
     _ParamType = click.ParamType
 
 
+# The policy of a command that runs a script or a step, if neither its options nor the script choose one.
+DEFAULT = "balanced"
+
+
 class PolicyParameter(_ParamType):
     """A preset, a folder, a gaudi_config.json or the text of a policy. Gives a ``Policy``."""
 
@@ -119,15 +123,18 @@ def _list_option(name: str, purpose: str) -> Callable[[Callable[..., None]], Cal
     return click.option(name, multiple=True, type=ListParameter(), metavar="FILE|+OP|-OP", help=about)
 
 
-def policy_options(default: str, preset: str = "hmp") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given. Edits are of ``preset``."""
+def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options by which a policy is named and changed; the command gets it as ``policy``, None where none of them is given.
+
+    Changes without a name are changes of ``default``.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @click.option(
             "--policy",
             type=PolicyParameter(),
             metavar="P",
-            help=f"A preset, a folder, a gaudi_config.json or the text of a policy. {default}",
+            help=f"A preset, a folder, a gaudi_config.json or the text of a policy. Default: {default}{about}",
         )
         @_list_option("--lower", "the lower precision")
         @_list_option("--fp32", "float32")
@@ -153,7 +160,7 @@ def policy_options(default: str, preset: str = "hmp") -> Callable[[Callable[...,
             if lower or fp32 or edits or low_dtype is not None:
                 with user_errors():
                     read = [*_edits_in(edits)]
-                    policy = _changed(policy or Policy.load(preset), {"lower": lower, "fp32": fp32}, read, low_dtype)
+                    policy = _changed(policy or Policy.load(default), {"lower": lower, "fp32": fp32}, read, low_dtype)
             function(policy=policy, **others)
 
         return command

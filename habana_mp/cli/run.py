@@ -18,8 +18,9 @@ from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
+from habana_mp.cli.behind import warn_of_options_behind
 from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import policy_options
+from habana_mp.cli.parameters import DEFAULT, policy_options
 from habana_mp.cli.script import Script, constants, open_script, run_script
 from habana_mp.hmp import Policy, convert
 
@@ -32,7 +33,8 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
     @policy_options(
-        "It takes precedence over the arguments of hmp.convert in the script. Default: hmp, until the script sets a policy itself or imports Habana's package."
+        ", until the script sets a policy itself or imports Habana's package. "
+        "A policy of the command line takes precedence over the arguments of hmp.convert in the script."
     )
     @click.option(
         "--device",
@@ -59,6 +61,7 @@ def script_command(function: Callable[..., None]) -> Callable[..., None]:
                 with contextlib.suppress(ValueError, RuntimeError):
                     importer.register_device()
                     importer.pass_to_children()
+            warn_of_options_behind(opened, arguments, click.get_current_context().command)
             function(script=opened, **options)
 
     return command
@@ -71,7 +74,7 @@ def _prepare(running: contextlib.ExitStack, policy: Policy | None, device: str |
     with user_errors():
         if policy is not None:
             running.enter_context(_names_for_modules(policy))
-        convert(policy=policy)
+        convert(policy=policy or DEFAULT)
         in_force.cli_policy, in_force.is_cli_default = policy, policy is None
     if device is not None:
         _choose(device)

@@ -49,14 +49,15 @@ def open_script(target: str, arguments: Sequence[str], *, is_module: bool) -> Sc
     return as_python_ends(lambda: _module_named(target) if is_module else _at(target))
 
 
-def constants(code: CodeType) -> Iterator[str]:
-    """The names and the strings in a script, those in its functions too."""
-    yield from code.co_names
+def constants(code: CodeType, *, names: bool = True) -> Iterator[str]:
+    """The names and the strings in a script, those in its functions too. Or its strings alone."""
+    if names:
+        yield from code.co_names
     values = [*code.co_consts]
     while values:
         value = values.pop()
         if isinstance(value, CodeType):
-            yield from constants(value)
+            yield from constants(value, names=names)
         elif isinstance(value, (tuple, frozenset)):
             values.extend(value)
         elif isinstance(value, str):

@@ -36,13 +36,31 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_hmp_beside_no_casts(here):
-    done = call("--html", "c.html", "--json", "c.json", "train.py", "--steps", "1")
+    done = call("--policy", "hmp", "--html", "c.html", "--json", "c.json", "train.py", "--steps", "1")
     assert (done.stdout, done.returncode) == ("trained\ntrained\n", 1), done.stderr
     assert "a: none\nb: hmp\n\nfirst difference\n  linear in Sequential: 0, in the forward pass" in done.stderr
     assert "gradients differ by 0.0" in done.stderr
     found = json.loads(Path("c.json").read_text())
     assert (found["first"]["op"], found["names"]) == ("linear", ["none", "hmp"])
     assert "Sequential: 0" in Path("c.html").read_text()
+
+
+# the script begins with -> the name of run b
+CHOSEN = {
+    "nobody": ("", "balanced"),
+    "convert()": ("from habana_mp import hmp\nhmp.convert()", "hmp"),
+    "a region": ("from habana_mp import hmp\nwith hmp.autocast('cpu'):\n    pass", "the script's"),
+    "Gaudi": ("from habana_frameworks.torch.hpex import hmp\nhmp.convert()", "hmp"),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_run_b_without_a_policy_is_what_the_script_chooses(here, case):
+    script, name = CHOSEN[case]
+    Path("own.py").write_text(script + TRAIN)
+    done = call("--json", "c.json", "own.py")
+    assert done.stdout == "trained\ntrained\n", done.stderr
+    assert json.loads(Path("c.json").read_text())["names"] == ["none", name]
 
 
 def test_none_casts_nothing_in_regions_of_the_script(here):

@@ -43,7 +43,7 @@ def test_it_says_what_happened(here):
     Path("script.py").write_text(TRAIN)
     printed, done = seen()
     assert (done.stdout, done.exit_code, printed["title"]) == ("trained\n", 0, "script.py")
-    assert [(each["name"], each["front_end"]) for each in printed["policies"]] == [("hmp", "convert")]
+    assert [(each["name"], each["front_end"]) for each in printed["policies"]] == [("balanced", "convert")]
     rows = {row["op"]: row for row in printed["rows"]}
     assert rows["linear"]["runs_in"] == ["bfloat16"]
     assert rows["linear"]["source"] == f"{here}/script.py:4"
@@ -132,7 +132,10 @@ def test_children_that_the_script_forks_tell_nothing(here):
         "if child:\n    os.waitpid(child, 0)\n" + TRAIN
     )
     done = subprocess.run(
-        [sys.executable, "-m", "habana_mp", "report", "script.py"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "habana_mp", "report", "--policy", "hmp", "script.py"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert sorted(done.stdout.split()) == ["child", "parent", "trained", "trained"]
     assert done.stderr.count("script.py") == 1

@@ -51,8 +51,8 @@ if __name__ == "__main__":
 
 def test_a_script_cannot_tell_it_from_python(here):
     Path("portrait.py").write_text(PORTRAIT)
-    plain = python("portrait.py", "a", "--policy", "-m", cwd=here)
-    ours = python("-m", "habana_mp", "run", "portrait.py", "a", "--policy", "-m", cwd=here)
+    plain = python("portrait.py", "a", "--seed", "-m", cwd=here)
+    ours = python("-m", "habana_mp", "run", "portrait.py", "a", "--seed", "-m", cwd=here)
     assert plain.returncode == 1
     assert (ours.stdout, ours.stderr, ours.returncode) == (plain.stdout, plain.stderr, 1)
 
@@ -274,7 +274,7 @@ def test_names_that_no_module_has_are_reported_at_the_end(here):
     done = run("--edit", "+linear in hed:fp32", "script.py")
     assert (done.exit_code, done.stdout) == (0, "ran\n")
     assert done.stderr == (
-        "Warning: hmp+edits names modules that none of the called models has:\n'linear in hed' names no module\n"
+        "Warning: balanced+edits names modules that none of the called models has:\n'linear in hed' names no module\n"
     )
 
 

@@ -23,7 +23,7 @@ def run(*arguments: str) -> Result:
 def test_it_is_converted_before_it_starts(here):
     Path("script.py").write_text(DTYPE)
     assert run("script.py").stdout == "torch.bfloat16\n"
-    assert in_force.policy == hmp.Policy.load("hmp")
+    assert in_force.policy == hmp.Policy.load("balanced")
 
 
 OWN = """
@@ -93,6 +93,26 @@ def test_policy(here, script, options, printed):
     assert (done.stdout.strip(), done.stderr, done.exit_code) == (printed, "", 0)
 
 
+# script, options -> the policy at its end
+ENDS = {
+    "nobody chooses": ("", [], "balanced"),
+    "convert()": ("from habana_mp import hmp\nhmp.convert()", [], "hmp"),
+    "opt_level": ("from habana_mp import hmp\nhmp.convert('O2')", [], "hmp-o2"),
+    "Gaudi": ("from habana_frameworks.torch.hpex import hmp\nhmp.convert()", [], "hmp"),
+    "edits": ("", ["--edit", "+softmax:lower"], "balanced+edits"),
+    "edits over convert()": ("from habana_mp import hmp\nhmp.convert()", ["--lower", "+softmax"], "balanced+files"),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "report", "find-nonfinite"])
+@pytest.mark.parametrize("case", ENDS)
+def test_without_a_policy_it_is_balanced_until_the_script_chooses(here, case, command):
+    script, options, policy = ENDS[case]
+    Path("script.py").write_text(script)
+    assert CliRunner().invoke(main, [command, *options, "script.py"]).exit_code == 0
+    assert in_force.policy.name == policy
+
+
 # options -> what the script prints of 2 @ 2 and of softmax under them, and the notes
 CHANGES = {
     "an edit of a list": (["--lower", "+softmax"], "bfloat16 bfloat16", ""),
@@ -100,22 +120,22 @@ CHANGES = {
     "a file and an edit": (
         ["--lower", "lower.txt", "--lower", "-relu", "--fp32", "+matmul"],
         "float32 bfloat16",
-        "Note: relu now follows its first input; +relu:fp32 keeps it in float32\n",
+        "Note: relu now runs in the dtypes of its inputs; +relu:fp32 keeps it in float32\n",
     ),
     "an edit": (["--edit", "+softmax:lower"], "bfloat16 bfloat16", ""),
     "the later edit wins": (["--edit", "+softmax:lower", "--edit", "+softmax:fp32"], "bfloat16 float32", ""),
     "taken out": (
         ["--edit", "-matmul"],
         "float32 float32",
-        "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
+        "Note: matmul now runs in the dtypes of its inputs; +matmul:fp32 keeps it in float32\n",
     ),
     "taken out of one list": (
-        ["--lower", "-matmul"],
+        ["--policy", "hmp", "--lower", "-matmul"],
         "float32 float32",
         "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
     ),
     "taken out, with a comment": (
-        ["--lower", "-matmul # slow"],
+        ["--policy", "hmp", "--lower", "-matmul # slow"],
         "float32 float32",
         "Note: matmul now follows its first input; +matmul:fp32 keeps it in float32\n",
     ),

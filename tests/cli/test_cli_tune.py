@@ -160,6 +160,17 @@ def test_a_policy_to_start_from(scripts):
     assert policy.rule("cos").action == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("top", "start"),
+    [("", "balanced"), ("from habana_mp import hmp\nhmp.convert()", "hmp")],
+    ids=["nobody chooses", "convert()"],
+)
+def test_the_search_starts_from_the_default_or_what_the_script_converts_with(top, start, scripts):
+    Path("train.py").write_text(top + TRAIN)
+    done = tune("train.py:step")
+    assert f"\n{start} " in done.stdout, done.stderr
+
+
 FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
 
 

@@ -64,7 +64,7 @@ def test_without_values_nothing_is_measured(here):
     ],
 )
 def test_find_nonfinite(arguments, code, printed, here):
-    done = call("find-nonfinite", "train.py", *arguments)
+    done = call("find-nonfinite", "--policy", "hmp", "train.py", *arguments)
     assert (done.stdout, done.exit_code) == ("trained\n", code)
     assert printed in done.stderr
 
@@ -119,7 +119,7 @@ def test_edits_of_modules_are_written_and_taken(here):
     ("arguments", "code", "printed"),
     [
         (["--max-casts", "100"], 0, ""),
-        (["--max-casts", "2"], 1, "--max-casts 2: there are 6"),
+        (["--max-casts", "2"], 1, "--max-casts 2: there are 5"),
         (["--values", "--max-error", "0.1"], 0, ""),
         (["--values", "--max-error", "1e-6"], 1, "--max-error 1e-06: linear has 0.00"),
         (["--max-error", "1"], 2, "--max-error needs --values"),

@@ -37,7 +37,31 @@ class _OtherPolicy(PolicyParameter):
         return _NONE if value == "none" else super().convert(value, param, ctx)
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+class _ReadsBehind(click.Command):
+    """Reads --policy and --with behind the script too, if --with is there and not before it. The script then does not see them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        arguments = [*(ctx.params["arguments"] or ())]
+        if ctx.params["other"] is None and "--with" in arguments:
+            ctx.params["other"] = _taken(arguments, "--with")
+            ctx.params["policy"] = _taken(arguments, "--policy") or ctx.params["policy"]
+            ctx.params["arguments"] = tuple(arguments)
+        return rest
+
+
+def _taken(arguments: list[str], option: str) -> Policy | None:
+    if option not in arguments:
+        return None
+    place = arguments.index(option)
+    if place + 1 == len(arguments):
+        raise Problem(f"{option} takes a policy")
+    _, named = arguments[place : place + 2]
+    del arguments[place : place + 2]
+    return _OtherPolicy().convert(named, None, None)
+
+
+@click.command(cls=_ReadsBehind, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--with",
     "other",
@@ -64,25 +88,14 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
 
     The exit code is 1 if the runs differ and 0 if they do not. If the script fails, it is that of the script.
     """
-    behind = None
-    if other is None and "--with" in sys.argv:
-        other, behind = _taken_from_behind("--with"), _taken_from_behind("--policy")
-        if behind is not None:
-            in_force.cli_policy, in_force.is_cli_default = behind, False
-            convert(policy=behind)
     other = other or _NONE
-    if in_force.policy is None:
-        raise Problem("no policy is in force to compare with")
-    own = in_force.policy
-    with contextlib.ExitStack() as running:
-        folder = running.enter_context(tempfile.TemporaryDirectory())
+    ending: list[SystemExit] = []
+    with tempfile.TemporaryDirectory() as folder:
         first = _recorded_by_child(script, other, Path(folder) / "a")
-        if behind is not None:  # the names for modules of a --policy before the script are in force already
-            running.enter_context(on_models_called(behind))
-        in_force.cli_policy, in_force.is_cli_default = own, False
-        ending: list[SystemExit] = []
         runs = compared_with(first, lambda: _run(script, ending), other_process=True)
-    found = runs.comparison((other.name, own.name))
+    # Without --policy, the script may have replaced the default or ended it.
+    own = in_force.policy.name if in_force.policy else "the script's"
+    found = runs.comparison((other.name, own))
     flush(sys.stdout)
     say(f"\n{found}", err=True)
     write_files(found, html, json_file)
@@ -90,18 +103,6 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
         raise ending[0]
     if not found.same:
         raise SystemExit(1)
-
-
-def _taken_from_behind(option: str) -> Policy | None:
-    """The policy of an option among the arguments of the script, which then does not see it."""
-    if option not in sys.argv:
-        return None
-    place = sys.argv.index(option)
-    if place + 1 == len(sys.argv):
-        raise Problem(f"{option} takes a policy")
-    _, named = sys.argv[place : place + 2]
-    del sys.argv[place : place + 2]
-    return _OtherPolicy().convert(named, None, None)
 
 
 def _recorded_by_child(script: Script, policy: Policy, path: Path) -> Any:

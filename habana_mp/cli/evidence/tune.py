@@ -18,10 +18,11 @@ import click
 from habana_mp import hmp
 from habana_mp._evidence.tune.tune import needed_arguments
 from habana_mp._evidence.tune.tuned import refuse_to_replace
+from habana_mp._scope import in_force
 from habana_mp._show.stream import say
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.output import html_option, json_option, write_files
-from habana_mp.cli.parameters import policy_options
+from habana_mp.cli.parameters import DEFAULT, policy_options
 from habana_mp.cli.script import as_python_ends, find_module
 from habana_mp.hmp import Policy
 
@@ -78,7 +79,9 @@ from habana_mp.hmp import Policy
 )
 @html_option
 @json_option
-@policy_options("The policy to start from: its other lists and its low dtype stay. Default: balanced.", "balanced")
+@policy_options(
+    ", or what the script converts with while it is imported. The search starts from this policy: its other lists and its low dtype stay."
+)
 @click.argument("target", metavar="SCRIPT.py:STEP")
 def tune(
     *,
@@ -104,6 +107,7 @@ def tune(
     """
     folder = _new_folder(output)
     step, checks = _steps(target, check)
+    start = policy or in_force.policy or DEFAULT
     hmp.revert()  # what the script has converted, as scripts do at their top
     raised: list[Exception] = []
     with user_errors():
@@ -112,7 +116,7 @@ def tune(
                 _noting(step, raised),
                 budget,
                 check=checks and _noting(checks, raised),
-                start=policy or "balanced",
+                start=start,
                 progress=True,
                 **options,
             )

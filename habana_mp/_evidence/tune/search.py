@@ -13,8 +13,9 @@ from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
+from habana_mp._evidence.tune.point import Point
 from habana_mp._evidence.tune.runs import Runs
-from habana_mp._evidence.tune.tuned import Point, Tuned, TunedPart
+from habana_mp._evidence.tune.tuned import Tuned, TunedPart
 from habana_mp._evidence.tune.turns import fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report

@@ -12,6 +12,7 @@ from typing import Any
 
 from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part
+from habana_mp._evidence.tune.point import Point
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import LISTS
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
@@ -23,40 +24,6 @@ from habana_mp._show.units import apart, printable, size, time
 from habana_mp._show.writing import Document
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
-
-
-@dataclass(frozen=True)
-class Point:
-    """A policy that ran.
-
-    Attributes:
-        name: the name of the point.
-        policy: the policy.
-        error: the measured error.
-        seconds: the measured time, the best of ``timed`` runs.
-        timed: how many runs were timed.
-        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
-        predicted_error: the error predicted before the run; None if there is no prediction.
-        predicted_seconds: the time predicted before the run; None if there is no prediction.
-        in_float32: how many parts run in float32; None for edits of ``start``.
-        result_bytes: the size of the results of all parts in bytes; None for edits of ``start``.
-
-    Example:
-        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
-        >>> for point in found.front:
-        ...     print(point.name, point.error, point.seconds)
-    """
-
-    name: str
-    policy: Policy
-    error: float
-    seconds: float
-    timed: int
-    memory: int | None
-    predicted_error: float | None
-    predicted_seconds: float | None
-    in_float32: int | None
-    result_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -213,12 +180,12 @@ class Tuned(Document):
         }
 
     def _page(self) -> str:
-        from habana_mp._evidence.tune.page import page
+        from habana_mp._evidence.tune.shown.page import page
 
         return page(self)
 
     def __str__(self) -> str:
-        from habana_mp._evidence.tune.text import text
+        from habana_mp._evidence.tune.shown.text import text
 
         return text(self)
 

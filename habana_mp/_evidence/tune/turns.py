@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from habana_mp._evidence.tune.tuned import Point
+from habana_mp._evidence.tune.point import Point
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import Policy
 

@@ -1,4 +1,4 @@
-"""``Point``: a policy that a search has run."""
+"""``Point``: a policy that ran in a search, with its error and its time."""
 
 from __future__ import annotations
 

@@ -180,12 +180,12 @@ class Tuned(Document):
         }
 
     def _page(self) -> str:
-        from habana_mp._evidence.tune.page import page
+        from habana_mp._evidence.tune.shown.page import page
 
         return page(self)
 
     def __str__(self) -> str:
-        from habana_mp._evidence.tune.text import text
+        from habana_mp._evidence.tune.shown.text import text
 
         return text(self)
 

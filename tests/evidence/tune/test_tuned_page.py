@@ -53,7 +53,9 @@ MAKE = {
     "seconds": lambda: hmp.tune(lambda: MODEL(X), 1e-2, check=lambda: MODEL(X)),
     "all lowered": lambda: hmp.tune(lambda: MODEL(X), 1e-2, start="hmp", others="lower"),
     "numbers": lambda: hmp.tune(lambda: MODEL(X), 1e-2, cost="numbers"),
-    "no errors": lambda: hmp.tune(lambda: X * 2, 1e-9, cost="numbers", metric=lambda _a, _b: 0.0),
+    "no errors": lambda: hmp.tune(
+        lambda: X * 2, 1e-9, start="hmp", others="lower", cost="numbers", metric=lambda _a, _b: 0.0
+    ),
     "lost numbers": lost,
     "modules": lambda: hmp.tune(Hostile(), 1e-2, per="module", start="hmp", others="lower", cost="numbers"),
     "edits of modules": lambda: hmp.tune(Hostile(), 1e-3, per="module"),
@@ -68,7 +70,7 @@ def found(request):
 def test_the_picture_has_a_dot_for_each_point(reader, found):
     opened = reader.open_text(found.to_html())
     titles = opened.locator("#points svg circle title").all_text_contents()
-    assert [title.partition(":")[0] for title in titles] == [point.name for point in found.points]
+    assert [title.rpartition(": error ")[0] for title in titles] == [point.name for point in found.points]
     assert opened.locator("#points svg circle.chosen").count() == 1
     above = sum(point.error > found.budget for point in found.points)
     assert opened.locator("#points svg circle.above").count() == above
@@ -124,7 +126,7 @@ def test_a_point_with_the_name_of_another_is_not_chosen(reader):
 def test_names_of_points_do_not_lie_on_each_other(reader, found):
     names = reader.open_text(found.to_html()).locator("#points svg text.named")
     boxes = [names.nth(i).bounding_box() for i in range(names.count())]
-    assert len(boxes) >= 3
+    assert len(boxes) >= 2
     for i, a in enumerate(boxes):
         for b in boxes[:i]:
             assert (

@@ -1,0 +1,1 @@
+"""A ``Tuned`` as text and as a page."""

@@ -15,6 +15,7 @@ from habana_mp import hmp
 from habana_mp._report.findings.edits import Edit, _added, _in_groups, edits
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
+from habana_mp._report.numbers import Objective
 
 
 class Net(nn.Module):
@@ -314,6 +315,20 @@ def test_the_error_under_a_preset_is_foretold(start, preset):
     assert report.presets()[preset] == pytest.approx(off(found, exact), rel=0.35)
     assert list(report.presets().values()) == sorted(report.presets().values())
     assert f"{preset} {report.presets()[preset]:.2g}" in " ".join(str(report).split())
+
+
+def test_an_op_that_is_in_no_list_any_more_follows_its_inputs():
+    torch.manual_seed(0)
+    x, y = torch.rand(64, 16, requires_grad=True), torch.rand(64, 16)
+    with hmp.report(values=True) as report:
+        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mul"])):
+            out = torch.mul(x, y)
+        report.project(out, k=8)
+    data = report_of(report.to_dict())
+    effect = Simulation(data).under(hmp.Policy.from_ops(lower=["mm"]))
+    assert Objective(data).error() > 0
+    assert Objective(data).error(effect.left, effect.low) == 0
+    assert effect.casts == -2
 
 
 def test_presets_without_a_backward_pass_are_refused():

@@ -95,7 +95,7 @@ class Simulation:
         return Effect(
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,
-            {row: self._left_of_all(row, moved, listed) for row in wide},
+            {row: self._left_of_all(row, moved, listed, following) for row in wide},
             frozenset(row for row, to in moved.items() if to == self._low),
         )
 
@@ -114,7 +114,9 @@ class Simulation:
                 following.add(number)
         return self.effect(listed, following)
 
-    def _left_of_all(self, number: int, moved: dict[int, str], listed: Collection[int]) -> float:
+    def _left_of_all(
+        self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]
+    ) -> float:
         """Of a row that follows its inputs those calls alone move that are given something in float32."""
         left = self._left(number, moved)
         if number in listed:
@@ -122,7 +124,9 @@ class Simulation:
         wide = sum(
             edge.count
             for edge in self._edges.get(number, [])
-            if edge.maker != number and edge.dtype != _WIDE and self._given(edge, moved) == _WIDE
+            if edge.maker != number
+            and (edge.dtype != _WIDE or number in following)
+            and self._given(edge, moved) == _WIDE
         )
         part = min(1.0, wide / max(1, self._rows[number].calls))
         return math.sqrt(1 - part + part * left**2)

@@ -90,7 +90,7 @@ def test_both_runs_draw_the_same_random_numbers(here):
         "import random, numpy, torch\nx = torch.rand(2) * random.random() * numpy.random.rand()\nprint(x.exp().sum().item())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "habana_mp", "compare", "--with", "hmp", "draw.py"],
+        [sys.executable, "-m", "habana_mp", "compare", "--policy", "hmp", "--with", "hmp", "draw.py"],
         capture_output=True,
         text=True,
         check=False,

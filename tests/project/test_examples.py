@@ -24,7 +24,7 @@ def run(*command):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
@@ -140,7 +140,7 @@ def gallery():
     notebook = nbformat.read(EXAMPLES / "gallery.ipynb", as_version=4)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.outputs for cell in codes] == [[]] * len(codes)  # it is committed without outputs
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     return {cell.source.partition("\n")[0]: cell.outputs for cell in codes}
 
 

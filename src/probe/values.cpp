@@ -11,7 +11,6 @@
 
 #include "base/op_schema.h"
 #include "base/process_wide.h"
-#include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/differences.h"
@@ -39,7 +38,6 @@ using watch::for_listeners;
 using watch::Frame;
 using watch::Thread;
 
-using report::Outcome;
 using report::SiteId;
 using report::Unmeasured;
 using report::Values;
@@ -213,7 +211,7 @@ bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran
     values.changes = 1;
     values.change_low = change;
     if (ran) values.change_ran = change;
-    values.pass = torch_private::graph_task();
+    values.pass = autocast::graph_task();
     const std::lock_guard guard(all().mutex);
     notify(site, values);
   });

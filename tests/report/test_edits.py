@@ -233,6 +233,39 @@ def made_of(policy, squares):
     return report_of(values)
 
 
+def test_an_op_is_advised_once():
+    """Low in two layers, where it makes the error, and slow in float32 in a third, where it would make little."""
+    values = recorded(hmp.Policy.load("hmp").with_edits("+linear in c:fp32")).to_dict()
+    for row in values["rows"]:
+        if "values" in row:
+            row["values"] |= {"change_squares": 1.0 if row["op"] == "linear" else 0.0, "change_low_squares": 0.0}
+        if row["op"] == "linear" and row["module"].endswith(": c"):
+            row["seconds"] = 1.0
+            row["values"] |= {
+                "change_squares": 0.0,
+                "change_low_squares": 1e-6,
+                "ran_seconds": 1.0,
+                "other_seconds": 0.1,
+            }
+    assert [each.text for each in edits(report_of(values)) if each.op == "linear"] == ["+linear:fp32"]
+
+
+def test_edits_after_one_of_lost_numbers_are_with_it():
+    """An exp that overflows is in float32 when the next edit is judged: what follows it is, too."""
+    x = torch.full((4,), 12.0, requires_grad=True)
+    policy = hmp.Policy.from_ops(lower=["exp", "mul"], low_dtype=torch.float16)
+    with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
+        first, second = torch.mul(torch.linspace(1, 2, 64).requires_grad_(), 1.7), torch.exp(x)
+    values = report.to_dict()
+    for row in values["rows"]:
+        if row["op"] == "mul":
+            row["values"] |= {"changes": 1, "change_squares": 1.0}
+    found = edits(report_of({**values, "backward_passes": 1}))
+    assert [(each.text, each.lost) for each in found] == [("+exp:fp32", 4), ("+mul:fp32", 0)]
+    assert (found[1].error, found[1].error_after) == (1, 0)
+    assert (first.dtype, second.dtype) == (torch.float16, torch.float16)
+
+
 def test_errors_that_cancel_in_one_step_count():
     """Of 1, -0.9 and 0.2: the second is no better than the first because it happens to make up for it (38)."""
     found = [

@@ -86,9 +86,11 @@ def edits(report: Report, per: str = "op") -> list[Edit]:
     rows = with_values(report.rows)
     groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
     simulation = Simulation(report)
-    lost = dict(_of_lost(report, groups, simulation))
-    others = {entry: group for entry, group in groups.items() if entry not in lost}
-    return [*sorted(lost.values(), key=lambda each: -each.lost), *_Sequence(report, simulation, rows, others).edits()]
+    numbers = {id(row): number for number, row in enumerate(report.rows)}
+    listed = {entry: [numbers[id(row)] for row in group] for entry, group in groups.items()}
+    lost = dict(_of_lost(report, groups, listed, simulation))
+    sequence = _Sequence(report, simulation, rows, groups, listed)
+    return [*sorted(lost.values(), key=lambda each: -each.lost), *sequence.edits(lost)]
 
 
 def edits_text(report: Report, per: str = "op") -> str:
@@ -109,9 +111,10 @@ def no_edit(report: Report) -> tuple[str, str]:
     return why_no_edit(report) or ("no edit of the lists is worth it", _WHY_NO_EDIT)
 
 
-def _of_lost(report: Report, groups: dict[Entry, list[Row]], simulation: Simulation) -> Iterator[tuple[Entry, Edit]]:
+def _of_lost(
+    report: Report, groups: Mapping[Entry, list[Row]], listed: Mapping[Entry, list[int]], simulation: Simulation
+) -> Iterator[tuple[Entry, Edit]]:
     """Of ops whose results are not finite where they are so in float32: these errors reach no share."""
-    numbers = {id(row): number for number, row in enumerate(report.rows)}
     for entry, group in groups.items():
         rows = [row for row in group if row.measured.ran.lost and row.policy]
         if not any(entry.modules in ("", row.where.pattern) for row in rows):
@@ -121,7 +124,7 @@ def _of_lost(report: Report, groups: dict[Entry, list[Row]], simulation: Simulat
         dtypes = sorted({dtype for row in rows for dtype in row.runs_in} - {"float32"})
         casts = sum(cast.count for row in group for cast in row.casts)
         where = _where(rows, lambda row: float(row.measured.ran.lost))
-        effect = simulation.effect({numbers[id(row)]: _WIDE for row in group})
+        effect = simulation.effect(dict.fromkeys(listed[entry], _WIDE))
         of = f" of {measured:,}" if measured >= lost else ""
         why = f"loses {lost:,}{of} numbers in {', '.join(dtypes) or report.low_dtype}" + (
             f", in {where}" if where else ""
@@ -129,7 +132,20 @@ def _of_lost(report: Report, groups: dict[Entry, list[Row]], simulation: Simulat
         why += f"; {_cost(effect, seconds_of_steps(report))}"
         yield (
             entry,
-            Edit(f"+{entry}:fp32", group[0].op, 0.0, casts, where, *_fields(effect), None, None, None, why, lost),
+            Edit(
+                f"+{entry}:fp32",
+                group[0].op,
+                0.0,
+                casts,
+                where,
+                effect.casts,
+                effect.seconds,
+                None,
+                None,
+                None,
+                why,
+                lost,
+            ),
         )
 
 
@@ -137,25 +153,34 @@ class _Sequence:
     """Edits one after another, each of which is simulated with those before it."""
 
     def __init__(
-        self, report: Report, simulation: Simulation, rows: list[Row], groups: Mapping[Entry, list[Row]]
+        self,
+        report: Report,
+        simulation: Simulation,
+        rows: list[Row],
+        groups: Mapping[Entry, list[Row]],
+        numbers: Mapping[Entry, list[int]],
     ) -> None:
-        self._report, self._simulation, self._groups = report, simulation, groups
+        self._simulation, self._groups, self._numbers = simulation, groups, numbers
         self._objective = Objective(report)
-        self._change, self._change_low = change_of(rows), change_of(rows, what_if=True)
-        self._whole = sum(map(self._change, rows))
-        self._numbers = {id(row): number for number, row in enumerate(report.rows)}
+        self._change = {"fp32": change_of(rows), "lower": change_of(rows, what_if=True)}
+        self._dtype = {"fp32": _WIDE, "lower": report.low_dtype or ""}
+        self._whole = sum(map(self._change["fp32"], rows))
         self._step = seconds_of_steps(report) or 1.0
         self._listed: dict[int, str] = {}  # by the edits so far
         self._so_far = Effect()
 
-    def edits(self) -> list[Edit]:
+    def edits(self, before: Iterable[Entry]) -> list[Edit]:
+        """``before`` are those that come first, into float32."""
         if self._whole <= 0 or not self._objective.known:
             return []
-        self._now = self._after = self._objective.error()
+        for entry in before:
+            self._listed |= dict.fromkeys(self._numbers[entry], _WIDE)
+        self._so_far = self._simulation.effect(self._listed)
+        self._now, self._after = self._objective.error(), self._error(self._so_far)
         return [*self._wide(), *self._lower()]
 
-    def _effect(self, rows: Iterable[Row], dtype: str, *, alone: bool = False) -> Effect:
-        own = {self._numbers[id(row)]: dtype for row in rows}
+    def _effect(self, title: str, *entries: Entry, alone: bool = False) -> Effect:
+        own = {number: self._dtype[title] for entry in entries for number in self._numbers[entry]}
         return self._simulation.effect(own if alone else {**self._listed, **own})
 
     def _error(self, effect: Effect) -> float:
@@ -166,72 +191,73 @@ class _Sequence:
         slower = (effect.seconds - self._so_far.seconds) / self._step
         return (self._after - self._error(effect)) / (1 + max(0.0, slower))
 
+    def _share(self, rows: Iterable[Row], title: str = "fp32") -> float:
+        return sum(map(self._change[title], rows)) / self._whole
+
+    def _new(self) -> list[Entry]:
+        """Those that no edit so far has anything of: an op is advised once."""
+        return [entry for entry in self._groups if self._listed.keys().isdisjoint(self._numbers[entry])]
+
     def _wide(self) -> Iterator[Edit]:
-        waiting = {entry: group for entry, group in self._groups.items() if sum(map(self._change, group)) > 0}
-        alone = {entry: self._effect(group, _WIDE, alone=True) for entry, group in waiting.items()}
+        shares = {entry: self._share(self._groups[entry]) for entry in self._new()}
         # Each next one is tried with all that are left, so there may not be too many.
-        first = sorted(waiting, key=lambda entry: -max(self._worth(alone[entry]), _LARGE * self._share(waiting[entry])))
-        waiting = {entry: waiting[entry] for entry in first[:_MOST_TRIED]}
+        largest = sorted(
+            (entry for entry, part in shares.items() if part > 0),
+            key=lambda entry: -max(self._worth(self._effect("fp32", entry)), _LARGE * shares[entry]),
+        )
+        waiting = largest[:_MOST_TRIED]
         while waiting and self._after > _NOTHING * self._now:
-            best = max(waiting, key=lambda entry: self._worth(self._effect(waiting[entry], _WIDE)))
-            chosen = [best]
-            if self._worth(self._effect(waiting[best], _WIDE)) < _LARGE * self._after:
-                chosen = self._pair(waiting)
-            if not chosen:
+            best = self._best([(entry,) for entry in waiting])
+            if not best:  # alone, the results of each are rounded by another
+                most = sorted(waiting, key=lambda entry: -shares[entry])[:_MOST_PAIRED]
+                best = self._best([*itertools.combinations(most, 2)])
+            if not best:
                 return
-            for entry in chosen:
-                group = waiting.pop(entry)
-                yield self._edit(entry, group, alone[entry])
+            for entry in best:
+                waiting.remove(entry)
+                yield self._edit(entry, "fp32", self._groups[entry])
 
-    def _pair(self, waiting: Mapping[Entry, list[Row]]) -> list[Entry]:
-        """Two that help together: alone, the results of each are rounded by the other."""
-        largest = sorted(waiting, key=lambda entry: -self._share(waiting[entry]))[:_MOST_PAIRED]
-        worth = {
-            (one, two): self._worth(self._effect([*waiting[one], *waiting[two]], _WIDE))
-            for one, two in itertools.combinations(largest, 2)
-        }
-        best = max(worth, key=lambda pair: worth[pair], default=())
-        return [*best] if best and worth[best] >= _LARGE * self._after else []
-
-    def _share(self, group: Iterable[Row]) -> float:
-        return sum(map(self._change, group)) / self._whole
-
-    def _edit(self, entry: Entry, group: list[Row], alone: Effect) -> Edit:
-        effect, before, error_alone = self._effect(group, _WIDE), self._so_far, self._error(alone)
-        self._listed |= {self._numbers[id(row)]: _WIDE for row in group}
-        added = Effect(effect.casts - before.casts, effect.seconds - before.seconds)
-        error, self._after, self._so_far = self._after, self._error(effect), effect
-        made, where = self._share(group), _where(group, self._change)
-        why = f"makes {share(made, 1.0)} of the error of {self._objective.what} (estimated: {error:.2g} -> {self._after:.2g}"
-        why += f" with those before it, {error_alone:.2g} alone)" if error < self._now else ")"
-        why += (f", in {where}" if where else "") + f"; {_cost(added, self._step)}"
-        casts = sum(cast.count for row in group for cast in row.casts)
-        errors = self._now, self._after, error_alone
-        return Edit(f"+{entry}:fp32", group[0].op, made, casts, where, *_fields(added), *errors, why)
+    def _best(self, choices: Iterable[tuple[Entry, ...]]) -> tuple[Entry, ...]:
+        """Those to take together; none where no choice is worth it."""
+        worth = {entries: self._worth(self._effect("fp32", *entries)) for entries in choices}
+        best = max(worth, key=lambda entries: worth[entries], default=())
+        return best if best and worth[best] >= _LARGE * self._after else ()
 
     def _lower(self) -> Iterator[Edit]:
-        low, change = self._report.low_dtype or "", self._change_low
         found = []
-        for entry, group in self._groups.items():
-            wide = [row for row in group if row.runs_in == [_WIDE] and change(row) and row.policy]
+        for entry in self._new():
+            wide = [row for row in self._groups[entry] if row.runs_in == [_WIDE] and row.policy]
+            wide = [row for row in wide if self._change["lower"](row)]
             seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
-            if not wide or sum(map(change, wide)) / self._whole > _SMALL or seconds < _WORTH * self._step:
+            if not wide or self._share(wide, "lower") > _SMALL or seconds < _WORTH * self._step:
                 continue
-            effect = self._effect(group, low, alone=True)
+            effect = self._effect("lower", entry, alone=True)
             if effect.seconds < 0 or effect.casts < 0:  # else it would gain nothing
-                found.append((effect.seconds, entry, group, wide, effect))
-        for _, entry, group, wide, alone in sorted(found, key=lambda each: each[0]):
-            effect = self._effect(group, low)
-            added = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
-            self._listed |= {self._numbers[id(row)]: low for row in group}
-            error, self._after, self._so_far = self._after, self._error(effect), effect
-            share_added, where = sum(map(change, wide)) / self._whole, common(row.module for row in wide)
-            why = f"{_cost(added, self._step)}, {_added(self._objective.what, error, self._after)}"
-            casts = sum(cast.count for row in group for cast in row.casts)
-            errors = self._now, self._after, self._error(alone)
-            yield Edit(
-                f"+{entry}:lower", group[0].op, share_added, casts, where, *_fields(added), *errors, why, _list="lower"
-            )
+                found.append((effect.seconds, entry, wide))
+        for _, entry, wide in sorted(found, key=lambda each: each[0]):
+            if entry in self._new():
+                yield self._edit(entry, "lower", wide)
+
+    def _edit(self, entry: Entry, title: str, rows: list[Row]) -> Edit:
+        """Take the edit; ``rows`` are those whose error it is about."""
+        effect, alone = self._effect(title, entry), self._error(self._effect(title, entry, alone=True))
+        more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+        before, self._after, self._so_far = self._after, self._error(effect), effect
+        self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
+        made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step)
+        if title == "lower":
+            where = common(row.module for row in rows)
+            why = f"{cost}, {_added(what, before, self._after)}"
+        else:
+            where = _where(rows, self._change[title])
+            together = f" with those before it, {alone:.2g} alone" if before < self._now else ""
+            why = f"makes {share(made, 1.0)} of the error of {what} (estimated: {before:.2g} -> {self._after:.2g}{together})"
+            why += (f", in {where}" if where else "") + f"; {cost}"
+        casts = sum(cast.count for row in self._groups[entry] for cast in row.casts)
+        errors = self._now, self._after, alone
+        return Edit(
+            f"+{entry}:{title}", rows[0].op, made, casts, where, more.casts, more.seconds, *errors, why, _list=title
+        )
 
 
 def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
@@ -253,10 +279,6 @@ def _added(of: str, now: float, after: float) -> str:
         return f"would leave the error of {of} at {now:.2g}"
     verb = "raise" if after > now else "reduce"
     return f"would {verb} the error of {of} ({apart(now, after)} -> {apart(after, now)})"
-
-
-def _fields(effect: Effect) -> tuple[int, float]:
-    return effect.casts, effect.seconds
 
 
 def _cost(effect: Effect, step: float) -> str:

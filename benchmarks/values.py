@@ -56,11 +56,12 @@ def places(name: str, steps: int, seed: int) -> list[tuple[str, float, float]]:
     found = []
     for row in report.to_dict()["rows"]:
         root, path = ModulePath.of(row["module"])
-        if "values" not in row or not row["values"]["changes"] or not root or path not in modules:
+        if "values" not in row or not row["values"]["losses"] or not root or path not in modules:
             continue
         with hmp.set_policies(model, alone(model, path, row["op"])), hmp.autocast("cpu", policy=WIDE):
             measured = exact_loss(made) - before
-        found.append((f"{row['op']} in {path or root}", row["values"]["change_low"], measured))
+        (change,) = row["values"]["losses"]
+        found.append((f"{row['op']} in {path or root}", change["change_low"], measured))
     return found
 
 

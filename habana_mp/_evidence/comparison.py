@@ -13,6 +13,7 @@ from habana_mp._show.writing import Document
 
 _MOST_ROWS = 12
 _MOST_NAMES = 6
+_MOST_FLIPS = 6
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Difference:
         rules: its rules, in run a and in run b.
         source: the line that called it.
         unmeasured: the reason why ``made`` or ``total`` is None; "" if both are measured.
+        choices: how many choices an op makes by its numbers: classes of argmax, what topk takes, places of sort, truth values of a comparison.
+        flipped: how many of these choices are others in run b.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -58,6 +61,8 @@ class Difference:
     rules: tuple[str, str]
     source: str
     unmeasured: str = ""
+    choices: int = 0
+    flipped: int = 0
 
     def __str__(self) -> str:
         lines = [f"{self.op}{f' in {self.module}' if self.module else ''}, in the {self.phase} pass: {self.why}"]
@@ -146,6 +151,7 @@ class Comparison(Document):
             lines += ["", "first difference", f"  {_indented(self.first)}"]
         if self.worst is not None and self.worst != self.first:
             lines += ["largest difference made", f"  {_indented(self.worst)}"]
+        lines += ["", *self._flips()] if self.flips() else []
         lines += ["", *self._table()] if self.rows else []
         lines += ["", *self._ends()] if not self.same else []
         return "\n".join(lines)
@@ -154,6 +160,18 @@ class Comparison(Document):
         """Return the rows that make a difference or have no counterpart, the largest first."""
         made = [row for row in self.rows if row.kind != "passed on"]
         return tuple(sorted(made, key=lambda row: (-row.share, -_size(row.made))))
+
+    def flips(self) -> tuple[Difference, ...]:
+        """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""
+        flipped = [row for row in self.rows if row.flipped]
+        return tuple(sorted(flipped, key=lambda row: -row.flipped / row.choices))
+
+    def _flips(self) -> Iterator[str]:
+        flips = self.flips()
+        for row in flips[:_MOST_FLIPS]:
+            yield f"{row.op}{f' in {row.module}' if row.module else ''}: {row.flipped:,} of {row.choices:,} choices differ"
+        if len(flips) > _MOST_FLIPS:
+            yield f"... and {counted(len(flips) - _MOST_FLIPS, 'more op')}"
 
     def _table(self) -> Iterator[str]:
         alone = [row for row in self.rows if row.kind.startswith("only") and row != self.first]

@@ -50,6 +50,7 @@ class TwoRuns:
         self._other_process = other_process
         self.a, self.b = _Run(found.first), _Run(found.second)
         self._compared = found.calls
+        self._choices: dict[tuple[str, str, bool], int] = {}
         self._changes = found.changes
         self._known = self._known_in_a()
         self._notes = [*notes]
@@ -111,6 +112,8 @@ class TwoRuns:
     def _rows(self) -> dict[_Key, Difference]:
         groups: dict[_Key, list[int]] = {}
         for number, each in enumerate(self._compared):
+            place = self._key(number)[:3]  # also of calls that choose alike
+            self._choices[place] = self._choices.get(place, 0) + each.flips[1]
             if each.kind != "same" and self.b.calls[number].inner:
                 groups.setdefault(self._key(number), []).append(number)
         changes = self._by_place()
@@ -150,6 +153,7 @@ class TwoRuns:
         each = [self._compared[number] for number in numbers]
         own, other = numbers[0], each[0].match
         site = self.b.site(own)
+        flipped = sum(call.flips[0] for call in each)
         return Difference(
             op=op,
             module=module,
@@ -165,6 +169,8 @@ class TwoRuns:
             rules=("" if other < 0 else self.a.site(other).rule, site.rule),
             source=site.source,
             unmeasured=self._why_unmeasured(each),
+            choices=self._choices[key[:3]] if flipped else 0,
+            flipped=flipped,
         )
 
     def _why_unmeasured(self, calls: list[_core.ComparedCall]) -> str:

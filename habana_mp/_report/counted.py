@@ -10,7 +10,7 @@ from msgspec import UNSET, convert, structs
 
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
-from habana_mp._report.data import Edge, InForce, Missed, PingPong, Report, Row, Timeline
+from habana_mp._report.data import Edge, InForce, Loss, Missed, PingPong, Report, Row, Timeline
 from habana_mp._report.findings.advice import advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
@@ -54,7 +54,7 @@ def report_of_counts(
         timeline=convert(counted["timeline"], Timeline),
         steps=steps or UNSET,
         low_dtype=low_dtype or UNSET,
-        backward_passes=counted["backward_passes"] if low_dtype else UNSET,
+        losses=convert(counted["losses"], list[Loss]) if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
         advice=[],

@@ -96,6 +96,15 @@ class Absorbed(Data, frozen=True):
     e5m2: Annotated[Count, "How many would be lost in float8 e5m2."]
 
 
+class LossChange(Data, frozen=True):
+    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
+    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
+    change: Annotated[Number, "The change of the loss because of the error, to first order."]
+    change_low: Annotated[Number, "The same in the low dtype."]
+    squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
+    squares_low: Annotated[Size, "The same in the low dtype."]
+
+
 class Values(Data, frozen=True):
     """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
 
@@ -109,13 +118,7 @@ class Values(Data, frozen=True):
     other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."]
     backward_calls: Annotated[Count, "How many ops of the backward pass were measured."]
     backward: Annotated[Error, "The error of the ops of the backward pass."]
-    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
-    change: Annotated[Number, "The change of the loss because of the error, to first order."]
-    change_low: Annotated[Number, "The same in the low dtype."]
-    change_squares: Annotated[
-        Size, "The squares of the changes in each backward pass, added up: two losses do not cancel."
-    ]
-    change_low_squares: Annotated[Size, "The same in the low dtype."]
+    losses: Annotated[list[LossChange], "What the errors change each loss by."]
     projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
     projected: Annotated[Size, "The sum of the squared changes of these sums."]
     projected_low: Annotated[Size, "The same in the low dtype."]
@@ -160,14 +163,8 @@ class Row(Data, frozen=True, kw_only=True):
     ]
     runs_in: Annotated[list[DType], _DISTINCT, Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
     made_bytes: Annotated[BytesByDType, "The bytes of the results, by dtype."] = {}
-    unmeasured: Annotated[
-        CallsByReason | UnsetType,
-        "How many calls were not measured, by the reason. Only with values, and only if there are such calls.",
-    ] = UNSET
-    unmeasured_backward: Annotated[
-        CallsByReason | UnsetType,
-        "How many ops of the backward pass were not measured, by the reason. Only with values, and only if there are such ops.",
-    ] = UNSET
+    unmeasured: Annotated[CallsByReason | UnsetType, "How many calls were not measured, by the reason."] = UNSET
+    unmeasured_backward: Annotated[CallsByReason | UnsetType, "The same of ops of the backward pass."] = UNSET
     casts: Annotated[list[Cast], "The casts of the arguments, one item for each pair of dtypes."]
     values: Annotated[
         Values | UnsetType, "What was measured of the numbers. Only with values, and only if something was measured."
@@ -263,9 +260,7 @@ class Timeline(Data, frozen=True, kw_only=True):
         Meta(ge=1, title="a whole number, 1 or more", extra_json_schema=_MOST_COUNT),
         "The sample has each cast if this is 1, every second one if it is 2, and so on.",
     ]
-    seconds: Annotated[Seconds | UnsetType, "The time of the block that the sample is of. Only in a merged report."] = (
-        UNSET
-    )
+    seconds: Annotated[Seconds | UnsetType, "The time of the block that it is of. Only in a merged report."] = UNSET
     events: Annotated[
         list[Event],
         Meta(max_length=_MOST),
@@ -303,6 +298,11 @@ class InForce(Data, frozen=True):
     name: Annotated[str, "The name of the policy."]
     text: Annotated[str, "The policy as text, which Policy.load reads."]
     front_end: Annotated[Literal["convert", "autocast"], "Whether hmp.convert or hmp.autocast put it in force."]
+
+
+class Loss(Data, frozen=True):
+    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
+    passes: Annotated[Count, "How many backward passes of it reached ops that were measured."]
 
 
 class Totals(Data, frozen=True, kw_only=True):
@@ -346,12 +346,8 @@ class Report(Totals, frozen=True, kw_only=True):
         Adds.FIRST,
         "The low dtype that the values are of. Only with values.",
     ] = UNSET
-    backward_passes: Annotated[
-        Count | UnsetType, "How many backward passes of losses reached ops that were measured. Only with values."
-    ] = UNSET
-    projected_squares: Annotated[
-        Size | UnsetType, "The squares of the random sums of outputs, all together, on average. Only with values."
-    ] = UNSET
+    losses: Annotated[list[Loss] | UnsetType, "The losses that backward was called on. Only with values."] = UNSET
+    projected_squares: Annotated[Size | UnsetType, "The squares of random sums of outputs. Only with values."] = UNSET
     edges: Annotated[
         list[Edge] | UnsetType,
         Adds.FIRST,
@@ -374,7 +370,7 @@ class Report(Totals, frozen=True, kw_only=True):
         "The ops that some ranks cast more often than others. Only in a merged report.",
     ] = UNSET
 
-    needed: ClassVar = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
+    needed: ClassVar = {"low_dtype": ("losses", "projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
 
     def __post_init__(self) -> None:
         for name, others in self.needed.items():
@@ -386,6 +382,10 @@ class Report(Totals, frozen=True, kw_only=True):
         ):
             if numbers and max(numbers) >= len(self.rows):
                 raise ValueError(f"{path} must have numbers of {len(self.rows)} rows, not {max(numbers)}")
+
+        known = {each.loss for each in self.losses or []}
+        if unknown := {each.loss for row in self.rows for each in row.measured.losses} - known:
+            raise ValueError(f"losses must have {min(unknown)!r}, which rows have")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not field by field: of UNSET, pickle asks all modules whose it is.

@@ -13,7 +13,7 @@ from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import preset_errors
 from habana_mp._report.findings.unknown import NO_OP, Why, error_of, why_no_edit, why_no_error, why_no_share
-from habana_mp._report.numbers import LocalError, change_of, local_error, share, with_values
+from habana_mp._report.numbers import LocalError, Objective, change_of, local_error, losses_of, share, with_values
 from habana_mp._report.projections import project
 from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import whole
@@ -97,15 +97,21 @@ class MeasuredReport(ABC):
             found[key] = found.get(key, 0.0) + (size(row) / whole if whole > 0 else 0.0)
         return found
 
-    def loss_change(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
-        """Return how much the loss changes because an op did not run in float32, to first order: the sum of gradient times error.
+    def loss_change(
+        self, op: str | None = None, module: str | None = None, *, what_if: bool = False, loss: str | None = None
+    ) -> float:
+        """Return how much a loss changes because an op did not run in float32, to first order: the sum of gradient times error.
 
-        If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments and errors are the same as for ``error_share``; also
-        RuntimeError if ``project`` alone was called, as there is no loss.
+        It has a sign, and is the sum over all backward passes. If the loss is scaled (``GradScaler``), the changes are scaled too. Arguments
+        and errors are the same as for ``error_share`` and ``presets``; also RuntimeError if ``project`` alone was called, as there is no
+        loss, and ValueError if the block has several losses and ``loss`` names none of them: their changes may cancel.
         """
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if, of_loss=True)
-        return sum((row.measured.change_low if what_if else row.measured.change for row in rows), 0.0)
+        losses = losses_of(self._data().rows)
+        asked = losses[:1] if loss is None and len(losses) < 2 else [self._asked_loss(loss or "")]
+        changes = (each for row in rows for each in row.measured.losses if each.loss in asked)
+        return sum((each.change_low if what_if else each.change for each in changes), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
         """Measure the shares of the error of outputs, for a step without a loss.
@@ -167,14 +173,32 @@ class MeasuredReport(ABC):
             _raise(why_no_edit(self._data()))
         return found
 
-    def presets(self) -> dict[str, float]:
+    def errors(self) -> dict[str, float]:
+        """Return by how much each loss is off, to first order, by the line that called backward, such as "/home/me/gan.py:41".
+
+        It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. Where
+        ``project`` took the place of a loss, it is that of "outputs", in relation to their size.
+
+        Raises:
+            RuntimeError: as for ``error_share``.
+        """
+        self._asked_rows(None, None)
+        self._check_shares([])
+        objective = Objective(self._data())
+        return objective.errors() if objective.known else {}
+
+    def presets(self, loss: str | None = None) -> dict[str, float]:
         """Return the error that the steps in the block would have under each preset with the same low dtype, the smallest first.
 
-        It is simulated from what was measured, to first order: of outputs in relation to their size, or the change of the loss (the root of
-        the sum of squares over ops). Names of the policy for modules do not count.
+        It is simulated from what was measured, to first order, in the units of ``errors``. Names of the policy for modules do not count.
+
+        Args:
+            loss: the line that called backward, as in ``errors``, or the end of it ("gan.py:41"). By default all losses together: each counts
+                alike, whatever its size is.
 
         Raises:
             RuntimeError: as for ``edits``.
+            ValueError: no such line called backward.
 
         Example:
             >>> with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as r:
@@ -186,7 +210,19 @@ class MeasuredReport(ABC):
         found = preset_errors(self._data())
         if not found:
             _raise(why_no_edit(self._data()))
-        return found
+        if loss is None:
+            together = Objective(self._data()).together
+            return {name: together(errors) for name, errors in found.items()}
+        asked = self._asked_loss(loss)
+        return dict(sorted(((name, errors[asked]) for name, errors in found.items()), key=lambda each: each[1]))
+
+    def _asked_loss(self, loss: str) -> str:
+        """The line that ends with it."""
+        known = losses_of(self._data().rows)
+        found = [each for each in known if each == loss] or [each for each in known if loss and each.endswith(loss)]
+        if len(found) != 1:
+            raise ValueError(f"loss must be one of {', '.join(map(repr, known)) or 'none'}, not {loss!r}")
+        return found[0]
 
     def _check_shares(self, rows: list[Row], *, what_if: bool = False, of_loss: bool = False) -> None:
         report = self._data()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Report, Row
+
+OUTPUTS = "outputs"
 
 # Why the error of a call is not measured, by kUnmeasuredNames in src/report/values.h.
 UNMEASURED = {
@@ -64,7 +68,7 @@ def share(rows: Iterable[Row], chosen: Iterable[Row], *, what_if: bool = False) 
 
 def saw_backward(rows: Iterable[Row]) -> bool:
     """Whether gradients reached the ops, by a loss or by ``project``."""
-    return any(row.measured.changes or row.measured.projections for row in rows)
+    return any(row.measured.losses or row.measured.projections for row in rows)
 
 
 def shares_known(rows: Iterable[Row]) -> bool:
@@ -74,21 +78,37 @@ def shares_known(rows: Iterable[Row]) -> bool:
 
 
 def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], float]:
-    """The size of the change that a row makes: of losses if the report has seen a backward pass of one, else of random sums of the outputs."""
-    of_loss = any(row.measured.changes for row in rows)
-    return lambda row: math.sqrt(squares(row, of_loss=of_loss, what_if=what_if))
+    """The size of the change that a row makes: of losses if the report has seen a backward pass of one, else of random sums of the outputs.
+
+    Several losses count alike, whatever their sizes are.
+    """
+    rows = [*rows]
+    losses = losses_of(rows)
+    if len(losses) < 2:
+        loss = losses[0] if losses else None
+        return lambda row: math.sqrt(squares(row, loss, what_if=what_if))
+    whole = {each: _total(rows, each, what_if=False) or _total(rows, each, what_if=True) or 1.0 for each in losses}
+    return lambda row: math.sqrt(sum(squares(row, each, what_if=what_if) / whole[each] for each in losses))
 
 
-def squares(row: Row, *, of_loss: bool, what_if: bool = False) -> float:
-    """Of the changes in each backward pass, of losses or of random sums of the outputs; with ``what_if`` in the low dtype."""
+def losses_of(rows: Iterable[Row]) -> list[str]:
+    return [*dict.fromkeys(each.loss for row in rows for each in row.measured.losses)]
+
+
+def squares(row: Row, loss: str | None, *, what_if: bool = False) -> float:
+    """Of the changes of a loss in each backward pass, or without one of random sums of the outputs; with ``what_if`` in the low dtype."""
     values = row.measured
-    if of_loss:
-        return values.change_low_squares if what_if else values.change_squares
-    return values.projected_low if what_if else values.projected
+    if loss is None:
+        return values.projected_low if what_if else values.projected
+    return sum((each.squares_low if what_if else each.squares for each in values.losses if each.loss == loss), 0.0)
+
+
+def _total(rows: list[Row], loss: str | None, *, what_if: bool) -> float:
+    return sum(squares(row, loss, what_if=what_if) for row in rows)
 
 
 class Objective:
-    """How far a loss is off, or outputs in relation to their size, to first order: as the step ran, and as it would run.
+    """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
     The root of the sum of squares over rows, and the mean over backward passes. Signs do not count: what cancels by chance in one step adds
     up in the next.
@@ -96,24 +116,58 @@ class Objective:
 
     def __init__(self, report: Report) -> None:
         self._rows = report.rows
-        self._of_loss = any(row.measured.changes for row in report.rows)
-        self._scale = (report.backward_passes if self._of_loss else report.projected_squares) or 0.0
+        losses = losses_of(report.rows)
+        passes = {each.loss: float(each.passes) for each in report.losses or []}
+        self._scales: dict[str | None, float] = (
+            {each: passes.get(each, 0.0) for each in losses} if losses else {None: report.projected_squares or 0.0}
+        )
+        self.names = self._named(losses)
+        self._now = self.errors() if self.known else {}
+
+    def _named(self, losses: list[str]) -> dict[str, str]:
+        """What to call each, by the key that it has in ``errors``."""
+        if len(losses) < 2:
+            return {losses[0]: "the loss"} if losses else {OUTPUTS: "the outputs"}
+        short = {each: os.path.basename(each) for each in losses}  # noqa: PTH119 (a line is behind it)
+        alike = Counter(short.values())
+        return {each: (name if alike[name] == 1 else each) or "another" for each, name in short.items()}
+
+    def full_name(self, loss: str) -> str:
+        """``the loss``, or where there are several ``the loss of gan.py:41``."""
+        return self.names[loss] if len(self.names) < 2 else f"the loss of {self.names[loss]}"
 
     @property
     def known(self) -> bool:
-        return self._scale > 0
+        return all(self._scales.values())
 
     @property
     def what(self) -> str:
-        return "the loss" if self._of_loss else "the outputs"
+        return "the losses" if len(self.names) > 1 else next(iter(self.names.values()))
+
+    def errors(self, left: Mapping[int, float] = MappingProxyType({}), low: Collection[int] = ()) -> dict[str, float]:
+        """Of each loss, by the line that called backward, or of "outputs".
+
+        ``left``: of rows in float32, which part of their errors is left, by their numbers; ``low``: rows in the low dtype.
+        """
+        found = {}
+        for loss, scale in self._scales.items():
+            total = 0.0
+            for number, row in enumerate(self._rows):
+                size = squares(row, loss, what_if=number in low)
+                total += size * left.get(number, 1.0) ** 2
+            found[OUTPUTS if loss is None else loss] = math.sqrt(total / scale)
+        return found
 
     def error(self, left: Mapping[int, float] = MappingProxyType({}), low: Collection[int] = ()) -> float:
-        """With rows in float32 of whose errors some part is ``left``, and others in the low dtype, by their numbers."""
-        total = 0.0
-        for number, row in enumerate(self._rows):
-            size = squares(row, of_loss=self._of_loss, what_if=number in low)
-            total += size * left.get(number, 1.0) ** 2
-        return math.sqrt(total / self._scale)
+        """Of all losses: what is left of each counts alike, whatever their sizes are."""
+        return self.together(self.errors(left, low))
+
+    def together(self, errors: Mapping[str, float]) -> float:
+        if len(errors) < 2:
+            return sum(errors.values())
+        typical = math.hypot(*self._now.values()) / math.sqrt(len(errors)) or 1.0
+        parts = [error / (self._now[name] or typical) for name, error in errors.items()]
+        return typical * math.hypot(*parts) / math.sqrt(len(errors))
 
 
 def with_values(rows: Iterable[Row]) -> list[Row]:

@@ -38,6 +38,10 @@ inline constexpr auto report::kFields<evidence::Digest> = std::tuple{
     Field{"hash", &evidence::Digest::hash}, Field{"dtype", &evidence::Digest::dtype},
     Field{"sizes", &evidence::Digest::sizes}, Field{"sample", &evidence::Digest::sample}};
 template <>
+inline constexpr auto report::kFields<evidence::Choices> =
+    std::tuple{Field{"numbers", &evidence::Choices::numbers},
+               Field{"width", &evidence::Choices::width}};
+template <>
 inline constexpr auto report::kFields<probe::RecordedArgument> =
     std::tuple{Field{"hash", &probe::RecordedArgument::hash},
                Field{"ran", &probe::RecordedArgument::ran},
@@ -53,7 +57,8 @@ inline constexpr auto report::kFields<probe::RecordedCall> =
                Field{"outer", &probe::RecordedCall::outer},
                Field{"arguments", &probe::RecordedCall::arguments},
                Field{"constants", &probe::RecordedCall::constants},
-               Field{"results", &probe::RecordedCall::results}};
+               Field{"results", &probe::RecordedCall::results},
+               Field{"choices", &probe::RecordedCall::choices}};
 template <>
 inline constexpr auto report::kFields<probe::RecordedGradient> =
     std::tuple{Field{"weight", &probe::RecordedGradient::weight},
@@ -162,6 +167,11 @@ void bind_comparison(py::module_& module) {
       .def_readonly("total", &probe::ComparedCall::total)
       .def_readonly("arguments", &probe::ComparedCall::arguments)
       .def_readonly("seen", &probe::ComparedCall::seen)
+      .def_property_readonly(
+          "flips",
+          [](const probe::ComparedCall& self) {
+            return py::make_tuple(self.flips.flipped, self.flips.choices);
+          })
       .def_property_readonly("why", [](const probe::ComparedCall& self) {
         return report::kUnmeasuredNames[static_cast<std::size_t>(self.why)];
       });

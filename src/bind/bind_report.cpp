@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/name_numbers.h"
 #include "base/python_error.h"
 #include "bind/module.h"
 #include "bind/named.h"
@@ -48,13 +49,29 @@ py::dict unmeasured(const Counts& counts) {
   return found;
 }
 
-void add_values(py::dict& row, const report::Values& values) {
+// What the errors of a row change each loss by.
+py::list losses_of(const std::vector<report::Report::LossChanges>& losses) {
+  py::list found;
+  for (const auto& each : losses) {
+    py::dict loss = named<true>(each.changes);
+    loss["loss"] = name_of(each.line);
+    found.append(loss);
+  }
+  return found;
+}
+
+void add_values(py::dict& row, const report::Report& report, SiteId site) {
+  const report::Values& values = report.values(site);
+  const py::list losses = losses_of(report.changes(site));
   const py::dict of_calls = unmeasured(values.unmeasured);
   const py::dict of_backward = unmeasured(values.unmeasured_backward);
   if (!of_calls.empty()) row["unmeasured"] = of_calls;
   if (!of_backward.empty()) row["unmeasured_backward"] = of_backward;
-  if (values.calls + values.backward_calls + values.projections + values.range.numbers == 0) return;
+  const bool measured =
+      values.calls + values.backward_calls + values.projections + values.range.numbers != 0;
+  if (!measured && losses.empty()) return;
   row["values"] = named<true>(values);
+  row["values"]["losses"] = losses;
   row["values"]["unmeasured"] =
       std::reduce(values.unmeasured.begin(), values.unmeasured.end(), std::uint64_t{0});
 }
@@ -107,7 +124,7 @@ py::list rows_of(const watch::Snapshot& now, std::vector<int>& row_of_site) {
     row["runs_in"] = dtypes_in(counted.ran);
     row["made_bytes"] = made_by(counted);
     row["casts"] = casts_of(counted);
-    add_values(row, now.report.values(id));
+    add_values(row, now.report, id);
     rows.append(row);
   }
   return rows;
@@ -186,7 +203,10 @@ py::dict values(const report::Report& report) {
   }
   result["edges"] = edges;
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
-  result["backward_passes"] = now.report.pass_count();
+  py::list losses;
+  for (const report::Report::Loss& loss : now.report.losses())
+    losses.append(py::dict("loss"_a = name_of(loss.line), "passes"_a = loss.passes));
+  result["losses"] = losses;
   result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;

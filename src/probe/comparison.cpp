@@ -304,6 +304,7 @@ void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& resul
     const bool same_inputs =
         compared.arguments.empty() && call.arguments.size() == there.arguments.size();
     compared.total = evidence::distance(there.results, call.results);
+    compared.flips = evidence::flips_of(there.choices, call.choices);
     if (same_results(there, call)) {
       compared.difference = Difference::None;
     } else if (leaf_differs) {

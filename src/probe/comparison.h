@@ -32,6 +32,7 @@ struct ComparedCall {
   double made = 0;   // here, in parts of the size of the result; NaN where that is not known
   double total = 0;  // with what was passed on
   bool seen = true;  // all its numbers could be read
+  evidence::Flips flips{};
   report::Unmeasured why = report::Unmeasured::None;  // `made` is not known
   // Arguments that differ: the calls that made them, in this run and in the first.
   struct Argument {

@@ -278,6 +278,9 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
         evidence::digest_of(result, room ? std::max<std::int64_t>(most, 16) : 0));
     bytes += noted.results.back().sample.size() * sizeof(float);
   }
+  if (kept_bytes_.load() + bytes < kMostKeptBytes)
+    noted.choices = evidence::choices_of(noted.inner, running.arguments, results);
+  bytes += noted.choices.numbers.size() * sizeof(std::int64_t);
   kept_bytes_ += bytes;
   if (evidence::begins_backward(*running.op, given) && evidence::is_readable(given.front())) {
     const evidence::OutOfSight out_of_sight;

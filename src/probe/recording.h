@@ -14,6 +14,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "cast/by_memory.h"
+#include "evidence/choices.h"
 #include "evidence/digest.h"
 #include "probe/measured_call.h"
 #include "report/site.h"
@@ -44,6 +45,7 @@ struct RecordedCall {
   std::vector<RecordedArgument> arguments{};
   std::string constants{};  // the other arguments
   std::vector<evidence::Digest> results{};
+  evidence::Choices choices{};
   // In the process that it ran in: the arguments that no call has made, tensors in the order of
   // `arguments`, and the others by their place in the schema.
   std::vector<at::Tensor> leaves{};

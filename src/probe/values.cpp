@@ -23,6 +23,7 @@
 #include "probe/measured_call.h"
 #include "probe/rows.h"
 #include "scope/regions.h"
+#include "watch/backward_pass.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
@@ -207,13 +208,11 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
 // Whether there was room for it.
 bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
   return evidence::wait_for_gradient(result, std::move(difference), [site, ran](double change) {
-    Values values;
-    values.changes = 1;
-    values.change_low = change;
-    if (ran) values.change_ran = change;
-    values.pass = autocast::graph_task();
+    const auto [pass, loss] = watch::backward_pass();
+    const report::Change found{
+        .pass = pass, .loss = loss, .ran = ran ? change : 0, .low = change};
     const std::lock_guard guard(all().mutex);
-    notify(site, values);
+    for_listeners([&](report::Listener& listener) { listener.changed(site, found); });
   });
 }
 

@@ -37,8 +37,10 @@ class Listener {
                      std::uint64_t /*numbers*/) {}
   // The gradient of a cast that a call of the site made has been cast back.
   virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
-  // The numbers of a call of the site have been measured, or the gradient of its result has come.
+  // The numbers of a call of the site have been measured.
   virtual void measured(SiteId /*site*/, const Values& /*values*/) {}
+  // The gradient of a result of the site has come.
+  virtual void changed(SiteId /*site*/, const Change& /*change*/) {}
   // Between the two a backward pass is one of a random sum of outputs, in place of a loss.
   virtual void begin_projection() {}
   virtual void end_projection() {}

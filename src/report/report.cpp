@@ -8,6 +8,18 @@ namespace {
 
 constexpr std::size_t kMostWanting = 16;  // sites that are named of those that want a tensor
 
+template <typename T>
+T& at(std::vector<T>& of_sites, SiteId site) {
+  if (site >= of_sites.size()) of_sites.resize(site + 1);
+  return of_sites[site];
+}
+
+template <typename T>
+T& of_line(std::vector<T>& found, std::uint32_t line) {
+  const auto known = std::ranges::find(found, line, &T::line);
+  return known != found.end() ? *known : found.emplace_back(T{.line = line});
+}
+
 }  // namespace
 
 CastCount& Row::casts_of(DType from, DType to) {
@@ -17,10 +29,7 @@ CastCount& Row::casts_of(DType from, DType to) {
   return casts.emplace_back(CastCount{.from = from, .to = to});
 }
 
-Row& Report::row_of(SiteId site) {
-  if (site >= rows_.size()) rows_.resize(site + 1);
-  return rows_[site];
-}
+Row& Report::row_of(SiteId site) { return at(rows_, site); }
 
 void Report::ended(const Call& call, const Site&) {
   if (projecting_) return;
@@ -62,30 +71,39 @@ void Report::cast_back(SiteId site, const Cast& cast) {
 }
 
 void Report::measured(SiteId site, const Values& values) {
-  if (!has_values_) return;
-  std::vector<Values>& of_rows = projecting_ ? projection_ : values_;
-  if (site >= of_rows.size()) of_rows.resize(site + 1);
-  of_rows[site].add(values);
-  if (values.changes != 0 && !projecting_) add_change(site, values);
+  if (!has_values_ || projecting_) return;
+  at(values_, site).add(values);
 }
 
-// Keeps the squares of the sums while the parts of the sums come.
-void Report::add_change(SiteId site, const Values& change) {
-  if (site >= passes_.size()) passes_.resize(site + 1);
-  Pass& pass = passes_[site];
-  if (pass.number != change.pass) pass = {.number = change.pass};
-  if (change.pass > last_pass_) {  // the engine counts them
-    last_pass_ = change.pass;
-    ++pass_count_;
+void Report::changed(SiteId site, const Change& change) {
+  if (!has_values_) return;
+  if (projecting_) {
+    Changes& sum = at(projection_, site);
+    ++sum.count;
+    sum.ran += change.ran;
+    sum.low += change.low;
+    return;
+  }
+  Loss& loss = of_line(losses_, change.loss);
+  if (change.pass > loss.last_pass) {  // the engine counts them
+    loss.last_pass = change.pass;
+    ++loss.passes;
+  }
+  LossChanges& known = of_line(at(changes_, site), change.loss);
+  if (known.pass != change.pass) {
+    known.pass = change.pass;
+    known.ran = known.low = 0;
   }
   const auto grown = [](double& sum, double part) {
     const double more = part * (2 * sum + part);
     sum += part;
     return more;
   };
-  Values& values = values_[site];
-  values.squares_ran += grown(pass.ran, change.change_ran);
-  values.squares_low += grown(pass.low, change.change_low);
+  ++known.changes.count;
+  known.changes.ran += change.ran;
+  known.changes.low += change.low;
+  known.changes.squares_ran += grown(known.ran, change.ran);
+  known.changes.squares_low += grown(known.low, change.low);
 }
 
 void Report::begin_projection() { projecting_ = true; }
@@ -93,12 +111,12 @@ void Report::begin_projection() { projecting_ = true; }
 void Report::end_projection() {
   projecting_ = false;
   for (std::size_t site = 0; site < projection_.size(); ++site) {
-    const Values& one = projection_[site];
-    if (one.changes == 0) continue;
+    const Changes& one = projection_[site];
+    if (one.count == 0) continue;
     Values values;
     values.projections = 1;
-    values.projected_ran = one.change_ran * one.change_ran;
-    values.projected_low = one.change_low * one.change_low;
+    values.projected_ran = one.ran * one.ran;
+    values.projected_low = one.low * one.low;
     measured(static_cast<SiteId>(site), values);
   }
   projection_.clear();
@@ -107,6 +125,11 @@ void Report::end_projection() {
 const Values& Report::values(SiteId site) const {
   static const Values none;
   return site < values_.size() ? values_[site] : none;
+}
+
+const std::vector<Report::LossChanges>& Report::changes(SiteId site) const {
+  static const std::vector<LossChanges> none;
+  return site < changes_.size() ? changes_[site] : none;
 }
 
 void Report::add_moment(SiteId site, const Cast& cast, Kind kind) {
@@ -149,6 +172,7 @@ void Report::cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& 
 std::size_t Report::bytes() const {
   std::size_t all = rows_.capacity() * sizeof(Row) + moments_.capacity() * sizeof(Moment);
   for (const Row& row : rows_) all += row.casts.capacity() * sizeof(CastCount);
+  for (const auto& row : changes_) all += sizeof(row) + row.capacity() * sizeof(LossChanges);
   constexpr std::size_t kNode = 48;  // of a map
   all += edges_.size() * (sizeof(EdgeKey) + sizeof(Edge) + kNode);
   all += ping_pong_.size() * (sizeof(PingPongKey) + sizeof(PingPong) + kNode);

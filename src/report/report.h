@@ -89,6 +89,7 @@ class Report final : public Listener {
   void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) override;
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
+  void changed(SiteId site, const Change& change) override;
   void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
@@ -100,8 +101,22 @@ class Report final : public Listener {
   // Whether calls are measured for it.
   bool has_values() const { return has_values_; }
   const Values& values(SiteId site) const;
-  // Of losses, whose gradients have come to rows.
-  std::uint64_t pass_count() const { return pass_count_; }
+  // Of whose gradients some have come to rows.
+  struct Loss {
+    std::uint32_t line;  // by number_of()
+    std::uint64_t passes = 0;
+    int last_pass = -1;
+  };
+  const std::vector<Loss>& losses() const { return losses_; }
+  struct LossChanges {
+    std::uint32_t line;
+    Changes changes{};
+    // In the last pass: squares grow while the parts of a sum come.
+    int pass = -1;
+    double ran = 0;
+    double low = 0;
+  };
+  const std::vector<LossChanges>& changes(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
   void begin_projection() override;
@@ -135,23 +150,15 @@ class Report final : public Listener {
 
  private:
   Row& row_of(SiteId site);
-  void add_change(SiteId site, const Values& change);
   void add_moment(SiteId site, const Cast& cast, Kind kind);
 
   bool has_values_;
   std::uint64_t start_ns_;
   std::vector<Row> rows_;
-  std::vector<Values> values_;      // of the rows; empty unless it has them
-  std::vector<Values> projection_;  // of the rows, in the one that runs
-  // What the rows have changed a loss by, in the last backward pass that each was in.
-  struct Pass {
-    int number = -1;
-    double ran = 0;
-    double low = 0;
-  };
-  std::vector<Pass> passes_;
-  int last_pass_ = -1;
-  std::uint64_t pass_count_ = 0;
+  std::vector<Values> values_;       // of the rows; empty unless it has them
+  std::vector<Changes> projection_;  // of the rows, in the one that runs
+  std::vector<Loss> losses_;
+  std::vector<std::vector<LossChanges>> changes_;  // of the rows
   bool projecting_ = false;
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;

@@ -117,6 +117,30 @@ inline constexpr std::array<const char*, 11> kUnmeasuredNames = {
     "none",   "random",  "writes", "reserve", "library", "collective",
     "kernel", "tensors", "memory", "sizes",   "thread"};
 
+// The change of a loss that the error of a call makes, to first order: the sum of gradient *
+// difference, which a backward pass has brought.
+struct Change {
+  int pass = 0;
+  std::uint32_t loss = 0;  // the line that has called backward, by number_of()
+  double ran = 0;
+  double low = 0;
+};
+
+// The changes of one loss. Their squares are those of the sum in each backward pass: what cancels
+// in one pass adds up in the next.
+struct Changes {
+  std::uint64_t count = 0;
+  double ran = 0;
+  double low = 0;
+  double squares_ran = 0;
+  double squares_low = 0;
+};
+template <>
+inline constexpr auto kFields<Changes> =
+    std::tuple{Field{"changes", &Changes::count}, Field{"change", &Changes::ran},
+               Field{"change_low", &Changes::low}, Field{"squares", &Changes::squares_ran},
+               Field{"squares_low", &Changes::squares_low}};
+
 struct Values {
   std::uint64_t calls = 0;  // that were measured
   // Calls that were not, and ops of their backward, by the reason.
@@ -130,14 +154,6 @@ struct Values {
   std::uint64_t other_ns = 0;  // of the runs in the other dtype: in float32, or in the low one
   std::uint64_t backward_calls = 0;
   Error backward;  // of the ops of its backward
-  // The change of the loss that the error makes, to first order: the sum of gradient * difference.
-  std::uint64_t changes = 0;
-  double change_ran = 0;
-  double change_low = 0;
-  int pass = 0;  // the backward pass that these came in
-  // The squares of the changes in each backward pass: changes of two losses do not cancel.
-  double squares_ran = 0;
-  double squares_low = 0;
   // Of random sums of the outputs, in place of a loss: the squares of their changes.
   std::uint64_t projections = 0;
   double projected_ran = 0;
@@ -160,11 +176,6 @@ inline constexpr auto kFields<Values> =
                Field{"other_seconds", &Values::other_ns, Adds::Seconds},
                Field{"backward_calls", &Values::backward_calls},
                Field{"backward", &Values::backward},
-               Field{"changes", &Values::changes},
-               Field{"change", &Values::change_ran},
-               Field{"change_low", &Values::change_low},
-               Field{"change_squares", &Values::squares_ran},
-               Field{"change_low_squares", &Values::squares_low},
                Field{"projections", &Values::projections},
                Field{"projected", &Values::projected_ran},
                Field{"projected_low", &Values::projected_low}};

@@ -21,6 +21,7 @@
 #include "scope/casts_off.h"
 #include "scope/compound.h"
 #include "scope/regions.h"
+#include "watch/backward_pass.h"
 #include "watch/call_stack.h"
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
@@ -179,6 +180,7 @@ struct BackwardNodes {
 };
 
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
+  enter_node();
   Frame* frame = top();
   if (frame != nullptr && frame->kind == Frame::Kind::Backward && node.seqNr() >= 0)
     frame->call.site = site_of_node(static_cast<std::uint64_t>(node.seqNr()));
@@ -188,6 +190,8 @@ std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node)
     }
   return nullptr;
 }
+
+void node_ends(const at::RecordFunction&, at::ObserverContext*) { leave_node(); }
 
 // This thread's next op would look at the callbacks anew, under a lock of torch that a fork does
 // not wait for. Here it does, for the lock of the caller.
@@ -208,7 +212,7 @@ void set_probe(Probe& probe) {
   keep_nodes(true);
   const std::lock_guard guard(all().mutex);
   process_wide<BackwardNodes>().callback =
-      at::addGlobalCallback(at::RecordFunctionCallback(node_begins)
+      at::addGlobalCallback(at::RecordFunctionCallback(node_begins, node_ends)
                                 .needsInputs(true)
                                 .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   look_at_callbacks();

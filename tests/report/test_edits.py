@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._report.findings.edits import Edit, _added, _in_groups, edits
+from habana_mp._report.findings.edits import Edit, _in_groups, edits
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
 from habana_mp._report.numbers import Objective
+from tests.shared.fake_reports import loss, with_losses
 
 
 class Net(nn.Module):
@@ -132,11 +133,11 @@ def test_an_edit_to_the_low_dtype_cancels_nothing():
     values = recorded(hmp.Policy.load("hmp").with_edits("+relu:fp32")).to_dict()
     for row in values["rows"]:
         if "values" in row:
-            row["values"] |= {"change_squares": 1.0 if row["op"] == "linear" else 0.0, "change_low_squares": 0.0}
+            row["values"]["losses"] = [loss(1.0 if row["op"] == "linear" else 0.0)]
         if row["op"] == "relu":  # slow in float32
             row["seconds"] = 1.0
-            row["values"] |= {"change_low_squares": 0.005**2, "ran_seconds": 1.0, "other_seconds": 0.1}
-    found = edits(report_of(values))
+            row["values"] |= {"losses": [loss(0.0, 0.005**2)], "ran_seconds": 1.0, "other_seconds": 0.1}
+    found = edits(report_of(with_losses(values)))
     (edit,) = (each for each in found if each.text == "+relu:lower")
     before = found[found.index(edit) - 1].error_after if edit is not found[0] else edit.error
     assert edit.error_after > before
@@ -201,18 +202,6 @@ def test_why_there_is_no_edit_is_said(policy, step, text, evidence):
     assert evidence in found.evidence
 
 
-@pytest.mark.parametrize(
-    ("after", "said"),
-    [
-        (1.005, "would raise the error of the loss (1 -> 1.005)"),
-        (0.99, "would reduce the error of the loss (1 -> 0.99)"),
-        (1 + 1e-6, "would leave the error of the loss at 1"),
-    ],
-)
-def test_what_the_low_dtype_does_to_the_error(after, said):
-    assert _added("the loss", 1.0, after) == said
-
-
 def test_a_file_of_edits_has_groups():
     found = [
         Edit(f"+{op}:{title}", op, 0.1, 0, "", 0, 0.0, None, None, None, "why", _list=title)
@@ -228,9 +217,9 @@ def made_of(policy, squares):
     values, left = recorded(policy).to_dict(), dict(squares)
     for row in values["rows"]:
         if "values" in row:
-            row["values"] |= {"change_squares": left.pop(row["op"], 0.0), "change_low_squares": 0.0}
+            row["values"]["losses"] = [loss(left.pop(row["op"], 0.0))]
     assert not left
-    return report_of(values)
+    return report_of(with_losses(values))
 
 
 def test_an_op_is_advised_once():
@@ -238,16 +227,11 @@ def test_an_op_is_advised_once():
     values = recorded(hmp.Policy.load("hmp").with_edits("+linear in c:fp32")).to_dict()
     for row in values["rows"]:
         if "values" in row:
-            row["values"] |= {"change_squares": 1.0 if row["op"] == "linear" else 0.0, "change_low_squares": 0.0}
+            row["values"]["losses"] = [loss(1.0 if row["op"] == "linear" else 0.0)]
         if row["op"] == "linear" and row["module"].endswith(": c"):
             row["seconds"] = 1.0
-            row["values"] |= {
-                "change_squares": 0.0,
-                "change_low_squares": 1e-6,
-                "ran_seconds": 1.0,
-                "other_seconds": 0.1,
-            }
-    assert [each.text for each in edits(report_of(values)) if each.op == "linear"] == ["+linear:fp32"]
+            row["values"] |= {"losses": [loss(0.0, 1e-6)], "ran_seconds": 1.0, "other_seconds": 0.1}
+    assert [each.text for each in edits(report_of(with_losses(values))) if each.op == "linear"] == ["+linear:fp32"]
 
 
 def test_edits_after_one_of_lost_numbers_are_with_it():
@@ -259,8 +243,8 @@ def test_edits_after_one_of_lost_numbers_are_with_it():
     values = report.to_dict()
     for row in values["rows"]:
         if row["op"] == "mul":
-            row["values"] |= {"changes": 1, "change_squares": 1.0}
-    found = edits(report_of({**values, "backward_passes": 1}))
+            row["values"]["losses"] = [loss(1.0)]
+    found = edits(report_of(with_losses(values)))
     assert [(each.text, each.lost) for each in found] == [("+exp:fp32", 4), ("+mul:fp32", 0)]
     assert (found[1].error, found[1].error_after) == (1, 0)
     assert (first.dtype, second.dtype) == (torch.float16, torch.float16)
@@ -305,7 +289,7 @@ def test_two_losses_of_a_step_do_not_cancel():
         off = abs((torch.mm(x.bfloat16(), weight.bfloat16()).float() - torch.mm(x, weight)).sum().item())
     assert (edit.text, edit.error_after) == ("+mm:fp32", 0)
     assert edit.error == pytest.approx(off, rel=0.01)
-    assert report.to_dict()["backward_passes"] == 2
+    assert [each["passes"] for each in report.to_dict()["losses"]] == [2]
 
 
 class Chain(nn.Module):

@@ -213,15 +213,14 @@ def test_a_policy_with_names_for_modules_is_named_once():
 def first_ops(lost: dict[str, int], change: dict[str, float]) -> list[str]:
     """Lines of the table of ops, of which there are more than the table has room for, and of which these have no casts."""
     made = fake_reports.gpt()
-    made |= {"low_dtype": "float16", "projected_squares": 0.0, "edges": []}
+    made |= {"low_dtype": "float16", "projected_squares": 0.0, "edges": [], "losses": []}
     for row in made["rows"]:
         row["values"] = fake_reports.values(
             ran={**fake_reports.ERROR, "lost": lost.get(row["op"], 0)},
-            changes=len(change),
-            change_squares=change.get(row["op"], 0.0) ** 2,
+            losses=[fake_reports.loss(change.get(row["op"], 0.0) ** 2)] if change else [],
             calls=row["calls"],
         )
-    lines = text(made, 120).splitlines()
+    lines = text(fake_reports.with_losses(made), 120).splitlines()
     place = next(number for number, line in enumerate(lines) if line.startswith("op "))
     return lines[place + 1 :]
 

@@ -58,6 +58,13 @@ def empty(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def with_losses(report: dict[str, Any]) -> dict[str, Any]:
+    """A report whose rows have losses, each of one backward pass."""
+    rows = (row["values"]["losses"] for row in report["rows"] if "values" in row)
+    lines = dict.fromkeys(each["loss"] for losses in rows for each in losses)
+    return {**report, "losses": [{"loss": line, "passes": 1} for line in lines]}
+
+
 def cast(
     source: str, to: str, count: int, cached: int = 0, size: int = 0, seconds: float = 0.0, back: int = 0
 ) -> dict[str, Any]:
@@ -98,23 +105,25 @@ def values(**changes: Any) -> dict[str, Any]:
     """The ``values`` of a row: zeros, but for the changes."""
     return {
         **dict.fromkeys(("calls", "unmeasured", "ran_seconds", "other_seconds", "backward_calls"), 0),
-        **dict.fromkeys(
-            (
-                "changes",
-                "change",
-                "change_low",
-                "change_squares",
-                "change_low_squares",
-                "projections",
-                "projected",
-                "projected_low",
-            ),
-            0,
-        ),
+        **dict.fromkeys(("projections", "projected", "projected_low"), 0),
+        "losses": [],
         **dict.fromkeys(("ran", "low", "backward"), ERROR),
         "range": RANGE,
         "absorbed": dict.fromkeys(("sums", "lost", "bfloat16", "float16", "e4m3", "e5m2"), 0),
     } | changes
+
+
+def loss(squares: float = 0.0, squares_low: float = 0.0, line: str = "train.py:41") -> dict[str, Any]:
+    """What the errors of a row change a loss by in one backward pass."""
+    change, low = squares**0.5, squares_low**0.5
+    return {
+        "loss": line,
+        "changes": 1,
+        "change": change,
+        "change_low": low,
+        "squares": squares,
+        "squares_low": squares_low,
+    }
 
 
 def summed(rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:

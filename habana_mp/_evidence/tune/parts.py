@@ -12,7 +12,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.unknown import error_of
-from habana_mp._report.numbers import local_error, squares
+from habana_mp._report.numbers import local_error, losses_of, squares
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Parts:
         self.dtype = report.low_dtype if as_it_ran else "float32"  # of what the parts hand to each other
         named = (row for row in report.rows if row.policy and "::" not in row.op)  # lists name no custom ops
         rows = [row for row in named if _is_measured(row, which) or _is_lower(row, base)]
-        has_loss = any(row.measured.changes for row in rows)
+        losses = losses_of(rows)
         # Of what the errors are: of a loss that the step calls backward on, of the results, or of each op alone where the results have no gradients.
-        self.unit = "loss" if has_loss else "results" if report.projected_squares else "op"
+        self.unit = "loss" if losses else "results" if report.projected_squares else "op"
         error = _error(report, self.unit, size_of_result, which)
         self.all = [_part(self._entry(group[0]), group, error, which) for group in grouped(rows, self._entry)]
         self._index = {part._entry: i for i, part in enumerate(self.all)}
@@ -115,7 +115,7 @@ def _is_lower(row: Row, base: Policy) -> bool:
 def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:
     values = [row.values for row in rows if row.values]
     size = math.inf if any(error_of(row, which).lost for row in rows) else error(rows)
-    hidden = not values or any(each.changes + each.projections == 0 for each in values)
+    hidden = not values or any(not each.losses and each.projections == 0 for each in values)
     numbers = sum(each.range.numbers for each in values)
     return Part(entry, size, hidden, numbers)
 
@@ -124,10 +124,11 @@ def _error(report: Report, unit: str, size_of_result: float, which: str) -> Call
     """The error of some rows."""
     if unit == "op":
         return lambda some: float(local_error(added(error_of(row, which) for row in some)))
-    of_loss = unit == "loss"
-    whole = size_of_result**2 if of_loss else report.projected_squares
+    of: list[str | None] = [*losses_of(report.rows)] if unit == "loss" else [None]
+    whole = size_of_result**2 if unit == "loss" else report.projected_squares
 
     def error(some: list[Row]) -> float:
-        return math.sqrt(sum(squares(row, of_loss=of_loss, what_if=which == "low") for row in some) / (whole or 1.0))
+        sizes = (squares(row, loss, what_if=which == "low") for row in some for loss in of)
+        return math.sqrt(sum(sizes) / (whole or 1.0))
 
     return error

@@ -32,6 +32,16 @@ _WORTH = 0.01  # of a step: what takes less is not worth the low dtype
 
 
 @dataclass(frozen=True)
+class LossError:
+    """The errors of one ``loss``, the line that called backward, as those of an ``Edit``."""
+
+    loss: str
+    error: float
+    error_after: float
+    alone: float
+
+
+@dataclass(frozen=True)
 class Edit:
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
@@ -40,7 +50,8 @@ class Edit:
     with this one alone: roots of sums of squares, so what cancels by chance in one step counts. ``casts`` is how many casts the op has now,
     ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are what the edit would change in all forward casts and in the time of
     the block, about: below zero it saves some. ``why`` says all of it. ``lost`` is how many numbers of the op are NaN or infinite in the low
-    dtype and finite in float32; its edit then has no errors.
+    dtype and finite in float32; its edit then has no errors. ``losses`` has the errors of each loss, where there are several: then ``error`` and
+    the like are of all, and what is left of each counts alike.
 
     Example:
         >>> policy = hmp.convert()
@@ -62,6 +73,7 @@ class Edit:
     alone: float | None
     why: str
     lost: int = 0
+    losses: tuple[LossError, ...] = ()
     _list: str = field(default="fp32", repr=False)  # that the edit puts the op into
 
     def __str__(self) -> str:
@@ -240,24 +252,55 @@ class _Sequence:
 
     def _edit(self, entry: Entry, title: str, rows: list[Row]) -> Edit:
         """Take the edit; ``rows`` are those whose error it is about."""
-        effect, alone = self._effect(title, entry), self._error(self._effect(title, entry, alone=True))
+        effect, alone = self._effect(title, entry), self._effect(title, entry, alone=True)
         more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
-        before, self._after, self._so_far = self._after, self._error(effect), effect
+        errors = [self._objective.errors(each.left, each.low) for each in (Effect(), self._so_far, effect, alone)]
+        now, before, after, own = map(self._objective.together, errors)
+        self._after, self._so_far = after, effect
         self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
         made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step)
         if title == "lower":
             where = common(row.module for row in rows)
-            why = f"{cost}, {_added(what, before, self._after)}"
+            why = f"{cost}, {self._added(*errors[1:3])}"
         else:
             where = _where(rows, self._change[title])
-            together = f" with those before it, {alone:.2g} alone" if before < self._now else ""
-            why = f"makes {share(made, 1.0)} of the error of {what} (estimated: {before:.2g} -> {self._after:.2g}{together})"
+            together = f" with those before it, {own:.2g} alone" if before < now else ""
+            why = f"makes {share(made, 1.0)} of the error of {what} (estimated: {self._change_of(*errors[1:3])}{together})"
             why += (f", in {where}" if where else "") + f"; {cost}"
-        casts = sum(cast.count for row in self._groups[entry] for cast in row.casts)
-        errors = self._now, self._after, alone
         return Edit(
-            f"+{entry}:{title}", rows[0].op, made, casts, where, more.casts, more.seconds, *errors, why, _list=title
+            f"+{entry}:{title}",
+            rows[0].op,
+            made,
+            sum(cast.count for row in self._groups[entry] for cast in row.casts),
+            where,
+            more.casts,
+            more.seconds,
+            now,
+            after,
+            own,
+            why,
+            losses=tuple(LossError(each, *(errors[i][each] for i in (0, 2, 3))) for each in errors[0])
+            if len(errors[0]) > 1
+            else (),
+            _list=title,
         )
+
+    def _change_of(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+        """``0.002 -> 0.0004``, of several losses each with its line."""
+        names = self._objective.names
+        return ", ".join(
+            (f"{names[each]} " if len(names) > 1 else "")
+            + f"{apart(error, after[each])} -> {apart(after[each], error)}"
+            for each, error in before.items()
+        )
+
+    def _added(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+        """What the low dtype does to the error."""
+        now, then = self._objective.together(before), self._objective.together(after)
+        if abs(then - now) < 0.001 * now:
+            return f"would leave the error of {self._objective.what} at {now:.2g}"
+        verb = "raise" if then > now else "reduce"
+        return f"would {verb} the error of {self._objective.what} ({self._change_of(before, after)})"
 
 
 def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
@@ -271,14 +314,6 @@ def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
         paths = {id(row): row.where.pattern for row in group}
         for path in sorted({*paths.values()} - {""}):
             yield entry.replaced(modules=path), [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
-
-
-def _added(of: str, now: float, after: float) -> str:
-    """What the low dtype does to the error."""
-    if abs(after - now) < 0.001 * now:
-        return f"would leave the error of {of} at {now:.2g}"
-    verb = "raise" if after > now else "reduce"
-    return f"would {verb} the error of {of} ({apart(now, after)} -> {apart(after, now)})"
 
 
 def _cost(effect: Effect, step: float) -> str:

@@ -10,8 +10,11 @@ from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.numbers import Objective
 
 
-def preset_errors(report: Report) -> dict[str, float]:
-    """Of the presets with the low dtype that was measured, the smallest error first. Empty where no error reached a loss or projected outputs."""
+def preset_errors(report: Report) -> dict[str, dict[str, float]]:
+    """Of each loss, or of the outputs, under the presets with the low dtype that was measured; the preset with the smallest error first.
+
+    Empty where no error reached a loss or projected outputs.
+    """
     objective = Objective(report)
     if not objective.known or not any(row.policy for row in report.rows):
         return {}
@@ -20,5 +23,5 @@ def preset_errors(report: Report) -> dict[str, float]:
         policy = Policy.load(name)
         if dtype_name(policy.low_dtype) == report.low_dtype:
             effect = simulation.under(policy)
-            found[name] = objective.error(effect.left, effect.low)
-    return dict(sorted(found.items(), key=lambda each: each[1]))
+            found[name] = objective.errors(effect.left, effect.low)
+    return dict(sorted(found.items(), key=lambda each: objective.together(each[1])))

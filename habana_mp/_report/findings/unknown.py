@@ -74,7 +74,7 @@ def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
     if _errors(rows, "ran") or _errors(rows, "low"):
         if why := why_no_shares(rows):
             return why
-        if of_loss and not any(row.measured.changes for row in rows):
+        if of_loss and not any(row.measured.losses for row in rows):
             return _NO_LOSS
     return None
 

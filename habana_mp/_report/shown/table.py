@@ -102,13 +102,15 @@ def _headline(report: Report) -> Text:
 
 
 def _under_presets(report: Report) -> str:
-    """How far the step is off, and how far it would be: a line, where that is known."""
+    """How far each loss is off, and how far it would be: a line each, where that is known."""
     foretold = preset_errors(report) if report.low_dtype else {}
     if not foretold:
         return ""
-    objective = Objective(report)
-    others = ", ".join(f"{name} {foretold[name]:.2g}" for name in _COMPARED if name in foretold)
-    return f"\nerror of {objective.what} {objective.error():.2g}; foretold: {others}"
+    objective, lines = Objective(report), [""]
+    for loss, error in objective.errors().items():
+        others = ", ".join(f"{name} {foretold[name][loss]:.2g}" for name in _COMPARED if name in foretold)
+        lines.append(f"error of {objective.full_name(loss)} {error:.2g}; foretold: {others}")
+    return "\n".join(map(printable, lines))
 
 
 def _advice(advice: Sequence[Advice]) -> RenderableType:

@@ -151,13 +151,11 @@ TEST_CASE(
   first.ran = {
       .squares = 2, .reference_squares = 8, .largest = 1, .reference_largest = 2, .lost = 0};
   first.range.smallest = 0.5;
-  first.change_ran = -1;
   second.calls = 2;
   second.ran = {
       .squares = 1, .reference_squares = 4, .largest = 3, .reference_largest = 1, .lost = 2};
   second.range.smallest = 0.25;
   second.range.largest = 4;
-  second.change_ran = 3;
   for (Report* report : {&with, &without}) {
     report->measured(2, first);
     report->measured(2, second);
@@ -171,50 +169,61 @@ TEST_CASE(
   CHECK(values.ran.lost == 2);
   CHECK(values.range.smallest == 0.25);
   CHECK(values.range.largest == 4);
-  CHECK(values.change_ran == 2);
   CHECK(with.values(1).calls == 0);
   CHECK(with.values(99).calls == 0);
   CHECK(without.values(2).calls == 0);
 }
 
 TEST_CASE("the changes of a loss add up in a backward pass, and their squares over the passes") {
-  Report report(0, true);
-  Values part;
-  part.changes = 1;
+  Report report(0, true), without(0);
   for (const auto& [pass, change] : {std::pair{7, 3.0}, {7, -1.0}, {8, -2.0}}) {
-    part.pass = pass;
-    part.change_ran = change;
-    part.change_low = 2 * change;
-    report.measured(1, part);
-    report.measured(2, part);
+    for (const SiteId site : {1U, 2U}) {
+      report.changed(site, {.pass = pass, .loss = 5, .ran = change, .low = 2 * change});
+      without.changed(site, {.pass = pass, .loss = 5, .ran = change, .low = 2 * change});
+    }
   }
   for (const SiteId site : {1U, 2U}) {
-    CHECK(report.values(site).change_ran == 0);  // two losses that cancel
-    CHECK(report.values(site).squares_ran == 8);
-    CHECK(report.values(site).squares_low == 32);
+    REQUIRE(report.changes(site).size() == 1);
+    const Changes& changes = report.changes(site)[0].changes;
+    CHECK(changes.count == 3);
+    CHECK(changes.ran == 0);  // two passes that cancel
+    CHECK(changes.squares_ran == 8);
+    CHECK(changes.squares_low == 32);
   }
-  CHECK(report.pass_count() == 2);
+  REQUIRE(report.losses().size() == 1);
+  CHECK(report.losses()[0].passes == 2);
+  CHECK(report.changes(0).empty());
+  CHECK(report.changes(99).empty());
+  CHECK(without.losses().empty());
+}
+
+TEST_CASE("each loss has changes of its own") {
+  Report report(0, true);
+  for (const auto& [pass, loss, change] : {std::tuple{1, 5U, 3.0}, {2, 6U, -4.0}, {3, 5U, 1.0}})
+    report.changed(1, {.pass = pass, .loss = loss, .ran = change, .low = change});
+  REQUIRE(report.losses().size() == 2);
+  CHECK(report.losses()[0].passes == 2);
+  CHECK(report.losses()[1].passes == 1);
+  CHECK(report.changes(1)[0].changes.squares_ran == 10);
+  CHECK(report.changes(1)[1].changes.squares_ran == 16);
 }
 
 TEST_CASE("of a random sum of outputs the squares of the changes count, and nothing else") {
   Report report(0, true);
-  Values loss, of_sum;
-  loss.calls = loss.changes = 1;
-  loss.change_ran = 5;
+  Values loss;
+  loss.calls = 1;
   report.measured(1, loss);
-  of_sum.changes = 1;
+  report.changed(1, {.pass = 1, .loss = 5, .ran = 5, .low = 5});
   for (const double change : {3.0, -4.0}) {
     report.begin_projection();
-    of_sum.change_ran = change;
-    of_sum.change_low = 2 * change;
-    report.measured(1, of_sum);
+    report.changed(1, {.pass = 2, .loss = 5, .ran = change, .low = 2 * change});
     report.cast_back(1, {DType::Float32, DType::BFloat16, false, 8, 1, 1});
     report.backward_ended(7);
     report.end_projection();
   }
   const Values& values = report.values(1);
-  CHECK(values.change_ran == 5);
-  CHECK(values.changes == 1);
+  CHECK(report.changes(1)[0].changes.ran == 5);
+  CHECK(report.losses()[0].passes == 1);
   CHECK(values.projections == 2);
   CHECK(values.projected_ran == 25);
   CHECK(values.projected_low == 100);

@@ -24,17 +24,15 @@ def measured() -> dict:
         lost = {**error, "lost": 3} if row["op"] == "softmax" else error
         row["values"] = fake_reports.values(
             calls=row["calls"],
-            changes=1,
             ran=lost,
             low=error,
             backward=error,
-            change_squares=81.0 if number == 0 else 0.01,
-            change_low_squares=1.0,
+            losses=[fake_reports.loss(81.0 if number == 0 else 0.01, 1.0)],
             ran_seconds=0.002,
             other_seconds=0.003,
         )
         row["made_bytes"] = {"bfloat16": 1000}
-    return report
+    return fake_reports.with_losses(report)
 
 
 def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
@@ -56,7 +54,7 @@ def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
 def test_shares_of_an_error_that_is_not_known_are_not_shown(reader: Reader) -> None:
     report = measured()
     for row in report["rows"]:
-        row["values"] |= dict.fromkeys(("change_squares", "change_low_squares"), 0.0)
+        row["values"]["losses"] = [fake_reports.loss()]
     opened = reader.open(report)
     headings = opened.locator("#ops-table thead button").all_inner_texts()
     assert headings[5:7] == ["error", "cast time"]
@@ -99,7 +97,7 @@ def test_ops_without_casts_are_folded(reader: Reader) -> None:
 def test_names_of_places_do_not_lie_on_each_other(reader: Reader) -> None:
     report = measured()
     for row in report["rows"]:
-        row["values"]["change_squares"] = 9.0  # as large as the next, which is as far off
+        row["values"]["losses"] = [fake_reports.loss(9.0)]  # as large as the next, which is as far off
         row["module"] = "Net: " + "a_long_name." * 5
     names = reader.open(report).locator("#errors svg text.named")
     boxes = [names.nth(i).bounding_box() for i in range(names.count())]

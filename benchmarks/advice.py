@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -128,7 +127,9 @@ def summary(cases: list[Case]) -> list[Row]:
     def part(chosen: list[bool]) -> float:
         return 100 * sum(chosen) / max(1, len(chosen))
 
-    within: Callable[[list[float], float], float] = lambda off, limit: part([each <= limit for each in off])
+    def within(off: list[float], limit: float) -> float:
+        return part([each <= limit for each in off])
+
     return [
         Row(
             f"first edit gains 0.8 of the best or more, of {len(gains)} cases",
@@ -138,9 +139,13 @@ def summary(cases: list[Case]) -> list[Row]:
             at_least=True,
         ),
         Row(f"edits among the first three that make the error larger, of {len(steps)}", part(steps), "%", 3),
-        Row(f"error after three edits, foretold within 25 %, of {len(last)}", within(last, 0.25), "%", 90, at_least=True),
+        Row(
+            f"error after three edits, foretold within 25 %, of {len(last)}", within(last, 0.25), "%", 90, at_least=True
+        ),
         Row("error after three edits, median off by", 100 * statistics.median(last or [0.0]), "%", 10),
-        Row(f"error of a preset, foretold within 20 %, of {len(presets)}", within(presets, 0.2), "%", 95, at_least=True),
+        Row(
+            f"error of a preset, foretold within 20 %, of {len(presets)}", within(presets, 0.2), "%", 95, at_least=True
+        ),
     ]
 
 

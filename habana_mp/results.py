@@ -20,7 +20,7 @@ from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import OpRule
 from habana_mp._report.data import Advice
 from habana_mp._report.findings.diff import ReportDiff
-from habana_mp._report.findings.edits import Edit
+from habana_mp._report.findings.edits import Edit, LossError
 from habana_mp._report.numbers import LocalError
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Explanations",
     "GivenTensor",
     "LocalError",
+    "LossError",
     "Node",
     "Nonfinite",
     "OpRule",

@@ -133,7 +133,7 @@ def _crepe(size: str) -> Subject:
         wave = torch.as_tensor(wave) + 0.05 * torch.randn(8, 1024, generator=drawn)
         return (wave - wave.mean(-1, keepdim=True)) / wave.std(-1, keepdim=True)
 
-    return Subject(f"CREPE {size}", model.eval(), sound, lambda x: model(x))
+    return Subject(f"CREPE {size}", model.eval(), sound, model)
 
 
 def subjects(quick: bool) -> Iterator[Subject]:

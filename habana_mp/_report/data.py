@@ -6,7 +6,7 @@ Fields are in the order of the JSON. A field that may be ``UNSET`` is not in all
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, msgpack, structs, to_builtins
 
@@ -142,9 +142,7 @@ class Cast(Data, frozen=True):
 
 class Row(Data, frozen=True, kw_only=True):
     op: Annotated[str, "The name of the op, without torch. or Tensor."]
-    module: Annotated[
-        str, 'The class of the root module and the path below it, "Net: encoder.layers.0"; "" outside of modules.'
-    ]
+    module: Annotated[str, 'The class of the root module and the path below it, "Net: layers.0"; "" outside of any.']
     front_end: Annotated[
         Literal["", "convert", "autocast"], 'Which of hmp.convert and hmp.autocast decided; "" if neither did.'
     ]
@@ -166,9 +164,7 @@ class Row(Data, frozen=True, kw_only=True):
     unmeasured: Annotated[CallsByReason | UnsetType, "How many calls were not measured, by the reason."] = UNSET
     unmeasured_backward: Annotated[CallsByReason | UnsetType, "The same of ops of the backward pass."] = UNSET
     casts: Annotated[list[Cast], "The casts of the arguments, one item for each pair of dtypes."]
-    values: Annotated[
-        Values | UnsetType, "What was measured of the numbers. Only with values, and only if something was measured."
-    ] = UNSET
+    values: Annotated[Values | UnsetType, "What was measured of the numbers. Only with values."] = UNSET
 
     def __post_init__(self) -> None:
         for name in ("dtypes", "runs_in"):
@@ -197,7 +193,10 @@ class Row(Data, frozen=True, kw_only=True):
 
 def _nothing(kind: Any) -> Any:
     """Zeros in all fields."""
-    return kind() if kind in (int, float) else kind(*(_nothing(each.type.__origin__) for each in structs.fields(kind)))
+    plain = get_origin(kind) or kind
+    if plain in (int, float, list):
+        return plain()
+    return kind(*(_nothing(each.type.__origin__) for each in structs.fields(kind)))
 
 
 _NOT_MEASURED: Values = _nothing(Values)
@@ -370,7 +369,7 @@ class Report(Totals, frozen=True, kw_only=True):
         "The ops that some ranks cast more often than others. Only in a merged report.",
     ] = UNSET
 
-    needed: ClassVar = {"low_dtype": ("losses", "projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
+    needed: ClassVar = {"low_dtype": ("projected_squares", "edges"), "ranks": ("uneven",), "uneven": ("ranks",)}
 
     def __post_init__(self) -> None:
         for name, others in self.needed.items():

@@ -46,7 +46,9 @@ def test_the_change_of_the_loss_is_foretold(op, path) -> None:
         for row in report.to_dict()["rows"]
         if row["op"] == op and (module is None or row["module"].endswith(f": {where}"))
     ]
-    assert sum(loss["change_low"] for each in row for loss in each["values"]["losses"]) == pytest.approx(measured, rel=0.15, abs=2e-6)
+    assert sum(loss["change_low"] for each in row for loss in each["values"]["losses"]) == pytest.approx(
+        measured, rel=0.15, abs=2e-6
+    )
 
 
 @pytest.mark.parametrize("front_end", ["convert", "autocast"])

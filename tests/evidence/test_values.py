@@ -285,7 +285,9 @@ def test_a_file_with_numbers_that_are_none(net, tmp_path) -> None:
     row = next(row for row in values["rows"] if "values" in row)
     row["values"]["losses"][0]["change"] = "much"
     (tmp_path / "wrong.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"Expected `float`, got `str` at `\$\.rows\[0\]\.values\.losses\[0\]\.change`"):
+    with pytest.raises(
+        ValueError, match=r"Expected `float`, got `str` at `\$\.rows\[0\]\.values\.losses\[0\]\.change`"
+    ):
         hmp.CastReport.load(tmp_path / "wrong.json")
 
 

@@ -198,10 +198,14 @@ class _Sequence:
     def _error(self, effect: Effect) -> float:
         return self._objective.error(effect.left, effect.low)
 
+    def _gain(self, effect: Effect) -> float:
+        """What it takes away of the error that is left."""
+        return self._after - self._error(effect)
+
     def _worth(self, effect: Effect) -> float:
-        """What it takes away of the error that is left, weighed against the time that it adds to a step."""
+        """The same, weighed against the time that it adds to a step."""
         slower = (effect.seconds - self._so_far.seconds) / self._step
-        return (self._after - self._error(effect)) / (1 + max(0.0, slower))
+        return self._gain(effect) / (1 + max(0.0, slower))
 
     def _share(self, rows: Iterable[Row], title: str = "fp32") -> float:
         return sum(map(self._change[title], rows)) / self._whole
@@ -231,9 +235,10 @@ class _Sequence:
 
     def _best(self, choices: Iterable[tuple[Entry, ...]]) -> tuple[Entry, ...]:
         """Those to take together; none where no choice is worth it."""
-        worth = {entries: self._worth(self._effect("fp32", *entries)) for entries in choices}
-        best = max(worth, key=lambda entries: worth[entries], default=())
-        return best if best and worth[best] >= _LARGE * self._after else ()
+        effects = {entries: self._effect("fp32", *entries) for entries in choices}
+        # The time of one call may be off by anything: it decides about the order alone.
+        worthy = [entries for entries, effect in effects.items() if self._gain(effect) >= _LARGE * self._after]
+        return max(worthy, key=lambda entries: self._worth(effects[entries]), default=())
 
     def _lower(self) -> Iterator[Edit]:
         found = []

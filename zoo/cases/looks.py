@@ -243,8 +243,12 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _bytes_in_use() -> int:
-    """By malloc of glibc, of all threads."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
+    """By malloc of glibc or of the address sanitizer, of all threads."""
+    process = ctypes.CDLL(None)
+    if (by_sanitizer := getattr(process, "__sanitizer_get_current_allocated_bytes", None)) is not None:
+        by_sanitizer.restype = ctypes.c_size_t
+        return int(by_sanitizer())
+    mallinfo = process.mallinfo2
     mallinfo.restype = _Mallinfo
     info = mallinfo()
     return int(info.uordblks + info.hblkhd)

@@ -239,6 +239,9 @@ NCCL = Feature(
 HPU_BACKEND = Feature(
     "torch.compile has no backend 'hpu_backend'",
     look_up="torch._dynamo:lookup_backend",
+    register="torch._dynamo:register_backend",
+    names="torch._dynamo.backends.registry:_BACKENDS",
+    by_name="torch._dynamo.backends.registry:_COMPILER_FNS",
     donated="torch._functorch._aot_autograd.graph_compile:collect_bw_donated_buffer_idxs",
 )
 FIND_SPEC = "importlib._bootstrap"  # the module of the frames between an import and its finders

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from zoo.cases import Began, Case, Outcome, Run
 
 # Of a variant. The slowest takes some 10 seconds on a machine that does nothing else.
 MOST_SECONDS = 120
+# Of what a worker adds to the memory that it begins with.
 MOST_BYTES = 8 << 30
 
 _SHARED = (
@@ -90,7 +92,8 @@ def _start(work: _Work) -> Connection:
 
 
 def _child(case: Case, skip: frozenset[tuple[str, str]], end: Connection) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    most = _data_bytes() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -100,6 +103,12 @@ def _child(case: Case, skip: frozenset[tuple[str, str]], end: Connection) -> Non
     for message in case.runs(skip):
         end.send(message)
     end.send(None)
+
+
+def _data_bytes() -> int:
+    """What the limit counts, in use or not: the address sanitizer reserves terabytes, so that 8 GiB in all would end each worker."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
 
 
 def _receive(end: Connection, work: _Work) -> bool:

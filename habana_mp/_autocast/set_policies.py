@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from threading import get_ident
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +33,15 @@ from habana_mp._scope.async_functions import decorated_async
 from habana_mp._scope.placed import placed
 from habana_mp._show.warning import warn
 from habana_mp._torch_private import DECORATORS, SET_POLICIES, run_while_traced
+from habana_mp._watch.error_note import note_of_float32_module
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FP32 = "fp32"
+_TORCH = str(Path(torch.__file__).parent)
+# Python 3.11 runs a function that is called with plain arguments without its C slot, which enters the policy.
+_PASSED_BY = "the policy that set_policies has given to {!r} is not in force in this call: module._call_impl(x) passes by it. Call the module, module(x)"
 _Ruled = tuple[tuple[str, torch.dtype, bool], ...]
 _map_tensors = SET_POLICIES.get("map_tensors")
 
@@ -241,10 +248,14 @@ def _remove(modules: Iterable[torch.nn.Module]) -> None:
 class PolicyHook:
     """The policy of a module. As torch calls it, before the forward, it is in force already but in traced code."""
 
+    in_force_on: set[int]  # the threads that have entered it and not come to the hook yet
+
     def __new__(cls, *_: Any) -> Self:
         # Also where a model is copied or read from a file.
         _core.surround_module_calls(SET_POLICIES.call, "policies", on=True)
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.in_force_on = set()
+        return made
 
     def __init__(self, path: str, policy: Policy | None) -> None:
         self.path = path
@@ -260,10 +271,18 @@ class PolicyHook:
             traced.enter(key)
         else:
             on = self.policy is None and (in_force.policy is not None or bool(_core.autocast_ruled()))
+            if (thread := get_ident()) in self.in_force_on:
+                self.in_force_on.discard(thread)
+            elif self._region() is not None:
+                warn(_PASSED_BY.format(self.path), through=_TORCH)
         return _map_tensors(torch.Tensor, _to_fp32, (args, kwargs)) if on and self.policy is None else None
 
     def region(self) -> Any:
         """What a call of the module enters; None where nothing is in force that the policy could take the place of."""
+        self.in_force_on.add(get_ident())
+        return self._region()
+
+    def _region(self) -> Any:
         ruled = _core.autocast_ruled()
         return _inside(ruled, self.policy) if ruled or in_force.policy is not None else None
 
@@ -286,7 +305,7 @@ class PolicyHook:
         return DECORATORS.in_steps(self._while_it_runs, go_on)()
 
     def _while_it_runs(self) -> contextlib.AbstractContextManager[Any]:
-        region: contextlib.AbstractContextManager[Any] | None = self.region()
+        region: contextlib.AbstractContextManager[Any] | None = self._region()
         return contextlib.nullcontext() if region is None else region
 
 
@@ -294,16 +313,18 @@ _core.set_policy_hook(PolicyHook)
 
 
 class _Leave:
-    """After a module's forward in traced code: leaves what the hook before it has entered."""
+    """After a module's forward: in traced code it leaves what the hook before it has entered, and notes of an error what "fp32" has to do with it."""
 
     def __init__(self, hook: PolicyHook) -> None:
         self.hook = hook
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, module: torch.nn.Module, _: Any, result: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             traced.leave(self.hook.entered.pop())
         elif self.hook.entered:  # by traced code, whose graph broke since
             traced.leave_in_graph(self.hook.entered.pop())
+        elif result is None and self.hook.policy is None and (error := sys.exc_info()[1]) is not None:
+            note_of_float32_module(error, self.hook.path, module)
 
 
 # By the device types that a region is in force for, and the low dtype and the use of the weight cache under convert: made anew, one would

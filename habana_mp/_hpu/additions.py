@@ -17,7 +17,7 @@ from habana_mp._autocast.context import autocast
 from habana_mp._cast import dtype_named
 from habana_mp._hpu import cpu_device, torch_hpu
 from habana_mp._hpu.torch_hpu import Device, plain
-from habana_mp._torch_private import HPU_BACKEND, LOAD
+from habana_mp._torch_private import LOAD
 
 _LAST = 1000  # in torch.load's list of who restores
 
@@ -34,7 +34,6 @@ def additions(device: str) -> Iterator[tuple[Any, str, Any]]:
     custom_fwd = _custom_fwd(torch.amp.custom_fwd)
     yield torch.amp, "custom_fwd", custom_fwd
     yield torch.amp.autocast_mode, "custom_fwd", custom_fwd
-    yield torch, "compile", _compile(torch.compile)
     if LOAD.works:
         habana = functools.partial(LOAD.restore, "habana")  # "hpu" torch has
         yield *LOAD.place("registry"), [*LOAD.registry, (_LAST, _no_tag, habana)]
@@ -133,35 +132,6 @@ def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
 
 def _no_tag(_: Any) -> None:
     """The tag of a storage, for torch.save: another entry of the registry returns it."""
-
-
-# Gaudi's own, the newest first.
-_BACKENDS = ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend")
-
-
-def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - torch's name
-        if kwargs.get("backend") in _BACKENDS:
-            kwargs["backend"] = hpu_backend
-        return original(*args, **kwargs)
-
-    return compile
-
-
-def hpu_backend(graph: Any, inputs: Any, **_: Any) -> Any:
-    """Inductor, by which a graph may be run backward again with retain_graph=True, as on Gaudi. The options are Gaudi's and not used."""
-    HPU_BACKEND.need()
-    owner, name = HPU_BACKEND.place("donated")
-    original = getattr(owner, name)
-    # The backward graph reuses none of the tensors saved for it. torch's own setting, donated_buffer, would have to stay off for the process:
-    # torch asks it in each backward pass, too. The option changes comments in generated code, and the keys of Inductor's caches: these do
-    # not hold what a graph reuses, so that the graph of a plain torch.compile could be taken, which reuses them.
-    setattr(owner, name, lambda *_: [])
-    try:
-        return HPU_BACKEND.look_up("inductor")(graph, inputs, config_patches={"comment_origin": True})
-    finally:
-        setattr(owner, name, original)
 
 
 def _custom_fwd(original: Callable[..., Any]) -> Callable[..., Any]:

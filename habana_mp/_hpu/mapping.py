@@ -18,6 +18,7 @@ import habana_mp._core as _core
 from habana_mp._convert.dynamo import drop_stale_graphs
 from habana_mp._hpu import torch_hpu
 from habana_mp._hpu.additions import additions
+from habana_mp._hpu.compile_backend import register_backends, unregister_backends
 from habana_mp._torch_private import COPIES
 
 _patches = _core.PatchSet()
@@ -52,6 +53,7 @@ def map_hpu(device: str = "cpu") -> bool:
         # A copy of a device loses its name: copies are the device itself, as of a string.
         if COPIES.works:
             COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
+        register_backends()
         _tag_graphs(f"hpu:{device} ")
     except BaseException:
         unmap_hpu()
@@ -64,6 +66,7 @@ def unmap_hpu() -> None:
     if _core.hpu_mapped_to() is None:
         return
     _patches.uninstall()
+    unregister_backends()
     for name in torch_hpu.NAMES:
         sys.modules.pop(f"torch.{name}", None)
     if COPIES.works:

@@ -105,27 +105,39 @@ def memory_stats(device: Device = None) -> dict[str, int]:
     }
 
 
-def reset_max_memory_allocated(device: Device = None) -> None:
-    figures: Any = sys.modules[__name__]
-    figures.reset_peak_memory_stats(device)
-
-
 def _of_gaudi(name: str) -> Any:
     """What Gaudi's module has and no other of torch; None where it is not of these."""
     if name in _ALIASES:
         return sys.modules[__name__]
+    if name in _FORMER:
+        return getattr(sys.modules[__name__], _FORMER[name])
     if name in _MODULES:
         return _MODULES[name]
     return getattr(graphs, name) if name in graphs.__all__ else gaudi_switches.switch_named("hpu", name)
 
 
 _ALIASES = ("hpu", "memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+# Older names, which scripts and DeepSpeed use. torch.cuda warns of its own, and torch.xpu has none.
+_FORMER = {
+    "memory_cached": "memory_reserved",
+    "max_memory_cached": "max_memory_reserved",
+    "reset_max_memory_allocated": "reset_peak_memory_stats",
+    "reset_max_memory_cached": "reset_peak_memory_stats",
+}
 _MODULES = {"graphs": graphs, "metrics": metrics}
 
 
 def __dir__() -> list[str]:
     own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
-    own |= {*cpu_device.NAMES, *_ALIASES, *graphs.__all__, *gaudi_switches.names_of("hpu"), *_MODULES, "stream"}
+    own |= {
+        *cpu_device.NAMES,
+        *_ALIASES,
+        *_FORMER,
+        *graphs.__all__,
+        *gaudi_switches.names_of("hpu"),
+        *_MODULES,
+        "stream",
+    }
     return sorted(own - {"asked_by_library", "plain"})
 
 

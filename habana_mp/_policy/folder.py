@@ -55,7 +55,7 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
             )
     entries = [entry for file in files.values() for entry in file.named]
     for edits in edits_for(torch.__version__, folder):
-        entries = after_files(entries, edits)
+        entries = after_files(entries, edits, same_author=True)
     entries += [listed(op, "error", str(folder / DESCRIPTION)) for op in described.get("error", [])]
     settings = {key: described[key] for key in core.POLICY_SETTINGS if key in described}
     try:

@@ -71,7 +71,8 @@ class Claims:
     say it (D6, D39).
 
     ``rsub`` leaves where the author names ``sub``, which decides it then; ``sub`` stays where he names ``rsub``. The ops that a named one
-    is made of stay, unless ``with_insides``. With ``whole`` an overload claims its op.
+    is made of stay, unless ``with_insides``: they would decide an op that the author takes out of the lists. With ``whole`` an overload
+    claims its op.
     """
 
     def __init__(self, entries: Iterable[Entry], *, whole: bool = False, with_insides: bool = False) -> None:
@@ -81,7 +82,7 @@ class Claims:
             op = entry.base if whole else entry.op
             for low in for_each_low_dtype(entry):
                 self._own[entry.modules, low].add(op)
-                if with_insides:
+                if with_insides and not entry.modules:
                     inside = {*chain(*core.candidates(op))} - {*chain(*core.dispatched_candidates(op))}
                     self._insides[entry.modules, low] |= inside
 
@@ -92,7 +93,10 @@ class Claims:
         return entry.base in self._insides[where] or not _asked_for(entry.op, entry.base).isdisjoint(self._own[where])
 
     def of_other_names(self, entry: Entry, low: str) -> bool:
-        return self(entry, low) and entry.op not in self._own[entry.modules, low]
+        return self(entry, low) and not self.by_name(entry, low)
+
+    def by_name(self, entry: Entry, low: str) -> bool:
+        return entry.op in self._own.get((entry.modules, low), ())
 
 
 @functools.lru_cache(maxsize=4096)  # a search edits lists a hundred times
@@ -101,24 +105,22 @@ def _asked_for(op: str, base: str) -> frozenset[str]:
     return frozenset([op, base, *chain(*core.candidates(base)), *chain(*core.dispatched_candidates(base))])
 
 
-def after_files(entries: Iterable[Entry], files: Mapping[str, ListFile]) -> list[Entry]:
+def after_files(entries: Iterable[Entry], files: Mapping[str, ListFile], *, same_author: bool = False) -> list[Entry]:
     """Entries of a policy after files by the lists that they are: each replaces or edits its list, and what it names leaves the others (D6, D21).
 
-    In the promote list, which is asked last, a name may stay that another list has, too: it decides nothing (F50).
+    What a file takes out leaves its list by all names, and by its own alone if the ``same_author`` has named the others. In the promote list,
+    which is asked last, a name may stay that another list has, too: it decides nothing (F50).
     """
     named = [entry for file in files.values() for entry in file.named]
-    removed = {
-        (each.list, each.op, each.modules, low)
-        for file in files.values()
-        for each in file.removed
-        for low in for_each_low_dtype(each)
-    }
+    removed = {title: Claims(file.removed, with_insides=True) for title, file in files.items()}
     claims = {title: Claims([each for each in named if each.list != title], whole=True) for title in ALL_LISTS}
 
     def leaves(entry: Entry, low: str) -> bool:
         file, others = files.get(entry.list), claims[entry.list]
-        if file is not None and (not file.edits or (entry.list, entry.op, entry.modules, low) in removed):
-            return True
+        if file is not None:
+            taken_out = removed[entry.list].by_name if same_author else removed[entry.list]
+            if not file.edits or taken_out(entry, low):
+                return True
         return (
             others.of_other_names(entry, low) if entry.list == "promote" and not entry.modules else others(entry, low)
         )
@@ -130,7 +132,6 @@ def after_edits(entries: Iterable[Entry], edits: Iterable[Edit]) -> list[Entry]:
     """Entries of a policy after edits; a later one takes precedence."""
     kept = [*entries]
     for entry, removed in edits:
-        # Where it is in no list, the ops that it is made of would decide it.
-        kept = less(kept, Claims([entry], with_insides=removed and not entry.modules))
+        kept = less(kept, Claims([entry], with_insides=removed))
         kept += [] if removed else [entry]
     return kept

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 
 import habana_mp._core as _core
-from habana_mp._cast import dtype_name
+from habana_mp._cast import LOW_DTYPES, dtype_name
 from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 
@@ -31,10 +32,30 @@ def _note(
     # The dtype of one tensor is what disable_casts leaves to the caller; two that differ are often its doing.
     if casts_off and "same dtype" not in str(error):
         return
+    if _NORM_REFUSES in str(error):
+        add_note(error, _note_of_norm(error, op, policy))
+        return
     add_note(error, note(policy, op, tensors, last_lower) + (_CASTS_OFF if casts_off else ""))
 
 
+def note_of_float32_module(error: BaseException, path: str, module: torch.nn.Module) -> None:
+    """For an error that leaves a module whose policy is "fp32": its own tensors are in the dtypes that it has them in."""
+    if not _core.blames_low_dtype(str(error)) or any(map(_is_ours, getattr(error, "__notes__", ()))):
+        return
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    low = next(((name, tensor.dtype) for name, tensor in tensors if tensor.dtype in LOW_DTYPES), None)
+    if low is not None:
+        hold = f"model.get_submodule({path!r})" if path else "model"
+        add_note(
+            error,
+            f'{_OURS}the policy of {path!r} by set_policies is "fp32", so its inputs are float32, and its {low[0]} is {dtype_name(low[1])}. '
+            f"Hold the module in float32: {hold}.float().",
+        )
+
+
 _OURS = "habana_mp: "
+# torch's words, of all norms on the CPU.
+_NORM_REFUSES = "mixed dtype (CPU): expect parameter to have"
 _CASTS_OFF = " The call is in hmp.disable_casts(), where no argument is cast: cast the tensor before the call."
 
 
@@ -55,6 +76,24 @@ def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: s
     if rule is None:
         return f"{given} Cast the tensor by hand (x.float()), or put the call in hmp.disable_casts()."
     return f"{given} The last op of the lower list on this thread was {rule.op}: {_place(rule)}. {_edit(rule)}"
+
+
+def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
+    """No cast helps it: the running statistics are written to, and a cast would lose what is written (D14)."""
+    return (
+        f"{_OURS}{op or _failed_in(error) or 'a norm'} got float32 and {policy._core.low_dtype} tensors under the policy {policy.name!r}. Where "
+        "dtypes differ, torch takes weights and running statistics of a norm in float32 alone, and running statistics are never cast. "
+        "Hold the norms of the model in float32: norm.float()."
+    )
+
+
+def _failed_in(error: BaseException) -> str:
+    """The function of torch.nn.functional that has raised it."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = None if traceback is None else traceback.tb_frame.f_code
+    return code.co_name if code is not None and code.co_filename == torch.nn.functional.__file__ else ""
 
 
 def add_note(error: BaseException, text: str) -> None:

@@ -1,6 +1,9 @@
 #include "probe/rows.h"
 
+#include <algorithm>
+
 #include "base/op_schema.h"
+#include "cast/tensors.h"
 #include "policy/op_traits.h"
 #include "scope/regions.h"
 
@@ -26,6 +29,18 @@ bool is_transparent(const Frame& frame, const evidence::Op& op) {
   }
   return insides != Insides::Own && outcome == Outcome::Unlisted &&
          autocast::this_thread.state != nullptr;
+}
+
+bool is_transparent(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c10::IValue> inputs) {
+  if (is_transparent(frame, op)) return true;
+  if (!op.composite || frame.kind == Frame::Kind::Decided) return false;
+  if (autocast::this_thread.state != nullptr) return false;  // our regions say what they cast
+  const c10::DispatchKeySet on = c10::autocast_dispatch_keyset - autocast::excluded_here();
+  return std::ranges::any_of(tensors_in(inputs), [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return false;
+    const c10::DispatchKeySet keys = tensor.key_set() & on;
+    return !keys.empty() && !op.handle.hasKernelForDispatchKey(keys.highestPriorityTypeId());
+  });
 }
 
 }  // namespace habana_mp::probe

@@ -12,5 +12,9 @@ const watch::Frame* counted_with(const watch::Thread& thread);
 // Whether the ops inside of the op have rules of their own, and so rows: they are looked at
 // instead.
 bool is_transparent(const watch::Frame& frame, const evidence::Op& op);
+// The same of a call, for whose insides torch.autocast may cast: its arguments and results would
+// not show that it ran low.
+bool is_transparent(const watch::Frame& frame, const evidence::Op& op,
+                    c10::ArrayRef<c10::IValue> inputs);
 
 }  // namespace habana_mp::probe

@@ -33,15 +33,14 @@
 namespace habana_mp::probe {
 namespace {
 
+using report::SiteId;
+using report::Unmeasured;
+using report::Values;
 using watch::all;
 using watch::CastTensors;
 using watch::for_listeners;
 using watch::Frame;
 using watch::Thread;
-
-using report::SiteId;
-using report::Unmeasured;
-using report::Values;
 
 struct Measuring final : watch::Probe {
   std::string_view name() const override { return "hmp.report(values=True)"; }
@@ -221,11 +220,14 @@ bool hides(const MeasuredCall& context) {
   return context.why == Unmeasured::None || context.why == Unmeasured::Reserve;
 }
 
-// A call that is not run again has ended: a row of the report says so, unless it says something of
-// calls inside of it.
-void end_unmeasured(const MeasuredCall& context) {
-  const bool wanted =
-      has_low(context.arguments, context.casts) || (!context.backward && what_to_measure().what_if);
+// Whether a call ran low. What torch.autocast casts it casts unseen: the results show it.
+bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  return has_low(context.arguments, context.casts) || (!context.backward && has_low(results));
+}
+
+// A call that is not run again has ended: a row says so, unless it speaks of calls inside of it.
+void end_unmeasured(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  const bool wanted = ran_low(context, results) || (!context.backward && what_to_measure().what_if);
   if (!wanted || on_this_thread().looked_at != context.looked_at) return;
   ++on_this_thread().looked_at;
   Values values;
@@ -257,7 +259,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
     return moving;
   }
   if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
-  if (!backward && is_transparent(*frame, *op)) return nullptr;
+  if (!backward && is_transparent(*frame, *op, inputs)) return nullptr;
   const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
   if (why != Unmeasured::None && op->composite) return nullptr;  // the ops inside of it are
   // Without what-ifs only that is measured which ran low.
@@ -286,7 +288,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   const auto& context = static_cast<const MeasuredCall&>(kept);
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
-  if (context.why != Unmeasured::None) return end_unmeasured(context);
+  if (context.why != Unmeasured::None) return end_unmeasured(context, call.outputs());
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (context.op->moves) return move_shadow(context, call.outputs());
   const std::uint64_t start = now_ns();
@@ -294,9 +296,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   if (!context.backward) values.ran_ns = start - context.start;
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
-  // What torch.autocast casts it casts unseen: the results show it.
-  const bool low =
-      has_low(context.arguments, context.casts) || (!context.backward && has_low(call.outputs()));
+  const bool low = ran_low(context, call.outputs());
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = what_to_measure();
   if (!low && !shadowed && !measure.what_if) return;

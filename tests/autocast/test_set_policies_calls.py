@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import warnings
 
 import pytest
 import torch
@@ -350,3 +351,34 @@ def test_compiled_code_that_is_interrupted_leaves_its_policies() -> None:
         compiled(torch.ones(2, 4))
     assert here() == BF16
     torch._dynamo.reset()
+
+
+def test_a_module_in_float32_that_holds_bfloat16_is_named_in_the_error():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)).to(BF16)
+    x = torch.ones(2, 3, 4, 4, dtype=BF16)
+    with hmp.autocast("cpu", policy="hmp"), hmp.set_policies(model, {"1": "fp32"}):
+        with pytest.raises(RuntimeError, match="mixed dtype") as caught:
+            model(x)
+        (note,) = caught.value.__notes__
+        assert note.startswith("habana_mp: the policy of '1' by set_policies is \"fp32\"")
+        assert "its weight is bfloat16. Hold the module in float32: model.get_submodule('1').float()" in note
+        model.get_submodule("1").float()
+        assert model(x).dtype == FP32
+
+
+def test_a_direct_call_of_call_impl_is_not_without_its_policy_silently():
+    """Python 3.11 calls it past the C slot, but where Dynamo looks on."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    with hmp.autocast("cpu", policy="hmp"), hmp.set_policies(model, {"0": "fp32"}):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            dtype = model[0]._call_impl(x).dtype
+        assert (dtype == FP32) == (caught == [])
+        for warning in caught:
+            assert "given to '0' is not in force in this call: module._call_impl(x) passes by it" in str(
+                warning.message
+            )
+            assert warning.filename == __file__
+        assert model(x).dtype == FP32
+    model[0]._call_impl(x)  # nothing is in force that the policy could take the place of

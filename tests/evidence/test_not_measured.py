@@ -246,3 +246,42 @@ def test_what_torch_autocast_casts_is_measured(values):
     found = measured(torch.autocast("cpu"))
     assert 1e-4 < found[0].relative < 1e-2
     assert found == measured(hmp.autocast("cpu", policy="torch-cpu"))
+
+
+@pytest.mark.parametrize("values", [True, "errors"])
+def test_what_torch_autocast_casts_and_cannot_run_again_has_a_reason(values):
+    """It was given float32, so that it looked exact, and its error was 0."""
+    weight = torch.eye(8).to_sparse()
+    with torch.autocast("cpu"), hmp.report(values=values) as report:
+        made = torch.sparse.mm(weight, torch.randn(8, 4))
+        F.linear(X, torch.randn(4, 16))
+    assert made.dtype == torch.bfloat16
+    with pytest.raises(
+        RuntimeError, match="error of _sparse_mm is not measured: it has float64, sparse or other special"
+    ):
+        report.local_error("_sparse_mm")
+    assert "_sparse_mm" in str(report).partition("not measured")[0].rpartition("\n")[2]
+    assert 0 < report.local_error("linear").relative < 1e-2
+
+
+@pytest.mark.parametrize(
+    "region", [torch.autocast("cpu"), hmp.autocast("cpu", policy="torch-cpu")], ids=["torch", "hmp"]
+)
+def test_an_op_that_ran_low_round_ops_in_float32_is_not_exact(region):
+    """Attention with dropout draws, so it does not run again. Inside it computes in float32, between two casts that are its error."""
+    query = torch.randn(1, 2, 8, 16)
+    with region, hmp.report(values=True) as report:
+        assert F.scaled_dot_product_attention(query, query, query, dropout_p=0.5).dtype == torch.bfloat16
+    with pytest.raises(
+        RuntimeError, match="cannot run once more, and the ops inside it, which were measured, ran in float32"
+    ):
+        report.local_error("scaled_dot_product_attention")
+
+
+@pytest.mark.parametrize("values", [True, "errors"])
+def test_what_torch_autocast_casts_inside_an_op_is_measured(values):
+    """It has no kernel of lstm_cell on the CPU. The cell gets and gives float32, and its error was 0."""
+    cell = nn.LSTMCell(16, 8)
+    with torch.autocast("cpu"), hmp.report(values=values) as report:
+        assert cell(X)[0].dtype == torch.float32
+    assert 1e-5 < report.local_error("lstm_cell").relative < 1e-2

@@ -10,7 +10,7 @@ from habana_mp._hpu.mapping import map_hpu, unmap_hpu
 
 # What map_hpu gives to torch: (owner, name).
 GIVEN = [
-    *((torch, name) for name in ("hpu", "habana", "compile")),
+    *((torch, name) for name in ("hpu", "habana")),
     *((torch.Tensor, name) for name in ("is_hpu", "hpu", "pin_memory")),
     (torch.nn.Module, "hpu"),
     (torch.autocast, "__init__"),

@@ -1,5 +1,7 @@
 """torch.compile and TorchScript of code that names the device "hpu"."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -55,6 +57,40 @@ def test_compiled_by_the_backend_of_gaudi() -> None:
 
 
 BACKENDS = ["hpu_backend", "aot_hpu_training_backend"]
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "aot_hpu_inference_backend"])
+def test_dynamo_knows_the_backends_of_gaudi(backend: str) -> None:
+    """torch.compile alone knew them. DeepSpeed looks whether a backend is listed."""
+    model = torch.nn.Linear(4, 2)
+    assert torch.allclose(torch._dynamo.optimize(backend)(model)(X), model(X))
+    assert backend in torch._dynamo.list_backends(exclude_tags=())
+    unmap_hpu()
+    assert backend not in torch._dynamo.list_backends(exclude_tags=())
+    with pytest.raises(torch._dynamo.exc.InvalidBackend, match=backend):
+        torch.compile(model, backend=backend)
+
+
+def test_the_backends_of_gaudi_wait_for_dynamo() -> None:
+    """Mapped before Dynamo is imported, which takes seconds; and a backend that somebody else has registered stays."""
+    program = """
+import sys, torch
+from habana_mp._hpu.mapping import map_hpu, unmap_hpu
+map_hpu()
+assert "torch._dynamo" not in sys.modules
+from torch._dynamo import list_backends, lookup_backend, register_backend
+ours = lookup_backend("hpu_backend")
+unmap_hpu()
+own = register_backend(lambda graph, inputs: graph, "hpu_backend")
+map_hpu()
+assert lookup_backend("hpu_backend") is own
+assert lookup_backend("aot_hpu_training_backend") is ours
+unmap_hpu()
+assert lookup_backend("hpu_backend") is own
+assert "aot_hpu_training_backend" not in list_backends(exclude_tags=())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,6 +1,7 @@
 """torch.hpu, and what torch does by a device type: memory, random numbers, streams, distributed, data loaders, the profiler."""
 
 import mmap
+import operator
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ FIGURES = [
     "max_memory_allocated",
     "memory_reserved",
     "max_memory_reserved",
+    "memory_cached",
+    "max_memory_cached",
 ]
 
 
@@ -23,6 +26,27 @@ FIGURES = [
 @pytest.mark.parametrize("device", [None, "hpu", 0, "device"], ids=str)
 def test_memory_figures(name: str, device: str | int | None) -> None:
     assert getattr(torch.hpu, name)(torch.device("hpu") if device == "device" else device) > 1 << 20
+
+
+@pytest.mark.parametrize("name", ["reset_max_memory_allocated", "reset_max_memory_cached"])
+def test_the_peak_is_forgotten_by_older_names_too(name: str) -> None:
+    assert getattr(torch.hpu, name) is getattr(torch.hpu.memory, name) is torch.hpu.reset_peak_memory_stats
+    assert getattr(torch.hpu, name)("hpu:0") is None
+    assert name in dir(torch.hpu)
+
+
+# What DeepSpeed's accelerator for "hpu" takes from the module.
+DEEPSPEED = """
+    Stream current_device current_stream default_stream device_count graph HPUGraph is_available max_memory_allocated max_memory_cached
+    max_memory_reserved memory_allocated memory_cached memory_reserved memory_stats random reset_max_memory_allocated reset_peak_memory_stats
+    set_device stream synchronize random.default_generators random.get_rng_state random.initial_seed random.manual_seed random.manual_seed_all
+    random.set_rng_state
+""".split()
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_what_deepspeed_asks_for_is_there(name: str) -> None:
+    assert operator.attrgetter(name)(torch.hpu) is not None
 
 
 def test_memory_peak() -> None:

@@ -67,6 +67,8 @@ TYPES = {
     "LOAD.registry": list,
     "COPIES.shallow": dict,
     "COPIES.deep": dict,
+    "HPU_BACKEND.names": dict,
+    "HPU_BACKEND.by_name": dict,
 }
 PARAMETERS = {
     "HIGHER_ORDER_OPS.fall_through": ["self", "dispatch_key"],
@@ -88,6 +90,7 @@ PARAMETERS = {
     "CPU.avx512": [],
     "CPU.amx": [],
     "LOAD.restore": ["backend_name", "obj", "location"],
+    "HPU_BACKEND.register": ["compiler_fn", "name"],
     "DEVICE_INDEX.of_cuda": ["device", "optional"],
     "ADAMW.init_group": ["self", "group"],
     "FRAMES_UP.parameter": ["obj", "optimize", "_frames_up"],

@@ -31,6 +31,7 @@ BOTH = ("float32", "mixed")
 _clear_type_cache: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 # What a round may leave, where a tensor that stays takes some 400 bytes, and how many objects of Python a half of the rounds, by its caches.
 MOST_BYTES, MOST_OBJECTS = 200, 80
+_MOST_BYTES_OF_AN_OBJECT = 512  # by pymalloc; larger ones it takes from malloc
 
 Step = Callable[[], list[Any]]
 
@@ -192,6 +193,8 @@ def _grown(make: Maker, name: str, variant: Variant) -> Outcome:
         calls = make("float32")[:1]
         grown, objects = _growth(calls, ROUNDS[name], lambda: _under(lambda: _step(calls), name, variant))
         most = MOST_BYTES * _half(ROUNDS[name])
+        if sys.getallocatedblocks() == 0:  # PYTHONMALLOC=malloc: objects of Python are among the bytes
+            most += MOST_OBJECTS * _MOST_BYTES_OF_AN_OBJECT
         if grown > most or objects > MOST_OBJECTS:
             plain, plain_objects = _growth(calls, ROUNDS[name], lambda: _in_region(calls, variant))
             grown, objects = grown - max(plain, 0), objects - max(plain_objects, 0)
@@ -243,8 +246,12 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _bytes_in_use() -> int:
-    """By malloc of glibc, of all threads."""
-    mallinfo = ctypes.CDLL(None).mallinfo2
+    """By malloc of glibc or of the address sanitizer, of all threads."""
+    process = ctypes.CDLL(None)
+    if (by_sanitizer := getattr(process, "__sanitizer_get_current_allocated_bytes", None)) is not None:
+        by_sanitizer.restype = ctypes.c_size_t
+        return int(by_sanitizer())
+    mallinfo = process.mallinfo2
     mallinfo.restype = _Mallinfo
     info = mallinfo()
     return int(info.uordblks + info.hblkhd)

@@ -37,6 +37,7 @@ _NOT_LOW = (
 )
 _NO_NUMBERS = "all its numbers are zero or not finite in float32"
 _INSIDE = "it ran inside an op that is measured as a whole, or that is not measured"
+_INSIDES_WIDE = "it cannot run once more, and the ops inside it, which were measured, ran in float32"
 
 
 def why_no_edit(report: Report) -> Why | None:
@@ -89,6 +90,8 @@ def why_no_error(report: Report, rows: list[Row], which: str) -> Why | None:
     if which == "low" and not any(_is_measured(row, which) for row in report.rows if not _ran_low(row)):
         return _NOT_LOW
     _, why = why_unmeasured(asked, backward=which == "backward")
+    if not why and which == "ran" and any(map(_has_wide_insides, asked)):
+        why = _INSIDES_WIDE
     ran = any(row.measured.backward_calls if which == "backward" else row.measured.calls for row in asked)
     ops = ", ".join(dict.fromkeys(row.op for row in asked))
     return f"the error of {ops} is not measured", why or (_NO_NUMBERS if ran else _INSIDE)
@@ -106,7 +109,9 @@ def known_errors(report: Report) -> dict[str, LocalError]:
 def unmeasured(report: Report) -> Iterator[Why]:
     """A text for each op that ran in a low dtype and of which no call could be measured."""
     for group in grouped(report.rows, lambda row: row.op):
-        if any(row.unmeasured for row in group) and (why := why_no_error(report, group, "ran")):
+        if any(row.unmeasured or _has_wide_insides(row) for row in group) and (
+            why := why_no_error(report, group, "ran")
+        ):
             yield why
 
 
@@ -124,10 +129,19 @@ def _computes(row: Row) -> bool:
 
 
 def _ran_low(row: Row) -> bool:
-    return any(dtype in _core.LOW_DTYPES for dtype in row.runs_in)
+    # What torch.autocast casts it casts unseen: the results show it.
+    return any(dtype in _core.LOW_DTYPES for dtype in (*row.runs_in, *row.made_bytes))
+
+
+def _has_wide_insides(row: Row) -> bool:
+    """Whether an op that ran low is known by what is inside it alone, which did not: as attention with dropout, on the CPU."""
+    values = row.measured
+    return _ran_low(row) and not any(structs.astuple(values.ran)) and any(structs.astuple(values.low))
 
 
 def _is_measured(row: Row, which: str) -> bool:
+    if which == "ran" and _has_wide_insides(row):
+        return False
     return any(structs.astuple(error_of(row, which))) or bool(which != "backward" and row.measured.range.numbers)
 
 

@@ -190,6 +190,24 @@ def test_the_note_names_the_op_that_made_the_tensor():
 
 
 @FRONT_ENDS
+@pytest.mark.parametrize("affine", [True, False], ids=["weights", "statistics alone"])
+def test_the_note_says_what_to_do_with_a_norm_that_is_held_in_bfloat16(front_end, affine):
+    """Beside a float32 input torch takes neither its weights nor its running statistics, and no cast can help these (D14)."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2, affine=affine)).to(BF16)
+    wide = hmp.Policy.from_ops(rest="fp32", name="wide")
+    x = torch.ones(1, 1, 4, 4, dtype=BF16)
+    with pytest.raises(RuntimeError, match="mixed dtype") as caught, front_end(wide):
+        model(x)
+    (note,) = caught.value.__notes__
+    assert note.startswith("habana_mp: batch_norm got float32 and bfloat16 tensors under the policy 'wide'.")
+    assert note.endswith("Hold the norms of the model in float32: norm.float().")
+    hmp.revert()
+    model[1].float()
+    with front_end(wide):
+        assert model(x).dtype == F32
+
+
+@FRONT_ENDS
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 @pytest.mark.parametrize("raised_in", ["a block", "a decorated function", "blocks in each other"])
 def test_the_note_names_disable_casts_where_dtypes_meet(front_end, grad, raised_in):

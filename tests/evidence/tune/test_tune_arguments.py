@@ -7,7 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from planted_faults import Model, X
+from torch import nn
 
 from habana_mp import hmp
 
@@ -54,3 +56,15 @@ def test_steps_and_sums_of_a_report_may_be_numbers_of_numpy(number):
         report.project(model(X.clone().requires_grad_()), k=number)
         report.step()
     assert report.error_share() == 1
+
+
+def test_a_norm_held_in_bfloat16_is_named_with_the_cure():
+    """The float32 run gives it a float32 input, which torch refuses beside its weights and running statistics."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).to(torch.bfloat16)
+    x = torch.randn(2, 1, 4, 4, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="mixed dtype") as caught:
+        hmp.tune(lambda: model(x).float().square().mean(), 0.1, cost="numbers")
+    assert "batch_norm" in caught.value.__notes__[0]
+    assert "norm.float()" in caught.value.__notes__[0]
+    model[1].float()
+    hmp.tune(lambda: model(x).float().square().mean(), 0.1, cost="numbers")

@@ -11,6 +11,7 @@ import torch
 
 from habana_mp import Policy
 from habana_mp import hmp as package
+from habana_mp._policy.folder import write_folder
 
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -58,6 +59,30 @@ def test_d39_ones_own_names_win(case, written):
     assert {op: (base.rule(op).action, policy.rule(op).action) for op in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("base", "op", "names", "other"),
+    [
+        ("balanced", "matmul", ["matmul", "__matmul__", "__rmatmul__", "linalg_matmul"], "mm"),
+        ("balanced", "conv2d", ["conv2d"], "conv1d"),
+        ("hmp", "matmul@bfloat16", ["matmul", "__matmul__"], "linear"),
+    ],
+)
+def test_what_an_edit_of_a_list_takes_out_leaves_it_by_all_names(base, op, names, other, written):
+    """``__matmul__`` stayed in the list and decided matmul, as did ``_convolution`` for conv2d."""
+    before, policy = Policy.load(base), Policy.from_files(lower=written(f"-{op}\n"), base=base)
+    assert {name: before.rule(name).action for name in [*names, other]} == dict.fromkeys([*names, other], "lower")
+    assert {name: policy.rule(name).action for name in names} == dict.fromkeys(names, "rest")
+    assert policy.rule(other).action == "lower"
+    assert policy == before.with_edits(f"-{op}")
+
+
+def test_a_list_for_one_version_of_torch_takes_out_the_name_alone(tmp_path):
+    """It has the author of the other names: torch 2.14 has no cholesky for the device, and linalg_cholesky as before."""
+    write_folder(tmp_path, Policy.from_ops(fp32=["cholesky", "linalg_cholesky"])._core, "")
+    (tmp_path / "fp32.since-2.0.txt").write_text("-cholesky\n")
+    assert Policy.load(tmp_path).lists["fp32"] == ("linalg_cholesky",)
+
+
 def test_d39_over_the_error_list(written):
     """The preset for CUDA refuses binary_cross_entropy; whoever lists it has decided."""
     assert Policy.load("torch-cuda").rule("binary_cross_entropy").action == "error"
@@ -99,7 +124,7 @@ def test_f51_an_op_left_out_of_fp32_falls_to_promote(written):
 def test_from_files_base_and_promote(written):
     policy = Policy.from_files(promote=written("+exp\n-add\n"), base="hmp-resnet50", low_dtype=F16)
     resnet = Policy.load("hmp-resnet50")
-    assert set(policy.lists["promote"]) == set(resnet.lists["promote"]) - {"add"} | {"exp"}
+    assert set(policy.lists["promote"]) == set(resnet.lists["promote"]) - {"add", "iadd"} | {"exp"}
     assert {name: policy.lists[name] for name in ("lower", "fp32")} == {
         name: resnet.lists[name] for name in ("lower", "fp32")
     }

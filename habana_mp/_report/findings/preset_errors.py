@@ -9,6 +9,9 @@ from habana_mp._report.data import Report
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.numbers import Objective
 
+COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
+_GUIDES = "hmp"  # the lists of hmp.convert() without arguments
+
 
 def preset_errors(report: Report) -> dict[str, float]:
     """Of the presets with the low dtype that was measured, the smallest error first. Empty where no error reached a loss or projected outputs."""
@@ -22,3 +25,21 @@ def preset_errors(report: Report) -> dict[str, float]:
             effect = simulation.under(policy)
             found[name] = objective.error(effect.left, effect.low)
     return dict(sorted(found.items(), key=lambda each: each[1]))
+
+
+def invitation(report: Report) -> str:
+    """How to see what ``balanced`` would have, in a report without values under the lists that a plain ``hmp.convert()`` has; "" elsewhere.
+
+    It is in each such table: one that depends on what was printed before could not be compared.
+    """
+    guides = Policy.load(_GUIDES)
+    names = [each.name for each in report.policies if each.front_end == "convert" and each.text == str(guides)]
+    if report.low_dtype or not names or not report.rows:
+        return ""
+    return f"{_GUIDES} has the lists of Habana's guides; hmp.report(values=True), or --values, shows its error beside that of {COMPARED[0]}"
+
+
+def compared_errors(report: Report) -> dict[str, float]:
+    """Of the presets that the head of a table or a page names, by their names."""
+    found = preset_errors(report) if report.low_dtype else {}
+    return {name: found[name] for name in COMPARED if name in found}

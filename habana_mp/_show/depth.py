@@ -72,8 +72,8 @@ def depth(places: Sequence[Place]) -> str:
         labels=[*_labels(named)],
         line=line,
         marks=marks,
-        first=places[0].name,
-        last=places[-1].name,
+        first=cut(places[0].name, _WIDTH / 2 - _LEFT),
+        last=cut(places[-1].name, _WIDTH / 2 - _LEFT) if len(places) > 1 else "",
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
@@ -81,11 +81,17 @@ def depth(places: Sequence[Place]) -> str:
     )
 
 
+def cut(text: str, width: float) -> str:
+    """As much of a name as a picture has room for, without the middle: its ends tell places of one model apart."""
+    most = max(3, int(width / _LETTER))
+    return text if len(text) <= most else f"{text[: most // 3]}…{text[len(text) - most + most // 3 + 1 :]}"
+
+
 def _labels(named: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Names beside their dots, none over another one."""
     taken: list[tuple[float, float, float]] = []
     for dot in named:
-        text = f"{dot['name']} {dot['share'] * 100:.0f} %"
+        text = f"{cut(dot['name'], _WIDTH / 2 - _LEFT)} {dot['share'] * 100:.0f} %"
         long = len(text) * _LETTER
         left = dot["x"] if dot["x"] < _WIDTH / 2 else dot["x"] - long
         rows = (dot["y"] + way for way in (-12, 20, -28, 36, -44, 52))

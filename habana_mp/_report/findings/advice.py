@@ -101,7 +101,7 @@ def _of_ping_pong(report: Report) -> Iterator[_Line]:
             Advice(
                 f"{' -> '.join(ops)}: {' -> '.join(chain.path)}, there and back {counted(chain.count, 'time')}, "
                 f"{_share(chain.seconds, report)}",
-                "; ".join(reasons) + _at([chain.ops[-1].module]),
+                ("; ".join(reasons) + _at([chain.ops[-1].module])).removeprefix("; "),
             ),
         )
 

@@ -132,6 +132,8 @@ def _to_take(report: Report) -> Iterator[Text]:
         yield Text(printable(str(head)), style="bold")
     if head is not None and head.edits:
         yield Text(printable(how_to_try(report, head.edits)), style="dim")
+    if head is not None:
+        yield Text()
 
 
 def _ops(report: Report, width: int) -> RenderableType:

@@ -19,6 +19,7 @@ def page(found: Any) -> str:
     return whole_page(
         "tuned.html",
         found=found,
+        low_dtype=found.policy._core.low_dtype,
         front={point.name for point in found.front},
         in_float32=sum(each.list == "fp32" for each in found.parts),
         picture=_picture(found),

@@ -16,7 +16,7 @@ import weakref
 import pytest
 import torch
 import torch.fx.experimental.proxy_tensor
-from casts_of import casts_of
+from arrived_calls import casts_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules import module as nn_module

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Uneven
 from habana_mp._report.findings.edits import Edit, edits, no_edit
+from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
@@ -65,7 +66,7 @@ def _of_uneven(report: Report) -> Iterator[Advice]:
 
 def _of_errors(report: Report, found: list[Edit]) -> Iterator[Advice]:
     yield from (of_edit(each) for each in found if not each.lost)
-    if not found and any(row.measured.calls for row in report.rows):
+    if not found and (is_outside(report) or any(row.measured.calls for row in report.rows)):
         yield Advice(*no_edit(report))
 
 

@@ -75,9 +75,13 @@ class ReportDiff(Short):
         """
         from habana_mp._show.html import whole_page
 
-        tables = [("Casts", self._casts()), ("Errors of ops, as they ran", self._errors())]
+        tables = [
+            (title, [name if i < texts else f"{name}|number" for i, name in enumerate(head)], rows, texts)
+            for title, (head, rows, texts) in (("Casts", self._casts()), ("Errors of ops, as they ran", self._errors()))
+            if rows
+        ]
         blocks = [*zip(("before", "after"), self.names, map(time, self.seconds), strict=True)]
-        text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], blocks=blocks)
+        text = whole_page("diff.html", tables=tables, blocks=blocks)
         return written(text, path)
 
     def _repr_html_(self) -> str:

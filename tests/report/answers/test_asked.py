@@ -99,6 +99,12 @@ def test_a_report_outside_of_any_policy_says_so():
     assert float(report.local_error("linear", what_if=True)) > 0, "what it would be is known"
 
 
+def test_without_values_it_has_the_same_advice():
+    (line,) = reported(policy=None, values=False).advice
+    assert line == reported(policy=None).advice[0]
+    assert line.evidence.startswith("call hmp.convert, or enter hmp.autocast")
+
+
 def test_a_report_under_a_policy_does_not():
     report = reported()
     assert "no policy was in force" not in repr(report) + str(report)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from habana_mp._policy.names import names_of
-from habana_mp._report.cast_report import CastReport, dtype_name, report
+from habana_mp._report.cast_report import CastReport, report
+from habana_mp._report.findings.asked import dtype_name
 from habana_mp._report.findings.unknown import NO_OP
 from habana_mp._show.units import counted, whole
 

@@ -22,6 +22,7 @@ from habana_mp._report.data import Advice
 from habana_mp._report.findings.diff import ReportDiff
 from habana_mp._report.findings.edits import Edit, LossError
 from habana_mp._report.numbers import LocalError
+from habana_mp._report.shown.op_calls import OpCalls
 
 __all__ = [
     "Advice",
@@ -35,6 +36,7 @@ __all__ = [
     "LossError",
     "Node",
     "Nonfinite",
+    "OpCalls",
     "OpRule",
     "Part",
     "Point",

@@ -39,6 +39,7 @@ convert/compile/test_onnx
 convert/compile/test_weight_ops
 convert/test_convert_memory
 devices/test_streams_without_gpu
+evidence/pages/test_compare_page
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
 gaudi/test_gaudi_scripts
@@ -56,6 +57,7 @@ ranks/test_ranks_policies
 ranks/test_ranks_reports
 report/page/test_page
 report/page/test_page_errors
+report/page/test_page_head
 scope/test_fork
 scope/test_interrupts
 scope/test_many_policies
@@ -144,3 +146,18 @@ def browser():
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def one_reader(browser, tmp_path_factory):
+    from page_reader import Reader
+
+    return Reader(browser, tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture
+def reader(one_reader):
+    """Opens pages in the browser; the test fails for what a page complains of."""
+    yield one_reader
+    complaints, one_reader.complaints = one_reader.complaints, []
+    assert complaints == []

@@ -15,6 +15,7 @@ from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.two_runs import TwoRuns
+from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
@@ -67,7 +68,12 @@ def compare(
     check_no_conversion("compare")
     policies = [_policy(each) for each in (a, b)]
     names = ["no casts" if policy is None else policy.name for policy in policies]
-    return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])))
+    return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])), diff_of(*policies))
+
+
+def diff_of(a: Policy | None, b: Policy | None) -> PolicyDiff | None:
+    """What two policies decide otherwise, if there are two."""
+    return None if a is None or b is None else PolicyDiff.between(a, b) or None
 
 
 def recorded(run: Callable[[], Any]) -> Any:
@@ -105,7 +111,9 @@ def _end() -> None:
     _core.end_compared_projection()
 
 
-def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[Any, Any]) -> Comparison:
+def _compared(
+    steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[Any, Any], policy_diff: PolicyDiff | None = None
+) -> Comparison:
     # Before anything is noted: what is noted is put back.
     check_nothing_runs("compare")
     kept = KeptState(*steps)
@@ -118,7 +126,7 @@ def _compared(steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[An
                 runs = compared_with(first, steps[1])
         finally:
             kept.restore()
-    return runs.comparison(names)
+    return runs.comparison(names, policy_diff)
 
 
 def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list[torch.Tensor]], Any]) -> Any:

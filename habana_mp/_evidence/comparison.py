@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from habana_mp._policy.diff import PolicyDiff, words
+from habana_mp._show.short import Short
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
 from habana_mp._show.writing import Document
@@ -16,8 +18,8 @@ _MOST_NAMES = 6
 _MOST_FLIPS = 6
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, repr=False)
+class Difference(Short):
     """The calls of an op in a module that differ between run a and run b.
 
     Attributes:
@@ -65,9 +67,16 @@ class Difference:
     flipped: int = 0
 
     def __str__(self) -> str:
-        lines = [f"{self.op}{f' in {self.module}' if self.module else ''}, in the {self.phase} pass: {self.why}"]
+        lines = [f"{self._place}, in the {self.phase} pass: {self.why}"]
         lines += [f"  at {self.source}"] if self.source else []
         return "\n".join(lines)
+
+    def _line(self) -> str:
+        return f"{self._place}, {self.phase}: {self.kind}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.op} in {self.module}" if self.module else self.op
 
     @property
     def why(self) -> str:
@@ -98,8 +107,8 @@ class Difference:
         }[self.kind]
 
 
-@dataclass(frozen=True)
-class Comparison(Document):
+@dataclass(frozen=True, repr=False)
+class Comparison(Short, Document):
     """The result of ``compare``: run a and run b side by side. ``print`` and ``to_html`` show it.
 
     Attributes:
@@ -114,6 +123,7 @@ class Comparison(Document):
         calls: how many calls of run b were compared.
         lost: how many calls were not compared.
         notes: remarks, such as calls that could not be compared.
+        policy_diff: what the policies of run a and run b decide otherwise; None if one of the runs has none, or both have the same one.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -132,6 +142,7 @@ class Comparison(Document):
     calls: int
     lost: int
     notes: tuple[str, ...] = ()
+    policy_diff: PolicyDiff | None = None
 
     def assert_same(self) -> None:
         """Raise if the runs differ. For tests.
@@ -144,7 +155,7 @@ class Comparison(Document):
 
     def __str__(self) -> str:
         a, b = self.names
-        lines = [f"a: {a}", f"b: {b}", *self.notes]
+        lines = [f"a: {a}", f"b: {b}", *self._policies(), *self.notes]
         if self.same:
             lines.append(f"The same numbers in {counted(self.calls, 'call')}.")
         if self.first is not None:
@@ -155,6 +166,26 @@ class Comparison(Document):
         lines += ["", *self._table()] if self.rows else []
         lines += ["", *self._ends()] if not self.same else []
         return "\n".join(lines)
+
+    def _line(self) -> str:
+        a, b = self.names
+        found = "the same numbers" if self.same else f"{counted(len(self.rows), 'op')} with other numbers"
+        return f"{a} and {b}, {found}"
+
+    def differing_ops(self) -> dict[str, tuple[str, str]]:
+        """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules."""
+        ops = {} if self.policy_diff is None else self.policy_diff.ops
+        return {op: ops[op] for op in dict.fromkeys(row.op for row in self.rows) if op in ops}
+
+    def _policies(self) -> Iterator[str]:
+        if self.policy_diff is None:
+            return
+        here = [f"{op} {a} / {b}" for op, (a, b) in self.differing_ops().items()]
+        some = ", ".join(here[:_MOST_NAMES]) + (", ..." if len(here) > _MOST_NAMES else "")
+        yield f"a / b: {some or 'no op of this step has another rule'}"
+        settings = [f"{title} {words(a)} / {words(b)}" for title, (a, b) in self.policy_diff.settings.items()]
+        if settings:
+            yield f"a / b: {', '.join(settings)}"
 
     def makers(self) -> tuple[Difference, ...]:
         """Return the rows that make a difference or have no counterpart, the largest first."""

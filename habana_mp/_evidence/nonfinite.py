@@ -14,6 +14,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.findings.groups import OWN_FILES
+from habana_mp._show.short import Short
 from habana_mp._torch_private import DRAW
 
 
@@ -39,8 +40,8 @@ class GivenTensor:
         return f"{self.dtype} {list(self.sizes)}, {self.smallest:.4g} to {self.largest:.4g}"
 
 
-@dataclass(frozen=True)
-class Nonfinite:
+@dataclass(frozen=True, repr=False)
+class Nonfinite(Short):
     """The result of ``find_nonfinite``. ``print`` shows it.
 
     Attributes:
@@ -75,10 +76,12 @@ class Nonfinite:
     given: tuple[GivenTensor, ...]
     edit: str | None
 
+    def _line(self) -> str:
+        made = "NaN" if self.kind == "nan" else "infinities"
+        return f"{self.op} makes {made} in {self.dtype}, in the {self.phase} pass"
+
     def __str__(self) -> str:
-        lines = [
-            f"{self.op} makes {'NaN' if self.kind == 'nan' else 'infinities'} in {self.dtype}, in the {self.phase} pass"
-        ]
+        lines = [self._line()]
         lines += [
             f"  {title:<8} {text}"
             for title, text in (

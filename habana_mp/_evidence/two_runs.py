@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import habana_mp._core as _core
 from habana_mp._evidence.comparison import Comparison, Difference
+from habana_mp._policy.diff import PolicyDiff
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.units import counted
@@ -59,7 +60,7 @@ class TwoRuns:
         self._have_results = bool(self.a.returned and self.b.returned)
         self._result_error, self._same_results = found.result_error, found.same_results
 
-    def comparison(self, names: tuple[str, str]) -> Comparison:
+    def comparison(self, names: tuple[str, str], policy_diff: PolicyDiff | None = None) -> Comparison:
         differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
         losses = not self.a.losses or not self.b.losses or [*map(repr, self.a.losses)] == [*map(repr, self.b.losses)]
@@ -79,6 +80,7 @@ class TwoRuns:
             calls=matched,
             lost=self.a.lost + self.b.lost,
             notes=(*self._notes, *notes),
+            policy_diff=policy_diff,
         )
 
     def _ends(self, matched: int) -> tuple[list[str], float | None]:

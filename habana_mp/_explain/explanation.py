@@ -22,11 +22,12 @@ from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off, convert_off
 from habana_mp._show.html import render
+from habana_mp._show.short import Short
 from habana_mp._torch_private import CPU
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Short):
     """The result of ``explain`` for one op. ``print`` shows it.
 
     Attributes:
@@ -63,6 +64,9 @@ class Explanation:
         for title, texts in rows:
             lines += [f"  {title if i == 0 else '':<10} {text}" for i, text in enumerate(texts)]
         return "\n".join(lines)
+
+    def _line(self) -> str:
+        return f"{self.op}, {self.rule.action} in {self.policy.name}"
 
     def _repr_html_(self) -> str:
         return render("explanation.html", op=self.op, rows=self._rows(), homes=self.homes)

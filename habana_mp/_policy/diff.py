@@ -9,13 +9,15 @@ import torch
 
 import habana_mp._core as core
 from habana_mp._policy.policy import Policy
+from habana_mp._show.short import Short
+from habana_mp._show.units import counted
 
 # Two policies of different origin differ in a hundred ops, which nobody reads in a warning.
 _MOST_LINES = 20
 
 
-@dataclass(frozen=True)
-class PolicyDiff:
+@dataclass(frozen=True, repr=False)
+class PolicyDiff(Short):
     """Settings and ops with their value in each policy, where that differs. False where nothing does.
 
     Example:
@@ -48,6 +50,9 @@ class PolicyDiff:
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.ops)
+
+    def _line(self) -> str:
+        return f"{counted(len(self.settings), 'setting')}, {counted(len(self.ops), 'op')}"
 
     def __str__(self) -> str:
         """A line each: "softmax: fp32 -> lower"."""

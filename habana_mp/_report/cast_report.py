@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,23 @@ from msgspec import structs
 
 import habana_mp._core as _core
 from habana_mp._autocast.regions import region_policy
-from habana_mp._cast import dtype_named
-from habana_mp._policy.names import names_of
 from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
 from habana_mp._report.counted import report_of_counts
-from habana_mp._report.data import Advice, Cast, Report, Row
+from habana_mp._report.data import Advice, Cast, Report
 from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.asked import asked_casts, dtype_name
 from habana_mp._report.findings.diff import ReportDiff
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside
 from habana_mp._report.form import MOST_BYTES, read_report
 from habana_mp._report.measured import MeasuredReport
 from habana_mp._report.merge import merged
 from habana_mp._report.schedule import Schedule
 from habana_mp._report.shown.exports import chrome_trace, scalars
+from habana_mp._report.shown.op_calls import OpCalls, op_calls
 from habana_mp._scope import in_force
+from habana_mp._show.short import Short
+from habana_mp._show.units import counted
 from habana_mp._show.writing import Document, written
 from habana_mp._watch.modules import unwatch_modules, watch_modules
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class CastReport(Document, MeasuredReport):
+class CastReport(Short, Document, MeasuredReport):
     """The casts in a ``with hmp.report()`` block, on all threads. ``report`` and ``CastReport.load`` make it.
 
     You can read the counts inside the block, too. After the block they do not change. ``print`` shows a table, and notebooks show the
@@ -154,7 +157,9 @@ class CastReport(Document, MeasuredReport):
                 count too, and ``*`` matches one name of the path. "" selects calls outside any module.
 
         Raises:
-            TypeError, ValueError: an argument is not accepted.
+            TypeError: an argument has a wrong type.
+            ValueError: an argument is not accepted; or the op was not called in the block, or no op ran in the module. The message has
+                the nearest names that the report has.
             RuntimeError: the report was never entered.
         """
         return sum(cast.count for cast in self._asked(op, to, module))
@@ -174,25 +179,20 @@ class CastReport(Document, MeasuredReport):
         """
         return sum(cast.backward.count for cast in self._asked(op, to, module))
 
-    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> Iterator[Cast]:
-        dtype = None if to is None else dtype_name(to)
-        for row in self._rows(op, module):
-            yield from (cast for cast in row.casts if dtype in (None, cast.to))
+    def _asked(self, op: str | None, to: torch.dtype | str | None, module: str | None) -> list[Cast]:
+        return asked_casts(self._data(), op, to, module)
 
     def _is_measuring(self) -> bool:
         return self._open is not None and bool(self._measures)
 
-    def _rows(self, op: str | None, module: str | None) -> Iterator[Row]:
-        names = None if op is None else names_of(op)
-        if module is not None and not isinstance(module, str):
-            raise TypeError(f"module must be a path such as 'encoder.layers.0', not {module!r}")
-        for row in self._data().rows:
-            if (names is None or row.op in names) and (module is None or row.where.is_inside(module)):
-                yield row
+    @property
+    def rows(self) -> tuple[OpCalls, ...]:
+        """The rows of the report: each is an op in a module under one decision, in the order of the first calls."""
+        return tuple(op_calls(self._data()))
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What to look at first: at most five lines with their evidence. The line that costs most comes first."""
+        """What to do first: at most five lines with their evidence. Mistakes and lost numbers come first, then edits, then what costs most."""
         return tuple(self._data().advice)
 
     def to_dict(self) -> dict[str, Any]:
@@ -341,11 +341,13 @@ class CastReport(Document, MeasuredReport):
 
         return text(self._data())
 
-    def __repr__(self) -> str:
+    def _line(self) -> str:
         if self._open is None and self._values is None:
-            return "<CastReport, not begun>"
+            return "not begun"
         values = self._data()
-        return f"<CastReport: {values.casts} casts, {values.cache_hits} of them from the weight cache, {len(values.rows)} rows>"
+        casts = f"{counted(values.casts, 'cast')}, {values.cache_hits:,} of them from the weight cache"
+        outside = f", {OUTSIDE}" if is_outside(values) else ""
+        return f"{casts}, {counted(len(values.rows), 'row')}{outside}"
 
     def _report_of(self, counted: dict[str, Any], seconds: float) -> Report:
         return report_of_counts(
@@ -389,11 +391,3 @@ def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active
         explain, draw
     """
     return CastReport(values, wait=wait, warmup=warmup, active=active)
-
-
-def dtype_name(dtype: object) -> str:
-    name = dtype_named(dtype)
-    if name not in _core.ELIGIBLE_DTYPES:
-        *others, last = _core.ELIGIBLE_DTYPES
-        raise ValueError(f"to must be {', '.join(others)} or {last}, not {dtype!r}")
-    return name

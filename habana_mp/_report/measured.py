@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any
 
 import habana_mp._core as _core
 from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
+from habana_mp._report.findings.asked import asked_rows, never_called
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import preset_errors
-from habana_mp._report.findings.unknown import NO_OP, Why, error_of, why_no_edit, why_no_error, why_no_share
+from habana_mp._report.findings.unknown import (
+    NO_OP,
+    Why,
+    error_of,
+    why_no_edit,
+    why_no_error,
+    why_no_share,
+    why_nothing,
+)
 from habana_mp._report.numbers import LocalError, Objective, change_of, local_error, losses_of, share, with_values
 from habana_mp._report.projections import project
-from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import whole
 
 
@@ -26,9 +32,6 @@ class MeasuredReport(ABC):
 
     @abstractmethod
     def _data(self) -> Report: ...
-
-    @abstractmethod
-    def _rows(self, op: str | None, module: str | None) -> Iterator[Row]: ...
 
     @abstractmethod
     def _is_measuring(self) -> bool:
@@ -47,9 +50,9 @@ class MeasuredReport(ABC):
             backward: return the error of the ops in its backward pass instead.
 
         Raises:
-            TypeError, ValueError: as for ``casts``; and ValueError if no op ran in ``module``, or the op was not called in the block.
+            TypeError, ValueError: as for ``casts``; and ValueError if the op was not called in ``module``.
             RuntimeError: the report was made without ``values``, or never entered; or the error is not measured. The message has the
-                reason: no backward pass, or an op that cannot run once more, such as one that draws random numbers.
+                reason: no policy was in force, no backward pass, or an op that cannot run once more, such as one that draws random numbers.
 
         Example:
             >>> with hmp.autocast("cpu"), hmp.report(values=True) as r:
@@ -59,6 +62,8 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         which = "backward" if backward else "low" if what_if else "ran"
+        if which != "low":
+            _raise(why_nothing(self._data()))
         _raise(why_no_error(self._data(), rows, which))
         return local_error(added(error_of(row, which) for row in rows))
 
@@ -236,27 +241,14 @@ class MeasuredReport(ABC):
     def _asked_rows(self, op: str | None, module: str | None) -> list[Row]:
         """Those of an op in a module, also those without values. There is one at least."""
         self._check_values()
-        rows, every = list(self._rows(op, module)), self._data().rows
-        if not every:
+        if not self._data().rows:
             _raise(NO_OP)
-        if module:
-            _check_module(module, every)
+        rows = asked_rows(self._data(), op, module)
         if not rows:
-            where = "in the block" if module is None else f"in {module!r}" if module else "outside of modules"
-            raise ValueError(f"{'an op' if op is None else repr(op)} was not called {where}, or only in compiled code")
+            raise ValueError(never_called(op, f"in {module!r}" if module else "outside of modules"))
         return rows
 
 
 def _raise(why: Why | None) -> None:
     if why is not None:
         raise RuntimeError(": ".join(why))
-
-
-def _check_module(asked: str, rows: list[Row]) -> None:
-    """Raise for a path that no row has: zeros for a wrong name would look like the best result."""
-    if any(row.where.is_inside(asked) for row in rows):
-        return
-    by_path = {row.where.name: row.module for row in rows if row.module}
-    near = [by_path[path] for path in get_close_matches(ModulePath.of(asked).name, by_path, n=3, cutoff=0.7)]
-    hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"no op ran in a module {asked!r}{hint}")

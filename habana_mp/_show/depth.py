@@ -13,9 +13,10 @@ from habana_mp._show.units import share as percent
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 230, 46, 14, 24
 _SMALLEST_DOT, _LARGEST_DOT = 2.5, 9.0
-_LETTER, _LINE = 7.0, 15.0  # of the text, about
+_LETTER = 7.0  # of the text, about
 _MOST_NAMED = 3
 _NAMED_FROM = 0.05  # of the error
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ def depth(places: Sequence[Place]) -> str:
     return render(
         "depth.html",
         dots=dots,
-        labels=[*_labels(named)],
+        labels=[*_labels(named, dots)],
         line=line,
         marks=marks,
-        first=places[0].name,
-        last=places[-1].name,
+        first=cut(places[0].name, _WIDTH / 2 - _LEFT),
+        last=cut(places[-1].name, _WIDTH / 2 - _LEFT) if len(places) > 1 else "",
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
@@ -81,24 +82,30 @@ def depth(places: Sequence[Place]) -> str:
     )
 
 
-def _labels(named: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Names beside their dots, none over another one."""
-    taken: list[tuple[float, float, float]] = []
+def cut(text: str, width: float) -> str:
+    """As much of a name as a picture has room for, without the middle: its ends tell places of one model apart."""
+    most = max(3, int(width / _LETTER))
+    return text if len(text) <= most else f"{text[: most // 3]}…{text[len(text) - most + most // 3 + 1 :]}"
+
+
+def _labels(named: Sequence[dict[str, Any]], dots: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Names near their dots, none over another name or over a dot."""
+    taken = [(dot["x"] - dot["r"], dot["y"] - dot["r"], dot["x"] + dot["r"], dot["y"] + dot["r"]) for dot in dots]
     for dot in named:
-        text = f"{dot['name']} {dot['share'] * 100:.0f} %"
+        text = f"{cut(dot['name'], _WIDTH / 2 - _LEFT)} {dot['share'] * 100:.0f} %"
         long = len(text) * _LETTER
         left = dot["x"] if dot["x"] < _WIDTH / 2 else dot["x"] - long
-        rows = (dot["y"] + way for way in (-12, 20, -28, 36, -44, 52))
-        free = (
-            y
-            for y in rows
-            if 0 < y < _HEIGHT - _BOTTOM
-            and not any(abs(y - other) < _LINE and left < end and start < left + long for start, end, other in taken)
-        )
-        y = next(free, None)
-        if y is not None:
-            taken.append((left, left + long, y))
-            yield {"x": dot["x"], "y": round(y, 1), "anchor": "start" if left == dot["x"] else "end", "text": text}
+        lines = (dot["y"] + way for way in (-12, 20, -28, 36, -44, 52, -60, 68))
+        boxes = ((left, line - 11, left + long, line + 4) for line in lines if 11 < line < _HEIGHT - _BOTTOM)
+        box = next((box for box in boxes if not any(_overlap(box, other) for other in taken)), None)
+        if box is not None:
+            taken.append(box)
+            anchor = "start" if left == dot["x"] else "end"
+            yield {"x": dot["x"], "y": round(box[3] - 4, 1), "anchor": anchor, "text": text}
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def _title(place: Place) -> str:

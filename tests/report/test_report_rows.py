@@ -344,7 +344,6 @@ ASKED = [
     ({"op": "torch.mm"}, 1),
     ({"op": "add_"}, 1),
     ({"op": "iadd"}, 1),
-    ({"op": "conv2d"}, 0),
     ({"to": "bfloat16"}, 10),
     ({"to": torch.bfloat16}, 10),
     ({"to": "torch.float32"}, 2),
@@ -359,12 +358,17 @@ ASKED = [
     ({"module": "*.0"}, 3),
     ({"module": "*"}, 7),
     ({"module": "Net: *"}, 7),
-    ({"module": "layer"}, 0),
-    ({"module": "layers.0.1"}, 0),
-    ({"module": "Other: layers"}, 0),
     ({"module": ""}, 4),
     ({"op": "linear", "to": "bfloat16", "module": "layers.1"}, 2),
 ]
+
+
+@pytest.mark.parametrize(
+    "question", [{"op": "conv2d"}, {"module": "layer"}, {"module": "layers.0.1"}, {"module": "Other: layers"}], ids=str
+)
+def test_what_no_call_had_is_no_zero(asked, question):
+    with pytest.raises(ValueError, match=r"'conv2d' was not called|no op ran in a module"):
+        asked.casts(**question)
 
 
 @pytest.mark.parametrize(("question", "count"), ASKED, ids=[", ".join(f"{k}={v}" for k, v in q.items()) or "all" for q, _ in ASKED])  # fmt: skip

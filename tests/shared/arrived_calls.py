@@ -77,3 +77,8 @@ def ids():
 
 def named_cases(table):
     return [pytest.param(*row, id=name) for name, row in table.items()]
+
+
+def casts_of(report: hmp.CastReport, op: str) -> int:
+    """Also of an op that the report may not have seen: ``report.casts`` raises for it, because its name may be wrong."""
+    return sum(row.casts for row in report.rows if row.op == op)

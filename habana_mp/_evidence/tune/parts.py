@@ -13,10 +13,11 @@ from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.unknown import error_of
 from habana_mp._report.numbers import local_error, losses_of, squares
+from habana_mp._show.short import Short
 
 
-@dataclass(frozen=True)
-class Part:
+@dataclass(frozen=True, repr=False)
+class Part(Short):
     """An op, or an op in some modules, as one run in float32 measured it.
 
     Attributes:
@@ -50,6 +51,9 @@ class Part:
     def name(self) -> str:
         """Such as "mul" or "mul in model.rotary_emb"."""
         return str(self._entry)
+
+    def _line(self) -> str:
+        return f"{self.name}, error {self.error:.2g}"
 
 
 class Parts:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from habana_mp._policy.policy import Policy
+from habana_mp._show.short import Short
+from habana_mp._show.units import time
 
 
-@dataclass(frozen=True)
-class Point:
+@dataclass(frozen=True, repr=False)
+class Point(Short):
     """A policy that ran.
 
     Attributes:
@@ -39,3 +41,6 @@ class Point:
     predicted_seconds: float | None
     in_float32: int | None
     result_bytes: int | None
+
+    def _line(self) -> str:
+        return f"{self.name}, error {self.error:.2g}, {time(self.seconds)}"

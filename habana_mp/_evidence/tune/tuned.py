@@ -6,7 +6,7 @@ import errno
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
 from habana_mp._report.findings.edits import Edit
+from habana_mp._show.short import Short
 from habana_mp._show.units import apart, printable, size, time
 from habana_mp._show.writing import Document
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
 
-@dataclass(frozen=True)
-class TunedPart:
+@dataclass(frozen=True, repr=False)
+class TunedPart(Short):
     """A ``Part`` of the step, with its list.
 
     Attributes:
@@ -49,9 +50,12 @@ class TunedPart:
     def name(self) -> str:
         return self.part.name
 
+    def _line(self) -> str:
+        return f"{self.name}, {self.list}, error {self.part.error:.2g}"
 
-@dataclass(frozen=True)
-class Tuned(Document):
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Short, Document):
     """The result of ``tune``. ``print`` shows the ops that moved, and a table of the policies that ran.
 
     Attributes:
@@ -88,7 +92,7 @@ class Tuned(Document):
     chosen: Point
     float32_seconds: float
     noise: float | None
-    _edits: tuple[Edit, ...] = field(repr=False)  # that the report of the start speaks for
+    _edits: tuple[Edit, ...]  # that the report of the start speaks for
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -188,6 +192,9 @@ class Tuned(Document):
         from habana_mp._evidence.tune.shown.text import text
 
         return text(self)
+
+    def _line(self) -> str:
+        return f"{self.chosen.name} from {self.start.name}, error {self._beside(self.error)} of {self.budget:g}, {self.runs} runs"
 
     def _moved(self) -> list[tuple[str, str, str, str]]:
         """The names that are in another list than in the start: the name, the list before and the list now, and why."""

@@ -1,4 +1,4 @@
-"""What to look at first in a report, and the evidence."""
+"""What to do first after a report, and the evidence."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Uneven
 from habana_mp._report.findings.edits import Edit, edits, no_edit
+from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
 _MOST = 5
-_MOST_CASTS = 3  # ops
+_MOST_COSTS = 2  # lines, where edits would fill all
+_MOST_UNEVEN = 3  # ops
 _MOST_RANKS = 8
 _WORTH = 0.005  # of the time of all ops: less is not worth a line
 _MANY_SUMS = 64
@@ -21,28 +23,24 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 def advice(report: Report) -> list[Advice]:
     """At most five lines: ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
-    then what costs most, the ops with most casts in any case.
+    edits for accuracy; then what costs most. How many casts an op has is no advice: the tables have it.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
     """
     whole = report.op_seconds + report.backward_seconds
-    casts = _sorted(_of_casts(report))[:_MOST_CASTS]
-    others = _sorted([*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)])
-    worth = [line for line in others if line[0] >= _WORTH * whole]
+    costs = sorted(
+        [*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)], key=lambda line: -line[0]
+    )
+    worth = [line for seconds, line in costs if seconds >= _WORTH * whole]
     found = edits(report) if report.low_dtype else []
-    lost = [_of_edit(each) for each in found if each.lost]
-    errors = _of_errors(report, found)
-    missed = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *errors][: _MOST - len(casts)]
-    chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
-    return [*missed, *(line for _, line in chosen)]
+    lost = [of_edit(each) for each in found if each.lost]
+    mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report)]
+    first = [*mistakes, *_of_errors(report, found)][: _MOST - min(_MOST_COSTS, len(worth))]
+    return [*first, *worth][:_MOST]
 
 
 _Line = tuple[float, Advice]  # the seconds that it is about
-
-
-def _sorted(lines: Iterable[_Line]) -> list[_Line]:
-    return sorted(lines, key=lambda line: -line[0])
 
 
 def _of_missed(report: Report) -> Iterator[Advice]:
@@ -62,17 +60,17 @@ def _of_uneven(report: Report) -> Iterator[Advice]:
         ranks = [(report.ranks or [])[each.casts.index(count)].rank for count in (most, least)]
         yield Advice(
             f"the ranks do not cast alike: {each.op} has {counted(most, 'cast')} on rank {ranks[0]} and {least:,} on rank {ranks[1]}",
-            "casts of each rank: " + ", ".join(map(_by_rank, (report.uneven or [])[:_MOST_CASTS])),
+            "casts of each rank: " + ", ".join(map(_by_rank, (report.uneven or [])[:_MOST_UNEVEN])),
         )
 
 
 def _of_errors(report: Report, found: list[Edit]) -> Iterator[Advice]:
-    yield from (_of_edit(each) for each in found if not each.lost)
-    if not found and any(row.measured.calls for row in report.rows):
+    yield from (of_edit(each) for each in found if not each.lost)
+    if not found and (is_outside(report) or any(row.measured.calls for row in report.rows)):
         yield Advice(*no_edit(report))
 
 
-def _of_edit(edit: Edit) -> Advice:
+def of_edit(edit: Edit) -> Advice:
     return Advice(f"{edit.text}: {edit.op} {edit.why}", f"{counted(edit.casts, 'cast')} now" + _at([edit.modules]))
 
 
@@ -104,7 +102,7 @@ def _of_ping_pong(report: Report) -> Iterator[_Line]:
             Advice(
                 f"{' -> '.join(ops)}: {' -> '.join(chain.path)}, there and back {counted(chain.count, 'time')}, "
                 f"{_share(chain.seconds, report)}",
-                "; ".join(reasons) + _at([chain.ops[-1].module]),
+                ("; ".join(reasons) + _at([chain.ops[-1].module])).removeprefix("; "),
             ),
         )
 
@@ -117,27 +115,6 @@ def _of_recast(report: Report) -> Iterator[_Line]:
                 f"{entry.tensor} is cast to {entry.to} {counted(entry.times, 'time')} where {entry.needed} would be enough, "
                 f"{_share(entry.seconds, report)}",
                 f"wanted by {', '.join(entry.ops)}{_at(entry.modules)}; cast it once by hand (hmp.cast)",
-            ),
-        )
-
-
-def _of_casts(report: Report) -> Iterator[_Line]:
-    made = (row for row in report.rows if any(cast.count > cast.cached for cast in row.casts))
-    for group in grouped(made, lambda row: (row.op, row.decision)):
-        casts = [cast for row in group for cast in row.casts]
-        seconds = sum(row.all_cast_seconds for row in group)
-        way = max(casts, key=lambda cast: cast.seconds)
-        mostly = "mostly " if len({(cast.from_, cast.to) for cast in casts}) > 1 else ""
-        count = sum(cast.count for cast in casts)
-        where = _at(row.module for row in group)
-        source = max(group, key=lambda row: row.all_cast_seconds).source
-        if not where and source:  # outside of modules, as losses are
-            where = f"; at {source}"
-        yield (
-            seconds,
-            Advice(
-                f"{group[0].op}: {counted(count, 'cast')}, {mostly}{way.from_} -> {way.to}, {_share(seconds, report)}",
-                group[0].rule + where,
             ),
         )
 

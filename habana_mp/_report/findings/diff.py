@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from habana_mp._report.data import Report
-from habana_mp._report.findings.unknown import known_errors
+from habana_mp._report.findings.unknown import OUTSIDE, known_errors
 from habana_mp._report.numbers import LocalError
-from habana_mp._show.units import time
+from habana_mp._show.short import Short
+from habana_mp._show.units import counted, time
 from habana_mp._show.writing import written
 
 
-@dataclass(frozen=True)
-class ReportDiff:
+@dataclass(frozen=True, repr=False)
+class ReportDiff(Short):
     """Casts by op and dtype that differ between two reports: (op, from, to, before, after) each. False where none do.
 
     ``errors`` are the local errors of ops as they ran, where both reports have values and they differ by a tenth: (op, before, after).
@@ -55,6 +56,9 @@ class ReportDiff:
             lines += ["", *_aligned(*self._errors())]
         return "\n".join(lines)
 
+    def _line(self) -> str:
+        return f"{counted(len(self.changes), 'change')} of casts, {len(self.errors):,} of errors"
+
     def _casts(self) -> tuple[Sequence[str], list[Sequence[str]], int]:
         rows = [(op, f"{source} -> {to}", str(a), str(b), f"{b - a:+}") for op, source, to, a, b in self.changes]
         return ("op", "cast", "before", "after", ""), [*rows], 2
@@ -71,9 +75,13 @@ class ReportDiff:
         """
         from habana_mp._show.html import whole_page
 
-        tables = [("Casts", self._casts()), ("Errors of ops, as they ran", self._errors())]
+        tables = [
+            (title, [name if i < texts else f"{name}|number" for i, name in enumerate(head)], rows, texts)
+            for title, (head, rows, texts) in (("Casts", self._casts()), ("Errors of ops, as they ran", self._errors()))
+            if rows
+        ]
         blocks = [*zip(("before", "after"), self.names, map(time, self.seconds), strict=True)]
-        text = whole_page("diff.html", tables=[each for each in tables if each[1][1]], blocks=blocks)
+        text = whole_page("diff.html", tables=tables, blocks=blocks)
         return written(text, path)
 
     def _repr_html_(self) -> str:
@@ -83,7 +91,7 @@ class ReportDiff:
 
 
 def _name(report: Report) -> str:
-    policies = ", ".join(policy.name for policy in report.policies)
+    policies = ", ".join(policy.name for policy in report.policies) or OUTSIDE
     return ": ".join(filter(None, (report.title, policies)))
 
 

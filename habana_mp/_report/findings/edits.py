@@ -14,6 +14,7 @@ from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.numbers import Objective, change_of, with_values
 from habana_mp._report.sums import seconds_of_steps
 from habana_mp._show.module_path import common
+from habana_mp._show.short import Short
 from habana_mp._show.units import apart, counted, encodable, share
 
 _WIDE = "float32"
@@ -41,8 +42,8 @@ class LossError:
     alone: float
 
 
-@dataclass(frozen=True)
-class Edit:
+@dataclass(frozen=True, repr=False)
+class Edit(Short):
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
     ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower" the part that it would add. ``error`` is
@@ -78,6 +79,11 @@ class Edit:
 
     def __str__(self) -> str:
         return f"{self.text}: {self.why}"
+
+    def _line(self) -> str:
+        if self.error is None or self.error_after is None:
+            return self.text
+        return f"{self.text}, error {self.error:.2g} -> {self.error_after:.2g}"
 
 
 def _where(rows: list[Row], change: Callable[[Row], float]) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from habana_mp._cast import dtype_name
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.numbers import Objective
+
+COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
+_GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 
 
 def preset_errors(report: Report) -> dict[str, dict[str, float]]:
@@ -25,3 +30,36 @@ def preset_errors(report: Report) -> dict[str, dict[str, float]]:
             effect = simulation.under(policy)
             found[name] = objective.errors(effect.left, effect.low)
     return dict(sorted(found.items(), key=lambda each: objective.together(each[1])))
+
+
+def invitation(report: Report) -> str:
+    """How to see what ``balanced`` would have, in a report without values under the lists that a plain ``hmp.convert()`` has; "" elsewhere.
+
+    It is in each such table: one that depends on what was printed before could not be compared.
+    """
+    guides = Policy.load(_GUIDES)
+    names = [each.name for each in report.policies if each.front_end == "convert" and each.text == str(guides)]
+    if report.low_dtype or not names or not report.rows:
+        return ""
+    return f"{_GUIDES} has the lists of Habana's guides; hmp.report(values=True), or --values, shows its error beside that of {COMPARED[0]}"
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names."""
+
+    what: str
+    error: float
+    presets: dict[str, float]
+
+
+def foretold(report: Report) -> list[Foretold]:
+    """Of each loss, where it is known."""
+    found = preset_errors(report) if report.low_dtype else {}
+    if not found:
+        return []
+    objective = Objective(report)
+    return [
+        Foretold(objective.full_name(loss), error, {name: found[name][loss] for name in COMPARED if name in found})
+        for loss, error in objective.errors().items()
+    ]

@@ -15,8 +15,9 @@ from habana_mp._show.units import encodable
 Why = tuple[str, str]
 
 NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
+OUTSIDE = "no policy was in force"
 _NO_POLICY = (
-    "no policy was in force, so no list has an effect",
+    f"{OUTSIDE}, so no list has an effect",
     "call hmp.convert, or enter hmp.autocast, before the ops run",
 )
 _NO_BACKWARD = (
@@ -38,6 +39,11 @@ _NOT_LOW = (
 _NO_NUMBERS = "all its numbers are zero or not finite in float32"
 _INSIDE = "it ran inside an op that is measured as a whole, or that is not measured"
 _INSIDES_WIDE = "it cannot run once more, and the ops inside it, which were measured, ran in float32"
+
+
+def is_outside(report: Report) -> bool:
+    """Whether something ran, and no policy was in force in any call."""
+    return bool(report.rows) and not _has_policy(report)
 
 
 def why_no_edit(report: Report) -> Why | None:

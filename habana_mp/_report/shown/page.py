@@ -14,11 +14,16 @@ from markupsafe import Markup
 from habana_mp._report import sums
 from habana_mp._report.added import grouped
 from habana_mp._report.data import Error, NeverSeen, Report
-from habana_mp._report.numbers import change_of, local_error
+from habana_mp._report.findings.advice import of_edit
+from habana_mp._report.findings.beginning import beginning, how_to_try
+from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.preset_errors import foretold, invitation
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside
+from habana_mp._report.numbers import Objective, change_of, local_error
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 
-_SCRIPTS = ("units", "report", "ops", "modules", "lanes", "timeline", "page")
+_SCRIPTS = ("copy", "units", "report", "ops", "modules", "lanes", "timeline", "page")
 
 
 def page(report: Report) -> str:
@@ -31,6 +36,7 @@ def page(report: Report) -> str:
         "report.html",
         _SCRIPTS,
         report=report,
+        **_what_to_do(report),
         data=_json({**data, "precisions": sums.PRECISIONS}),
         picture=Markup(_picture(report, shares)),  # noqa: S704 - of a template that escapes
         split=sums.split(report),
@@ -44,6 +50,26 @@ def page(report: Report) -> str:
         ops=len({row.op for row in report.rows}),
         lists=_by_list(report.never_seen),
     )
+
+
+def _what_to_do(report: Report) -> dict[str, Any]:
+    """The error, the edits to take and those that are left, and the advice that is no edit."""
+    found = edits(report) if report.low_dtype else []
+    head, objective = beginning(report, found), Objective(report)
+    taken = head.edits if head is not None else ()
+    advised = {of_edit(edit) for edit in found}
+    return {
+        "head": head,
+        "what": objective.what,
+        "error": objective.error() if objective.known else None,
+        "foretold": foretold(report),
+        "to_take": taken,
+        "how_to_try": how_to_try(report, taken) if taken else "",
+        "more_edits": [edit for edit in found if edit not in taken],
+        "invitation": invitation(report),
+        "outside": OUTSIDE if is_outside(report) else "",
+        "advice": [each for each in report.advice if each not in advised],
+    }
 
 
 def _error_shares(report: Report) -> list[float]:

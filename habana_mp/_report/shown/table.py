@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -19,9 +19,12 @@ from rich.text import Text
 from habana_mp._policy.folder import presets
 from habana_mp._report import sums
 from habana_mp._report.added import added, grouped
-from habana_mp._report.data import Advice, NeverSeen, PingPong, Rank, Recast, Report
-from habana_mp._report.findings.preset_errors import preset_errors
-from habana_mp._report.numbers import Objective, change_of, local_error, share, shares_known, with_values
+from habana_mp._report.data import NeverSeen, PingPong, Rank, Recast, Report
+from habana_mp._report.findings.beginning import beginning, how_to_try
+from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.preset_errors import foretold, invitation
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside
+from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
 
@@ -29,7 +32,6 @@ _OPS = 10
 _LINES = 5
 # From these widths on there is room for all columns of the op table, and for those that 80 columns hold.
 _WIDE, _MIDDLE = 100, 64
-_COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # presets
 _STYLES = {"bfloat16": "blue", "float16": "cyan", "float32": "yellow"}
 
 
@@ -56,7 +58,7 @@ class _Report:
         report, width = self._report, options.max_width
         wide = width >= _WIDE
         yield _headline(report)
-        parts = [_advice(report.advice)] if report.advice else []
+        parts = [_advice(report)] if report.advice else []
         if report.rows:
             parts.append(_ops(report, width))
         parts += [
@@ -91,8 +93,9 @@ def _headline(report: Report) -> Text:
     ]
     # One with names for modules is several: what holds in each of them.
     policies = dict.fromkeys(f"{each.front_end}: {each.name}" for each in report.policies)
+    outside = [OUTSIDE] if is_outside(report) else []
     ranks = [counted(len(report.ranks), "rank")] if report.ranks else []
-    facts = [*policies, *ranks, f"torch {report.torch}"]
+    facts = [*policies, *outside, *ranks, f"torch {report.torch}"]
     return (
         title.append(f": {took[0]} of {took[1]} in casts, {part}\n", style="not bold")
         .append(", ".join(counts) + "\n", style="not bold")
@@ -102,25 +105,33 @@ def _headline(report: Report) -> Text:
 
 
 def _under_presets(report: Report) -> str:
-    """How far each loss is off, and how far it would be: a line each, where that is known."""
-    foretold = preset_errors(report) if report.low_dtype else {}
-    if not foretold:
-        return ""
-    objective, lines = Objective(report), [""]
-    for loss, error in objective.errors().items():
-        others = ", ".join(f"{name} {foretold[name][loss]:.2g}" for name in _COMPARED if name in foretold)
-        lines.append(f"error of {objective.full_name(loss)} {error:.2g}; foretold: {others}")
-    return "\n".join(map(printable, lines))
+    """How far each loss is off, and how far it would be: a line each, where that is known, or how to know it."""
+    lines = [
+        f"error of {each.what} {each.error:.2g}; foretold: {', '.join(f'{name} {error:.2g}' for name, error in each.presets.items())}"
+        for each in foretold(report)
+    ]
+    return "".join(f"\n{printable(line)}" for line in lines or [invitation(report)] if line)
 
 
-def _advice(advice: Sequence[Advice]) -> RenderableType:
+def _advice(report: Report) -> RenderableType:
     lines = Table.grid(padding=(0, 1))
     lines.add_column(style="bold")
     lines.add_column()
-    for number, each in enumerate(advice, start=1):
+    for number, each in enumerate(report.advice, start=1):
         text = Text(printable(each.text), style="bold")
         lines.add_row(f"{number}.", text.append("\n" + printable(each.evidence), style="not bold dim"))
-    return lines
+    return Group(*_to_take(report), lines)
+
+
+def _to_take(report: Report) -> Iterator[Text]:
+    """Which edits to take, what they leave, and how to try them."""
+    head = beginning(report, edits(report) if report.low_dtype else [])
+    if head is not None:
+        yield Text(printable(str(head)), style="bold")
+    if head is not None and head.edits:
+        yield Text(printable(how_to_try(report, head.edits)), style="dim")
+    if head is not None:
+        yield Text()
 
 
 def _ops(report: Report, width: int) -> RenderableType:

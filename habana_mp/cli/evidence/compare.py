@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from habana_mp._autocast.models_called import on_models_called
-from habana_mp._evidence.compare import compared_with, recorded
+from habana_mp._evidence.compare import compared_with, diff_of, recorded
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
 from habana_mp._show.stream import flush, say
@@ -95,7 +95,7 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
         runs = compared_with(first, lambda: _run(script, ending), other_process=True)
     # Without --policy, the script may have replaced the default or ended it.
     own = in_force.policy.name if in_force.policy else "the script's"
-    found = runs.comparison((other.name, own))
+    found = runs.comparison((other.name, own), diff_of(None if other is _NONE else other, in_force.policy))
     flush(sys.stdout)
     say(f"\n{found}", err=True)
     write_files(found, html, json_file)

@@ -39,8 +39,8 @@ const COLUMNS = [
   ["calls", (line) => line.calls, (line) => [count(line.calls)]],
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
   ...(MEASURED ? [
-    ["error", (line) => line.error, (line) => line.measured ? errorOf(line) : line.unmeasured ? [make("i", {}, "not measured")] : []],
-    ...(SHARES_KNOWN ? [["of all error", (line) => line.share, (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
+    ["error", (line) => (line.lost ? Infinity : line.error), (line) => line.measured ? errorOf(line) : line.unmeasured ? [make("i", {}, "not measured")] : []],
+    ...(SHARES_KNOWN ? [["of all error", (line) => (line.lost ? Infinity : line.share), (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
   ] : []),
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],
   ["share", (line) => line.castSeconds, (line) => [figure(share(line.castSeconds, report.seconds), line.castSeconds)]],
@@ -51,6 +51,7 @@ const COLUMNS = [
   ["bytes", (line) => line.bytes, (line) => zero(size(line.bytes), line.bytes)],
 ].map(([title, key, cells]) => ({ title, key, cells }));
 COLUMNS.unshift({ title: "op", key: (line) => line.name });
+const MOST_OPS = 25;
 const collator = new Intl.Collator("en", { numeric: true }); // blocks.2 before blocks.10
 const ordered = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
 const NUMBERS = new Set(["calls", "op time", "error", "of all error", "cast time", "share", "casts", "cached", "backward", "bytes"]);
@@ -59,7 +60,8 @@ const opsTable = () => {
   const table = document.getElementById("ops-table");
   const body = table.tBodies[0];
   const open = new Set();
-  let by = COLUMNS.find(({ title }) => title === "cast time"), down = true, rows = [];
+  const first = COLUMNS.find(({ title }) => title === (SHARES_KNOWN ? "of all error" : MEASURED ? "error" : "cast time"));
+  let by = first, down = true, rows = [];
 
   const sorted = (lines) => {
     const sign = down ? -1 : 1;
@@ -113,17 +115,16 @@ const opsTable = () => {
     rows = shown;
     const lines = [...grouped(rows, (row) => row.op)].map(([name, of]) => Object.assign(summed(of), { name }));
     body.replaceChildren();
-    // Those that cast nothing are folded, unless the reader looks for something.
-    const casting = sum(lines, (line) => line.casts > 0 || line.share > 0);
-    const folds = !words.length && by.title === "cast time" && down && casting >= 5 && casting < 50;
-    const first = folds ? casting : 50;
-    paged(sorted(lines), first, drawOp,
+    // Those that cast nothing, or make no error, are folded, unless the reader looks for something.
+    const matter = sum(lines, (line) => (MEASURED ? first.key(line) > 0 : line.casts > 0));
+    const folds = !words.length && by === first && down && matter >= 5 && matter < MOST_OPS;
+    paged(sorted(lines), folds ? matter : MOST_OPS, drawOp,
       (made) => {
         body.append(...made);
         for (const line of made) if (line.expand && line.querySelector("[aria-expanded=true]")) line.expand();
       },
       (more) => make("tr", {}, make("td", { colspan: COLUMNS.length }, more)),
-      folds ? "without casts" : "more");
+      folds ? (MEASURED ? "without errors" : "without casts") : "more");
     return lines.length;
   };
 

@@ -40,8 +40,10 @@ const views = [...document.querySelectorAll("main section:not(#help):not(#errors
 });
 
 const found = document.getElementById("found");
+const folded = document.querySelector("#never-seen details");
 const update = () => {
   const rows = search(input.value);
+  if (folded && words.length) folded.open = true;
   found.textContent = words.length ? `${count(rows.length)} of ${count(report.rows.length)} rows` : "";
   for (const { draw, shown, all } of views) {
     const matching = draw(rows);

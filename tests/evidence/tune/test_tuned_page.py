@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from page_reader import Reader
 from planted_faults import LARGE, Model, X
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from habana_mp import hmp
+from habana_mp._evidence.tune.shown.text import choice, moved
 
 pytestmark = pytest.mark.unsanitized(reason="a browser does not start with the sanitizers in it")
-
-
-@pytest.fixture(scope="module")
-def one_reader(tmp_path_factory):
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield Reader(browser, tmp_path_factory.mktemp("page"))
-        browser.close()
-
-
-@pytest.fixture
-def reader(one_reader):
-    yield one_reader
-    complaints, one_reader.complaints = one_reader.complaints, []
-    assert complaints == []
 
 
 class Hostile(torch.nn.Module):
@@ -141,3 +125,20 @@ def test_why_is_that_of_explain(reader, found):
     for part in found.parts:
         row = opened.locator("#parts tbody tr").filter(has=opened.get_by_text(part.name, exact=True))
         assert found.why(part) in row.first.inner_text()
+
+
+def test_what_moved_comes_before_the_picture(reader, found):
+    opened = reader.open_text(found.to_html())
+    names = [f"{name} moves from {before} to {after}" for name, before, after, _ in moved(found)]
+    assert opened.locator("#moved li p:first-child").all_inner_texts() == names[:8]
+    assert (opened.locator("#moved h2").inner_text() == "What moved") == bool(names)
+    assert opened.locator("#moved > p").last.inner_text() == choice(found)
+    moved_at, picture_at = (opened.locator(each).bounding_box()["y"] for each in ("#moved", "#points svg"))
+    assert moved_at < picture_at
+
+
+def test_the_page_is_at_most_ten_screens(reader, found):
+    opened = reader.open_text(found.to_html(), color_scheme="light")
+    opened.set_viewport_size({"width": 1280, "height": 800})
+    assert opened.evaluate("document.documentElement.scrollHeight") <= 8000
+    opened.context.close()

@@ -329,9 +329,9 @@ def test_sections_with_nothing_in_them_are_named_in_a_line(reader: Reader) -> No
 def test_a_huge_report_is_shown_by_pages(reader: Reader) -> None:
     opened = reader.open(fake_reports.huge())
     expect(opened.locator("#timeline")).to_contain_text("Sampled: the timeline shows one of every 16 casts.")
-    assert len(ops(opened)) == 50
+    assert len(ops(opened)) == 25
     assert opened.evaluate("document.querySelectorAll('*').length") < 8000
-    opened.locator("#ops").get_by_role("button", name="… and 150 more").click()
+    opened.locator("#ops").get_by_role("button", name="… and 175 more").click()
     assert len(ops(opened)) == 200
     opened.locator("#ops .open").first.click()
     assert opened.locator("#ops tr.module th").count() == 20

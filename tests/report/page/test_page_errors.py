@@ -46,7 +46,7 @@ def test_errors_have_columns_heat_and_a_picture(reader: Reader) -> None:
     assert opened.locator("#errors svg circle.lost").count() == 1
     expect(opened.locator("#tree .heading")).to_contain_text("of all error")
     text = opened.locator("header").inner_text()
-    assert "2 steps: 25 ms each, 20 ms to 30 ms" in text
+    assert opened.locator("header .figures > div").first.inner_text() == "time of a step\n25 ms 20 ms to 30 ms, 2 steps"
     assert "in float32 they would take" in text
     assert "bfloat16 5.0 kB" in text or "bfloat16" in text
 
@@ -69,7 +69,7 @@ def test_the_page_is_no_wider_than_the_window(reader: Reader, width: int, scheme
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     if width == 1280:
         rule = opened.locator("#ops .rule").first
-        assert rule.inner_text() == "lower: linear, lists/hmp/lower.txt:22"
+        assert rule.inner_text() == "fp32: softmax, lists/hmp/fp32.txt:41"
         assert rule.evaluate("each => each.scrollWidth <= each.clientWidth")
         box = rule.bounding_box()
         assert box is not None

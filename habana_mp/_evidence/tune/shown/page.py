@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from habana_mp._evidence.tune.shown.text import choice, moved, remarks
+from habana_mp._show.depth import cut
 from habana_mp._show.html import whole_page
 from habana_mp._show.units import time
 
@@ -17,11 +19,14 @@ def page(found: Any) -> str:
     return whole_page(
         "tuned.html",
         found=found,
+        low_dtype=found.policy._core.low_dtype,
         front={point.name for point in found.front},
         in_float32=sum(each.list == "fp32" for each in found.parts),
         picture=_picture(found),
         rows=[(each, found.why(each)) for each in _by_error(found)],
         changes=found._moved(),
+        moved=moved(found),
+        remarks=[*remarks(found), choice(found)],
     )
 
 
@@ -66,6 +71,7 @@ def _picture(found: Any) -> dict[str, Any]:
             [point for point in found.points if point.policy == found.start or point is found.chosen or _is_end(point)],
             x,
             y,
+            found.budget,
         ),
         "marks": [{"y": y(10.0**power), "text": f"1e{power}"} for power in range(low, high + 1)],
         "ticks": [
@@ -96,12 +102,15 @@ def _error(error: float) -> str:
     return f"{error:.2g}" if math.isfinite(error) else "not finite"
 
 
-def _labels(points: list[Any], x: Any, y: Any) -> list[dict[str, Any]]:
-    """The names of points beside them, where they do not cover one that is named already."""
-    found: list[dict[str, Any]] = []
+def _labels(points: list[Any], x: Any, y: Any, budget: float) -> list[dict[str, Any]]:
+    """The names of points beside them, where they cover neither one that is named already nor the name of the line of the budget."""
+    found: list[dict[str, Any]] = [
+        {"y": y(budget) - 4, "from": _WIDTH - _RIGHT - _LETTER * len("budget"), "to": float(_WIDTH - _RIGHT)}
+    ]
     for point in points:
+        text = cut(point.name, _WIDTH / 2)
         # A letter more: short names have no narrow letters to make up for the wide ones.
-        width, px, py = _LETTER * (len(point.name) + 1), x(point.seconds), y(point.error)
+        width, px, py = _LETTER * (len(text) + 1), x(point.seconds), y(point.error)
         anchor = "end" if px + width + 10 > _WIDTH else "start"
         left = px - 10 - width if anchor == "end" else px + 10
         while any(abs(each["y"] - 4 - py) < 16 and each["from"] < left + width and left < each["to"] for each in found):
@@ -111,9 +120,9 @@ def _labels(points: list[Any], x: Any, y: Any) -> list[dict[str, Any]]:
                 "x": px + (-10 if anchor == "end" else 10),
                 "y": py + 4,
                 "anchor": anchor,
-                "text": point.name,
+                "text": text,
                 "from": left,
                 "to": left + width,
             }
         )
-    return found
+    return found[1:]

@@ -15,15 +15,15 @@ def text(found: Any) -> str:
     """Of a ``Tuned``."""
     wide = sum(part.list == "fp32" for part in found.parts)
     head = f"{counted(len(found.parts), 'part')}, {wide} in float32; error {found._beside(found.error)} of {found.budget:g} after {found.runs} runs"
-    near = [] if found.noise is None else as_fast(found.points, found.noise)
-    return "\n".join([head, *_remarks(found, near), "", *_moved(found), *_table(found), "", _choice(found, near)])
+    return "\n".join([head, *remarks(found), "", *_lines_of_moved(found), *_table(found), "", choice(found)])
 
 
-def _remarks(found: Any, near: list[Any]) -> Iterator[str]:
+def remarks(found: Any) -> Iterator[str]:
+    """On what is not in the tables."""
     if found.check_error is not None:
         above = "above the budget" if found.check_error > found.budget else "within the budget"
         yield f"error on the data of check: {found._beside(found.check_error)}, {above}"
-    if any(_is_float32(found, point) for point in near):
+    if any(_is_float32(found, point) for point in _near(found)):
         alone = _is_float32(found, found.chosen)
         yield f"float32 is {'the fastest: run without a policy' if alone else 'as fast, within the noise of the times'}"
 
@@ -32,13 +32,22 @@ def _is_float32(found: Any, point: Any) -> bool:
     return bool(point.in_float32 == len(found.parts))
 
 
-def _moved(found: Any) -> Iterator[str]:
-    moved = [each for each in found._moved() if each[3]]  # not other names of the same op
-    for name, before, after, why in moved[:_MOST_MOVED]:
+def moved(found: Any) -> list[tuple[str, str, str, str]]:
+    """The ops in another list than in the start, without other names of the same op: the name, the list before and the list now, and why."""
+    return [each for each in found._moved() if each[3]]
+
+
+def _near(found: Any) -> list[Any]:
+    return [] if found.noise is None else as_fast(found.points, found.noise)
+
+
+def _lines_of_moved(found: Any) -> Iterator[str]:
+    ops = moved(found)
+    for name, before, after, why in ops[:_MOST_MOVED]:
         yield f"{name}: {before} -> {after}; {why}"
-    if len(moved) > _MOST_MOVED:
-        yield f"and {len(moved) - _MOST_MOVED} more"
-    yield "" if moved else f"no op moved: the lists are those of {found.start.name}\n"
+    if len(ops) > _MOST_MOVED:
+        yield f"and {len(ops) - _MOST_MOVED} more"
+    yield "" if ops else f"no op moved: the lists are those of {found.start.name}\n"
 
 
 def _table(found: Any) -> list[str]:
@@ -59,10 +68,11 @@ def _rows(found: Any) -> Iterator[tuple[str, ...]]:
         yield point.name, found._beside(point.error), predicted, seconds, foretold, mark
 
 
-def _choice(found: Any, near: list[Any]) -> str:
+def choice(found: Any) -> str:
+    """Why it was chosen among the policies that ran."""
     if found.noise is None:
         return "chosen: within the budget, the fewest numbers in float32"
-    others = ", ".join(point.name for point in near if point is not found.chosen)
+    others = ", ".join(point.name for point in _near(found) if point is not found.chosen)
     if not others:
         return "chosen: within the budget, the shortest time"
     noise = in_unit(found.noise, unit_of(found.noise))

@@ -1,0 +1,149 @@
+"""The head of the advice: which edits to take, what they leave, and how to try them. And what invites to measure."""
+
+from __future__ import annotations
+
+import fake_reports
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.beginning import Beginning, beginning, how_to_try
+from habana_mp._report.findings.edits import Edit
+from habana_mp._report.findings.preset_errors import invitation
+from habana_mp._report.form import report_of
+
+
+def edit(op, after, seconds=0.0, lost=0, listed="fp32"):
+    return Edit(f"+{op}:{listed}", op, 0.1, 0, "", 0, seconds, 1.0, after, after, "why", lost=lost, _list=listed)
+
+
+def off(**changes):
+    """A report whose loss is off by 1."""
+    row = fake_reports.row("mm", values=fake_reports.values(changes=1, change_squares=1.0))
+    made = fake_reports.summed([row], low_dtype="bfloat16", projected_squares=0.0, edges=[], backward_passes=1)
+    return report_of(made | changes)
+
+
+@pytest.mark.parametrize(
+    ("afters", "taken"),
+    [
+        pytest.param([0.5, 0.2, 0.19, 0.18], 2, id="the third gains 5 %"),
+        pytest.param([1.0, 0.5], 2, id="the first helps when the second is there"),
+        pytest.param([0.5, 0.48, 0.2], 3, id="on average"),
+        pytest.param([0.93, 0.9], 0, id="none gains a tenth"),
+        pytest.param([0.9], 1, id="a tenth"),
+    ],
+)
+def test_edits_are_taken_as_far_as_each_gains_a_tenth_of_what_is_left(afters, taken):
+    found = [edit(f"op{number}", after) for number, after in enumerate(afters)]
+    head = beginning(off(), [*found, edit("relu", 0.1, listed="lower")])
+    assert head.edits == tuple(found[:taken])
+    assert head.left == (afters[taken - 1] if taken else None)
+
+
+def test_without_edits_there_is_no_head():
+    assert beginning(off(), []) is None
+
+
+@pytest.mark.parametrize(
+    ("edits", "left", "said"),
+    [
+        ([edit("mul", 0.2, 0.03)], 0.2, "+mul:fp32 leaves 0.2 of 1, the error of the loss; +3.0 % a step"),
+        ([edit("mul", 0.5, -0.2), edit("exp", 0.2, 0.1)], 0.2, "these 2 edits leave 0.2 of 1, the error of the loss; -10 % a step"),
+        ([edit("sum", None, lost=16)], None, "+sum:fp32 keeps 16 numbers finite; no time"),
+        ([edit("sum", None, lost=1), edit("exp", 0.2)], 0.2, "these 2 edits keep 1 number finite and leave 0.2 of 1, the error of the loss; no time"),
+        ([], None, "no edit takes away 10 % of the error"),
+    ],
+    ids=["one", "two", "lost", "lost and error", "none"],
+)  # fmt: skip
+def test_the_head_in_words(edits, left, said):
+    assert str(Beginning(tuple(edits), 1.0, left, "the loss", 1.0)) == said
+
+
+LOST = {**fake_reports.ERROR, "lost": 3}
+HMP = {"name": "hmp", "text": str(hmp.Policy.load("hmp")), "front_end": "convert"}
+OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"title": "a b.py", "policies": [HMP]}, "habana-mp report --values --policy hmp --edit +mul:fp32 --edit '+mul in a.*:fp32' 'a b.py'"),
+        ({"title": "", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+        ({"title": "pack.train", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+        ({"title": "t.py", "policies": [HMP | {"front_end": "autocast"}]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+        ({"title": "t.py", "policies": [OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+        ({"title": "t.py", "policies": [HMP, OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+    ],
+    ids=["script", "python", "module", "region", "own policy", "two policies"],
+)  # fmt: skip
+def test_how_to_try_edits(changes, line):
+    assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(self.a(x)))
+
+
+def trained(values):
+    torch.manual_seed(0)
+    net = Net()
+    with hmp.report(values=values) as report:
+        net(torch.randn(8, 16)).float().square().mean().backward()
+    return report
+
+
+def test_the_table_has_the_head_above_the_advice():
+    hmp.convert()
+    report = trained(values=True)
+    head = beginning(report._data(), report.edits())
+    lines = str(report).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("1. "))
+    above = " ".join(lines[:at])
+    assert head.edits
+    assert str(head) in above
+    assert f"policy = hmp.Policy.load('hmp').with_edits({head.edits[0].text!r}" in above
+
+
+def test_casts_of_an_op_are_no_advice():
+    hmp.convert()
+    report = trained(values=False)
+    assert report.casts("linear") > 0
+    assert not [line for line in report.advice if line.text.startswith("linear: ")]
+
+
+def test_edits_leave_room_for_what_costs_most():
+    made = fake_reports.small() | {"op_seconds": 0.01, "low_dtype": "bfloat16", "projected_squares": 0.0, "edges": []}
+    names = [f"op{number}" for number in range(9)]
+    made["rows"] += [fake_reports.row(op, values=fake_reports.values(calls=1, ran=LOST)) for op in names]
+    lines = advice(report_of(made))
+    assert [line.text.partition(":")[0] for line in lines[:3]] == ["+op0", "+op1", "+op2"]
+    assert any("there and back" in line.text for line in lines)
+    assert any("is cast to bfloat16 8 times" in line.text for line in lines)
+
+
+def test_a_report_without_values_under_the_lists_of_the_guides_invites():
+    hmp.convert()
+    found = trained(values=False)
+    assert "balanced" in invitation(found._data())
+    assert "hmp has the lists of Habana's guides" in str(found)
+    assert str(found) == str(found), "whatever was printed before"
+    assert invitation(trained(values=True)._data()) == "", "it has the errors"
+
+
+@pytest.mark.parametrize("policy", ["balanced", "torch-cpu"])
+def test_elsewhere_nothing_invites(policy):
+    hmp.convert(policy=policy)
+    assert invitation(trained(values=False)._data()) == ""
+
+
+def test_in_a_region_nothing_invites():
+    with hmp.autocast("cpu", policy="hmp"):
+        assert invitation(trained(values=False)._data()) == ""

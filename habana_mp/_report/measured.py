@@ -12,7 +12,7 @@ from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import preset_errors
-from habana_mp._report.findings.unknown import NO_OP, Why, error_of, why_no_edit, why_no_error, why_no_share
+from habana_mp._report.findings.unknown import Why, error_of, no_op, why_no_edit, why_no_error, why_no_share
 from habana_mp._report.numbers import LocalError, change_of, local_error, share, with_values
 from habana_mp._report.projections import project
 from habana_mp._show.module_path import ModulePath
@@ -202,7 +202,7 @@ class MeasuredReport(ABC):
         self._check_values()
         rows, every = list(self._rows(op, module)), self._data().rows
         if not every:
-            _raise(NO_OP)
+            _raise(no_op(self._data()))
         if module:
             _check_module(module, every)
         if not rows:

@@ -160,7 +160,7 @@ py::list recast_of(const watch::Snapshot& now) {
   return tensors;
 }
 
-// What a report has counted, by the names of habana_mp/_report/data.py.
+// What a report has counted, by the names of habana_mp/_report/data/.
 py::dict values(const report::Report& report) {
   const watch::Snapshot now = watch::snapshot_of(report);
   std::vector<int> row_of_site;
@@ -185,6 +185,7 @@ py::dict values(const report::Report& report) {
                                 edge.numbers));
   }
   result["edges"] = edges;
+  result["compiled"] = now.report.compiled();
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
   result["backward_passes"] = now.report.pass_count();
   result["backward_seconds"] = seconds(now.report.backward_ns());

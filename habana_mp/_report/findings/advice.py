@@ -20,7 +20,7 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 
 def advice(report: Report) -> list[Advice]:
-    """At most five lines: ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
+    """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
     then what costs most, the ops with most casts in any case.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
@@ -35,7 +35,7 @@ def advice(report: Report) -> list[Advice]:
     errors = _of_errors(report, found)
     missed = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *errors][: _MOST - len(casts)]
     chosen = _sorted([*casts, *worth[: _MOST - len(casts) - len(missed)]])
-    return [*missed, *(line for _, line in chosen)]
+    return [*_of_compiled(report), *missed, *(line for _, line in chosen)][:_MOST]
 
 
 _Line = tuple[float, Advice]  # the seconds that it is about
@@ -43,6 +43,17 @@ _Line = tuple[float, Advice]  # the seconds that it is about
 
 def _sorted(lines: Iterable[_Line]) -> list[_Line]:
     return sorted(lines, key=lambda line: -line[0])
+
+
+def _of_compiled(report: Report) -> Iterator[Advice]:
+    """One line on what no row has."""
+    if report.compiled:
+        calls = sum(graph.calls for graph in report.compiled)
+        casts = sum(cast.count for graph in report.compiled for cast in graph.casts)
+        yield Advice(
+            'compiled code ran, and its ops are no rows here: to see them, run the step under torch.compiler.set_stance("force_eager")',
+            f"{counted(len(report.compiled), 'graph')} of torch.compile with {counted(casts, 'cast')} ran {counted(calls, 'time')}",
+        )
 
 
 def _of_missed(report: Report) -> Iterator[Advice]:

@@ -1,4 +1,5 @@
-"""Inference and training step of whole models under torch.compile: float32, torch.autocast, held in bfloat16, and converted.
+"""Inference and training step of whole models under torch.compile: float32, torch.autocast, held in bfloat16, and converted: with all
+roundings of the lists ("exact"), and with those that Inductor keeps ("fused").
 
 Each variant has a process of its own, because a conversion is in force for the whole process and graphs are compiled anew after it.
 The processes take turns.
@@ -14,7 +15,9 @@ import timeit
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from harness.command import run
@@ -24,10 +27,20 @@ from harness.timing import shortest, take_turns
 from subjects import model_zoo, steps
 from subjects.model_zoo import Model, forward
 from subjects.steps import infer, inference_of, named
-from subjects.variants import VARIANTS, Variant
+from subjects.variants import VARIANTS, Variant, converted
 
-NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
+from habana_mp import hmp
+
+FUSED = "hmp: fused"  # Inductor may leave roundings out
+NAMES = ("fp32", "autocast", "bf16", "hmp", FUSED, "hmp.autocast")
 OURS = ("hmp", "hmp.autocast")
+
+
+def fused() -> AbstractContextManager[Any]:
+    return converted(hmp.Policy(hmp.Policy.load("hmp")._core.replaced(compiled="fused")))
+
+
+COMPILED = {**VARIANTS, FUSED: Variant(process=fused, update=hmp.disable_casts)}
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ def serve(name: str, quick: str) -> None:
     """Reads numbers of cases, and prints the milliseconds of a call."""
     warnings.simplefilter("ignore")
     effort = QUICK if int(quick) else FULL
-    variant, all_cases = VARIANTS[name], cases(effort)
+    variant, all_cases = COMPILED[name], cases(effort)
     calls: dict[int, Callable[[], object]] = {}
     with variant.process():
         for line in sys.stdin:
@@ -168,17 +181,22 @@ def measure(quick: bool) -> Report:
         taken = take_turns(visits, effort.rounds)
         what = named(case.model, case.batch, case.threads)
         if case.training:
-            ratios = [Ratio(name, "autocast", 1.0) for name in OURS]
+            ratios = [*(Ratio(name, "autocast", 1.0) for name in OURS), Ratio("hmp", FUSED, 1.05)]
             trainings.append(Comparison(what, "ms", taken, ratios))
         else:
-            ratios = [*(Ratio(name, "bf16", 1.03) for name in OURS), Ratio("hmp", "autocast")]
+            ratios = [
+                *(Ratio(name, "bf16", 1.03) for name in OURS),
+                Ratio("hmp", "autocast"),
+                Ratio("hmp", FUSED, 1.05),
+            ]
             inferences.append(Comparison(what, "ms", taken, ratios))
         print(what, "training" if case.training else "inference", taken, file=sys.stderr, flush=True)
     for server in servers.values():
         server.close()
     text = f"""\
 The models are compiled by `torch.compile(dynamic=False)`, as in [Inference](#inference) otherwise: random weights, sequences of
-{model_zoo.SEQUENCE}; every variant has a process of its own, and the processes take turns.
+{model_zoo.SEQUENCE}; every variant has a process of its own, and the processes take turns. "{FUSED}" is the policy with `compiled = "fused"`: Inductor may leave
+out roundings ([torch.compile](compile.md#rounding)).
 
 ### Compiled inference
 

@@ -16,6 +16,7 @@ SHORT_DTYPE_NAMES: dict[str, str]
 ELIGIBLE_DTYPES: tuple[str, ...]
 SOURCE_DTYPES: tuple[str, ...]
 LOW_DTYPES: tuple[str, ...]
+COMPILED: tuple[str, ...]
 ROLES: tuple[str, ...]
 CAUSES: tuple[str, ...]
 FIRST_INPUT_NAMES: tuple[str, ...]
@@ -78,6 +79,7 @@ class Policy:
         rest: str,
         low_dtypes: Sequence[str] = ...,
         cache: bool = ...,
+        compiled: str = ...,
         entries: Sequence[Entry] = ...,
     ) -> None: ...
     @staticmethod
@@ -92,6 +94,8 @@ class Policy:
     def rest(self) -> str: ...
     @property
     def cache(self) -> bool: ...
+    @property
+    def compiled(self) -> str: ...
     @property
     def entries(self) -> list[Entry]: ...
     def replaced(self, **fields: Any) -> Policy: ...
@@ -291,6 +295,8 @@ class AutocastRules:
 
 class AutocastRegion:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    @property
+    def policies(self) -> list[Policy]: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
 

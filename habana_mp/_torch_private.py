@@ -48,6 +48,7 @@ EXPORT = Feature(
     handle="torch._library.utils:handle_dispatch_mode",
     mode_key="torch.utils._python_dispatch:TorchDispatchMode()._dispatch_key",
     pre_dispatch="torch._C:DispatchKey.PreDispatch",
+    parts="torch._C:DispatchKey.CompositeImplicitAutograd",
     key="torch._C:_dispatch_key_parse",
     included="torch._C:_dispatch_tls_is_dispatch_key_included",
     excluded="torch._C:_dispatch_tls_is_dispatch_key_excluded",
@@ -177,6 +178,28 @@ TRACE_RULES = Feature(
     "torch.compile takes the patched ops of hmp.convert for torch's own and traces none of their casts",
     look_up="torch._dynamo.trace_rules:_lookup_inner",
     methods="torch._dynamo.trace_rules:get_tensor_method",
+)
+# The guard of a module that had no hooks, which guards on nothing, and the one of a length.
+HOOK_GUARDS = Feature(
+    "a compiled model does not see what hmp.set_policies does after its first call",
+    without_hooks="torch._dynamo.guards:GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT",
+    length="torch._dynamo.guards:GuardBuilder.SEQUENCE_LENGTH",
+    hooks="torch.nn:Module()._forward_pre_hooks",
+)
+# What compiles a graph, its first graph compiler, and the setting that keeps the roundings of fused kernels.
+INDUCTOR = "torch._inductor.compile_fx"
+COMPILE_FX = Feature(
+    "code that torch.compile makes with Inductor may round less often than the lists say",
+    compile=f"{INDUCTOR}:compile_fx",
+    inner=f"{INDUCTOR}:compile_fx_inner",
+    rounds="torch._inductor.config:emulate_precision_casts",
+)
+# The number of the graph that is compiled now, and the ops in it.
+COMPILED_GRAPHS = Feature(
+    "a report does not know the casts of compiled graphs",
+    number="torch._guards:CompileContext.current_compile_id",
+    op="torch._ops:OpOverload",
+    begins="torch._dynamo:callback_handler.start_callbacks",
 )
 
 # Ways past the version counter of a weight.

@@ -16,7 +16,7 @@ import torch
 from habana_mp._policy.names import names_of
 from habana_mp._report.cast_report import CastReport, report
 from habana_mp._report.findings.asked import dtype_name
-from habana_mp._report.findings.unknown import NO_OP
+from habana_mp._report.findings.unknown import no_op
 from habana_mp._show.units import counted, whole
 
 Expected = Mapping[str, Mapping[torch.dtype | str, int]]
@@ -46,7 +46,7 @@ def assert_casts(function: Callable[[], object], expected: Expected) -> CastRepo
     counts = _counts(seen, wanted)
     called = {row.op for row in seen._data().rows}
     if not called:
-        pytest.fail(": ".join(NO_OP), pytrace=False)
+        pytest.fail(": ".join(no_op(seen._data())), pytrace=False)
     if any(want != got or not called & {*names_of(op)} for (op, _), (want, got) in counts.items()):
         pytest.fail(_difference(seen, counts), pytrace=False)
     return seen

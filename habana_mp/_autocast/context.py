@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import habana_mp._core as _core
+from habana_mp._autocast.devices import devices
 from habana_mp._autocast.regions import region_of
 from habana_mp._policy.environment import read_environment
 from habana_mp._policy.policy import Policy
@@ -72,6 +73,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
         if torch.compiler.is_dynamo_compiling():
             named = policy._text if isinstance(policy, Policy) else policy
             self._key = _traced_region(device_type, dtype, enabled, cache_enabled, named)
+            self._idle: list[bool] = []
         else:
             self._region, self._key = region_of(device_type, dtype, enabled, cache_enabled, policy)
 
@@ -114,14 +116,18 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
         # A with statement runs C in place of this and of __exit__, as it does for disable_casts (habana_mp/_scope/disable_casts.py).
         # torch.compile reads them.
         if torch.compiler.is_dynamo_compiling():
-            traced.enter(self._key)
+            # A graph has no nodes for what changes nothing.
+            self._idle.append(_is_idle(self._key))
+            if not self._idle[-1]:
+                traced.enter(self._key)
         else:
             _core.enter_autocast(self._region, self)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if torch.compiler.is_dynamo_compiling():
-            traced.leave(self._key)
+            if not self._idle.pop():
+                traced.leave(self._key)
         else:
             _core.leave_autocast(self)
 
@@ -151,11 +157,19 @@ def _traced_region(
     return key
 
 
+@run_while_traced
+def _is_idle(key: str) -> bool:
+    """Whether a region switches autocast off where it is off. Graphs are guarded on that."""
+    is_on = any(map(torch.is_autocast_enabled, devices())) or bool(_core.autocast_ruled())
+    return not is_on and not traced.region(key).policies
+
+
 class _Traced(autocast):
     """A region made before, in traced code."""
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._idle = []
 
 
 read_environment()

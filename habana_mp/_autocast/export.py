@@ -24,24 +24,29 @@ def record_casts() -> None:
 
     @functools.wraps(torch_handle)
     def handle(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        if mode_key(mode) != pre_dispatch or not _is_listed(op, ours, args, kwargs):
+        key = None if mode_key(mode) != pre_dispatch else _key_first(op, ours, args, kwargs)
+        if key is None:
             return torch_handle(mode, op, *args, **kwargs)
         EXPORT.put_mode(mode)
         try:
-            return EXPORT.of(op, "run_at")(ours, *args, **kwargs)
+            return EXPORT.of(op, "run_at")(key, *args, **kwargs)
         finally:
             EXPORT.take_mode()
 
     setattr(*EXPORT.place("handle"), handle)
 
 
-def _is_listed(op: Any, ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if not EXPORT.included(ours) or EXPORT.excluded(ours):
-        return False  # no region here, or inside our kernel
-    if op.namespace != "aten" or not op.has_kernel_for_dispatch_key(ours):
-        return False
+def _key_first(op: Any, ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whose kernel gets the op before it is recorded: ours where the policy lists it, that of its parts where it lists these; else None."""
+    if not EXPORT.included(ours) or EXPORT.excluded(ours) or op.namespace != "aten":
+        return None  # no region here, or inside our kernel
     tensor = next((leaf for leaf in EXPORT.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
     policy = None if tensor is None else _core.autocast_policy(tensor.device.type)
     overload = EXPORT.of(op, "overload")
     name = EXPORT.of(op, "schema").name.removeprefix("aten::") + (f".{overload}" if overload != "default" else "")
-    return policy is not None and policy.resolve_overload(name).entry is not None
+    if policy is None:
+        return None
+    if policy.resolve_overload(name).entry is not None:
+        return ours if op.has_kernel_for_dispatch_key(ours) else None
+    in_parts = _core.is_compound(name.partition(".")[0]) and op.has_kernel_for_dispatch_key(EXPORT.parts)
+    return EXPORT.parts if in_parts else None

@@ -27,6 +27,7 @@ from habana_mp._autocast.devices import devices
 from habana_mp._autocast.module_lines import ModuleLines, classes_by_path, hint_for, lines_of, path_pattern
 from habana_mp._autocast.regions import is_accepted, rules_of
 from habana_mp._cast import LOW_DTYPES, dtype_named
+from habana_mp._compiled import module_hooks
 from habana_mp._policy.policy import Policy
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.async_functions import decorated_async
@@ -253,6 +254,7 @@ class PolicyHook:
     def __new__(cls, *_: Any) -> Self:
         # Also where a model is copied or read from a file.
         _core.surround_module_calls(SET_POLICIES.call, "policies", on=True)
+        module_hooks.guard()
         made = super().__new__(cls)
         made.in_force_on = set()
         return made

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import Any
 
 import torch
 
+from habana_mp._compiled.uncompiled import uncompiled
 from habana_mp._report.findings.groups import OWN_FILES
-from habana_mp._torch_private import DRAW, DYNAMO
+from habana_mp._torch_private import DRAW
 from habana_mp._watch.listener import CallListener
 
 
@@ -135,8 +135,7 @@ def run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.inference_mode(mode=False))
         undo.enter_context(torch.enable_grad())
-        if DYNAMO in sys.modules:  # a compiled function is one node
-            undo.enter_context(torch.compiler.set_stance("force_eager"))
+        undo.enter_context(uncompiled())  # a compiled function is one node
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                 continue

@@ -12,6 +12,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
 from habana_mp._autocast.models_called import on_models_called
+from habana_mp._compiled.uncompiled import uncompiled
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.two_runs import TwoRuns
@@ -130,7 +131,7 @@ def _compared(
 
 
 def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list[torch.Tensor]], Any]) -> Any:
-    with CastReport(own_thread=True):
+    with uncompiled(), CastReport(own_thread=True):
         session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
         try:
             return stop(numbers_of(step()))

@@ -76,9 +76,14 @@ class Explanation(Short):
             ("rule", (self.rule._text,)),
             *([("comment", (self.rule.comment,))] if self.rule.comment else []),
             ("policy", (f"{self.policy.name}, {self.state}",)),
+            ("compiled", (_COMPILED[self.policy.compiled],)),
             ("arguments", self.arguments),
             *([("note", self.notes)] if self.notes else []),
         ]
+
+
+# How code of torch.compile rounds (D55).
+_COMPILED = {"exact": "exact: it rounds where the lists say", "fused": "fused: Inductor may leave out roundings"}
 
 
 class Explanations(tuple[Explanation, ...]):

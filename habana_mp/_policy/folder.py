@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from habana_mp._policy.edit import ALL_LISTS, LISTS, listed
 from habana_mp._policy.list_file import ListFile, after_files, read_list
 from habana_mp._policy.names import check_known
 from habana_mp._policy.read_file import FileError, read_text
+from habana_mp._show.did_you_mean import near
 from habana_mp._show.units import printable
 from habana_mp._show.writing import written
 
@@ -42,6 +44,21 @@ def presets() -> tuple[str, ...]:
         True
     """
     return tuple(sorted(path.name for path in SHIPPED.iterdir() if path.is_dir()))
+
+
+def hint_of_file(path: str) -> str:
+    """Why a file is no policy."""
+    folder, name = os.path.split(path)
+    if name == DESCRIPTION:
+        return f" Pass the folder of the file, {folder or '.'!r}."
+    return f" It is a file. For a list file, use Policy.from_files, such as Policy.from_files(lower={path!r})."
+
+
+def hint_of_name(text: str) -> str:
+    """Why a name is no policy."""
+    if os.sep in text:
+        return f" There is no folder {text!r:.200}."
+    return near(text, presets(), most=1).removeprefix(".")
 
 
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
@@ -183,3 +200,5 @@ def _mistakes_in(described: Mapping[str, Any]) -> Iterator[str]:
             yield str(error)
     if not isinstance(described.get("cache", True), bool):
         yield "cache must be true or false"
+    if described.get("compiled", core.COMPILED[0]) not in core.COMPILED:
+        yield f"compiled must be {' or '.join(core.COMPILED)}, not {described['compiled']!r}"

@@ -16,11 +16,10 @@ import torch
 import habana_mp._core as core
 from habana_mp._cast import dtype_name, low_name
 from habana_mp._policy.edit import ALL_LISTS, LISTS, Edit, listed, read_edit
-from habana_mp._policy.folder import DESCRIPTION, SHIPPED, presets, read_folder
+from habana_mp._policy.folder import SHIPPED, hint_of_file, hint_of_name, presets, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import ListFile, ListPath, after_edits, after_files, read_argument
 from habana_mp._policy.names import check_known, plain_name
-from habana_mp._show.did_you_mean import near
 from habana_mp._show.html import render
 from habana_mp._show.units import encodable
 
@@ -117,7 +116,7 @@ class Policy:
         """Load a policy: a preset by its name, a folder, a gaudi_config.json, or the text that ``str(policy)`` returned.
 
         A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, and ``policy.toml`` with the keys low_dtype and rest and, if
-        wanted, name, error, low_dtypes and cache. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
+        wanted, name, error, low_dtypes, cache and compiled. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
         and "torch-cpu".
 
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana; the folder that holds a gaudi_config.json works, too. With
@@ -149,7 +148,7 @@ class Policy:
             return cls._of_gaudi_config(config)
         is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
         if is_file or (isinstance(name_or_path, str) and not os.path.isdir(text)):  # noqa: PTH112
-            hint = _hint_of_file(text) if is_file else _hint_of_name(text)
+            hint = hint_of_file(text) if is_file else hint_of_name(text)
             raise ValueError(
                 f"Unknown policy {text!r}.{hint} Accepted are a preset ({', '.join(presets())}), a folder with policy.toml, "
                 "a gaudi_config.json, and the text of a policy"
@@ -208,6 +207,7 @@ class Policy:
         *,
         low_dtype: torch.dtype | str = torch.bfloat16,
         rest: str = "inputs",
+        compiled: str = "exact",
         name: str = "custom",
         strict: bool = False,
     ) -> Policy:
@@ -220,12 +220,13 @@ class Policy:
             rest: the rule for all other ops: "inputs" does not cast them, "first_input" casts to the dtype of the first input, "fp32" runs
                 them in float32.
             low_dtype: ``torch.bfloat16`` or ``torch.float16``, or its name.
+            compiled: "exact" if code of ``torch.compile`` rounds where the lists say, "fused" if the compiler may keep float32 instead.
             name: the name of the policy.
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
             ValueError: a name is not an op name, or an op is in two lists.
-            TypeError: a list is a single string, or has in it what is no string; ``rest`` or ``name`` is not a string.
+            TypeError: a list is a single string, or has in it what is no string; ``rest``, ``compiled`` or ``name`` is no string.
         """
         named: dict[str, list[core.Entry]] = {}
         for title, ops in {"lower": lower, "fp32": fp32, "promote": promote}.items():
@@ -233,11 +234,12 @@ class Policy:
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [listed(op, title) for op in ops]
         low = low_name(low_dtype, "low_dtype")
-        for key, text in (("rest", rest), ("name", name)):
+        for key, text in (("rest", rest), ("compiled", compiled), ("name", name)):
             if not isinstance(text, str):
                 raise TypeError(f"{key} must be a string, not {text!r}")
         entries = [entry for each in named.values() for entry in each]
-        made = core.Policy(name=encodable(name), low_dtype=low, rest=encodable(rest), entries=entries)
+        rest, compiled = encodable(rest), encodable(compiled)
+        made = core.Policy(name=encodable(name), low_dtype=low, rest=rest, compiled=compiled, entries=entries)
         for title, each in named.items():
             check_known(each, f"the {title} list", strict=strict)
         return cls(made)
@@ -295,6 +297,11 @@ class Policy:
     def rest(self) -> str:
         """The rule for ops that no list names: "inputs", "first_input" or "fp32"."""
         return self._core.rest
+
+    @property
+    def compiled(self) -> str:
+        """How code of ``torch.compile`` rounds: "exact" is as uncompiled code does, "fused" is as the compiler likes."""
+        return self._core.compiled
 
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
@@ -370,19 +377,6 @@ def replace_preset(name: str, policy: Policy | None) -> None:
         _replaced.pop(name, None)
     else:
         _replaced[name] = policy
-
-
-def _hint_of_file(path: str) -> str:
-    folder, name = os.path.split(path)
-    if name == DESCRIPTION:
-        return f" Pass the folder of the file, {folder or '.'!r}."
-    return f" It is a file. For a list file, use Policy.from_files, such as Policy.from_files(lower={path!r})."
-
-
-def _hint_of_name(text: str) -> str:
-    if os.sep in text:
-        return f" There is no folder {text!r:.200}."
-    return near(text, presets(), most=1).removeprefix(".")
 
 
 def with_files(

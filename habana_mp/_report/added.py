@@ -1,4 +1,4 @@
-"""Reports and their parts added up, by what habana_mp/_report/data.py says of their fields."""
+"""Reports and their parts added up, by what habana_mp/_report/data/ says of their fields."""
 
 from __future__ import annotations
 

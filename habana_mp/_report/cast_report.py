@@ -363,7 +363,7 @@ class CastReport(Short, Document, MeasuredReport):
 def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active: int | None = None) -> CastReport:
     """Count every cast of ``convert`` and ``autocast`` while a ``with`` block runs, with its reason.
 
-    Reports nest, and each sees all threads. A report sees eager calls only, not code that ``torch.compile`` has compiled. While it is
+    Reports nest, and each sees all threads. Of code that ``torch.compile`` has compiled, a report has the graphs and not the ops. While it is
     open, small ops run up to twice as long. Without an open report nothing is slower.
 
     Args:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from msgspec import UNSET, convert, structs
 
+from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
-from habana_mp._report.data import Edge, InForce, Loss, Missed, PingPong, Report, Row, Timeline
+from habana_mp._report.data import CompiledGraph, Edge, InForce, Loss, Missed, PingPong, Report, Row, Timeline
 from habana_mp._report.findings.advice import advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
@@ -51,6 +52,7 @@ def report_of_counts(
         recast=grouped_recast(convert(counted["recast"], list[Repeated])),
         never_seen=never_seen(rows, [policy for policy, _ in policies]),
         missed=_missed(rows),
+        compiled=[_compiled(number, calls) for number, calls in counted["compiled"].items()],
         timeline=convert(counted["timeline"], Timeline),
         steps=steps or UNSET,
         low_dtype=low_dtype or UNSET,
@@ -60,6 +62,19 @@ def report_of_counts(
         advice=[],
     )
     return structs.replace(report, advice=advice(report))
+
+
+def _compiled(number: str, calls: int) -> CompiledGraph:
+    graph = graphs.known(number)
+    if graph is None:
+        return CompiledGraph(number, "unknown", calls, [], 0)
+    casts = [
+        {"from": each.source, "to": each.target, "rule": each.rule.replace(OWN_FILES, ""), "count": count}
+        | {"op": each.op, "backward": each.backward}
+        for each, count in graph.casts.items()
+    ]
+    found = {"graph": number, "rounds": graph.rounds, "calls": calls, "casts": casts, "unrounded": graph.unrounded}
+    return convert(found, CompiledGraph)
 
 
 def _missed(rows: list[Row]) -> list[Missed]:

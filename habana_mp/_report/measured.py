@@ -12,9 +12,9 @@ from habana_mp._report.findings.asked import asked_rows, never_called
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import preset_errors
 from habana_mp._report.findings.unknown import (
-    NO_OP,
     Why,
     error_of,
+    no_op,
     why_no_edit,
     why_no_error,
     why_no_share,
@@ -242,7 +242,7 @@ class MeasuredReport(ABC):
         """Those of an op in a module, also those without values. There is one at least."""
         self._check_values()
         if not self._data().rows:
-            _raise(NO_OP)
+            _raise(no_op(self._data()))
         rows = asked_rows(self._data(), op, module)
         if not rows:
             raise ValueError(never_called(op, f"in {module!r}" if module else "outside of modules"))

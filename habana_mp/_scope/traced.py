@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,13 @@ def _enter_in_graph(key: str) -> None:
 
 def leave_in_graph(key: str) -> None:
     _core.leave_autocast(_kept[key])
+
+
+def regions_in(module: torch.nn.Module) -> Iterator[Any]:
+    """The regions that a traced graph enters, and those of the graphs inside it (torch.cond)."""
+    for each in module.modules():
+        if isinstance(each, torch.fx.GraphModule):
+            yield from (_kept[str(node.args[0])] for node in each.graph.nodes if node.target is _enter_in_graph)
 
 
 @run_while_traced

@@ -140,6 +140,9 @@ def _examine_presets(found: Examination) -> None:
         found.verdicts.append(Verdict("problem", f"the presets of this installation cannot be read: {error}"))
         return
     found.verdicts.append(Verdict("ok", f"all {len(loaded)} presets can be loaded"))
+    fused = [policy.name for policy in loaded if policy.compiled == "fused"]
+    except_for = f", but for {', '.join(fused)}" if fused else ""
+    found.verdicts.append(Verdict("ok", f"compiled code rounds where the lists of a preset say{except_for}"))
 
 
 def _examine_kernels(found: Examination) -> None:

@@ -13,7 +13,7 @@ from habana_mp import hmp
 from habana_mp._policy.edit import edits_in
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.edits import edits_text
-from habana_mp._report.findings.unknown import NO_OP, known_errors, unmeasured, why_nothing
+from habana_mp._report.findings.unknown import known_errors, no_op, unmeasured, why_nothing
 from habana_mp._report.form import schema
 from habana_mp._show.stream import flush, say
 from habana_mp._show.writing import written
@@ -141,7 +141,7 @@ def _beyond(
     """A line for each limit that is not kept."""
     data = seen._data()
     if max_casts is not None and not data.rows:
-        yield f"--max-casts {max_casts}: {': '.join(NO_OP)}"
+        yield f"--max-casts {max_casts}: {': '.join(no_op(data))}"
     if max_casts is not None and seen.casts() > max_casts:
         yield f"--max-casts {max_casts}: there are {seen.casts():,}"
     if max_error is not None:

@@ -117,8 +117,15 @@ void bind_autocast(py::module_& module) {
              autocast::enter(self.cast<const Region&>(), self.ptr());
              return self;
            })
-      .def("__exit__",
-           [](const py::object& self, const py::args&) { autocast::leave(self.ptr()); });
+      .def("__exit__", [](const py::object& self, const py::args&) { autocast::leave(self.ptr()); })
+      .def_property_readonly("policies", [](const Region& region) {
+        std::vector<std::shared_ptr<Policy>> found;
+        for (const autocast::Setting& setting : region.settings) {
+          if (setting.scope.rules)
+            found.push_back(std::const_pointer_cast<Policy>(setting.scope.rules->policy));
+        }
+        return found;
+      });
 
   module.def("autocast_rules", [](const std::shared_ptr<Policy>& policy) {
     return std::const_pointer_cast<autocast::Rules>(

@@ -62,6 +62,7 @@ py::object to_python(bool cache) { return py::bool_(cache); }
 py::object to_python(DType dtype) {
   return py::str(dtype == DType::Other ? "" : dtype_name(dtype));
 }
+py::object to_python(Compiled compiled) { return py::str(compiled_name(compiled)); }
 py::object to_python(Action action) { return py::str(action_name(action)); }
 py::object to_python(const std::optional<Action>& list) {
   return list ? to_python(*list) : py::str();
@@ -79,6 +80,9 @@ void from_python(py::handle given, DType& dtype) {
   if (!name.empty()) read_setting(name, dtype);
 }
 void from_python(py::handle given, Action& rest) { read_setting(given.cast<std::string>(), rest); }
+void from_python(py::handle given, Compiled& compiled) {
+  read_setting(given.cast<std::string>(), compiled);
+}
 void from_python(py::handle given, std::optional<Action>& list) {
   const auto name = given.cast<std::string>();
   const auto found = std::ranges::find(kLists, name, action_name);
@@ -176,6 +180,7 @@ void bind_tables(py::module_& m) {
   m.attr("SHORT_DTYPE_NAMES") = short_names;
   m.attr("ELIGIBLE_DTYPES") = py::tuple(eligible_names);
   m.attr("SOURCE_DTYPES") = py::tuple(source_names);
+  m.attr("COMPILED") = tuple_of(kCompiledNames);
   m.attr("LOW_DTYPES") = tuple_of(names_of(kLowDTypes));
   m.attr("ACTIONS") = tuple_of(kActionNames);
   py::list lists, settings;

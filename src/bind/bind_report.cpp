@@ -177,7 +177,7 @@ py::list recast_of(const watch::Snapshot& now) {
   return tensors;
 }
 
-// What a report has counted, by the names of habana_mp/_report/data.py.
+// What a report has counted, by the names of habana_mp/_report/data/.
 py::dict values(const report::Report& report) {
   const watch::Snapshot now = watch::snapshot_of(report);
   std::vector<int> row_of_site;
@@ -202,6 +202,7 @@ py::dict values(const report::Report& report) {
                                 edge.numbers));
   }
   result["edges"] = edges;
+  result["compiled"] = now.report.compiled();
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
   py::list losses;
   for (const report::Report::Loss& loss : now.report.losses())

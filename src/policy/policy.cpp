@@ -79,6 +79,7 @@ std::pair<bool, int> asked(const Entry& entry) {
 std::string setting_text(const std::string& name) { return name; }
 std::string setting_text(DType low_dtype) { return dtype_name(low_dtype); }
 std::string setting_text(Action rest) { return action_name(rest); }
+std::string setting_text(Compiled compiled) { return compiled_name(compiled); }
 std::string setting_text(bool cache) { return cache ? "true" : "false"; }
 
 // The texts of values, with commas between them.
@@ -190,6 +191,15 @@ void read_setting(std::string_view text, Action& rest) {
         quoted(text) + " is not a rest of a policy. first_input, fp32 or inputs is accepted");
   }
   rest = *found;
+}
+
+void read_setting(std::string_view text, Compiled& compiled) {
+  const auto* found = std::ranges::find(kCompiledNames, text);
+  if (found == kCompiledNames.end()) {
+    throw std::invalid_argument(quoted(text) +
+                                " is not a setting of compiled code. exact or fused is accepted");
+  }
+  compiled = static_cast<Compiled>(found - kCompiledNames.begin());
 }
 
 std::vector<Conflict> conflicts_of(std::vector<Entry> entries) {

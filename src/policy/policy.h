@@ -3,6 +3,8 @@
 // beyond the place kept with each entry.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -18,6 +20,14 @@
 
 namespace habana_mp {
 
+// How compiled code rounds (D55): where the lists say, as code that is not compiled does, or where
+// the compiler keeps the casts of a fused kernel.
+enum class Compiled { Exact, Fused };
+inline constexpr std::array kCompiledNames = {"exact", "fused"};
+constexpr const char* compiled_name(Compiled compiled) {
+  return kCompiledNames[static_cast<std::size_t>(compiled)];
+}
+
 // What a policy is made of. Required fields have a default that a policy refuses.
 struct PolicyFields {
   std::string name = {};
@@ -26,6 +36,7 @@ struct PolicyFields {
   std::vector<DType> low_dtypes = {std::begin(kLowDTypes), std::end(kLowDTypes)};
   Action rest = Action::Error;
   bool cache = true;  // casts of weights may be kept
+  Compiled compiled = Compiled::Exact;
   std::vector<Entry> entries = {};
 };
 
@@ -37,6 +48,7 @@ inline constexpr std::tuple kPolicySettings = {
     Field{"low_dtypes", &PolicyFields::low_dtypes},
     Field{"rest", &PolicyFields::rest, true},
     Field{"cache", &PolicyFields::cache},
+    Field{"compiled", &PolicyFields::compiled},
 };
 
 template <typename Fields, typename Visit>
@@ -48,6 +60,7 @@ constexpr void for_each_field(const Fields& fields, const Visit& visit) {
 void read_setting(std::string_view text, std::string& name);
 void read_setting(std::string_view text, DType& low_dtype);
 void read_setting(std::string_view text, Action& rest);
+void read_setting(std::string_view text, Compiled& compiled);
 
 struct Resolution {
   Rule rule;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "listen/hears.h"
@@ -44,6 +45,8 @@ class Listener {
   // Between the two a backward pass is one of a random sum of outputs, in place of a loss.
   virtual void begin_projection() {}
   virtual void end_projection() {}
+  // A graph that torch.compile has compiled has begun, by the number that it has there ("0/1").
+  virtual void compiled_ran(const std::string& /*graph*/) {}
   // A backward pass has ended.
   virtual void backward_ended(std::uint64_t /*ns*/) {}
   // A call of the site has undone the cast that the path began with; `ns`: of both casts.

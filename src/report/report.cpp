@@ -144,6 +144,10 @@ void Report::add_moment(SiteId site, const Cast& cast, Kind kind) {
   moments_.push_back({after, lasted, site, cast.from, cast.to, kind});
 }
 
+void Report::compiled_ran(const std::string& graph) {
+  if (compiled_.size() < kMostSites || compiled_.contains(graph)) ++compiled_[graph];
+}
+
 void Report::cast_undone(PathId path, SiteId site, std::uint64_t ns) {
   const auto found = ping_pong_.find({path, site});
   if (found == ping_pong_.end() && ping_pong_.size() >= kMostPaths) return;
@@ -175,6 +179,7 @@ std::size_t Report::bytes() const {
   for (const auto& row : changes_) all += sizeof(row) + row.capacity() * sizeof(LossChanges);
   constexpr std::size_t kNode = 48;  // of a map
   all += edges_.size() * (sizeof(EdgeKey) + sizeof(Edge) + kNode);
+  for (const auto& [graph, ran] : compiled_) all += sizeof(ran) + kNode + graph.capacity();
   all += ping_pong_.size() * (sizeof(PingPongKey) + sizeof(PingPong) + kNode);
   for (const auto& [key, seen] : recast_) {
     all += sizeof(key) + sizeof(seen) + kNode + seen.sites.capacity() * sizeof(SiteId);

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "policy/dtype.h"
@@ -91,6 +92,7 @@ class Report final : public Listener {
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;
   void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
+  void compiled_ran(const std::string& graph) override;
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
                      unsigned times) override;
@@ -144,6 +146,8 @@ class Report final : public Listener {
   const std::map<EdgeKey, Edge>& edges() const { return edges_; }  // where values are measured
   const std::map<PingPongKey, PingPong>& ping_pong() const { return ping_pong_; }
   const std::map<RecastKey, Recast>& recast() const { return recast_; }
+  // How often each graph of torch.compile ran, by its number there.
+  const std::map<std::string, std::uint64_t>& compiled() const { return compiled_; }
   std::uint64_t optimizer_ns() const { return optimizer_ns_; }  // of ops in steps of optimizers
   std::uint64_t backward_ns() const { return backward_ns_; }
   std::size_t bytes() const;  // that all of it takes, about
@@ -168,6 +172,7 @@ class Report final : public Listener {
   std::map<EdgeKey, Edge> edges_;
   std::map<PingPongKey, PingPong> ping_pong_;
   std::map<RecastKey, Recast> recast_;
+  std::map<std::string, std::uint64_t> compiled_;
 };
 
 }  // namespace habana_mp::report

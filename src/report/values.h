@@ -26,7 +26,7 @@ struct Measure {
 enum class Adds : std::uint8_t { Sum, Largest, Smallest, Seconds };
 
 // A field of a struct, by the name that Python has for it: in reports that of
-// habana_mp/_report/data.py.
+// habana_mp/_report/data/.
 template <typename Owner, typename T>
 struct Field {
   const char* name;

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <memory>
@@ -93,8 +94,13 @@ bool is_op(const at::RecordFunction& call) {
   return std::string_view(call.name()).find("::") != std::string_view::npos;
 }
 
-bool is_compiled(const at::RecordFunction& call) {
-  return std::string_view(call.name()).starts_with("Torch-Compiled Region");
+// The number that torch.compile has for a graph which runs now ("0/1"), empty for any other call.
+std::string compiled_graph(const at::RecordFunction& call) {
+  constexpr std::string_view kMark = "Torch-Compiled Region";
+  std::string_view name(call.name());
+  if (!name.starts_with(kMark)) return {};
+  name.remove_prefix(std::min(name.size(), kMark.size() + std::string_view(": ").size()));
+  return std::string(name.empty() ? "?" : name);
 }
 
 void begin_shown(Thread& thread, const at::RecordFunction& call) {
@@ -135,10 +141,15 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   if (thread.epoch == 0) return nullptr;
   if (is_backward(call)) {
     push(thread, {.kind = Frame::Kind::Backward, .start = now_ns()});
+  } else if (const std::string graph = compiled_graph(call); !graph.empty()) {
+    // Also inside of another one, which calls the code behind a graph break.
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = true});
+    const std::lock_guard guard(all().mutex);
+    for_listeners([&](report::Listener& listener) { listener.compiled_ran(graph); });
   } else if (thread.hidden > 0 || torch_private::in_fake_mode()) {
     push(thread, {.kind = Frame::Kind::Dispatched});
   } else if (!is_op(call)) {
-    push(thread, {.kind = Frame::Kind::Dispatched, .hides = is_compiled(call)});
+    push(thread, {.kind = Frame::Kind::Dispatched, .hides = false});
   } else {
     begin_shown(thread, call);
   }

@@ -176,6 +176,7 @@ def test_text() -> None:
         "dot",
         f"  rule       lower (bfloat16), listed as dot in {hmp.explain('dot').rule.file}:{hmp.explain('dot').rule.line}",
         "  policy     hmp, not in force",
+        "  compiled   exact: it rounds where the lists say",
         "  arguments  float32, bfloat16, float16 and float8 tensors, also in lists and given by keyword, go to bfloat16",
         "             left alone: calls with a float64 or complex tensor, with dtype= or with out=; in place the target keeps its dtype",
         "  homes      torch.Tensor.dot  ->  bfloat16",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, ONNX, VERSION
+from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, ONNX, VERSION
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,7 +31,8 @@ WHAT_STAYS = (
         for by in ("convert", "autocast")
         for change in (
             Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
-            Change("sys.meta_path", by, "one finder, until that module is imported"),
+            Change("torch._inductor.compile_fx.compile_fx", by, "asks the policies how to round; without one it calls torch's own"),
+            Change("sys.meta_path", by, "one finder for each of these two modules, until it is imported"),
         )
     ),
     *(
@@ -69,6 +70,8 @@ WHAT_STAYS = (
     Change("torch.amp.grad_scaler.GradScaler", "autocast", "scale, unscale_, step and update, as the steps of optimizers"),
     Change("the dispatcher", "autocast", "kernels of our key: a call may be in one; no call has the key outside of regions"),
     Change("the C slot of torch.nn.Module._call_impl", "set_policies", "copies of a model may hold policies; other modules are called as before"),
+    Change("torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT", "set_policies", "graphs of models without policies are guarded on that"),
+    Change("sys.meta_path", "set_policies", "one finder, until Dynamo is imported"),
     Change("torch.xpu.amp", "gaudi", "habana_mp.gaudi gives scripts this module"),
     Change("sys.meta_path", "gaudi", "the finder of Habana's modules; PYTHONPATH and HABANA_MP_DEVICE pass it to child processes"),
 )  # fmt: skip
@@ -140,6 +143,7 @@ OF_TORCH = {
 REGION = "with hmp.autocast('cpu'):\n    run()"
 DYNAMO = "import torch._dynamo"
 EXPORTER = f"import {ONNX}"
+COMPILER = f"import {INDUCTOR}"
 
 
 def changed(imports: str, before: str, between: str) -> list[str]:
@@ -179,7 +183,9 @@ def test_nothing_else_of_torch_stays_changed(case: str) -> None:
 
 def test_what_is_said_to_stay_does() -> None:
     """Every entry of the list is still changed, apart from those that are in no namespace."""
-    found = changed(f"{DYNAMO}\n{EXPORTER}", "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}")
+    found = changed(
+        f"{DYNAMO}\n{EXPORTER}\n{COMPILER}", "", f"from habana_mp import hmp\nhmp.convert(); hmp.revert()\n{REGION}"
+    )
     names = named("import", "convert", "autocast") - {"the dispatcher", "sys.meta_path", "steps of optimizers"}
     # Of these two the object stays, and what it holds changes.
     names -= {"torch.autograd.graph.Node", "torch._ops._higher_order_ops"}
@@ -187,7 +193,7 @@ def test_what_is_said_to_stay_does() -> None:
     assert {name for name in names if not any(each == name or each.startswith(f"{name}.") for each in found)} == set()
 
 
-def test_finders_wait_for_dynamo_and_for_the_exporter_of_onnx() -> None:
+def test_finders_wait_for_dynamo_inductor_and_the_exporter_of_onnx() -> None:
     program = f"""
 import sys
 from habana_mp import hmp
@@ -197,8 +203,15 @@ hmp.convert(); hmp.revert(); hmp.convert(); hmp.revert()
 print(finders())
 {DYNAMO}
 print(finders())
+{COMPILER}
+print(finders())
 {EXPORTER}
 print(finders())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines() == ["['_Finder', '_Finder']", "['_Finder']", "[]"]
+    assert done.stdout.splitlines() == [
+        "['_Finder', '_Finder', '_Finder']",
+        "['_Finder', '_Finder']",
+        "['_Finder']",
+        "[]",
+    ]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import mm
+from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
 from habana_mp._report.form import schema
@@ -75,6 +76,13 @@ def errors():
     return report
 
 
+def compiled():
+    product, x = torch.compile(torch.mul), torch.randn(4, 4)
+    with fresh_cache(), hmp.autocast("cpu", policy=hmp.Policy.from_ops(["mul"])), hmp.report() as report:
+        product(x, x)
+    return report
+
+
 def projected():
     with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
         report.project(model()(torch.randn(8, 16)))
@@ -126,7 +134,7 @@ def ranks_of_ranks():
 
 
 KINDS = [
-    empty, converted, region, outside, values, errors, projected, overflowed, steps, unmeasured,
+    empty, converted, region, outside, values, errors, compiled, projected, overflowed, steps, unmeasured,
     ranks, ranks_with_values, one_rank, ranks_of_ranks,
 ]  # fmt: skip
 
@@ -237,7 +245,12 @@ UNKNOWN = [(), ("rows", 0), ("rows", 0, "casts", 0), ("rows", 0, "casts", 0, "ba
 
 def made_up():
     """The made-up report, with the keys that reports of older versions lack."""
-    values = copy.deepcopy(fake_reports.small()) | {"rank": 0, "backward_seconds": 0.0, "optimizer_seconds": 0.0}
+    values = copy.deepcopy(fake_reports.small()) | {
+        "rank": 0,
+        "backward_seconds": 0.0,
+        "optimizer_seconds": 0.0,
+        "compiled": [],
+    }
     for row in values["rows"]:
         row["made_bytes"] = {"float32": 8}
     return values

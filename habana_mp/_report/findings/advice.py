@@ -22,8 +22,8 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 
 def advice(report: Report) -> list[Advice]:
-    """At most five lines: ops that lose numbers; ops that a conversion missed, and ranks that cast otherwise than others, which are mistakes;
-    edits for accuracy; then what costs most. How many casts an op has is no advice: the tables have it.
+    """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
+    otherwise than others, which are mistakes; edits for accuracy; then what costs most. How many casts an op has is no advice: the tables have it.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
@@ -37,10 +37,21 @@ def advice(report: Report) -> list[Advice]:
     lost = [of_edit(each) for each in found if each.lost]
     mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report)]
     first = [*mistakes, *_of_errors(report, found)][: _MOST - min(_MOST_COSTS, len(worth))]
-    return [*first, *worth][:_MOST]
+    return [*_of_compiled(report), *first, *worth][:_MOST]
 
 
 _Line = tuple[float, Advice]  # the seconds that it is about
+
+
+def _of_compiled(report: Report) -> Iterator[Advice]:
+    """One line on what no row has."""
+    if report.compiled:
+        calls = sum(graph.calls for graph in report.compiled)
+        casts = sum(cast.count for graph in report.compiled for cast in graph.casts)
+        yield Advice(
+            'compiled code ran, and its ops are no rows here: to see them, run the step under torch.compiler.set_stance("force_eager")',
+            f"{counted(len(report.compiled), 'graph')} of torch.compile with {counted(casts, 'cast')} ran {counted(calls, 'time')}",
+        )
 
 
 def _of_missed(report: Report) -> Iterator[Advice]:

@@ -14,8 +14,12 @@ from habana_mp._show.units import encodable
 
 Why = tuple[str, str]
 
-NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
 OUTSIDE = "no policy was in force"
+_NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
+_COMPILED = (
+    "the step is compiled, and a report does not see the ops of compiled code",
+    'run it under torch.compiler.set_stance("force_eager")',
+)
 _NO_POLICY = (
     f"{OUTSIDE}, so no list has an effect",
     "call hmp.convert, or enter hmp.autocast, before the ops run",
@@ -46,19 +50,24 @@ def is_outside(report: Report) -> bool:
     return bool(report.rows) and not _has_policy(report)
 
 
+def no_op(report: Report) -> Why:
+    """Of a report without rows."""
+    return _COMPILED if report.compiled else _NO_OP
+
+
 def why_no_edit(report: Report) -> Why | None:
     """Of a report in which ``edits`` finds none."""
     if not report.rows:
-        return NO_OP
+        return no_op(report)
     if not _has_policy(report):
-        return _NO_POLICY
-    return why_no_shares(report.rows)
+        return _COMPILED if report.compiled else _NO_POLICY
+    return _COMPILED if report.compiled and not _is_measured_low(report) else why_no_shares(report.rows)
 
 
 def why_nothing(report: Report) -> Why | None:
     """Where no error could be found: of a block in which nothing ran, or all in float32 because no policy was in force."""
     if not report.rows:
-        return NO_OP
+        return no_op(report)
     has_errors = _errors(report.rows, "ran")
     return None if has_errors or _has_policy(report) else _NO_POLICY
 
@@ -119,6 +128,10 @@ def unmeasured(report: Report) -> Iterator[Why]:
             why := why_no_error(report, group, "ran")
         ):
             yield why
+
+
+def _is_measured_low(report: Report) -> bool:
+    return any(row.values for row in report.rows if row.policy)
 
 
 def _has_policy(report: Report) -> bool:

@@ -19,11 +19,11 @@ from rich.text import Text
 from habana_mp._policy.folder import presets
 from habana_mp._report import sums
 from habana_mp._report.added import added, grouped
-from habana_mp._report.data import NeverSeen, PingPong, Rank, Recast, Report
+from habana_mp._report.data import CompiledGraph, NeverSeen, PingPong, Rank, Recast, Report
 from habana_mp._report.findings.beginning import beginning, how_to_try
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.preset_errors import foretold, invitation
-from habana_mp._report.findings.unknown import OUTSIDE, is_outside
+from habana_mp._report.findings.unknown import OUTSIDE, is_outside, no_op
 from habana_mp._report.numbers import change_of, local_error, share, shares_known, with_values
 from habana_mp._show import units
 from habana_mp._show.units import counted, printable
@@ -64,6 +64,7 @@ class _Report:
         parts += [
             _section(title, rows, numbers)
             for title, rows, numbers in (
+                ("Compiled", [_compiled(each) for each in report.compiled], 2),
                 ("Ranks", [_rank(each) for each in report.ranks or []], 5),
                 ("Ping-pong", [_ping_pong(each, report, wide) for each in report.ping_pong], 3),
                 ("Cast again", [_recast(each, wide) for each in report.recast], 2),
@@ -82,7 +83,7 @@ class _Report:
 def _headline(report: Report) -> Text:
     title = Text(printable(report.title) or "Cast report", style="bold")
     if not report.rows:
-        return title.append(": no op was seen", style="not bold")
+        return title.append(f": {no_op(report)[0]}", style="not bold")
     took = [units.time(seconds) for seconds in (report.cast_seconds, report.seconds)]
     part = units.share(report.cast_seconds, report.seconds)
     counts = [
@@ -230,6 +231,23 @@ def _rank(each: Rank) -> list[Any]:
     ]
     of = Text(f"of {units.time(each.seconds)}", style="dim")
     return [f"rank {each.rank}", *figures, units.time(each.cast_seconds), of]
+
+
+def _compiled(each: CompiledGraph) -> list[Any]:
+    """A graph, and the casts that each run of it makes."""
+    casts = sum(cast.count for cast in each.casts)
+    text = Text(printable(f"graph {each.graph}, {each.rounds}"), style="bold")
+    if each.unrounded:
+        text.append(f", {counted(each.unrounded, 'rounding')} may be left out", style="not bold")
+    by_op = Counter[tuple[str, bool]]()
+    for cast in each.casts:
+        by_op[cast.op, cast.backward] += cast.count
+    ops = [
+        f"{op or 'result'}{' in backward' if backward else ''} {count:,}"
+        for (op, backward), count in by_op.most_common()
+    ]
+    text.append(printable("".join(f"  {op}" for op in ops)), style="not bold")
+    return [counted(each.calls, "run"), "casts unknown" if each.rounds == "unknown" else counted(casts, "cast"), text]
 
 
 def _ping_pong(each: PingPong, report: Report, wide: bool) -> list[Any]:

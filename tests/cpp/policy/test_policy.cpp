@@ -223,20 +223,22 @@ TEST_CASE("text: one line, sorted, that round-trips") {
   CHECK(Policy::parse(policy.text()).text() == policy.text());
 }
 
-TEST_CASE("text: conditions, low dtypes and cache") {
+TEST_CASE("text: conditions, low dtypes, cache and compiled") {
   PolicyFields made =
       fields({"pow.Tensor_Scalar", "pow@float16", "pow", "pow@bfloat16"}, {}, {}, {"mm@float16"});
   made.rest = Action::Inputs;
   made.low_dtypes = {DType::BFloat16, DType::BFloat16};
   made.cache = false;
+  made.compiled = Compiled::Fused;
   const Policy policy(made);
   CHECK(policy.text() ==
         "name=test low_dtype=bfloat16 low_dtypes=bfloat16 rest=inputs cache=false "
-        "lower=pow,pow@float16,pow@bfloat16,pow.Tensor_Scalar fp32= promote= error=mm@float16");
+        "compiled=fused lower=pow,pow@float16,pow@bfloat16,pow.Tensor_Scalar fp32= promote= "
+        "error=mm@float16");
   CHECK(Policy::parse(policy.text()) == policy);
   CHECK(Policy::parse(policy.text()).text() == policy.text());
   CHECK(Policy::parse("name=x low_dtype=float16 low_dtypes=float16,bfloat16 rest=inputs cache=true "
-                      "lower= fp32= promote= error=")
+                      "compiled=exact lower= fp32= promote= error=")
             .text() == "name=x low_dtype=float16 rest=inputs lower= fp32= promote= error=");
 }
 
@@ -269,6 +271,7 @@ TEST_CASE("parse: what is refused") {
         "name=x low_dtype=float16 rest=inputs lower=a,,b fp32= promote= error=",
         "name=x low_dtype=float16 rest=inputs lower=a@ fp32= promote= error=",
         "name=x low_dtype=float16 rest=inputs cache=no lower= fp32= promote= error=",
+        "name=x low_dtype=float16 rest=inputs compiled=fast lower= fp32= promote= error=",
         "name=x low_dtype=float16 low_dtypes= rest=inputs lower= fp32= promote= error=",
         "name=x low_dtype=float16 low_dtypes=int8 rest=inputs lower= fp32= promote= error=",
         "name=x low_dtype=float16 rest=inputs lower=a, fp32= promote= error=",
@@ -305,7 +308,7 @@ TEST_CASE("equality and hash: all but name, places, order and doubles") {
   for (const Policy& other :
        {with(&PolicyFields::low_dtype, DType::Float16), with(&PolicyFields::rest, Action::Inputs),
         with(&PolicyFields::low_dtypes, std::vector{DType::BFloat16}),
-        with(&PolicyFields::cache, false)}) {
+        with(&PolicyFields::cache, false), with(&PolicyFields::compiled, Compiled::Fused)}) {
     CHECK_FALSE(policy == other);
     CHECK(policy.hash() != other.hash());
   }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from habana_mp import Policy, hmp
+from habana_mp.results import PolicyDiff
 
 # --- entries for one low dtype
 
@@ -195,6 +196,27 @@ MADE = {
 def test_low_dtypes_and_cached_are_kept(how, tmp_path):
     made = MADE[how](Policy.load(preset_folder(tmp_path, LIMITED)), tmp_path / "lower.txt")
     assert (made.low_dtypes, made.cached) == ((BFLOAT16,), False)
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_compiled_is_kept(how, tmp_path):
+    """How code of torch.compile rounds (D55)."""
+    policy = Policy.load(preset_folder(tmp_path, GOOD + 'compiled = "fused"\n'))
+    assert (policy.compiled, MADE[how](policy, tmp_path / "lower.txt").compiled) == ("fused", "fused")
+
+
+def test_compiled_counts():
+    exact, fused = (Policy.from_ops(["mm"], compiled=compiled) for compiled in ("exact", "fused"))
+    assert (exact, exact.compiled) == (Policy.from_ops(["mm"]), "exact")
+    assert exact != fused
+    assert str(fused) == "name=custom low_dtype=bfloat16 rest=inputs compiled=fused lower=mm fp32= promote= error="
+    assert PolicyDiff.between(exact, fused).settings == {"compiled": ("exact", "fused")}
+
+
+@pytest.mark.parametrize(("compiled", "error"), [("fast", ValueError), (True, TypeError)])
+def test_another_compiled_is_refused(compiled, error):
+    with pytest.raises(error, match=r"exact or fused is accepted|compiled must be a string"):
+        Policy.from_ops(["mm"], compiled=compiled)
 
 
 def test_low_dtypes_and_cached_count():

@@ -75,6 +75,8 @@ def test_every_key_is_described_and_known_to_the_reader():
         pytest.param(GOOD + "error = []", id="no errors"),
         pytest.param(GOOD + 'error = ["mm", "pow.Tensor_Scalar", "relu@float16", "gelu@bf16"]', id="errors"),
         pytest.param(GOOD + "cache = false", id="no cache"),
+        pytest.param(GOOD + 'compiled = "exact"', id="compiled: exact"),
+        pytest.param(GOOD + 'compiled = "fused"', id="compiled: fused"),
     ],
 )
 def test_accepted_by_both(description, tmp_path):
@@ -120,6 +122,9 @@ def test_accepted_by_both(description, tmp_path):
         pytest.param(GOOD + 'error = ["+mm"]', id="error: an edit"),
         pytest.param(GOOD + 'cache = "yes"', id="cache: a string"),
         pytest.param(GOOD + "cache = 0", id="cache: a number"),
+        pytest.param(GOOD + "compiled = true", id="compiled: a boolean"),
+        pytest.param(GOOD + 'compiled = "fast"', id="compiled: another word"),
+        pytest.param(GOOD + "compiled = []", id="compiled: a list"),
     ],
 )
 def test_refused_by_both(description, tmp_path):

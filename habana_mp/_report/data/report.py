@@ -5,123 +5,34 @@ Fields are in the order of the JSON. A field that may be ``UNSET`` is not in all
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field, msgpack, structs, to_builtins
+from msgspec import UNSET, Meta, UnsetType, field, msgpack, to_builtins
 
+from habana_mp._report.data.base import (
+    DISTINCT,
+    MOST,
+    MOST_COUNT,
+    Adds,
+    Bytes,
+    BytesByDType,
+    CallsByReason,
+    CastFrom,
+    CastTo,
+    Count,
+    Data,
+    Decision,
+    DType,
+    ListName,
+    Seconds,
+    Size,
+)
+from habana_mp._report.data.compiled import CompiledGraph
+from habana_mp._report.data.values import NOT_MEASURED, Values
 from habana_mp._show.module_path import ModulePath
 
 FORMAT = "habana_mp.report"
 VERSION = 1
-_MOST = 1 << 16  # rows, by src/report/site.h, and events, by src/report/report.h
-_MOST_COUNT = {"maximum": (1 << 64) - 1}  # as the core counts; msgspec has smaller numbers, so form.py checks it
-
-
-class Adds(Enum):
-    """How the values of a field make one that are not summed (added.py)."""
-
-    KEY = auto()  # they are equal, or their parts are not added
-    LARGEST = auto()
-    SMALLEST = auto()
-    FIRST = auto()
-    DISTINCT = auto()
-
-
-Count = Annotated[int, Meta(ge=0, title="a count", extra_json_schema=_MOST_COUNT)]
-Bytes = Annotated[int, Meta(ge=0, title="a size in bytes", extra_json_schema=_MOST_COUNT)]
-Seconds = Annotated[float, Meta(ge=0, le=1e200, title="a time in seconds")]
-Number = Annotated[float, Meta(ge=-1e200, le=1e200, title="a number")]
-Size = Annotated[float, Meta(ge=0, le=1e200, title="a number, 0 or more")]
-DType = Literal["other", "float8", "float16", "bfloat16", "float32", "float64"]
-CastFrom = Literal["float32", "bfloat16", "float16", "float8"]
-ListName = Literal["lower", "fp32", "promote", "error"]
-CastTo = Literal["float32", "bfloat16", "float16"]
-Decision = Literal[
-    "left alone",
-    "lower",
-    "fp32",
-    "promote",
-    "in place",
-    "first input",
-    "rest fp32",
-    "no kernel",
-    "off",
-    "unlisted",
-    "missed",
-    "outside",
-    "backward",
-]
-Why = Literal["random", "writes", "reserve", "library", "collective", "kernel", "tensors", "memory", "thread"]
-
-
-def _named(names: Any) -> Meta:
-    """Of a dict, whose keys msgspec leaves out of the schema."""
-    return Meta(extra_json_schema={"propertyNames": {"enum": [*get_args(names)]}})
-
-
-BytesByDType = Annotated[dict[DType, Bytes], _named(DType)]
-CallsByReason = Annotated[dict[Why, Count], Meta(min_length=1), _named(Why)]
-_DISTINCT = Meta(extra_json_schema={"uniqueItems": True})  # in the schema alone; Row looks itself
-
-
-class Data(Struct, frozen=True):
-    """Parts of a report that are of the same, by the fields that are no figures, add up to one."""
-
-
-class Error(Data, frozen=True):
-    squares: Annotated[Size, "The sum of the squared differences from float32."]
-    reference_squares: Annotated[Size, "The sum of the squared float32 numbers."]
-    largest: Annotated[Size, Adds.LARGEST, "The largest difference."]
-    reference_largest: Annotated[Size, Adds.LARGEST, "The largest float32 number, without its sign."]
-    lost: Annotated[Count, "How many numbers are infinite or NaN, and finite in float32."]
-
-
-class Range(Data, frozen=True):
-    numbers: Annotated[Count, "How many numbers there are."]
-    largest: Annotated[Size, Adds.LARGEST, "The largest number, without its sign."]
-    smallest: Annotated[Size, Adds.SMALLEST, "The smallest number except zero, without its sign. 0 if there is none."]
-    over_float16: Annotated[Count, "How many numbers are too large for float16."]
-    under_float16: Annotated[Count, "How many numbers become zero in float16."]
-    under_e4m3: Annotated[Count, "How many numbers become zero in float8 e4m3, after the tensor is scaled."]
-    under_e5m2: Annotated[Count, "How many numbers become zero in float8 e5m2, after the tensor is scaled."]
-
-
-class Absorbed(Data, frozen=True):
-    sums: Annotated[Count, "How many nonzero numbers the op adds."]
-    lost: Annotated[Count, "How many of them were lost in the run."]
-    bfloat16: Annotated[Count, "How many would be lost in bfloat16."]
-    float16: Annotated[Count, "How many would be lost in float16."]
-    e4m3: Annotated[Count, "How many would be lost in float8 e4m3."]
-    e5m2: Annotated[Count, "How many would be lost in float8 e5m2."]
-
-
-class LossChange(Data, frozen=True):
-    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
-    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
-    change: Annotated[Number, "The change of the loss because of the error, to first order."]
-    change_low: Annotated[Number, "The same in the low dtype."]
-    squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
-    squares_low: Annotated[Size, "The same in the low dtype."]
-
-
-class Values(Data, frozen=True):
-    """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
-
-    calls: Annotated[Count, "How many calls were measured."]
-    unmeasured: Annotated[Count, "How many calls were not measured."]
-    ran: Annotated[Error, "The error of the results, as the calls ran."]
-    low: Annotated[Error, "The error of the results in the low dtype."]
-    range: Annotated[Range, "The range of the results in float32."]
-    absorbed: Annotated[Absorbed, "Of an addition: the numbers that change nothing."]
-    ran_seconds: Annotated[Seconds, "The time of the measured calls."]
-    other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."]
-    backward_calls: Annotated[Count, "How many ops of the backward pass were measured."]
-    backward: Annotated[Error, "The error of the ops of the backward pass."]
-    losses: Annotated[list[LossChange], "What the errors change each loss by."]
-    projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
-    projected: Annotated[Size, "The sum of the squared changes of these sums."]
-    projected_low: Annotated[Size, "The same in the low dtype."]
 
 
 class BackwardCasts(Data, frozen=True):
@@ -142,7 +53,9 @@ class Cast(Data, frozen=True):
 
 class Row(Data, frozen=True, kw_only=True):
     op: Annotated[str, "The name of the op, without torch. or Tensor."]
-    module: Annotated[str, 'The class of the root module and the path below it, "Net: layers.0"; "" outside of any.']
+    module: Annotated[
+        str, 'The class of the root module and the path below it, "Net: encoder.layers.0"; "" outside of modules.'
+    ]
     front_end: Annotated[
         Literal["", "convert", "autocast"], 'Which of hmp.convert and hmp.autocast decided; "" if neither did.'
     ]
@@ -155,16 +68,24 @@ class Row(Data, frozen=True, kw_only=True):
     cast_seconds: Annotated[Seconds, "The time of the forward casts."]
     dtypes: Annotated[
         list[DType],
-        _DISTINCT,
+        DISTINCT,
         Adds.DISTINCT,
         "The dtypes of the arguments, before the casts; other is any dtype that has no name here.",
     ]
-    runs_in: Annotated[list[DType], _DISTINCT, Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
-    made_bytes: Annotated[BytesByDType, "The bytes of the results, by dtype."] = {}
-    unmeasured: Annotated[CallsByReason | UnsetType, "How many calls were not measured, by the reason."] = UNSET
-    unmeasured_backward: Annotated[CallsByReason | UnsetType, "The same of ops of the backward pass."] = UNSET
+    runs_in: Annotated[list[DType], DISTINCT, Adds.DISTINCT, "The dtypes of the arguments, after the casts."]
+    made_bytes: Annotated[BytesByDType, "The bytes of the results, by dtype."] = field(default_factory=dict)
+    unmeasured: Annotated[
+        CallsByReason | UnsetType,
+        "How many calls were not measured, by the reason. Only with values, and only if there are such calls.",
+    ] = UNSET
+    unmeasured_backward: Annotated[
+        CallsByReason | UnsetType,
+        "How many ops of the backward pass were not measured, by the reason. Only with values, and only if there are such ops.",
+    ] = UNSET
     casts: Annotated[list[Cast], "The casts of the arguments, one item for each pair of dtypes."]
-    values: Annotated[Values | UnsetType, "What was measured of the numbers. Only with values."] = UNSET
+    values: Annotated[
+        Values | UnsetType, "What was measured of the numbers. Only with values, and only if something was measured."
+    ] = UNSET
 
     def __post_init__(self) -> None:
         for name in ("dtypes", "runs_in"):
@@ -178,7 +99,7 @@ class Row(Data, frozen=True, kw_only=True):
     @property
     def measured(self) -> Values:
         """``values``, or zeros where nothing was measured."""
-        return self.values or _NOT_MEASURED
+        return self.values or NOT_MEASURED
 
     @property
     def own_seconds(self) -> float:
@@ -189,17 +110,6 @@ class Row(Data, frozen=True, kw_only=True):
     def all_cast_seconds(self) -> float:
         """In its casts, forward and backward."""
         return sum((cast.seconds + cast.backward.seconds for cast in self.casts), 0.0)
-
-
-def _nothing(kind: Any) -> Any:
-    """Zeros in all fields."""
-    plain = get_origin(kind) or kind
-    if plain in (int, float, list):
-        return plain()
-    return kind(*(_nothing(each.type.__origin__) for each in structs.fields(kind)))
-
-
-_NOT_MEASURED: Values = _nothing(Values)
 
 
 class Link(Data, frozen=True):
@@ -256,13 +166,15 @@ class Event(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
 class Timeline(Data, frozen=True, kw_only=True):
     stride: Annotated[
         int,
-        Meta(ge=1, title="a whole number, 1 or more", extra_json_schema=_MOST_COUNT),
+        Meta(ge=1, title="a whole number, 1 or more", extra_json_schema=MOST_COUNT),
         "The sample has each cast if this is 1, every second one if it is 2, and so on.",
     ]
-    seconds: Annotated[Seconds | UnsetType, "The time of the block that it is of. Only in a merged report."] = UNSET
+    seconds: Annotated[Seconds | UnsetType, "The time of the block that the sample is of. Only in a merged report."] = (
+        UNSET
+    )
     events: Annotated[
         list[Event],
-        Meta(max_length=_MOST),
+        Meta(max_length=MOST),
         "One item for each cast: when it began, how long it took, the number of the row, the dtype before and after, and cast, cached or backward.",
     ]
 
@@ -334,19 +246,24 @@ class Report(Totals, frozen=True, kw_only=True):
     title: Annotated[str, Adds.FIRST, 'The script of habana-mp report; else "".']
     rank: Annotated[Count, Adds.FIRST, "The rank of the process. In a merged report: of the first one."] = 0
     policies: Annotated[list[InForce], "The policies that were in force."]
-    rows: Annotated[list[Row], Meta(max_length=_MOST), "One item for each op, module and decision."]
+    rows: Annotated[list[Row], Meta(max_length=MOST), "One item for each op, module and decision."]
     ping_pong: Annotated[list[PingPong], "The values that are cast to one dtype and back."]
     recast: Annotated[list[Recast], "The tensors that are cast to one dtype more than once."]
     never_seen: Annotated[list[NeverSeen], Adds.FIRST, "The names in the lists that no call was decided by."]
     missed: Annotated[list[Missed], "The ops in a list whose calls hmp.convert did not reach."]
     timeline: Annotated[Timeline, Adds.FIRST, "A sample of the casts in time."]
+    compiled: Annotated[
+        list[CompiledGraph], "The graphs of torch.compile that ran. Their ops and casts are no rows."
+    ] = field(default_factory=list)
     low_dtype: Annotated[
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,
         "The low dtype that the values are of. Only with values.",
     ] = UNSET
     losses: Annotated[list[Loss] | UnsetType, "The losses that backward was called on. Only with values."] = UNSET
-    projected_squares: Annotated[Size | UnsetType, "The squares of random sums of outputs. Only with values."] = UNSET
+    projected_squares: Annotated[
+        Size | UnsetType, "The squares of the random sums of outputs, all together, on average. Only with values."
+    ] = UNSET
     edges: Annotated[
         list[Edge] | UnsetType,
         Adds.FIRST,

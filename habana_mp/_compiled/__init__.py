@@ -1,0 +1,1 @@
+"""Graphs of torch.compile that a policy is in force for. It must not know the front ends."""

@@ -1,0 +1,75 @@
+"""What was measured of the numbers of a row."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_origin
+
+from msgspec import structs
+
+from habana_mp._report.data.base import Adds, Count, Data, Number, Seconds, Size
+
+
+class Error(Data, frozen=True):
+    squares: Annotated[Size, "The sum of the squared differences from float32."]
+    reference_squares: Annotated[Size, "The sum of the squared float32 numbers."]
+    largest: Annotated[Size, Adds.LARGEST, "The largest difference."]
+    reference_largest: Annotated[Size, Adds.LARGEST, "The largest float32 number, without its sign."]
+    lost: Annotated[Count, "How many numbers are infinite or NaN, and finite in float32."]
+
+
+class Range(Data, frozen=True):
+    numbers: Annotated[Count, "How many numbers there are."]
+    largest: Annotated[Size, Adds.LARGEST, "The largest number, without its sign."]
+    smallest: Annotated[Size, Adds.SMALLEST, "The smallest number except zero, without its sign. 0 if there is none."]
+    over_float16: Annotated[Count, "How many numbers are too large for float16."]
+    under_float16: Annotated[Count, "How many numbers become zero in float16."]
+    under_e4m3: Annotated[Count, "How many numbers become zero in float8 e4m3, after the tensor is scaled."]
+    under_e5m2: Annotated[Count, "How many numbers become zero in float8 e5m2, after the tensor is scaled."]
+
+
+class Absorbed(Data, frozen=True):
+    sums: Annotated[Count, "How many nonzero numbers the op adds."]
+    lost: Annotated[Count, "How many of them were lost in the run."]
+    bfloat16: Annotated[Count, "How many would be lost in bfloat16."]
+    float16: Annotated[Count, "How many would be lost in float16."]
+    e4m3: Annotated[Count, "How many would be lost in float8 e4m3."]
+    e5m2: Annotated[Count, "How many would be lost in float8 e5m2."]
+
+
+class LossChange(Data, frozen=True):
+    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
+    changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
+    change: Annotated[Number, "The change of the loss because of the error, to first order."]
+    change_low: Annotated[Number, "The same in the low dtype."]
+    squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
+    squares_low: Annotated[Size, "The same in the low dtype."]
+
+
+class Values(Data, frozen=True):
+    """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
+
+    calls: Annotated[Count, "How many calls were measured."]
+    unmeasured: Annotated[Count, "How many calls were not measured."]
+    ran: Annotated[Error, "The error of the results, as the calls ran."]
+    low: Annotated[Error, "The error of the results in the low dtype."]
+    range: Annotated[Range, "The range of the results in float32."]
+    absorbed: Annotated[Absorbed, "Of an addition: the numbers that change nothing."]
+    ran_seconds: Annotated[Seconds, "The time of the measured calls."]
+    other_seconds: Annotated[Seconds, "The time of their second runs, in the other dtype."]
+    backward_calls: Annotated[Count, "How many ops of the backward pass were measured."]
+    backward: Annotated[Error, "The error of the ops of the backward pass."]
+    losses: Annotated[list[LossChange], "What the errors change each loss by."]
+    projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
+    projected: Annotated[Size, "The sum of the squared changes of these sums."]
+    projected_low: Annotated[Size, "The same in the low dtype."]
+
+
+def _nothing(kind: Any) -> Any:
+    """Zeros in all fields."""
+    plain = get_origin(kind) or kind
+    if plain in (int, float, list):
+        return plain()
+    return kind(*(_nothing(each.type.__origin__) for each in structs.fields(kind)))
+
+
+NOT_MEASURED: Values = _nothing(Values)

@@ -1,0 +1,124 @@
+"""Instruments round compiled code: a report has the casts of its graphs, and no table is empty without a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from habana_mp import hmp
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+
+LISTS = {"lower": ["mul", "linear"], "fp32": ["softmax"]}
+EXACT = hmp.Policy.from_ops(**LISTS, name="mine")
+FUSED = hmp.Policy.from_ops(**LISTS, compiled="fused", name="mine")
+WHY = 'the step is compiled, and a report does not see the ops of compiled code: run it under torch.compiler.set_stance("force_eager")'
+
+
+def function(x, y):
+    return torch.mul(torch.softmax(torch.mul(x, y), -1), y)
+
+
+def given() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 16, requires_grad=True), torch.randn(8, 16)
+
+
+def step(run, x, y) -> None:
+    result = run(x, y)
+    result.backward(torch.ones_like(result))
+
+
+def in_force(front_end: str, policy: hmp.Policy):
+    return (
+        hmp.autocast("cpu", policy=policy)
+        if front_end == "autocast"
+        else hmp.convert(policy=policy) and torch.enable_grad()
+    )
+
+
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+def test_the_casts_of_a_graph(front_end: str) -> None:
+    compiled, (x, y) = torch.compile(function, fullgraph=True), given()
+    with torch._inductor.utils.fresh_cache(), in_force(front_end, EXACT), hmp.report() as report:
+        for _ in range(3):
+            step(compiled, x, y)
+    (graph,) = report.to_dict()["compiled"]
+    assert (graph["graph"], graph["rounds"], graph["calls"], graph["unrounded"]) == ("0/0", "exact", 3, 0)
+    forward = {(each["op"], each["from"], each["to"]): each for each in graph["casts"] if not each["backward"]}
+    assert {key: each["count"] for key, each in forward.items()} == {
+        ("mul", "float32", "bfloat16"): 3,
+        ("_softmax", "bfloat16", "float32"): 1,
+    }
+    assert forward["mul", "float32", "bfloat16"]["rule"] == "lower: mul, mine"
+    assert sum(each["count"] for each in graph["casts"] if each["backward"]) > 0
+    assert "graph 0/0, exact" in str(report)
+    assert report.advice[0].text.startswith("compiled code ran")
+
+
+def test_roundings_that_fused_may_leave_out() -> None:
+    compiled = torch.compile(function, fullgraph=True)
+    with (
+        torch._inductor.utils.fresh_cache(),
+        hmp.autocast("cpu", policy=FUSED),
+        hmp.report() as report,
+        torch.no_grad(),
+    ):
+        compiled(*given())
+    (graph,) = report.to_dict()["compiled"]
+    # Two casts of the inputs of each product (y once more for the second), and the result of the first.
+    assert (graph["rounds"], graph["unrounded"]) == ("fused", 5)
+    assert "5 roundings may be left out" in str(report)
+
+
+def test_a_graph_of_another_backend() -> None:
+    compiled = torch.compile(function, backend="aot_eager")
+    with hmp.autocast("cpu", policy=EXACT), hmp.report() as report:
+        compiled(*given())
+    (graph,) = report.to_dict()["compiled"]
+    assert (graph["rounds"], graph["casts"]) == ("unknown", [])
+    assert "casts unknown" in str(report)
+
+
+def test_graphs_round_a_break() -> None:
+    def broken(x, y):
+        x = torch.mul(x, y)
+        torch._dynamo.graph_break()
+        return torch.mul(x, y)
+
+    compiled, (_, y) = torch.compile(broken, backend="eager"), given()
+    with hmp.report() as report:
+        compiled(y, y)
+    assert sorted(graph["calls"] for graph in report.to_dict()["compiled"]) == [1, 1]
+
+
+def test_a_report_with_values_gives_the_reason() -> None:
+    compiled, (x, y) = torch.compile(function, backend="aot_eager"), given()
+    with hmp.autocast("cpu", policy=EXACT), hmp.report(values=True) as report:
+        step(compiled, x, y)
+    assert report.advice[0].text.startswith("compiled code ran")
+    for ask in (report.edits, report.presets):
+        with pytest.raises(RuntimeError) as raised:
+            ask()
+        assert str(raised.value) == WHY
+
+
+def test_reports_of_ranks_are_merged() -> None:
+    compiled = torch.compile(function, backend="eager")
+    reports = []
+    for _ in range(2):
+        with hmp.report() as report:
+            compiled(*given())
+        reports.append(report)
+    (graph,) = hmp.CastReport.merged(reports).to_dict()["compiled"]
+    assert graph["calls"] == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compare_runs_a_compiled_step_op_by_op(backend: str) -> None:
+    x, y = given()
+    compiled = torch.compile(function, backend=backend)
+    compiled(x, y)
+    plain = hmp.compare(lambda: function(x, y), EXACT, None)
+    found = hmp.compare(lambda: compiled(x, y), EXACT, None)
+    assert [(row.op, row.made) for row in found.rows] == [(row.op, row.made) for row in plain.rows]
+    assert [row.op for row in found.rows] == ["mul", "softmax"]

@@ -66,7 +66,8 @@ def read_edit(edit: object) -> Edit:
         return edit
     text = getattr(edit, "text", edit)
     if not isinstance(text, str):
-        raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}")
+        several = ": several are given one by one, with_edits(*edits)" if isinstance(edit, (tuple, list)) else ""
+        raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}{several}")
     written, colon, title = text[1:].partition(":")
     entry = read_entry(written)
     is_edit = title in ALL_LISTS if text[:1] == "+" else text[:1] == "-" and not colon

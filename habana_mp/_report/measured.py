@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -20,7 +21,16 @@ from habana_mp._report.findings.unknown import (
     why_no_share,
     why_nothing,
 )
-from habana_mp._report.numbers import LocalError, Objective, change_of, local_error, losses_of, share, with_values
+from habana_mp._report.numbers import (
+    LocalError,
+    Objective,
+    change_of,
+    local_error,
+    losses_of,
+    share,
+    together,
+    with_values,
+)
 from habana_mp._report.projections import project
 from habana_mp._show.units import whole
 
@@ -113,9 +123,8 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if, of_loss=True)
-        losses = losses_of(self._data().rows)
-        asked = losses[:1] if loss is None and len(losses) < 2 else [self._asked_loss(loss or "")]
-        changes = (each for row in rows for each in row.measured.losses if each.loss in asked)
+        asked = self._asked_loss(loss)
+        changes = (each for row in rows for each in row.measured.losses if each.loss == asked)
         return sum((each.change_low if what_if else each.change for each in changes), 0.0)
 
     def project(self, outputs: Any, k: int = 8, seed: int = 0) -> None:
@@ -198,8 +207,8 @@ class MeasuredReport(ABC):
         It is simulated from what was measured, to first order, in the units of ``errors``. Names of the policy for modules do not count.
 
         Args:
-            loss: the line that called backward, as in ``errors``, or the end of it ("gan.py:41"). By default all losses together: each counts
-                alike, whatever its size is.
+            loss: the line that called backward, as in ``errors``, or the end of it ("gan.py:41"). By default all losses
+                together: the root of their mean square.
 
         Raises:
             RuntimeError: as for ``edits``.
@@ -216,15 +225,20 @@ class MeasuredReport(ABC):
         if not found:
             _raise(why_no_edit(self._data()))
         if loss is None:
-            together = Objective(self._data()).together
             return {name: together(errors) for name, errors in found.items()}
         asked = self._asked_loss(loss)
         return dict(sorted(((name, errors[asked]) for name, errors in found.items()), key=lambda each: each[1]))
 
-    def _asked_loss(self, loss: str) -> str:
-        """The line that ends with it."""
+    def _asked_loss(self, loss: str | None) -> str:
+        """The line that is it, or ends with it behind a folder."""
         known = losses_of(self._data().rows)
-        found = [each for each in known if each == loss] or [each for each in known if loss and each.endswith(loss)]
+        if loss is None:
+            if len(known) < 2:
+                return known[0] if known else ""
+            raise ValueError(
+                f"the block has {len(known)} losses: call it with loss={known[0]!r}, or another of {known}"
+            )
+        found = [each for each in known if isinstance(loss, str) and f"{os.sep}{each}".endswith(f"{os.sep}{loss}")]
         if len(found) != 1:
             raise ValueError(f"loss must be one of {', '.join(map(repr, known)) or 'none'}, not {loss!r}")
         return found[0]

@@ -158,16 +158,19 @@ class Objective:
             found[OUTPUTS if loss is None else loss] = math.sqrt(total / scale)
         return found
 
-    def error(self, left: Mapping[int, float] = MappingProxyType({}), low: Collection[int] = ()) -> float:
-        """Of all losses: what is left of each counts alike, whatever their sizes are."""
-        return self.together(self.errors(left, low))
+    def error(self) -> float:
+        """Of all losses together, as the step ran."""
+        return together(self.errors())
 
-    def together(self, errors: Mapping[str, float]) -> float:
-        if len(errors) < 2:
-            return sum(errors.values())
-        typical = math.hypot(*self._now.values()) / math.sqrt(len(errors)) or 1.0
-        parts = [error / (self._now[name] or typical) for name, error in errors.items()]
-        return typical * math.hypot(*parts) / math.sqrt(len(errors))
+    def weighed(self, errors: Mapping[str, float]) -> float:
+        """To choose by: what is left of the error of each loss counts alike, whatever its size is."""
+        typical = together(self._now) or 1.0
+        return together({name: error / (self._now[name] or typical) for name, error in errors.items()})
+
+
+def together(errors: Mapping[str, float]) -> float:
+    """The errors of several losses as one: the root of their mean square."""
+    return math.hypot(*errors.values()) / math.sqrt(len(errors)) if errors else 0.0
 
 
 def with_values(rows: Iterable[Row]) -> list[Row]:

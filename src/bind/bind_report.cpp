@@ -199,7 +199,7 @@ py::dict values(const report::Report& report) {
     if (row_of_site[key.site] < 0) continue;
     const int maker = key.maker == report::kNone ? -1 : row_of_site[key.maker];
     edges.append(py::make_tuple(maker, row_of_site[key.site], dtype_name(key.dtype), edge.count,
-                                edge.numbers));
+                                edge.numbers, edge.first));
   }
   result["edges"] = edges;
   result["compiled"] = now.report.compiled();

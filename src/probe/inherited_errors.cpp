@@ -49,7 +49,7 @@ bool is_shadowed(const MeasuredCall& context) {
 
 void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                     const std::vector<evidence::Compared>& given, Inherited& inherited) {
-  const bool constant = !requires_gradient(tensors_in(context.arguments));
+  const bool constant = !requires_gradient(tensors_in(results));  // also of weights, in no_grad
   if (!is_shadowed(context)) {
     // Here the first error is made.
     if (!constant) return;

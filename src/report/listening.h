@@ -33,9 +33,9 @@ class Listener {
   // A call has ended.
   virtual void ended(const Call& /*call*/, const Site& /*site*/) {}
   // A call of the site begins and is given a tensor, before any cast. `maker`: the site that made
-  // it, kNone for weights and for what came from elsewhere.
-  virtual void given(SiteId /*maker*/, SiteId /*site*/, DType /*dtype*/,
-                     std::uint64_t /*numbers*/) {}
+  // it, kNone for weights and for what came from elsewhere. `first`: of those that may be cast.
+  virtual void given(SiteId /*maker*/, SiteId /*site*/, DType /*dtype*/, std::uint64_t /*numbers*/,
+                     bool /*first*/) {}
   // The gradient of a cast that a call of the site made has been cast back.
   virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
   // The numbers of a call of the site have been measured.

@@ -51,13 +51,14 @@ void Report::ended(const Call& call, const Site&) {
   }
 }
 
-void Report::given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) {
+void Report::given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers, bool first) {
   if (!has_values_ || projecting_) return;
   const EdgeKey key{maker, site, dtype};
   if (edges_.size() >= kMostSites && !edges_.contains(key)) return;
   Edge& edge = edges_[key];
   ++edge.count;
   edge.numbers += numbers;
+  edge.first += first ? 1 : 0;
 }
 
 void Report::cast_back(SiteId site, const Cast& cast) {

@@ -64,6 +64,7 @@ struct Moment {
 struct Edge {
   std::uint64_t count = 0;
   std::uint64_t numbers = 0;
+  std::uint64_t first = 0;  // of them, first arguments: what a call may take its dtype from
 };
 
 // There and back: a cast that undoes the one that the path began with.
@@ -87,7 +88,7 @@ class Report final : public Listener {
       : Listener(Hears::Calls, step), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;
-  void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers) override;
+  void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers, bool first) override;
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;

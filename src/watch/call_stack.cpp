@@ -68,6 +68,7 @@ void show(Frame& frame, Tensors inputs) {
   const std::lock_guard guard(all().mutex);
   if (!is_current(frame)) return;
   frame.shown = true;
+  bool first = true;
   for (const at::Tensor& tensor : inputs) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
     frame.memory.push_back(tensor.storage().unsafeGetStorageImpl());
@@ -76,8 +77,9 @@ void show(Frame& frame, Tensors inputs) {
       const bool weight = history == nullptr || (tensor.is_leaf() && tensor.requires_grad());
       for_listeners([&](report::Listener& listener) {
         listener.given(weight ? kNone : history->maker, frame.call.site, dtype_of(tensor),
-                       static_cast<std::uint64_t>(tensor.numel()));
+                       static_cast<std::uint64_t>(tensor.numel()), first);
       });
+      first = false;
     }
     if (frame.path != kNone || history == nullptr || history->path == kNone) continue;
     // What is cast begins another path.

@@ -154,6 +154,16 @@ CASES = [
         id="values",
     ),
     pytest.param(
+        "advice",
+        "Advice",
+        [],
+        {
+            "first edit gains 0.8 of the best or more, of 2 cases": 90,
+            "error after three edits, median off by": 10,
+        },
+        id="advice",
+    ),
+    pytest.param(
         "tuner",
         "Tuning",
         [],

@@ -71,10 +71,17 @@ def test_the_change_of_a_loss_has_a_sign(critic):
     assert critic.loss_change("mm", loss=short) == pytest.approx(2 * off(x, random(8, 8).mul(0.7), -1e-3), rel=0.02)
 
 
-@pytest.mark.parametrize("asked", [None, "", "test_losses.py", "other.py:1"])
+@pytest.mark.parametrize("asked", ["", "test_losses.py", "other.py:1", "1", 59])
 def test_which_loss_must_be_clear(critic, asked):
     with pytest.raises(ValueError, match=r"loss must be one of '.*test_losses.py:\d+', '.*test_losses.py:\d+', not "):
         critic.loss_change(loss=asked)
+
+
+def test_a_block_of_two_losses_has_no_change_of_the_loss(critic):
+    with pytest.raises(
+        ValueError, match=r"the block has 2 losses: call it with loss='.*test_losses.py:\d+', or another of "
+    ):
+        critic.loss_change()
 
 
 def test_an_edit_names_the_losses(critic):
@@ -107,7 +114,10 @@ def test_losses_count_alike_whatever_their_sizes_are():
     report = report_of(with_losses(made))
     assert share(report.rows, report.rows[1:]) > 0.5
     assert [change_of(report.rows)(row) for row in report.rows] == pytest.approx([math.sqrt(0.9), math.sqrt(1.1)])
-    assert edits(report)[0].text == "+matmul:fp32"
+    first = edits(report)[0]
+    assert first.text == "+matmul:fp32"
+    assert first.error == pytest.approx(math.hypot(math.sqrt(90), 1e-3) / math.sqrt(2))
+    assert [each.error for each in first.losses] == pytest.approx([math.sqrt(90), 1e-3])
 
 
 def test_a_report_of_losses_is_loaded_and_merged(critic, tmp_path):
@@ -149,3 +159,48 @@ def test_outputs_take_the_place_of_a_loss():
         report.project(y)
     assert [*report.errors()] == ["outputs"]
     assert report.presets()["hmp"] == pytest.approx(report.errors()["outputs"])
+
+
+def learned(*, frozen: bool) -> float:
+    """The error of a loss whose target another network makes in no_grad."""
+    torch.manual_seed(0)
+    teacher, weight = torch.nn.Linear(8, 8).requires_grad_(not frozen), torch.rand(8).requires_grad_()
+    with hmp.report(values=True) as report, hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])):
+        with torch.no_grad():
+            target = teacher(random(8, 8))
+        (weight * target).square().mean().backward()
+    (error,) = report.errors().values()
+    return error
+
+
+def test_what_a_network_that_learns_makes_in_no_grad_counts():
+    """A target, a pseudo label: the weights require gradients, and the result does not. Its error was 0."""
+    assert learned(frozen=False) == pytest.approx(learned(frozen=True), rel=1e-6) != 0
+
+
+def test_a_preset_that_follows_the_first_input_is_foretold():
+    """mse_loss is float32 by balanced; hmp has it in no list, and its first input is low."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(32, 1), random(64, 32)
+
+    def run(policy: str) -> hmp.CastReport:
+        with hmp.report(values=True) as report:
+            with hmp.autocast("cpu", policy=policy):
+                loss = torch.nn.functional.mse_loss(layer(x).squeeze(-1) * 5 + 3, torch.zeros(64))
+            loss.backward()
+        return report
+
+    foretold, own = run("balanced").presets(), run("hmp")
+    (error,) = own.errors().values()
+    assert foretold["hmp"] == pytest.approx(error, rel=0.2)
+    assert foretold["hmp"] > foretold["balanced"]
+    assert own.presets()["balanced"] == pytest.approx(foretold["balanced"], rel=0.2)
+
+
+def test_an_op_that_chooses_has_a_line():
+    """What it takes otherwise is in no estimate."""
+    x, weight = random(8, 8), random(8, 8).requires_grad_()
+    with hmp.report(values=True) as report:
+        product(x, weight).topk(2, -1).values.float().sum().backward()
+    (line,) = (each for each in report.advice if each.text.startswith("topk: "))
+    assert "compare" in line.evidence

@@ -180,13 +180,16 @@ class Timeline(Data, frozen=True, kw_only=True):
 
 
 class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which row made arguments of which: the number of the maker or -1, that of the row, their dtype, how many, and of how many numbers."""
+    """Which row made arguments of which: the number of the maker or -1, that of the row, their dtype, how many, of how many numbers, and how
+    many of them were first arguments.
+    """
 
     maker: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
     row: Annotated[Count, Adds.KEY]
     dtype: DType
     count: Count
     numbers: Count
+    first: Count = 0
 
 
 class Advice(Data, frozen=True):
@@ -267,7 +270,7 @@ class Report(Totals, frozen=True, kw_only=True):
     edges: Annotated[
         list[Edge] | UnsetType,
         Adds.FIRST,
-        "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, and of how many numbers. Only with values.",
+        "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, of how many numbers, and how many of them were first arguments. Only with values.",
     ] = UNSET
     steps: Annotated[
         list[Seconds] | UnsetType,

@@ -18,6 +18,7 @@ _MOST_RANKS = 8
 _WORTH = 0.005  # of the time of all ops: less is not worth a line
 _MANY_SUMS = 64
 _ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
+_CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial", "kthvalue", "mode"])
 _LONG = 0.05  # an op that no list names is, from here on
 
 
@@ -35,7 +36,7 @@ def advice(report: Report) -> list[Advice]:
     worth = [line for seconds, line in costs if seconds >= _WORTH * whole]
     found = edits(report) if report.low_dtype else []
     lost = [of_edit(each) for each in found if each.lost]
-    mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report)]
+    mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_choices(report)]
     first = [*mistakes, *_of_errors(report, found)][: _MOST - min(_MOST_COSTS, len(worth))]
     return [*_of_compiled(report), *first, *worth][:_MOST]
 
@@ -51,6 +52,19 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
         yield Advice(
             'compiled code ran, and its ops are no rows here: to see them, run the step under torch.compiler.set_stance("force_eager")',
             f"{counted(len(report.compiled), 'graph')} of torch.compile with {counted(casts, 'cast')} ran {counted(calls, 'time')}",
+        )
+
+
+def _of_choices(report: Report) -> Iterator[Advice]:
+    """One line on what no first-order estimate has: an op that takes others of its numbers, because they are off."""
+    makers = {edge.row for edge in report.edges or [] if edge.maker >= 0}
+    rows = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in makers]
+    if rows and any(row.measured.ran.squares for row in report.rows):
+        places = [f"{row.op}{f' in {row.module}' if row.module else ''}" for row in rows]
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield Advice(
+            f"{places[0]}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",
+            "hmp.compare(step, None, policy) counts the choices that differ",
         )
 
 

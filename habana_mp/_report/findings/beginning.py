@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from habana_mp._policy.folder import presets
@@ -19,12 +19,12 @@ _GAIN = 0.1  # of the error that is left, which each edit takes away on average 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Edits to take together. ``step`` is the time that ``seconds`` is a part of, ``what`` the loss or the outputs."""
+    """Edits to take together. ``step`` is the time that ``seconds`` is a part of."""
 
     edits: tuple[Edit, ...]
-    error: float | None  # now; None where it is not known
-    left: float | None  # with the edits
-    what: str
+    errors: tuple[
+        tuple[str, float, float], ...
+    ]  # of each loss: what it is called, now, and with the edits; none where it is not known
     step: float
 
     @property
@@ -37,14 +37,20 @@ class Beginning:
         if not effects:
             return f"no edit takes away {share(_GAIN, 1.0)} of the error"
         names = self.edits[0].text if len(self.edits) == 1 else f"these {len(self.edits)} edits"
-        return f"{names} {' and '.join(effects)}; {self._time()}"
+        exact = (
+            "; then nothing is rounded, as without a policy"
+            if self.errors and not any(left for *_, left in self.errors)
+            else ""
+        )
+        return f"{names} {' and '.join(effects)}; {self._time()}{exact}"
 
     def _effects(self) -> Iterator[str]:
         one = len(self.edits) == 1
         if lost := sum(edit.lost for edit in self.edits):
             yield f"{'keeps' if one else 'keep'} {counted(lost, 'number')} finite"
-        if self.error is not None and self.left is not None and self.left < self.error:
-            yield f"{'leaves' if one else 'leave'} {self.left:.2g} of {self.error:.2g}, the error of {self.what}"
+        if self.errors:
+            each = (f"{left:.2g} of {now:.2g}, the error of {what}" for what, now, left in self.errors)
+            yield f"{'leaves' if one else 'leave'} {', and '.join(each)}"
 
     def _time(self) -> str:
         if not self.seconds or not self.step:
@@ -61,13 +67,20 @@ def beginning(report: Report, found: Sequence[Edit]) -> Beginning | None:
     lost = [edit for edit in found if edit.lost]
     wide = [edit for edit in found if edit.error_after is not None and edit._list == "fp32"]
     objective = Objective(report)
-    now = objective.error() if objective.known else None
-    left, taken = now, 0
+    now = objective.errors() if objective.known else {}
+    left, taken = objective.weighed(now) if now else 0.0, 0
     for number, edit in enumerate(wide, start=1):
-        after = edit.error_after
-        if left is not None and after is not None and after <= left * (1 - _GAIN) ** (number - taken):
+        after = objective.weighed(_errors_after(edit, now))
+        if after <= left * (1 - _GAIN) ** (number - taken):
             left, taken = after, number
-    return Beginning((*lost, *wide[:taken]), now, left if taken else None, objective.what, seconds_of_steps(report))
+    after_all = _errors_after(wide[taken - 1], now) if taken else {}
+    errors = tuple((objective.full_name(loss), now[loss], error) for loss, error in after_all.items())
+    return Beginning((*lost, *wide[:taken]), errors, seconds_of_steps(report))
+
+
+def _errors_after(edit: Edit, losses: Iterable[str]) -> dict[str, float]:
+    """Of each loss, or of the one that there is."""
+    return {each.loss: each.error_after for each in edit.losses} or dict.fromkeys(losses, edit.error_after or 0.0)
 
 
 def how_to_try(report: Report, edits: Sequence[Edit]) -> str:

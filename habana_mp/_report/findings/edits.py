@@ -11,7 +11,7 @@ from habana_mp._report.added import grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
-from habana_mp._report.numbers import Objective, change_of, with_values
+from habana_mp._report.numbers import Objective, change_of, together, with_values
 from habana_mp._report.sums import seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
@@ -52,7 +52,7 @@ class Edit(Short):
     ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are what the edit would change in all forward casts and in the time of
     the block, about: below zero it saves some. ``why`` says all of it. ``lost`` is how many numbers of the op are NaN or infinite in the low
     dtype and finite in float32; its edit then has no errors. ``losses`` has the errors of each loss, where there are several: then ``error`` and
-    the like are of all, and what is left of each counts alike.
+    the like are the roots of the mean squares of these.
 
     Example:
         >>> policy = hmp.convert()
@@ -194,7 +194,7 @@ class _Sequence:
         for entry in before:
             self._listed |= dict.fromkeys(self._numbers[entry], _WIDE)
         self._so_far = self._simulation.effect(self._listed)
-        self._now, self._after = self._objective.error(), self._error(self._so_far)
+        self._now, self._after = self._error(Effect()), self._error(self._so_far)
         return [*self._wide(), *self._lower()]
 
     def _effect(self, title: str, *entries: Entry, alone: bool = False) -> Effect:
@@ -202,7 +202,8 @@ class _Sequence:
         return self._simulation.effect(own if alone else {**self._listed, **own})
 
     def _error(self, effect: Effect) -> float:
-        return self._objective.error(effect.left, effect.low)
+        """What the order is by: 1 is that of now."""
+        return self._objective.weighed(self._objective.errors(effect.left, effect.low))
 
     def _gain(self, effect: Effect) -> float:
         """What it takes away of the error that is left."""
@@ -249,7 +250,8 @@ class _Sequence:
     def _lower(self) -> Iterator[Edit]:
         found = []
         for entry in self._new():
-            wide = [row for row in self._groups[entry] if row.runs_in == [_WIDE] and row.policy]
+            rows = [row for row in self._groups[entry] if row.runs_in == [_WIDE] and row.policy]
+            wide = [row for row in rows if row.decision != "no kernel"]  # those cannot run low here
             wide = [row for row in wide if self._change["lower"](row)]
             seconds = sum(row.own_seconds + row.all_cast_seconds for row in wide)
             if not wide or self._share(wide, "lower") > _SMALL or seconds < _WORTH * self._step:
@@ -266,8 +268,9 @@ class _Sequence:
         effect, alone = self._effect(title, entry), self._effect(title, entry, alone=True)
         more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
         errors = [self._objective.errors(each.left, each.low) for each in (Effect(), self._so_far, effect, alone)]
-        now, before, after, own = map(self._objective.together, errors)
-        self._after, self._so_far = after, effect
+        now, _, after, own = map(together, errors)
+        first = not self._listed
+        self._after, self._so_far = self._error(effect), effect
         self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
         made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step)
         if title == "lower":
@@ -275,8 +278,10 @@ class _Sequence:
             why = f"{cost}, {self._added(*errors[1:3])}"
         else:
             where = _where(rows, self._change[title])
-            together = f" with those before it, {own:.2g} alone" if before < now else ""
-            why = f"makes {share(made, 1.0)} of the error of {what} (estimated: {self._change_of(*errors[1:3])}{together})"
+            others = "" if first else f" with those before it, {self._each(errors[3])} alone"
+            why = (
+                f"makes {share(made, 1.0)} of the error of {what} (estimated: {self._change_of(*errors[1:3])}{others})"
+            )
             why += (f", in {where}" if where else "") + f"; {cost}"
         return Edit(
             f"+{entry}:{title}",
@@ -296,6 +301,12 @@ class _Sequence:
             _list=title,
         )
 
+    def _each(self, errors: Mapping[str, float]) -> str:
+        names = self._objective.names
+        return ", ".join(
+            (f"{names[each]} " if len(names) > 1 else "") + f"{error:.2g}" for each, error in errors.items()
+        )
+
     def _change_of(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
         """``0.002 -> 0.0004``, of several losses each with its line."""
         names = self._objective.names
@@ -307,7 +318,7 @@ class _Sequence:
 
     def _added(self, before: Mapping[str, float], after: Mapping[str, float]) -> str:
         """What the low dtype does to the error."""
-        now, then = self._objective.together(before), self._objective.together(after)
+        now, then = together(before), together(after)
         if abs(then - now) < 0.001 * now:
             return f"would leave the error of {self._objective.what} at {now:.2g}"
         verb = "raise" if then > now else "reduce"

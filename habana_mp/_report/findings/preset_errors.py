@@ -9,7 +9,7 @@ from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.simulated import Simulation
-from habana_mp._report.numbers import Objective
+from habana_mp._report.numbers import Objective, together
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
 _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
@@ -29,7 +29,7 @@ def preset_errors(report: Report) -> dict[str, dict[str, float]]:
         if dtype_name(policy.low_dtype) == report.low_dtype:
             effect = simulation.under(policy)
             found[name] = objective.errors(effect.left, effect.low)
-    return dict(sorted(found.items(), key=lambda each: objective.together(each[1])))
+    return dict(sorted(found.items(), key=lambda each: together(each[1])))
 
 
 def invitation(report: Report) -> str:

@@ -74,12 +74,19 @@ class Simulation:
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
         self._ran_overhead = self._overhead(lambda values: values.ran_seconds)
         self._other_overhead = self._overhead(lambda values: values.other_seconds)
+        self._by_first_now = frozenset(number for number, row in enumerate(self._rows) if row.decision == "first input")
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
-    def effect(self, listed: Mapping[int, str], following: Collection[int] = ()) -> Effect:
-        """Of rows in the list for float32 or for the low dtype, by their numbers and these dtypes, and of rows in no list any more."""
+    def effect(
+        self, listed: Mapping[int, str], following: Collection[int] = (), by_first: Collection[int] | None = None
+    ) -> Effect:
+        """Of rows in the list for float32 or for the low dtype, by their numbers and these dtypes, and of rows in no list any more.
+
+        ``by_first``: those of rows in no list that take the dtype of their first argument; by default as they did.
+        """
         casts, size = 0, 0.0
+        self._by_first = self._by_first_now if by_first is None else by_first
         moved = self._moved(listed, following)
         for row in {
             *listed,
@@ -102,17 +109,21 @@ class Simulation:
     def under(self, policy: Policy) -> Effect:
         """Of another policy for the whole model. What ran past the lists stays as it is."""
         lines = lines_of(policy)
-        listed, following = {}, set()
+        listed, following, by_first = {}, set(), set()
         for number, row in enumerate(self._rows):
             if row.decision not in _BY_LISTS:
                 continue
-            action = lines.policy_of(lines.of(row.where.path))._rule(row.op).action
-            to = {"lower": self._low, "fp32": _WIDE}.get(action)
+            rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
+            to = {"lower": self._low, "fp32": _WIDE}.get(rule.action)
+            first = rule.action == "rest" and rule.rest == "first_input"
             if to is not None:
                 listed[number] = to
-            elif row.decision not in _FOLLOWS:
+                continue
+            if first:
+                by_first.add(number)
+            if row.decision not in _FOLLOWS or first != (number in self._by_first_now):
                 following.add(number)
-        return self.effect(listed, following)
+        return self.effect(listed, following, by_first)
 
     def _left_of_all(
         self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]
@@ -204,6 +215,8 @@ class Simulation:
     def _followed(self, number: int, moved: dict[int, str], *, anew: bool) -> str:
         """The dtype in which a row runs that follows its inputs, "" where these do not change it. ``anew``: a list decided before."""
         edges = self._edges.get(number, [])
+        if number in self._by_first:
+            edges = [edge for edge in edges if edge.first] or edges
         given = [self._given(edge, moved) for edge in edges]
         if any(to == _WIDE and (anew or edge.maker in moved) for edge, to in zip(edges, given, strict=True)):
             return _WIDE

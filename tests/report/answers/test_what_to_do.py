@@ -21,9 +21,9 @@ def edit(op, after, seconds=0.0, lost=0, listed="fp32"):
 
 def off(**changes):
     """A report whose loss is off by 1."""
-    row = fake_reports.row("mm", values=fake_reports.values(changes=1, change_squares=1.0))
-    made = fake_reports.summed([row], low_dtype="bfloat16", projected_squares=0.0, edges=[], backward_passes=1)
-    return report_of(made | changes)
+    row = fake_reports.row("mm", values=fake_reports.values(losses=[fake_reports.loss(1.0)]))
+    made = fake_reports.summed([row], low_dtype="bfloat16", projected_squares=0.0, edges=[])
+    return report_of(fake_reports.with_losses(made) | changes)
 
 
 @pytest.mark.parametrize(
@@ -40,26 +40,32 @@ def test_edits_are_taken_as_far_as_each_gains_a_tenth_of_what_is_left(afters, ta
     found = [edit(f"op{number}", after) for number, after in enumerate(afters)]
     head = beginning(off(), [*found, edit("relu", 0.1, listed="lower")])
     assert head.edits == tuple(found[:taken])
-    assert head.left == (afters[taken - 1] if taken else None)
+    assert head.errors == ((("the loss", 1.0, afters[taken - 1]),) if taken else ())
 
 
 def test_without_edits_there_is_no_head():
     assert beginning(off(), []) is None
 
 
+THE_LOSS = (("the loss", 1.0, 0.2),)
+TWO = (("the loss of gan.py:41", 1.0, 0.2), ("the loss of gan.py:47", 0.02, 0.0))
+
+
 @pytest.mark.parametrize(
-    ("edits", "left", "said"),
+    ("edits", "errors", "said"),
     [
-        ([edit("mul", 0.2, 0.03)], 0.2, "+mul:fp32 leaves 0.2 of 1, the error of the loss; +3.0 % a step"),
-        ([edit("mul", 0.5, -0.2), edit("exp", 0.2, 0.1)], 0.2, "these 2 edits leave 0.2 of 1, the error of the loss; -10 % a step"),
-        ([edit("sum", None, lost=16)], None, "+sum:fp32 keeps 16 numbers finite; no time"),
-        ([edit("sum", None, lost=1), edit("exp", 0.2)], 0.2, "these 2 edits keep 1 number finite and leave 0.2 of 1, the error of the loss; no time"),
-        ([], None, "no edit takes away 10 % of the error"),
+        ([edit("mul", 0.2, 0.03)], THE_LOSS, "+mul:fp32 leaves 0.2 of 1, the error of the loss; +3.0 % a step"),
+        ([edit("mul", 0.5, -0.2), edit("exp", 0.2, 0.1)], THE_LOSS, "these 2 edits leave 0.2 of 1, the error of the loss; -10 % a step"),
+        ([edit("sum", None, lost=16)], (), "+sum:fp32 keeps 16 numbers finite; no time"),
+        ([edit("sum", None, lost=1), edit("exp", 0.2)], THE_LOSS, "these 2 edits keep 1 number finite and leave 0.2 of 1, the error of the loss; no time"),
+        ([edit("mul", 0.2)], TWO, "+mul:fp32 leaves 0.2 of 1, the error of the loss of gan.py:41, and 0 of 0.02, the error of the loss of gan.py:47; no time"),
+        ([edit("mul", 0.0)], (("the outputs", 0.1, 0.0),), "+mul:fp32 leaves 0 of 0.1, the error of the outputs; no time; then nothing is rounded, as without a policy"),
+        ([], (), "no edit takes away 10 % of the error"),
     ],
-    ids=["one", "two", "lost", "lost and error", "none"],
+    ids=["one", "two", "lost", "lost and error", "two losses", "nothing left", "none"],
 )  # fmt: skip
-def test_the_head_in_words(edits, left, said):
-    assert str(Beginning(tuple(edits), 1.0, left, "the loss", 1.0)) == said
+def test_the_head_in_words(edits, errors, said):
+    assert str(Beginning(tuple(edits), errors, 1.0)) == said
 
 
 LOST = {**fake_reports.ERROR, "lost": 3}

@@ -194,11 +194,10 @@ COMPILE_FX = Feature(
     inner=f"{INDUCTOR}:compile_fx_inner",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
-# The number of the graph that is compiled now, and the ops in it.
+# The number of the graph that is compiled now.
 COMPILED_GRAPHS = Feature(
     "a report does not know the casts of compiled graphs",
     number="torch._guards:CompileContext.current_compile_id",
-    op="torch._ops:OpOverload",
     begins="torch._dynamo:callback_handler.start_callbacks",
 )
 
@@ -265,7 +264,11 @@ HPU_BACKEND = Feature(
     register="torch._dynamo:register_backend",
     names="torch._dynamo.backends.registry:_BACKENDS",
     by_name="torch._dynamo.backends.registry:_COMPILER_FNS",
-    donated="torch._functorch._aot_autograd.graph_compile:collect_bw_donated_buffer_idxs",
+)
+# Asked for when a graph is compiled: while torch imports Dynamo, its module may be half imported.
+DONATED = Feature(
+    "torch.compile cannot compile for 'hpu_backend'",
+    indices="torch._functorch._aot_autograd.graph_compile:collect_bw_donated_buffer_idxs",
 )
 FIND_SPEC = "importlib._bootstrap"  # the module of the frames between an import and its finders
 # torch's own modules that make themselves ready for a Gaudi where they see one.

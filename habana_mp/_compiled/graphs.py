@@ -21,6 +21,7 @@ from habana_mp._torch_private import COMPILED_GRAPHS
 
 # By their names: the graph holds copies of ops.
 _CASTS = {"_to_copy", "convert_element_type"}
+_OP = type(torch.ops.aten.mul.Tensor)
 _CAST_DTYPES = (*LOW_DTYPES, torch.float32)
 # What Inductor leaves to a library, which rounds its result; it fuses all else with what comes before and after.
 _LIBRARY = re.compile(
@@ -85,7 +86,7 @@ def _add(graph: Graph, part: torch.fx.Graph, policies: Sequence[_core.Policy], *
 
 def _casts_of(node: torch.fx.Node) -> Iterator[tuple[Any, torch.dtype, torch.dtype]]:
     """The casts that a node of a graph makes, each with the op that it is for."""
-    if node.op != "call_function" or not isinstance(node.target, COMPILED_GRAPHS.op):
+    if node.op != "call_function" or not isinstance(node.target, _OP):
         return
     target = _dtype(node)
     if node.target.namespace == "habana_mp":  # of weights, inside the op
@@ -134,7 +135,7 @@ def _name(op: Any) -> str:
 
 
 def _overload(op: Any) -> str:
-    return str(op).partition(".")[2].removesuffix(".default") if isinstance(op, COMPILED_GRAPHS.op) else ""
+    return str(op).partition(".")[2].removesuffix(".default") if isinstance(op, _OP) else ""
 
 
 def _rule(op: Any, policies: Sequence[_core.Policy]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import habana_mp._core as _core
 from habana_mp._scope.after_import import after_import
-from habana_mp._torch_private import DYNAMO, HPU_BACKEND
+from habana_mp._torch_private import DONATED, DYNAMO, HPU_BACKEND
 
 # The newest first.
 _NAMES = ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend")
@@ -36,8 +36,8 @@ def _register() -> None:
 
 def hpu_backend(graph: Any, inputs: Any, **_: Any) -> Any:
     """Inductor, by which a graph may be run backward again with retain_graph=True, as on Gaudi. The options are Gaudi's and not used."""
-    HPU_BACKEND.need()
-    owner, name = HPU_BACKEND.place("donated")
+    DONATED.need()
+    owner, name = DONATED.place("indices")
     original = getattr(owner, name)
     # The backward graph reuses none of the tensors saved for it. torch's own setting, donated_buffer, would have to stay off for the process:
     # torch asks it in each backward pass, too. The option changes comments in generated code, and the keys of Inductor's caches: these do

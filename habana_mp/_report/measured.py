@@ -188,7 +188,7 @@ class MeasuredReport(ABC):
         return found
 
     def errors(self) -> dict[str, float]:
-        """Return by how much each loss is off, to first order, by the line that called backward, such as "/home/me/gan.py:41".
+        """Return by how much each loss is off, to first order, by the line that called backward, such as "train/gan.py:41".
 
         It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. Where
         ``project`` took the place of a loss, it is that of "outputs", in relation to their size.

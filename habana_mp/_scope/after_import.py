@@ -47,7 +47,10 @@ class _Loader(importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        if self.finder in sys.meta_path:
-            sys.meta_path.remove(self.finder)
+        name = self.finder.awaited[0]
+        waiting = [each for each in sys.meta_path if isinstance(each, _Finder) and each.awaited[0] == name]
+        for each in waiting:  # the import asks the first of them alone
+            sys.meta_path.remove(each)
         self.loader.exec_module(module)
-        self.finder.awaited[1]()
+        for each in reversed(waiting) if self.finder in waiting else [self.finder]:
+            each.awaited[1]()

@@ -204,7 +204,7 @@ def test_doctor(examine):
     assert found["environment"] == {}
     assert found["speed"]["matmul_ratio"] > 0
     assert found["speed"]["cast_ratio"] > 0
-    assert len(found["verdicts"]) == 6
+    assert len(found["verdicts"]) == 7
     assert "problem" not in {verdict["level"] for verdict in found["verdicts"]}
 
 
@@ -225,7 +225,7 @@ def test_doctor_in_words(examine, monkeypatch):
         "versions cpu features devices kernels environment gaudi switches speed".split()
     )
     assert f"[{found['cast_variant']}]" in done.stdout
-    assert sum(line.startswith(("ok ", "note ", "problem ")) for line in lines) == 6
+    assert sum(line.startswith(("ok ", "note ", "problem ")) for line in lines) == 7
     assert done.stderr == ""
 
 

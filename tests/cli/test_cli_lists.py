@@ -51,6 +51,7 @@ def test_presets_as_json():
         "low_dtypes": ["bfloat16"],
         "rest": "inputs",
         "cache": False,
+        "compiled": "exact",
         "source": "HPU autocast guide",
         "listed": {title: len(ops) for title, ops in hmp.Policy.load("hpu-autocast").lists.items()},
     }

@@ -34,7 +34,15 @@ _WORTH = 0.01  # of a step: what takes less is not worth the low dtype
 
 @dataclass(frozen=True)
 class LossError:
-    """The errors of one ``loss``, the line that called backward, as those of an ``Edit``."""
+    """The errors of one ``loss``, the line that called backward, as those of an ``Edit``.
+
+    Example:
+        >>> with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as r:
+        ...     model(x).float().mean().backward()
+        ...     model(x).float().square().mean().backward()
+        >>> for each in r.edits()[0].losses:
+        ...     print(each.loss, each.error, each.error_after)
+    """
 
     loss: str
     error: float

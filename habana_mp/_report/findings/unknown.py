@@ -68,8 +68,9 @@ def why_nothing(report: Report) -> Why | None:
     """Where no error could be found: of a block in which nothing ran, or all in float32 because no policy was in force."""
     if not report.rows:
         return no_op(report)
-    has_errors = _errors(report.rows, "ran")
-    return None if has_errors or _has_policy(report) else _NO_POLICY
+    # Low tensors of the program's own, and what torch.autocast casts, need no policy.
+    low = any(_ran_low(row) or row.unmeasured for row in report.rows)
+    return None if low or _errors(report.rows, "ran") or _has_policy(report) else _NO_POLICY
 
 
 def why_no_shares(rows: list[Row]) -> Why | None:

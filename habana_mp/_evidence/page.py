@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from habana_mp._evidence.comparison import Difference
 from habana_mp._policy.diff import words
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
@@ -35,11 +34,11 @@ def page(found: Any) -> str:
     )
 
 
-def _passed_on(found: Any) -> Iterator[Difference]:
+def _passed_on(found: Any) -> Iterator[Any]:
     return (row for row in found.rows if row.kind == "passed on")
 
 
-def _after_backward(rows: tuple[Difference, ...]) -> Iterator[Difference]:
+def _after_backward(rows: tuple[Any, ...]) -> Iterator[Any]:
     """What an optimizer does, and the like: it runs outside of modules when a backward pass has run, and changes no loss of this step."""
     backward = False
     for row in rows:

@@ -38,9 +38,8 @@ inline constexpr auto report::kFields<evidence::Digest> = std::tuple{
     Field{"hash", &evidence::Digest::hash}, Field{"dtype", &evidence::Digest::dtype},
     Field{"sizes", &evidence::Digest::sizes}, Field{"sample", &evidence::Digest::sample}};
 template <>
-inline constexpr auto report::kFields<evidence::Choices> =
-    std::tuple{Field{"numbers", &evidence::Choices::numbers},
-               Field{"width", &evidence::Choices::width}};
+inline constexpr auto report::kFields<evidence::Choices> = std::tuple{
+    Field{"numbers", &evidence::Choices::numbers}, Field{"width", &evidence::Choices::width}};
 template <>
 inline constexpr auto report::kFields<probe::RecordedArgument> =
     std::tuple{Field{"hash", &probe::RecordedArgument::hash},
@@ -167,11 +166,10 @@ void bind_comparison(py::module_& module) {
       .def_readonly("total", &probe::ComparedCall::total)
       .def_readonly("arguments", &probe::ComparedCall::arguments)
       .def_readonly("seen", &probe::ComparedCall::seen)
-      .def_property_readonly(
-          "flips",
-          [](const probe::ComparedCall& self) {
-            return py::make_tuple(self.flips.flipped, self.flips.choices);
-          })
+      .def_property_readonly("flips",
+                             [](const probe::ComparedCall& self) {
+                               return py::make_tuple(self.flips.flipped, self.flips.choices);
+                             })
       .def_property_readonly("why", [](const probe::ComparedCall& self) {
         return report::kUnmeasuredNames[static_cast<std::size_t>(self.why)];
       });

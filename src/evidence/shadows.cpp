@@ -40,8 +40,8 @@ std::int64_t version_of(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor shadow_of(const at::Tensor& tensor, report::SiteId* origin) {
-  // What a function of autograd makes has no gradients inside and requires one outside: a checkpoint
-  // runs again, and its errors count there.
+  // What a function of autograd makes has no gradients inside and requires one outside: a
+  // checkpoint runs again, and its errors count there.
   if (tensor.requires_grad()) return {};
   at::Tensor numbers;
   {

@@ -208,8 +208,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
 bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
   return evidence::wait_for_gradient(result, std::move(difference), [site, ran](double change) {
     const auto [pass, loss] = watch::backward_pass();
-    const report::Change found{
-        .pass = pass, .loss = loss, .ran = ran ? change : 0, .low = change};
+    const report::Change found{.pass = pass, .loss = loss, .ran = ran ? change : 0, .low = change};
     const std::lock_guard guard(all().mutex);
     for_listeners([&](report::Listener& listener) { listener.changed(site, found); });
   });

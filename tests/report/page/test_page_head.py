@@ -28,7 +28,7 @@ def test_the_error_and_what_to_do_come_before_the_time(reader: Reader, report) -
     opened = reader.open(report.to_dict())
     edits, head = report.edits(), beginning(report._data(), report.edits())
     assert opened.locator("header > *").evaluate_all("all => all.map((each) => each.className)")[3] == "advice"
-    assert opened.locator(".advice h2").inner_text() == f"Error of the loss: {head.error:.2g}"
+    assert opened.locator(".advice h2").inner_text() == f"Error of the loss: {head.errors[0][1]:.2g}"
     assert opened.locator(".advice .head").inner_text() == str(head)
     foretold = opened.locator(".advice .setup").first.inner_text()
     assert f"balanced {report.presets()['balanced']:.2g}" in foretold

@@ -139,8 +139,10 @@ def _overload(op: Any) -> str:
 
 
 def _rule(op: Any, policies: Sequence[_core.Policy]) -> str:
-    for policy in policies:
-        found = policy.resolve_overload(_overload(op)) if op is not None else None
-        if found is not None and found.entry is not None:
-            return policy.rule_text(found.entry)
+    """Of the op, or of the one that it is the inner part of: _softmax of softmax."""
+    for policy in policies if op is not None else ():
+        for name in (_overload(op), _name(op).removeprefix("_")):
+            found = policy.resolve_overload(name)
+            if found.entry is not None:
+                return policy.rule_text(found.entry)
     return ""

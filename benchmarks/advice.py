@@ -37,7 +37,7 @@ class Case:
 
     @property
     def gain(self) -> float | None:
-        """Of the first edit, as a part of that of the best; None where no edit mends a twentieth of the error."""
+        """What the first edit takes away, over what the best one does. None if the best takes away less than 5 % of the error."""
         best = max((self.now[1] - error for error in self.alone.values()), default=0.0)
         if best < 0.05 * self.now[1]:
             return None
@@ -91,7 +91,8 @@ def followed(subject: Subject, policy: hmp.Policy, of: str, name: str) -> Case |
     if not NOTHING < now < math.inf:
         return None
     edits = report.edits()
-    texts = [f"+{op}:fp32" for op in dict.fromkeys(row["op"] for row in report.to_dict()["rows"] if "values" in row)]
+    # What ran in float32 cannot get better.
+    texts = [f"+{op}:fp32" for op in dict.fromkeys(row.op for row in report.rows if row.error and float(row.error) > 0)]
     alone = {text: measured.error(policy.with_edits(text)) for text in texts}
     first, so_far = [], policy
     for edit in [each for each in edits if each.text.endswith(":fp32")][:3]:

@@ -100,6 +100,17 @@ def _converted_by_none(monkeypatch):
 
 
 @pytest.fixture
+def fresh_dynamo():
+    """Nothing is compiled before the test and after it."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def empty_cache():
     """The cache of weights with nothing in it, and no counts from before."""
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ import habana_mp._core as _core
 from habana_mp._cast import LOW_DTYPES, dtype_name
 from habana_mp._torch_private import COMPILED_GRAPHS
 
+EXACT, FUSED = _core.COMPILED  # how a graph rounds
 # By their names: the graph holds copies of ops.
 _CASTS = {"_to_copy", "convert_element_type"}
 _OP = type(torch.ops.aten.mul.Tensor)
@@ -44,12 +45,12 @@ class Graph:
     unrounded: int = 0  # results in the low dtype that a fused kernel may hold in float32
 
 
+_graphs: dict[str, Graph] = {}
+
+
 def known(number: str) -> Graph | None:
     """The graph of this number; None where none was seen."""
     return _graphs.get(number) if _graphs and _forget in COMPILED_GRAPHS.begins else None
-
-
-_graphs: dict[str, Graph] = {}
 
 
 def _forget(compilation: Any) -> None:
@@ -81,7 +82,7 @@ def _add(graph: Graph, part: torch.fx.Graph, policies: Sequence[_core.Policy], *
         for op, source, target in _casts_of(node):
             rule = "" if backward else _rule(op, policies)
             graph.casts[GraphCast(_name(op), backward, dtype_name(source), dtype_name(target), rule)] += 1
-        graph.unrounded += graph.rounds != _core.COMPILED[0] and _may_stay_wide(node)
+        graph.unrounded += graph.rounds == FUSED and _may_stay_wide(node)
 
 
 def _casts_of(node: torch.fx.Node) -> Iterator[tuple[Any, torch.dtype, torch.dtype]]:

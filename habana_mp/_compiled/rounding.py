@@ -17,11 +17,10 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._compiled import graphs
+from habana_mp._compiled.graphs import EXACT, FUSED
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import COMPILE_FX, INDUCTOR
-
-EXACT, FUSED = _core.COMPILED
 
 
 def serve() -> None:

@@ -200,7 +200,7 @@ class Comparison(Short, Document):
     def _flips(self) -> Iterator[str]:
         flips = self.flips()
         for row in flips[:_MOST_FLIPS]:
-            yield f"{row.op}{f' in {row.module}' if row.module else ''}: {row.flipped:,} of {row.choices:,} choices differ"
+            yield f"{row._place}: {row.flipped:,} of {row.choices:,} choices differ"
         if len(flips) > _MOST_FLIPS:
             yield f"... and {counted(len(flips) - _MOST_FLIPS, 'more op')}"
 

@@ -1,4 +1,4 @@
-"""Gaudi's backends of torch.compile, which are Inductor here. They stand in torch's table of backends while "hpu" stands for another device."""
+"""Gaudi's backends of torch.compile. Here each is Inductor. torch finds them by their names while "hpu" is the name of another device."""
 
 from __future__ import annotations
 

@@ -83,10 +83,7 @@ def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], 
     Several losses count alike, whatever their sizes are.
     """
     rows = [*rows]
-    losses = losses_of(rows)
-    if len(losses) < 2:
-        loss = losses[0] if losses else None
-        return lambda row: math.sqrt(squares(row, loss, what_if=what_if))
+    losses: list[str | None] = [*losses_of(rows)] or [None]
     whole = {each: _total(rows, each, what_if=False) or _total(rows, each, what_if=True) or 1.0 for each in losses}
     return lambda row: math.sqrt(sum(squares(row, each, what_if=what_if) / whole[each] for each in losses))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,15 +25,15 @@ def written(content: _Content, path: str | os.PathLike[str] | None) -> _Content:
     return content
 
 
-class Document:
+class Document(ABC):
     """A result that is written as JSON and as a page for the browser, and that a notebook shows as the page."""
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
-        raise NotImplementedError
 
-    def _page(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _page(self) -> str: ...
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return ``to_dict`` as JSON text.

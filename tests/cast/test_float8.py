@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_models import converted
 from torch import nn
 
 from habana_mp import hmp
@@ -21,15 +21,6 @@ pytestmark = [
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 E4M3 = FORMATS[0]
-
-
-@contextlib.contextmanager
-def converted(**settings):
-    hmp.convert(**settings)
-    try:
-        yield
-    finally:
-        hmp.revert()
 
 
 FRONT_ENDS = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_models import converted
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
@@ -23,17 +24,8 @@ EXACT = hmp.Policy.from_ops(**LISTS, name="exact")
 FUSED = hmp.Policy.from_ops(**LISTS, compiled="fused", name="fused")
 
 
-@contextmanager
-def converted(policy):
-    hmp.convert(policy=policy)
-    try:
-        yield
-    finally:
-        hmp.revert()
-
-
 FRONT_ENDS: dict[str, Callable[[hmp.Policy | str], AbstractContextManager]] = {
-    "convert": converted,
+    "convert": lambda policy: converted(policy=policy),
     "autocast": lambda policy: hmp.autocast("cpu", policy=policy),
 }
 
@@ -135,7 +127,7 @@ def test_the_settings_of_torch_stay() -> None:
 @pytest.mark.parametrize("scope", [nullcontext, lambda: torch.autocast("cpu")], ids=["none", "torch.autocast"])
 def test_code_under_no_policy_of_ours_is_as_before(scope) -> None:
     """After a conversion and a region in this process."""
-    with converted(EXACT), hmp.autocast("cpu", policy=EXACT):
+    with converted(policy=EXACT), hmp.autocast("cpu", policy=EXACT):
         pass
 
     def function(x, y):

@@ -8,6 +8,7 @@ import contextlib
 
 import pytest
 import torch
+from drawn_models import converted
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,16 +18,10 @@ from habana_mp import hmp
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-@contextlib.contextmanager
-def converted(policy):
-    hmp.convert(policy=policy)
-    try:
-        yield
-    finally:
-        hmp.revert()
-
-
-FRONT_ENDS = {"convert": converted, "autocast": lambda policy: hmp.autocast("cpu", policy=policy)}
+FRONT_ENDS = {
+    "convert": lambda policy: converted(policy=policy),
+    "autocast": lambda policy: hmp.autocast("cpu", policy=policy),
+}
 both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS.keys())
 
 

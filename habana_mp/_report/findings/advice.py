@@ -57,13 +57,13 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
 
 def _of_choices(report: Report) -> Iterator[Advice]:
     """One line on what no first-order estimate has: an op that takes others of its numbers, because they are off."""
-    makers = {edge.row for edge in report.edges or [] if edge.maker >= 0}
-    rows = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in makers]
+    computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
+    rows = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
     if rows and any(row.measured.ran.squares for row in report.rows):
-        places = [f"{row.op}{f' in {row.module}' if row.module else ''}" for row in rows]
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        where = f" in {rows[0].module}" if rows[0].module else ""
+        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         yield Advice(
-            f"{places[0]}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",
+            f"{rows[0].op}{where}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",
             "hmp.compare(step, None, policy) counts the choices that differ",
         )
 

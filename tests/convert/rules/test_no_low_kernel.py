@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_models import converted
 
 from habana_mp import hmp
 
@@ -38,18 +39,15 @@ CALLS = {
 POLICIES = ("hmp", "hmp-o2", "hpu-autocast", "torch-cpu", "xpu")
 
 
-@contextlib.contextmanager
-def converted(policy):
-    hmp.convert(policy=policy)
-    yield
-    hmp.revert()
+def conversion(policy):
+    return converted(policy=policy)
 
 
 def region(policy):
     return hmp.autocast("cpu", BF16, policy=policy)
 
 
-FRONT_ENDS = pytest.mark.parametrize("front_end", [converted, region], ids=["convert", "autocast"])
+FRONT_ENDS = pytest.mark.parametrize("front_end", [conversion, region], ids=["convert", "autocast"])
 
 
 @FRONT_ENDS
@@ -78,7 +76,7 @@ def test_with_a_gradient(front_end):
 @FRONT_ENDS
 def test_float16_has_its_own(front_end):
     policy = hmp.Policy.load("torch-cpu").with_low_dtype(F16)
-    with converted(policy) if front_end is converted else hmp.autocast("cpu", F16, policy="torch-cpu"):
+    with conversion(policy) if front_end is conversion else hmp.autocast("cpu", F16, policy="torch-cpu"):
         assert torch.linalg.inv(SPD.to(F16)).dtype is F32
 
 
@@ -89,7 +87,7 @@ def test_an_lstm_of_onednn(low, front_end):
     policy = hmp.Policy.load("torch-cpu").with_low_dtype(low)
     layer, x = torch.nn.LSTM(4, 4), torch.randn(3, 2, 4)
     expected, _ = layer(x)
-    with converted(policy) if front_end is converted else hmp.autocast("cpu", low, policy="torch-cpu"):
+    with conversion(policy) if front_end is conversion else hmp.autocast("cpu", low, policy="torch-cpu"):
         result, _ = layer(x)
     assert torch.allclose(result.float(), expected, atol=0.02)
 
@@ -258,7 +256,7 @@ def test_of_a_subclass(front_end):
 
 
 def test_on_meta():
-    with converted("hmp"):
+    with conversion("hmp"):
         assert torch.linalg.inv(SPD.to("meta", BF16)).dtype is F32
 
 

@@ -289,3 +289,8 @@ def test_the_error_list_of_a_folder_is_checked_d22(tmp_path: Path) -> None:
 def test_wrong_types_are_reported(make) -> None:
     with pytest.raises(TypeError, match=r"make a policy with|edit of a policy must be a string"):
         make(hmp.Policy.load("hmp"))
+
+
+def test_several_edits_at_once_are_explained() -> None:
+    with pytest.raises(TypeError, match=r"several are given one by one, with_edits\(\*edits\)$"):
+        hmp.Policy.load("hmp").with_edits(["+mm:lower"])

@@ -1,8 +1,7 @@
-"""What an edit would change: casts and time, simulated on what a report with values has recorded, against doing it."""
+"""The sequence of edits that a report with values gives: which, in which order, and in which words."""
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import nullcontext
 
@@ -13,71 +12,9 @@ from torch import nn
 
 from habana_mp import hmp
 from habana_mp._report.findings.edits import Edit, _in_groups, edits
-from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
-from habana_mp._report.numbers import Objective, together
+from tests.report.edits.net import Net, Smooth, no_grad, recorded, wide_run
 from tests.shared.fake_reports import loss, with_losses
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm, self.b, self.c = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.gelu(self.norm(self.a(x)))
-        y = y + torch.exp(self.b(y)) * y
-        return torch.softmax(self.c(F.relu(y)), -1)
-
-
-def recorded(policy):
-    torch.manual_seed(0)
-    net = Net()
-    if not isinstance(policy, str) and any(policy.limited.values()):
-        hmp.set_policies(net, policy)
-    with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
-        out = net(torch.randn(8, 16))
-        out.sum().backward()
-    return report
-
-
-def effect(report, op, dtype, module=None):
-    data = report_of(report.to_dict())
-    listed = [i for i, row in enumerate(data.rows) if row.op == op and (module is None or row.module.endswith(module))]
-    return Simulation(data).effect(dict.fromkeys(listed, dtype))
-
-
-@pytest.mark.parametrize("policy", ["hmp", "torch-cpu", "torch-cuda"])
-@pytest.mark.parametrize(
-    ("op", "listed"),
-    [
-        (op, listed)
-        for listed in ("fp32", "lower")
-        for op in ("linear", "layer_norm", "gelu", "exp", "mul", "add", "relu", "softmax")
-    ],
-)
-def test_casts_of_an_edit_are_foretold(policy, op, listed):
-    before = recorded(policy)
-    dtype = "float32" if listed == "fp32" else before.to_dict()["low_dtype"]
-    after = recorded(hmp.Policy.load(policy).with_edits(f"+{op}:{listed}"))
-    assert effect(before, op, dtype).casts == after.casts() - before.casts()
-
-
-def test_a_norm_that_is_the_first_op_casts_its_input_alone_d14():
-    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
-        nn.LayerNorm(16)(torch.randn(8, 16)).sum().backward()
-    assert report.casts("layer_norm") == 1
-    assert effect(report, "layer_norm", "float32").casts == -1
-
-
-@pytest.mark.parametrize("module", ["a", "b", "c"])
-@pytest.mark.parametrize("listed", ["fp32", "lower"])
-def test_casts_of_an_edit_in_one_module_are_foretold(module, listed):
-    policy = hmp.Policy.load("hmp").with_edits(*(["+linear:fp32"] if listed == "lower" else []))
-    dtype = "float32" if listed == "fp32" else "bfloat16"
-    before = recorded(policy)
-    after = recorded(policy.with_edits(f"+linear in {module}:{listed}"))
-    assert effect(before, "linear", dtype, f": {module}").casts == after.casts() - before.casts()
 
 
 class Deep(nn.Module):
@@ -113,13 +50,6 @@ def test_edits_of_an_op_in_some_modules():
         report.edits(per="layer")
 
 
-def test_the_casts_of_a_report_are_those_of_its_edges():
-    report = recorded("hmp").to_dict()
-    simulation = Simulation(report_of(report))
-    for number, row in enumerate(report["rows"]):
-        assert simulation._casts(number, {})[0] == sum(cast["count"] for cast in row["casts"]), row["op"]
-
-
 def test_an_edit_says_what_it_costs():
     edit = recorded("hmp").edits()[0]
     assert edit.text.endswith(":fp32")
@@ -141,28 +71,6 @@ def test_an_edit_to_the_low_dtype_cancels_nothing():
     (edit,) = (each for each in found if each.text == "+relu:lower")
     before = found[found.index(edit) - 1].error_after if edit is not found[0] else edit.error
     assert edit.error_after > before
-
-
-def test_edges_are_kept_in_files_and_merged(tmp_path):
-    report = recorded("hmp")
-    report.to_json(tmp_path / "r.json")
-    assert hmp.CastReport.load(tmp_path / "r.json").edits() == report.edits()
-    both = hmp.CastReport.merged([report, report])
-    assert sum(edge[3] for edge in both.to_dict()["edges"]) == 2 * sum(edge[3] for edge in report.to_dict()["edges"])
-    assert effect(both, "gelu", "float32").casts == 2 * effect(report, "gelu", "float32").casts
-
-
-def test_an_edge_to_no_row_is_refused(tmp_path):
-    values = recorded("hmp").to_dict()
-    values["edges"][3][1] = 9999
-    (tmp_path / "r.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"edges must have numbers of \d+ rows, not 9999"):
-        hmp.CastReport.load(tmp_path / "r.json")
-
-
-def no_grad():
-    with torch.no_grad():
-        Net()(torch.randn(8, 16))
 
 
 def spoiled():
@@ -318,104 +226,6 @@ def test_the_time_of_an_edit_is_of_a_step_without_imports():
     values = report.to_dict()
     late = report_of({**values, "seconds": values["seconds"] + 3600})
     assert [each.why for each in edits(late)] == [each.why for each in report.edits()]
-
-
-@pytest.mark.parametrize("start", ["hmp", "torch-cpu"])
-@pytest.mark.parametrize("preset", ["balanced", "hmp", "torch-cpu", "hpu-autocast"])
-def test_the_error_under_a_preset_is_foretold(start, preset):
-    torch.manual_seed(0)
-    net, x = Smooth(), torch.randn(256, 16)
-    with hmp.report(values=True) as report:
-        report.project(wide_run(net, x, start), k=64)
-    with torch.no_grad():
-        exact, found = (flat([wide_run(net, x, each)]) for each in (WIDE, preset))
-    assert report.presets()[preset] == pytest.approx(off(found, exact), rel=0.35)
-    assert list(report.presets().values()) == sorted(report.presets().values())
-    assert f"{preset} {report.presets()[preset]:.2g}" in " ".join(str(report).split())
-
-
-def test_an_op_that_is_in_no_list_any_more_follows_its_inputs():
-    torch.manual_seed(0)
-    x, y = torch.rand(64, 16, requires_grad=True), torch.rand(64, 16)
-    with hmp.report(values=True) as report:
-        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mul"])):
-            out = torch.mul(x, y)
-        report.project(out, k=8)
-    data = report_of(report.to_dict())
-    effect = Simulation(data).under(hmp.Policy.from_ops(lower=["mm"]))
-    assert Objective(data).error() > 0
-    assert together(Objective(data).errors(effect.left, effect.low)) == 0
-    assert effect.casts == -2
-
-
-def test_presets_without_a_backward_pass_are_refused():
-    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
-        no_grad()
-    with pytest.raises(RuntimeError, match=r"^no backward pass was seen"):
-        report.presets()
-
-
-def wide_run(net, x, policy):
-    with hmp.autocast("cpu", policy=policy):
-        return net(x).float()
-
-
-WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
-
-
-def off(numbers, exact):
-    return ((numbers - exact).norm() / exact.norm()).item()
-
-
-def flat(tensors):
-    return torch.cat([each.flatten() for each in tensors]).double()
-
-
-def gradients(net, x, policy, *, create_graph=False):
-    loss = F.cross_entropy(wide_run(net, x, policy), torch.arange(len(x)) % 4)
-    return torch.autograd.grad(loss, list(net.parameters()), create_graph=create_graph)
-
-
-class Smooth(Net):
-    """Without the kink of relu, which no derivative sees."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.c(F.gelu(self.b(self.norm(F.gelu(self.a(x))))))
-
-
-@pytest.mark.parametrize("kind", ["outputs", "gradients"])
-def test_an_edit_foretells_the_error_that_is_left(kind):
-    torch.manual_seed(0)
-    net, x, policy = Smooth(), torch.randn(64, 16), hmp.Policy.load("hmp").with_edits("+gelu:fp32")
-    run = wide_run if kind == "outputs" else gradients
-    with hmp.report(values=True) as report:
-        report.project(run(net, x, policy, **({"create_graph": True} if kind == "gradients" else {})), k=64)
-    numbers = lambda policy: flat(run(net, x, policy)).detach()  # noqa: E731
-    exact, edit = numbers(WIDE), report.edits()[0]
-    assert edit.text == "+linear:fp32"
-    assert edit.error == pytest.approx(off(numbers(policy), exact), rel=0.25)
-    assert edit.error_after == pytest.approx(off(numbers(policy.with_edits(edit)), exact), rel=0.4)
-    assert f"of the error of the outputs (estimated: {edit.error:.2g} -> {edit.error_after:.2g})" in edit.why
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_an_edit_foretells_the_loss(seed):
-    torch.manual_seed(seed)
-    net, x = Smooth(), torch.randn(64, 16)
-
-    def loss(policy):
-        with hmp.autocast("cpu", policy=policy):
-            return net(x).square().mean().float()
-
-    with hmp.report(values=True) as report:
-        loss("hmp").backward()
-    exact, policy = loss(WIDE).item(), hmp.Policy.load("hmp")
-    assert report.loss_change() == pytest.approx(loss("hmp").item() - exact, rel=0.1)
-    found = [each for each in report.edits() if each.text.endswith(":fp32")]
-    assert "+linear:fp32" in [each.text for each in found]  # gelu follows it
-    assert found[0].error >= abs(report.loss_change(module="Smooth"))
-    assert found[-1].error_after == 0
-    assert loss(policy.with_edits(*found)).item() == exact
 
 
 VIEWS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import warnings
 from dataclasses import dataclass, field
 
@@ -16,7 +17,8 @@ from subjects.carried import Subject, subjects
 
 from habana_mp import hmp
 
-BATCHES = 16  # of a loss: one has a change by chance
+BATCHES = 32  # of a loss, in a report: one has a change by chance
+MORE_BATCHES = 96  # that it is measured on
 POLICIES = {
     "hmp": hmp.Policy.load("hmp"),
     "hpu-autocast": hmp.Policy.load("hpu-autocast"),
@@ -51,7 +53,7 @@ class Measured:
     def __init__(self, subject: Subject, of: str) -> None:
         self._subject, self._of = subject, of
         self._known: dict[str, float] = {}
-        batches = [0] if of == "outputs" else range(BATCHES)
+        batches = [0] if of == "outputs" else range(MORE_BATCHES)
         self._exact = {number: self._run(None, number) for number in batches}
 
     def _run(self, policy: hmp.Policy | None, number: int) -> torch.Tensor:
@@ -77,7 +79,7 @@ def report_of(subject: Subject, policy: hmp.Policy, of: str) -> hmp.CastReport:
             with hmp.autocast("cpu", policy=policy):
                 outputs = subject.outputs(subject.batch(number))
             if of == "outputs":
-                report.project(outputs, k=32)
+                report.project(outputs, k=64)
             else:
                 subject.loss(outputs.float(), number).backward()
     subject.model.zero_grad()
@@ -170,13 +172,14 @@ def measure(quick: bool) -> Report:
                 case = followed(subject, policy, of, f"{subject.name}, {name}, {of}")
                 if case is not None:
                     cases.append(case)
+                    print("  ".join(line_of(case)), file=sys.stderr, flush=True)  # it takes an hour
     rows = summary(cases)
     head = [
         *("case", "error foretold", "measured", "first edit", "best edit", "gain of the first / best"),
         *("after three, foretold", "measured", "balanced, foretold", "measured"),
     ]
     text = (
-        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is that of {BATCHES} batches, the root of the mean of its squared changes. "
+        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is measured on {MORE_BATCHES} batches, reports on {BATCHES} of them: the root of the mean of its squared changes. "
         f"The best edit is the best of all single ones that move an op to float32, each run.\n\n{table_of(rows)}\n\n{table(head, [line_of(case) for case in cases])}"
     )
     return Report("Advice", rows, text)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Report, Row
 
 OUTPUTS = "outputs"
+
+# The error of a row as it ran, in the low dtype, or of float32 results that are rounded.
+Run = Literal["ran", "low", "rounding"]
 
 # Why the error of a call is not measured, by kUnmeasuredNames in src/report/values.h.
 UNMEASURED = {
@@ -84,24 +88,34 @@ def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], 
     """
     rows = [*rows]
     losses: list[str | None] = [*losses_of(rows)] or [None]
-    whole = {each: _total(rows, each, what_if=False) or _total(rows, each, what_if=True) or 1.0 for each in losses}
-    return lambda row: math.sqrt(sum(squares(row, each, what_if=what_if) / whole[each] for each in losses))
+    whole = {each: _total(rows, each, "ran") or _total(rows, each, "low") or 1.0 for each in losses}
+    which: Run = "low" if what_if else "ran"
+    return lambda row: math.sqrt(sum(squares(row, each, which) / whole[each] for each in losses))
 
 
 def losses_of(rows: Iterable[Row]) -> list[str]:
     return [*dict.fromkeys(each.loss for row in rows for each in row.measured.losses)]
 
 
-def squares(row: Row, loss: str | None, *, what_if: bool = False) -> float:
-    """Of the changes of a loss in each backward pass, or without one of random sums of the outputs; with ``what_if`` in the low dtype."""
+def squares(row: Row, loss: str | None, which: Run = "ran") -> float:
+    """Of the changes of a loss in each backward pass, or without one of random sums of the outputs."""
     values = row.measured
     if loss is None:
-        return values.projected_low if what_if else values.projected
-    return sum((each.squares_low if what_if else each.squares for each in values.losses if each.loss == loss), 0.0)
+        return {"ran": values.projected, "low": values.projected_low, "rounding": values.projected_rounding}[which]
+    field = {"ran": "squares", "low": "squares_low", "rounding": "squares_rounding"}[which]
+    return sum((getattr(each, field) for each in values.losses if each.loss == loss), 0.0)
 
 
-def _total(rows: list[Row], loss: str | None, *, what_if: bool) -> float:
-    return sum(squares(row, loss, what_if=what_if) for row in rows)
+def _total(rows: list[Row], loss: str | None, which: Run) -> float:
+    return sum(squares(row, loss, which) for row in rows)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Which part of the squares of its changes a row keeps: of those as it ran, and of those that rounding its float32 results makes."""
+
+    ran: float = 0.0
+    rounding: float = 0.0
 
 
 class Objective:
@@ -141,17 +155,25 @@ class Objective:
     def what(self) -> str:
         return "the losses" if len(self.names) > 1 else next(iter(self.names.values()))
 
-    def errors(self, left: Mapping[int, float] = MappingProxyType({}), low: Collection[int] = ()) -> dict[str, float]:
+    def errors(
+        self, left: Mapping[int, Left] = MappingProxyType({}), low: Mapping[int, float] = MappingProxyType({})
+    ) -> dict[str, float]:
         """Of each loss, by the line that called backward, or of "outputs".
 
-        ``left``: of rows in float32, which part of their errors is left, by their numbers; ``low``: rows in the low dtype.
+        ``left``: of rows in float32, what is left of their errors, by their numbers; ``low``: of rows in the low dtype, which part of their
+        results other rows round, too, in what was measured of them.
         """
         found = {}
         for loss, scale in self._scales.items():
             total = 0.0
             for number, row in enumerate(self._rows):
-                size = squares(row, loss, what_if=number in low)
-                total += size * left.get(number, 1.0) ** 2
+                rounding = squares(row, loss, "rounding")
+                if number in left:
+                    total += left[number].ran * squares(row, loss) + left[number].rounding * rounding
+                elif number in low:
+                    total += max(0.0, squares(row, loss, "low") - low[number] * rounding)
+                else:
+                    total += squares(row, loss)
             found[OUTPUTS if loss is None else loss] = math.sqrt(total / scale)
         return found
 

@@ -67,8 +67,9 @@ void add_values(py::dict& row, const report::Report& report, SiteId site) {
   const py::dict of_backward = unmeasured(values.unmeasured_backward);
   if (!of_calls.empty()) row["unmeasured"] = of_calls;
   if (!of_backward.empty()) row["unmeasured_backward"] = of_backward;
-  const bool measured =
-      values.calls + values.backward_calls + values.projections + values.range.numbers != 0;
+  const bool measured = values.calls + values.backward_calls + values.projections +
+                            values.range.numbers + values.choices !=
+                        0;
   if (!measured && losses.empty()) return;
   row["values"] = named<true>(values);
   row["values"]["losses"] = losses;

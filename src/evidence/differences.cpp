@@ -18,19 +18,24 @@
 namespace habana_mp::evidence {
 namespace {
 
-// They are in bfloat16: as much memory as the activations of the model take in it. Beyond this the
-// shares of further calls are not measured.
+// They are in bfloat16: as much memory as the activations of the model take in it, and as much
+// again for the roundings of products. Beyond this the shares of further calls are not measured.
 constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
+std::int64_t bytes_of(const Difference& difference) {
+  const at::Tensor& rounding = difference.rounding;
+  return (difference.numbers.numel() + (rounding.defined() ? rounding.numel() : 0)) * 2;
+}
+
 // What waits for a gradient: freed when its graph is, or when nobody measures any more.
-struct Difference {
-  at::Tensor numbers;
+struct Kept {
+  Difference difference;
   Use use;
 };
 
 struct Differences {
   ForkSafeMutex mutex;
-  std::unordered_map<std::uint64_t, Difference> by_number;
+  std::unordered_map<std::uint64_t, Kept> by_number;
   std::uint64_t made = 0;
   std::int64_t bytes = 0;
 };
@@ -42,11 +47,11 @@ class Waiting {
  public:
   explicit Waiting(std::uint64_t number) : number_(number) {}
   ~Waiting() {
-    Difference gone;
+    Kept gone;
     const std::lock_guard guard(differences().mutex);
     const auto found = differences().by_number.find(number_);
     if (found == differences().by_number.end()) return;
-    differences().bytes -= found->second.numbers.numel() * 2;
+    differences().bytes -= bytes_of(found->second.difference);
     gone = std::move(found->second);
     differences().by_number.erase(found);
   }
@@ -65,22 +70,24 @@ class Waiting {
 
  private:
   void multiply(const at::Tensor& gradient) const {
-    Difference difference;
+    Kept kept;
     {
       const std::lock_guard guard(differences().mutex);
       const auto found = differences().by_number.find(number_);
       if (found == differences().by_number.end()) return;
-      difference = found->second;
+      kept = found->second;
     }
+    const auto& [numbers, rounding] = kept.difference;
     const bool fits = gradient.layout() == at::kStrided && is_ordinary(gradient) &&
-                      gradient.sizes() == difference.numbers.sizes();
+                      gradient.sizes() == numbers.sizes();
     if (!fits) return;
-    double change = 0;
+    double change = 0, rounded = 0;
     {
       const OutOfSight out_of_sight;
-      change = product(gradient, difference.numbers);
+      change = product(gradient, numbers);
+      rounded = rounding.defined() ? product(gradient, rounding) : change;
     }
-    difference.use(change);
+    kept.use(change, rounded);
   }
 
   std::uint64_t number_;
@@ -88,9 +95,9 @@ class Waiting {
 
 }  // namespace
 
-bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use) {
-  if (!difference.defined() || !result.requires_grad() || result.is_leaf()) return true;
-  const std::int64_t bytes = difference.numel() * 2;
+bool wait_for_gradient(const at::Tensor& result, Difference difference, Use use) {
+  if (!difference.numbers.defined() || !result.requires_grad() || result.is_leaf()) return true;
+  const std::int64_t bytes = bytes_of(difference);
   std::uint64_t number = 0;
   {
     const std::lock_guard guard(differences().mutex);
@@ -98,7 +105,7 @@ bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use)
     if (kept.bytes + bytes > kMostBytes) return false;
     kept.bytes += bytes;
     number = ++kept.made;
-    kept.by_number.emplace(number, Difference{std::move(difference), std::move(use)});
+    kept.by_number.emplace(number, Kept{std::move(difference), std::move(use)});
   }
   auto waiting = std::make_shared<const Waiting>(number);
   result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });

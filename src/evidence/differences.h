@@ -8,12 +8,19 @@
 
 namespace habana_mp::evidence {
 
-// What is done with a product. On any thread, without the GIL; what it throws is lost.
-using Use = std::function<void(double product)>;
+// What a result is off by, in bfloat16, and the part of it that rounding the float32 result makes:
+// undefined where that is all of it.
+struct Difference {
+  at::Tensor numbers;
+  at::Tensor rounding{};
+};
+
+// What is done with the two products. On any thread, without the GIL; what it throws is lost.
+using Use = std::function<void(double change, double rounding)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
 // difference. False where there is no room for it: what waits takes 4 GiB at most.
-bool wait_for_gradient(const at::Tensor& result, at::Tensor difference, Use use);
+bool wait_for_gradient(const at::Tensor& result, Difference difference, Use use);
 
 // None waits any more.
 void forget_differences();

@@ -220,11 +220,12 @@ std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key
   return best;
 }
 
-void Comparer::wait(const at::Tensor& result, const at::Tensor& difference, report::SiteId site) {
-  evidence::wait_for_gradient(result, difference, [this, site](double change) {
-    const std::lock_guard guard(mutex_);
-    changes_[site] += change;
-  });
+void Comparer::wait(Off off) {
+  evidence::wait_for_gradient(off.result, std::move(off.difference),
+                              [this, site = off.site](double change, double) {
+                                const std::lock_guard guard(mutex_);
+                                changes_[site] += change;
+                              });
 }
 
 // How far the call is from itself as the first run ran it, on what it was given here. Where it
@@ -251,17 +252,17 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
     if (!other) compared.why = Unmeasured::Kernel;
   }
   if (pairs.empty()) return same_inputs ? compared.total : kUnknown;
-  Inherited inherited;
-  if (!running.backward) follow_shadows(running, results, pairs, inherited);
+  std::vector<Off> waiting;
+  if (!running.backward) follow_shadows(running, results, pairs, waiting);
   report::Error error;
   for (const auto& [result, reference] : pairs) {
     at::Tensor difference;
     const bool waits = !running.backward && result.requires_grad();
     error.add(evidence::error_of(result.detach(), evidence::in_float32(reference),
                                  waits ? &difference : nullptr));
-    wait(result, difference, running.noted.site);
+    waiting.push_back({result, {difference}, running.noted.site});
   }
-  for (auto& [result, from] : inherited) wait(result, from.first, from.second);
+  for (Off& off : waiting) wait(std::move(off));
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
   if (error.lost > 0) return kInfinite;
   if (error.reference_squares > 0) return std::sqrt(error.squares / error.reference_squares);

@@ -77,7 +77,7 @@ class Comparer final : public Recorder {
   int likeness(const RecordedCall& call, const RecordedCall& candidate) const;
   double made_by(RunningCall& running, const std::vector<c10::IValue>& results,
                  ComparedCall& compared, bool same_inputs);
-  void wait(const at::Tensor& result, const at::Tensor& difference, report::SiteId site);
+  void wait(Off off);
 
   std::shared_ptr<const Recording> first_;
   std::map<std::string, Candidates> candidates_;

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cast/tensors.h"
+#include "evidence/choices.h"
 #include "evidence/numbers.h"
 #include "evidence/shadows.h"
 
@@ -24,6 +25,14 @@ at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argumen
   const at::Tensor& given = context.given(argument);
   const at::Tensor shadow = evidence::shadow_of(given, &origin);
   return context.reference(argument, shadow.defined() ? shadow : given);
+}
+
+// What is chosen by numbers that are off, beside what is chosen by those of float32.
+evidence::Flips flips_of(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                         const torch::jit::Stack& right) {
+  const char* op = context.op->handle.schema().name().c_str();
+  return evidence::flips_of(evidence::choices_of(op, context.arguments, results),
+                            evidence::choices_of(op, context.arguments, right));
 }
 
 // Numbers as they are in another dtype.
@@ -47,21 +56,22 @@ bool is_shadowed(const MeasuredCall& context) {
                      [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); });
 }
 
-void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                    const std::vector<evidence::Compared>& given, Inherited& inherited) {
+evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                               const std::vector<evidence::Compared>& given,
+                               std::vector<Off>& waiting) {
   const bool constant = !requires_gradient(tensors_in(results));  // also of weights, in no_grad
   if (!is_shadowed(context)) {
     // Here the first error is made.
-    if (!constant) return;
+    if (!constant) return {};
     for (const auto& [result, full] : given)
       evidence::keep_shadow(result, evidence::in_float32(full), context.site);
-    return;
+    return {};
   }
   SiteId origin = report::kNone;
   const auto right = evidence::rerun(
       *context.op, context.arguments,
       [&](const at::Tensor& argument) { return without_errors(context, argument, origin); });
-  if (!right) return;
+  if (!right) return {};
   const auto pairs = evidence::compared(results, *right);
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const at::Tensor result = pairs[i].result.detach();
@@ -71,15 +81,16 @@ void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>&
     at::Tensor difference;
     const double before = evidence::error_of(own, full, &difference).squares;
     if (!constant) {
-      inherited.push_back({pairs[i].result, {difference, origin}});
+      waiting.push_back({pairs[i].result, {difference}, origin, true});
       continue;
     }
     const double here = evidence::error_of(result, own, nullptr).squares;
     evidence::keep_shadow(pairs[i].result, full, here > before ? context.site : origin);
   }
+  return flips_of(context, results, *right);
 }
 
-void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+evidence::Flips move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
   const evidence::OutOfSight out_of_sight;
   SiteId origin = report::kNone;
   const auto without = [&](const at::Tensor& argument) {
@@ -91,11 +102,12 @@ void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& re
   } else {
     moved = evidence::rerun(*context.op, context.arguments, without);
   }
-  if (!moved || origin == report::kNone) return;
+  if (!moved || origin == report::kNone) return {};
   for (const auto& [result, numbers] : evidence::compared(results, *moved)) {
     if (!evidence::shadow_of(result).defined())
       evidence::keep_shadow(result, evidence::in_float32(numbers), origin);
   }
+  return flips_of(context, results, *moved);
 }
 
 }  // namespace habana_mp::probe

@@ -5,24 +5,24 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <utility>
 #include <vector>
 
+#include "evidence/choices.h"
 #include "probe/measured_call.h"
 
 namespace habana_mp::probe {
-
-// Results of a call, each with what it inherited errors of, and from which site.
-using Inherited = std::vector<std::pair<at::Tensor, std::pair<at::Tensor, report::SiteId>>>;
 
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
 bool is_shadowed(const MeasuredCall& context);  // its arguments, or what they are casts of
 
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
-void follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                    const std::vector<evidence::Compared>& given, Inherited& inherited);
+// Both give what the op chooses, and how much of it float32 would choose otherwise.
+evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                               const std::vector<evidence::Compared>& given,
+                               std::vector<Off>& waiting);
 
-// Of an op that moves numbers about: the shadow of what it was given goes with them.
-void move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results);
+// Of an op that moves numbers about, or chooses by them: the shadow of what it was given goes with
+// them.
+evidence::Flips move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results);
 
 }  // namespace habana_mp::probe

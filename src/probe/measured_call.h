@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "evidence/differences.h"
 #include "evidence/rerun.h"
 #include "report/values.h"
 #include "watch/probe.h"
@@ -34,6 +35,14 @@ struct MeasuredCall : watch::ProbedCall {
     }
     return argument;
   }
+};
+
+// A result that waits for its gradient, with what it is off by and who has made that.
+struct Off {
+  at::Tensor result;
+  evidence::Difference difference;
+  report::SiteId site = report::kNone;
+  bool ran = false;  // else it would be off by it in the low dtype
 };
 
 }  // namespace habana_mp::probe

@@ -21,6 +21,7 @@
 #include "policy/op_traits.h"
 #include "probe/inherited_errors.h"
 #include "probe/measured_call.h"
+#include "probe/measures.h"
 #include "probe/rows.h"
 #include "scope/regions.h"
 #include "watch/backward_pass.h"
@@ -91,17 +92,10 @@ bool is_measured_thread() {
                              [](const auto& measured) { return watch::in_step(measured.second); });
 }
 
-void notify(SiteId site, const Values& values) {
-  for_listeners([&](report::Listener& listener) { listener.measured(site, values); });
-}
-
-// Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
-// to round it again would count its error twice, as of two additions to one residual stream.
-bool made_by(const at::Tensor& tensor, SiteId site) {
-  if (!tensor.has_storage()) return false;
+void notify(const MeasuredCall& context, const Values& values) {
   const std::lock_guard guard(all().mutex);
-  const History* history = all().histories.find(tensor);
-  return history != nullptr && history->maker == site;
+  if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
+  for_listeners([&](report::Listener& listener) { listener.measured(context.site, values); });
 }
 
 // Whether the op computed in a low dtype.
@@ -116,102 +110,20 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
   });
 }
 
-// Of an op that adds: what of it is lost in the dtypes.
-void measure_absorbed(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                      Values& values) {
-  if (!context.op->adds || context.backward) return;
-  const auto full = [&](const at::Tensor& argument) {
-    return evidence::in_float32(context.given(argument));
-  };
-  const at::Tensor added = evidence::addend_of(*context.op, context.arguments, full);
-  if (!added.defined() || added.scalar_type() != at::kFloat) return;
-  const at::Tensor to = full(context.arguments.front().toTensor());
-  if (to.scalar_type() != at::kFloat) return;
-  values.absorbed = evidence::absorbed_of(to.expand_as(added), added);
-  const DType made =
-      results.front().isTensor() ? dtype_of(results.front().toTensor()) : DType::Other;
-  if (made == DType::BFloat16) values.absorbed.lost = values.absorbed.bfloat16;
-  if (made == DType::Float16) values.absorbed.lost = values.absorbed.float16;
-}
-
-// A call that could not be measured after all.
-void leave_out(Values& values, Unmeasured why, bool backward) {
-  (backward ? values.backward_calls : values.calls) = 0;
-  values.leave_out(why, backward);
-}
-
-void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     bool with_range, Values& values,
-                     std::vector<std::pair<at::Tensor, at::Tensor>>& waiting,
-                     Inherited& inherited) {
-  const auto reference = evidence::rerun(
-      *context.op, context.arguments,
-      [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
-      context.backward ? nullptr : &values.other_ns);
-  if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
-  const auto pairs = evidence::compared(results, *reference);
-  if (!context.backward) follow_shadows(context, results, pairs, inherited);
-  for (const auto& [result, wanted] : pairs) {
-    at::Tensor difference;
-    const at::Tensor full = evidence::in_float32(wanted);
-    // One of a backward pass requires a gradient with create_graph.
-    const report::Error error =
-        evidence::error_of(result.detach(), full, result.requires_grad() ? &difference : nullptr);
-    (context.backward ? values.backward : values.ran).add(error);
-    if (!context.backward && with_range) values.range.add(evidence::range_of(full));
-    waiting.emplace_back(result, difference);
-  }
-  if (!context.backward) values.low = values.ran;
-}
-
-void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
-                     at::ScalarType low, Values& values,
-                     std::vector<std::pair<at::Tensor, at::Tensor>>& waiting) {
-  // Of a norm the lower list casts the input alone (D14).
-  const bool norm = is_norm(without_aten(context.op->handle.schema().name()));
-  const auto round = [&](const at::Tensor& argument) {
-    const bool input = context.arguments.front().isTensor() &&
-                       context.arguments.front().toTensor().is_same(argument);
-    const bool casts = may_be_cast(dtype_of(argument)) && (input || !norm);
-    return casts && !made_by(argument, context.site) ? argument.detach().to(low) : argument;
-  };
-  std::optional<torch::jit::Stack> other;
-  const auto inputs = tensors_in(context.arguments);
-  const bool chained = std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& tensor) {
-    return tensor.defined() && made_by(tensor, context.site);
-  });
-  if (!chained) other = evidence::rerun(*context.op, context.arguments, round, &values.other_ns);
-  // Where the device has no low kernel: the same by rounding what goes in and comes out.
-  if (!other) {
-    other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
-      return evidence::in_float32(round(argument));
-    });
-  }
-  for (const c10::IValue& result : results) {
-    if (!result.isTensor() || !result.toTensor().defined()) continue;
-    const at::Tensor full = result.toTensor().detach();
-    if (dtype_of(full) != DType::Float32) continue;
-    values.range.add(evidence::range_of(full));
-  }
-  if (!other) return leave_out(values, Unmeasured::Kernel, false);
-  for (const auto& [result, lower] : evidence::compared(results, *other)) {
-    if (dtype_of(result) != DType::Float32) continue;
-    at::Tensor difference;
-    const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
-    values.low.add(evidence::error_of(rounded, result.detach(),
-                                      result.requires_grad() ? &difference : nullptr));
-    waiting.emplace_back(result, difference);
-  }
-}
-
 // Whether there was room for it.
-bool wait(SiteId site, const at::Tensor& result, at::Tensor difference, bool ran) {
-  return evidence::wait_for_gradient(result, std::move(difference), [site, ran](double change) {
-    const auto [pass, loss] = watch::backward_pass();
-    const report::Change found{.pass = pass, .loss = loss, .ran = ran ? change : 0, .low = change};
-    const std::lock_guard guard(all().mutex);
-    for_listeners([&](report::Listener& listener) { listener.changed(site, found); });
-  });
+bool wait(Off& off) {
+  return evidence::wait_for_gradient(
+      off.result, std::move(off.difference),
+      [site = off.site, ran = off.ran](double change, double rounding) {
+        const auto [pass, loss] = watch::backward_pass();
+        const report::Change found{.pass = pass,
+                                   .loss = loss,
+                                   .ran = ran ? change : 0,
+                                   .low = change,
+                                   .rounding = rounding};
+        const std::lock_guard guard(all().mutex);
+        for_listeners([&](report::Listener& listener) { listener.changed(site, found); });
+      });
 }
 
 // What is inside of it is not looked at: its own, or all that can be known of it.
@@ -231,8 +143,7 @@ void end_unmeasured(const MeasuredCall& context, const std::vector<c10::IValue>&
   ++on_this_thread().looked_at;
   Values values;
   values.leave_out(context.why, context.backward);
-  const std::lock_guard guard(all().mutex);
-  if (context.epoch == watch::epoch.load(std::memory_order_relaxed)) notify(context.site, values);
+  notify(context, values);
 }
 
 std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
@@ -253,6 +164,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
     moving->arguments.assign(inputs.begin(), inputs.end());
+    moving->site = frame->call.site;
     moving->epoch = thread.epoch;
     ++measuring;
     return moving;
@@ -289,44 +201,38 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
     --measuring;
   if (context.why != Unmeasured::None) return end_unmeasured(context, call.outputs());
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
-  if (context.op->moves) return move_shadow(context, call.outputs());
-  const std::uint64_t start = now_ns();
   Values values;
+  if (context.op->moves) {
+    add(values, move_shadow(context, call.outputs()));
+    if (values.choices != 0) notify(context, values);
+    return;
+  }
+  const std::uint64_t start = now_ns();
   if (!context.backward) values.ran_ns = start - context.start;
-  std::vector<std::pair<at::Tensor, at::Tensor>> waiting;
+  std::vector<Off> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = ran_low(context, call.outputs());
   const bool shadowed = !context.backward && is_shadowed(context);
   const report::Measure measure = what_to_measure();
   if (!low && !shadowed && !measure.what_if) return;
-  Inherited inherited;
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
-      measure_low_run(context, call.outputs(), measure.what_if, values, waiting, inherited);
+      measure_low_run(context, call.outputs(), measure, values, waiting);
     } else if (shadowed) {
-      follow_shadows(context, call.outputs(), {}, inherited);
+      add(values, follow_shadows(context, call.outputs(), {}, waiting));
     }
     if (measure.what_if) {
-      if (!low) {
-        measure_what_if(context, call.outputs(), scalar_type(measure.low), values, waiting);
-      }
+      if (!low) measure_what_if(context, call.outputs(), measure, values, waiting);
       measure_absorbed(context, call.outputs(), values);
     }
   }
   bool room = true;
-  for (auto& [result, difference] : waiting) {
-    room = wait(context.site, result, std::move(difference), low) && room;
-  }
-  for (auto& [result, from] : inherited) {
-    room = wait(from.second, result, std::move(from.first), true) && room;
-  }
+  for (Off& off : waiting) room = wait(off) && room;
   if (!room) values.leave_out(Unmeasured::Memory);
   ++on_this_thread().looked_at;
   watch::leave_out(now_ns() - start);
-  const std::lock_guard guard(all().mutex);
-  if (context.epoch != watch::epoch.load(std::memory_order_relaxed)) return;
-  notify(context.site, values);
+  notify(context, values);
 }
 
 void start(const report::Report& report, const report::Measure& measure, std::uint64_t step) {

@@ -83,6 +83,7 @@ void Report::changed(SiteId site, const Change& change) {
     ++sum.count;
     sum.ran += change.ran;
     sum.low += change.low;
+    sum.rounding += change.rounding;
     return;
   }
   Loss& loss = of_line(losses_, change.loss);
@@ -91,10 +92,7 @@ void Report::changed(SiteId site, const Change& change) {
     ++loss.passes;
   }
   LossChanges& known = of_line(at(changes_, site), change.loss);
-  if (known.pass != change.pass) {
-    known.pass = change.pass;
-    known.ran = known.low = 0;
-  }
+  if (known.last.pass != change.pass) known.last = {.pass = change.pass};
   const auto grown = [](double& sum, double part) {
     const double more = part * (2 * sum + part);
     sum += part;
@@ -103,8 +101,9 @@ void Report::changed(SiteId site, const Change& change) {
   ++known.changes.count;
   known.changes.ran += change.ran;
   known.changes.low += change.low;
-  known.changes.squares_ran += grown(known.ran, change.ran);
-  known.changes.squares_low += grown(known.low, change.low);
+  known.changes.squares_ran += grown(known.last.ran, change.ran);
+  known.changes.squares_low += grown(known.last.low, change.low);
+  known.changes.squares_rounding += grown(known.last.rounding, change.rounding);
 }
 
 void Report::begin_projection() { projecting_ = true; }
@@ -118,6 +117,7 @@ void Report::end_projection() {
     values.projections = 1;
     values.projected_ran = one.ran * one.ran;
     values.projected_low = one.low * one.low;
+    values.projected_rounding = one.rounding * one.rounding;
     measured(static_cast<SiteId>(site), values);
   }
   projection_.clear();

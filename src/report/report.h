@@ -114,10 +114,7 @@ class Report final : public Listener {
   struct LossChanges {
     std::uint32_t line;
     Changes changes{};
-    // In the last pass: squares grow while the parts of a sum come.
-    int pass = -1;
-    double ran = 0;
-    double low = 0;
+    Change last{.pass = -1};  // the sums of the last pass: squares grow while their parts come
   };
   const std::vector<LossChanges>& changes(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing

@@ -124,6 +124,7 @@ struct Change {
   std::uint32_t loss = 0;  // the line that has called backward, by number_of()
   double ran = 0;
   double low = 0;
+  double rounding = 0;  // that of float32 results which are rounded, and nothing else
 };
 
 // The changes of one loss. Their squares are those of the sum in each backward pass: what cancels
@@ -134,12 +135,17 @@ struct Changes {
   double low = 0;
   double squares_ran = 0;
   double squares_low = 0;
+  double rounding = 0;
+  double squares_rounding = 0;
 };
 template <>
 inline constexpr auto kFields<Changes> =
-    std::tuple{Field{"changes", &Changes::count}, Field{"change", &Changes::ran},
-               Field{"change_low", &Changes::low}, Field{"squares", &Changes::squares_ran},
-               Field{"squares_low", &Changes::squares_low}};
+    std::tuple{Field{"changes", &Changes::count},
+               Field{"change", &Changes::ran},
+               Field{"change_low", &Changes::low},
+               Field{"squares", &Changes::squares_ran},
+               Field{"squares_low", &Changes::squares_low},
+               Field{"squares_rounding", &Changes::squares_rounding}};
 
 struct Values {
   std::uint64_t calls = 0;  // that were measured
@@ -158,6 +164,10 @@ struct Values {
   std::uint64_t projections = 0;
   double projected_ran = 0;
   double projected_low = 0;
+  double projected_rounding = 0;
+  // What it has chosen by numbers that are off, and what float32 would choose otherwise.
+  std::uint64_t choices = 0;
+  std::uint64_t flipped = 0;
 
   void leave_out(Unmeasured why, bool of_backward = false) {
     ++(of_backward ? unmeasured_backward : unmeasured)[static_cast<std::size_t>(why)];
@@ -178,7 +188,10 @@ inline constexpr auto kFields<Values> =
                Field{"backward", &Values::backward},
                Field{"projections", &Values::projections},
                Field{"projected", &Values::projected_ran},
-               Field{"projected_low", &Values::projected_low}};
+               Field{"projected_low", &Values::projected_low},
+               Field{"projected_rounding", &Values::projected_rounding},
+               Field{"choices", &Values::choices},
+               Field{"flipped", &Values::flipped}};
 
 template <typename T>
 void add_fields(T& into, const T& other) {

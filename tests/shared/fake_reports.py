@@ -105,7 +105,8 @@ def values(**changes: Any) -> dict[str, Any]:
     """The ``values`` of a row: zeros, but for the changes."""
     return {
         **dict.fromkeys(("calls", "unmeasured", "ran_seconds", "other_seconds", "backward_calls"), 0),
-        **dict.fromkeys(("projections", "projected", "projected_low"), 0),
+        **dict.fromkeys(("projections", "projected", "projected_low", "projected_rounding"), 0),
+        **dict.fromkeys(("choices", "flipped"), 0),
         "losses": [],
         **dict.fromkeys(("ran", "low", "backward"), ERROR),
         "range": RANGE,
@@ -123,6 +124,7 @@ def loss(squares: float = 0.0, squares_low: float = 0.0, line: str = "train.py:4
         "change_low": low,
         "squares": squares,
         "squares_low": squares_low,
+        "squares_rounding": 0.0,
     }
 
 

@@ -12,7 +12,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.unknown import error_of
-from habana_mp._report.numbers import local_error, losses_of, squares
+from habana_mp._report.numbers import Run, local_error, losses_of, squares
 from habana_mp._show.short import Short
 
 
@@ -66,7 +66,7 @@ class Parts:
 
     def __init__(self, report: Report, per: str, size_of_result: float, base: Policy, *, as_it_ran: bool) -> None:
         self._per = per
-        which = "ran" if as_it_ran else "low"
+        which: Run = "ran" if as_it_ran else "low"
         self.dtype = report.low_dtype if as_it_ran else "float32"  # of what the parts hand to each other
         named = (row for row in report.rows if row.policy and "::" not in row.op)  # lists name no custom ops
         rows = [row for row in named if _is_measured(row, which) or _is_lower(row, base)]
@@ -107,7 +107,7 @@ class Parts:
         return Entry(op=row.op, modules=row.where.pattern if self._per == "module" else "")
 
 
-def _is_measured(row: Row, which: str) -> bool:
+def _is_measured(row: Row, which: Run) -> bool:
     return error_of(row, which).reference_squares > 0 and _core.computes(row.op)
 
 
@@ -116,7 +116,7 @@ def _is_lower(row: Row, base: Policy) -> bool:
     return is_rounded and base._rule(row.op).action == "lower"
 
 
-def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], which: str) -> Part:
+def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], which: Run) -> Part:
     values = [row.values for row in rows if row.values]
     size = math.inf if any(error_of(row, which).lost for row in rows) else error(rows)
     hidden = not values or any(not each.losses and each.projections == 0 for each in values)
@@ -124,7 +124,7 @@ def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], wh
     return Part(entry, size, hidden, numbers)
 
 
-def _error(report: Report, unit: str, size_of_result: float, which: str) -> Callable[[list[Row]], float]:
+def _error(report: Report, unit: str, size_of_result: float, which: Run) -> Callable[[list[Row]], float]:
     """The error of some rows."""
     if unit == "op":
         return lambda some: float(local_error(added(error_of(row, which) for row in some)))
@@ -132,7 +132,7 @@ def _error(report: Report, unit: str, size_of_result: float, which: str) -> Call
     whole = size_of_result**2 if unit == "loss" else report.projected_squares
 
     def error(some: list[Row]) -> float:
-        sizes = (squares(row, loss, what_if=which == "low") for row in some for loss in of)
+        sizes = (squares(row, loss, which) for row in some for loss in of)
         return math.sqrt(sum(sizes) / (whole or 1.0))
 
     return error

@@ -43,6 +43,7 @@ class LossChange(Data, frozen=True):
     change_low: Annotated[Number, "The same in the low dtype."]
     squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
     squares_low: Annotated[Size, "The same in the low dtype."]
+    squares_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
 
 
 class Values(Data, frozen=True):
@@ -62,6 +63,9 @@ class Values(Data, frozen=True):
     projections: Annotated[Count, "How many random sums of outputs replaced the loss."]
     projected: Annotated[Size, "The sum of the squared changes of these sums."]
     projected_low: Annotated[Size, "The same in the low dtype."]
+    projected_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
+    choices: Annotated[Count, "How many choices, such as indices of argmax, were made from numbers with an error."]
+    flipped: Annotated[Count, "How many of them float32 would have made otherwise."]
 
 
 def _nothing(kind: Any) -> Any:

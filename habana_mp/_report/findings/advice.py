@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from habana_mp._report.added import added, grouped
-from habana_mp._report.data import Advice, Report, Uneven
+from habana_mp._report.data import Advice, Report, Row, Uneven
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
@@ -19,6 +19,7 @@ _WORTH = 0.005  # of the time of all ops: less is not worth a line
 _MANY_SUMS = 64
 _ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
 _CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial", "kthvalue", "mode"])
+_MOST_CHOICES = 2
 _LONG = 0.05  # an op that no list names is, from here on
 
 
@@ -56,16 +57,28 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
 
 
 def _of_choices(report: Report) -> Iterator[Advice]:
-    """One line on what no first-order estimate has: an op that takes others of its numbers, because they are off."""
+    """What no first-order estimate has: an op that takes others of its numbers, because they are off."""
+    flipped = [row for row in report.rows if row.measured.flipped]
+    flipped.sort(key=lambda row: -row.measured.flipped / row.measured.choices)
+    for row in flipped[:_MOST_CHOICES]:
+        values = row.measured
+        yield Advice(
+            f"{_place(row)}: {values.flipped:,} of {values.choices:,} choices differ from those of float32",
+            "no error and no share here has what follows from them",
+        )
     computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
-    rows = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
+    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
+    rows = [row for row in chose if not row.measured.choices]
     if rows and any(row.measured.ran.squares for row in report.rows):
-        where = f" in {rows[0].module}" if rows[0].module else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         yield Advice(
-            f"{rows[0].op}{where}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",
+            f"{_place(rows[0])}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",
             "hmp.compare(step, None, policy) counts the choices that differ",
         )
+
+
+def _place(row: Row) -> str:
+    return f"{row.op} in {row.module}" if row.module else row.op
 
 
 def _of_missed(report: Report) -> Iterator[Advice]:

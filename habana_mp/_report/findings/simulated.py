@@ -6,7 +6,6 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row, Values
-from habana_mp._report.numbers import local_error
+from habana_mp._report.numbers import Left
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
@@ -34,7 +33,6 @@ _BY_LISTS = frozenset(["lower", "fp32", "promote", "first input", "unlisted", "l
 _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
-_ROUNDING = {"bfloat16": 2.0**-8 / math.sqrt(6), "float16": 2.0**-11 / math.sqrt(6)}  # relative, on average
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -42,14 +40,14 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Effect:
     """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about.
 
-    ``left`` is which part of its error each row keeps that moves to float32: what it hands to ops that cast it back is rounded there, and
-    where it is given low numbers, that is all of its error. ``low`` are the rows that move to the low dtype.
+    ``left`` is what each row keeps of its error that moves to float32: what it hands to ops that cast it back is rounded there. ``low`` are
+    the rows that move to the low dtype, with the part of their results that the errors of rows in it already count as rounded.
     """
 
     casts: int = 0
     seconds: float = 0.0
-    left: dict[int, float] = field(default_factory=dict)
-    low: frozenset[int] = frozenset()
+    left: dict[int, Left] = field(default_factory=dict)
+    low: dict[int, float] = field(default_factory=dict)
 
 
 class Simulation:
@@ -102,8 +100,8 @@ class Simulation:
         return Effect(
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,
-            {row: self._left_of_all(row, moved, listed, following) for row in wide},
-            frozenset(row for row, to in moved.items() if to == self._low),
+            {row: self._left(row, moved, listed, following) for row in wide},
+            {row: self._read_low(row, moved) for row, to in moved.items() if to == self._low},
         )
 
     def under(self, policy: Policy) -> Effect:
@@ -125,13 +123,11 @@ class Simulation:
                 following.add(number)
         return self.effect(listed, following, by_first)
 
-    def _left_of_all(
-        self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]
-    ) -> float:
-        """Of a row that follows its inputs those calls alone move that are given something in float32."""
-        left = self._left(number, moved)
+    def _left(self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]) -> Left:
+        rounded = self._rounded(number, moved)
         if number in listed:
-            return left
+            return Left(rounding=rounded)
+        # Of a row that follows its inputs those calls alone move that are given something in float32.
         wide = sum(
             edge.count
             for edge in self._edges.get(number, [])
@@ -140,22 +136,27 @@ class Simulation:
             and self._given(edge, moved) == _WIDE
         )
         part = min(1.0, wide / max(1, self._rows[number].calls))
-        return math.sqrt(1 - part + part * left**2)
+        return Left(1 - part, part * rounded)
 
-    def _left(self, number: int, moved: dict[int, str]) -> float:
-        row, readers = self._rows[number], self._readers(number, moved)
+    def _rounded(self, number: int, moved: dict[int, str]) -> float:
+        """Which part of the float32 results of a row ops cast back to the low dtype."""
+        readers = self._readers(number, moved)
+        if self._is_cast_on_the_way(number, moved):
+            return 1.0
         back = sum(
             count for reader, count in readers.items() if moved.get(reader, self._wanted(reader, moved)) == self._low
         )
-        if self._is_cast_on_the_way(number, moved):
-            back = sum(readers.values())
-        if not back:
-            return 0.0
-        part = math.sqrt(back / sum(readers.values()))
-        if all(self._given(edge, moved) == self._low for edge, role in self._arguments(number) if role == _INPUT):
-            return part
-        error = float(local_error(row.measured.ran))
-        return part * min(1.0, _ROUNDING[self._low] / error) if 0 < error < math.inf else 0.0
+        return back / sum(readers.values()) if back else 0.0
+
+    def _read_low(self, number: int, moved: dict[int, str]) -> float:
+        """Which part of the results of a row other rows in the low dtype use."""
+        readers = self._readers(number, moved)
+        low = sum(
+            count
+            for reader, count in readers.items()
+            if reader != number and (moved.get(reader) or self._rows[reader].runs_in) in (self._low, [self._low])
+        )
+        return low / sum(readers.values()) if low else 0.0
 
     def _readers(self, number: int, moved: dict[int, str]) -> dict[int, int]:
         """The rows that use a result, and how often. Views and the like hand its numbers on as they are: they count for those that use theirs.

@@ -33,6 +33,8 @@ class OpCalls(Short):
         backward_casts: how many gradients were cast back.
         error: the error of the calls as they ran; None if it is not measured.
         share: the part of the error of the loss, or of the outputs, that they make; None if it is not known.
+        choices: how many choices, such as the indices of argmax, they made from numbers with an error. It is known in ``no_grad``.
+        flipped: how many of these float32 would have made otherwise.
 
     Example:
         >>> with hmp.autocast("cpu"), hmp.report() as r:
@@ -56,6 +58,8 @@ class OpCalls(Short):
     backward_casts: int
     error: LocalError | None
     share: float | None
+    choices: int
+    flipped: int
 
     def _line(self) -> str:
         where = f" in {self.module}" if self.module else ""
@@ -64,6 +68,8 @@ class OpCalls(Short):
             parts.append(f"error {float(self.error):.2g}")
         if self.share:
             parts.append(f"{percent(self.share, 1.0)} of all error")
+        if self.choices:
+            parts.append(f"{self.flipped:,} of {self.choices:,} choices differ")
         return ", ".join(parts)
 
 
@@ -90,4 +96,6 @@ def op_calls(report: Report) -> Iterator[OpCalls]:
             backward_casts=sum(cast.backward.count for cast in row.casts),
             error=local_error(row.measured.ran) if known else None,
             share=size(row) / whole if known and whole > 0 else None,
+            choices=row.measured.choices,
+            flipped=row.measured.flipped,
         )

@@ -178,8 +178,12 @@ TEST_CASE("the changes of a loss add up in a backward pass, and their squares ov
   Report report(0, true), without(0);
   for (const auto& [pass, change] : {std::pair{7, 3.0}, {7, -1.0}, {8, -2.0}}) {
     for (const SiteId site : {1U, 2U}) {
-      report.changed(site, {.pass = pass, .loss = 5, .ran = change, .low = 2 * change});
-      without.changed(site, {.pass = pass, .loss = 5, .ran = change, .low = 2 * change});
+      report.changed(
+          site,
+          {.pass = pass, .loss = 5, .ran = change, .low = 2 * change, .rounding = change / 2});
+      without.changed(
+          site,
+          {.pass = pass, .loss = 5, .ran = change, .low = 2 * change, .rounding = change / 2});
     }
   }
   for (const SiteId site : {1U, 2U}) {
@@ -189,6 +193,7 @@ TEST_CASE("the changes of a loss add up in a backward pass, and their squares ov
     CHECK(changes.ran == 0);  // two passes that cancel
     CHECK(changes.squares_ran == 8);
     CHECK(changes.squares_low == 32);
+    CHECK(changes.squares_rounding == 2);
   }
   REQUIRE(report.losses().size() == 1);
   CHECK(report.losses()[0].passes == 2);
@@ -216,7 +221,8 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
   report.changed(1, {.pass = 1, .loss = 5, .ran = 5, .low = 5});
   for (const double change : {3.0, -4.0}) {
     report.begin_projection();
-    report.changed(1, {.pass = 2, .loss = 5, .ran = change, .low = 2 * change});
+    report.changed(
+        1, {.pass = 2, .loss = 5, .ran = change, .low = 2 * change, .rounding = 3 * change});
     report.cast_back(1, {DType::Float32, DType::BFloat16, false, 8, 1, 1});
     report.backward_ended(7);
     report.end_projection();
@@ -227,6 +233,7 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
   CHECK(values.projections == 2);
   CHECK(values.projected_ran == 25);
   CHECK(values.projected_low == 100);
+  CHECK(values.projected_rounding == 225);
   CHECK(report.backward_ns() == 0);
   CHECK((report.row_count() < 2 || report.row(1).casts.empty()));
 }

@@ -195,12 +195,3 @@ def test_a_preset_that_follows_the_first_input_is_foretold():
     assert foretold["hmp"] == pytest.approx(error, rel=0.2)
     assert foretold["hmp"] > foretold["balanced"]
     assert own.presets()["balanced"] == pytest.approx(foretold["balanced"], rel=0.2)
-
-
-def test_an_op_that_chooses_has_a_line():
-    """What it takes otherwise is in no estimate."""
-    x, weight = random(8, 8), random(8, 8).requires_grad_()
-    with hmp.report(values=True) as report:
-        product(x, weight).topk(2, -1).values.float().sum().backward()
-    (line,) = (each for each in report.advice if each.text.startswith("topk: "))
-    assert "compare" in line.evidence

@@ -160,3 +160,64 @@ def test_an_edit_foretells_the_loss(seed):
     assert found[0].error >= abs(report.loss_change(module="Smooth"))
     assert found[-1].error_after == 0
     assert loss(policy.with_edits(*found)).item() == exact
+
+
+class Pooled(nn.Module):
+    """What its ops round is random, and lost in the mean; what the rounded weight is off by is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((16,), 1.003))
+
+    def forward(self, x):
+        return torch.sigmoid(torch.mul(x, self.scale)).float().mean(0)
+
+
+POOLED = hmp.Policy.from_ops(lower=["mul", "sigmoid"], rest="fp32", name="pooled")
+
+
+def pooled():
+    """A net, and outputs of it under a policy."""
+    torch.manual_seed(0)
+    net, x = Pooled(), torch.rand(4096, 16) + 1
+
+    def run(policy):
+        with hmp.autocast("cpu", policy=policy):
+            return net(x)
+
+    return run
+
+
+@pytest.mark.parametrize("edits", [["+mul:fp32"], ["+sigmoid:fp32"], ["+mul:fp32", "+sigmoid:fp32"]])
+def test_what_rounding_alone_leaves_is_measured(edits):
+    run = pooled()
+    with hmp.report(values=True) as report:
+        report.project(run(POOLED), k=64)
+    data = report_of(report.to_dict())
+    listed = {i: "float32" for i, row in enumerate(data.rows) for edit in edits if edit[1:].startswith(row.op)}
+    effect = Simulation(data).effect(listed)
+    (foretold,) = Objective(data).errors(effect.left, effect.low).values()
+    with torch.no_grad():
+        exact, found = run(WIDE).double(), run(POOLED.with_edits(*edits)).double()
+    assert foretold == pytest.approx(off(found, exact), rel=0.5)
+    assert foretold < 0.3 * Objective(data).error() or edits == ["+sigmoid:fp32"]
+
+
+def test_numbers_that_two_ops_round_count_once():
+    """The results of one that moves to the low dtype, as the inputs of the other that does, too."""
+    torch.manual_seed(0)
+    net, x = Smooth(), torch.randn(256, 16)
+    chain = hmp.Policy.from_ops(lower=["exp", "mul"], rest="fp32")
+
+    def run(policy):
+        with hmp.autocast("cpu", policy=policy):
+            return torch.mul(torch.exp(net.a(x)), 1.0)
+
+    with hmp.report(values=True) as report:
+        report.project(run(WIDE), k=64)
+    data = report_of(report.to_dict())
+    effect = Simulation(data).under(chain)
+    (foretold,) = Objective(data).errors(effect.left, effect.low).values()
+    with torch.no_grad():
+        exact, found = run(WIDE).double(), run(chain).double()
+    assert foretold == pytest.approx(off(found, exact), rel=0.1)

@@ -1,0 +1,143 @@
+#include "probe/measures.h"
+
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/op_schema.h"
+#include "cast/dtypes.h"
+#include "cast/tensors.h"
+#include "evidence/numbers.h"
+#include "policy/op_traits.h"
+#include "probe/inherited_errors.h"
+#include "watch/observatory.h"
+
+namespace habana_mp::probe {
+
+using report::Measure;
+using report::SiteId;
+using report::Unmeasured;
+using report::Values;
+
+namespace {
+
+// Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
+// to round it again would count its error twice, as of two additions to one residual stream.
+bool made_by(const at::Tensor& tensor, SiteId site) {
+  if (!tensor.has_storage()) return false;
+  const std::lock_guard guard(watch::all().mutex);
+  const History* history = watch::all().histories.find(tensor);
+  return history != nullptr && history->maker == site;
+}
+
+// A call that could not be measured after all.
+void leave_out(Values& values, Unmeasured why, bool backward) {
+  (backward ? values.backward_calls : values.calls) = 0;
+  values.leave_out(why, backward);
+}
+
+// The dtype that the result would be cast to if it were in float32.
+at::ScalarType low_of(const at::Tensor& result, const Measure& measure) {
+  return may_be_low(dtype_of(result)) ? result.scalar_type() : scalar_type(measure.low);
+}
+
+// What numbers in float32 are off by if they are rounded alone; undefined where that is `all`.
+at::Tensor rounding_of(const at::Tensor& full, at::ScalarType low, const at::Tensor& all) {
+  at::Tensor rounding;
+  evidence::error_of(full.to(low), full, &rounding);
+  return at::equal(rounding, all) ? at::Tensor() : rounding;
+}
+
+}  // namespace
+
+void add(Values& values, const evidence::Flips& flips) {
+  values.choices += flips.choices;
+  values.flipped += flips.flipped;
+}
+
+void measure_absorbed(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                      Values& values) {
+  if (!context.op->adds || context.backward) return;
+  const auto full = [&](const at::Tensor& argument) {
+    return evidence::in_float32(context.given(argument));
+  };
+  const at::Tensor added = evidence::addend_of(*context.op, context.arguments, full);
+  if (!added.defined() || added.scalar_type() != at::kFloat) return;
+  const at::Tensor to = full(context.arguments.front().toTensor());
+  if (to.scalar_type() != at::kFloat) return;
+  values.absorbed = evidence::absorbed_of(to.expand_as(added), added);
+  const DType made =
+      results.front().isTensor() ? dtype_of(results.front().toTensor()) : DType::Other;
+  if (made == DType::BFloat16) values.absorbed.lost = values.absorbed.bfloat16;
+  if (made == DType::Float16) values.absorbed.lost = values.absorbed.float16;
+}
+
+void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                     const Measure& measure, Values& values, std::vector<Off>& waiting) {
+  const auto reference = evidence::rerun(
+      *context.op, context.arguments,
+      [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
+      context.backward ? nullptr : &values.other_ns);
+  if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
+  const auto pairs = evidence::compared(results, *reference);
+  if (!context.backward) add(values, follow_shadows(context, results, pairs, waiting));
+  for (const auto& [result, wanted] : pairs) {
+    evidence::Difference difference;
+    const at::Tensor full = evidence::in_float32(wanted);
+    // One of a backward pass requires a gradient with create_graph.
+    at::Tensor* off = result.requires_grad() ? &difference.numbers : nullptr;
+    const report::Error error = evidence::error_of(result.detach(), full, off);
+    (context.backward ? values.backward : values.ran).add(error);
+    if (!context.backward && measure.what_if) values.range.add(evidence::range_of(full));
+    if (!context.backward && off != nullptr)
+      difference.rounding = rounding_of(full, low_of(result, measure), *off);
+    waiting.push_back({result, std::move(difference), context.site, true});
+  }
+  if (!context.backward) values.low = values.ran;
+}
+
+void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                     const Measure& measure, Values& values, std::vector<Off>& waiting) {
+  const at::ScalarType low = scalar_type(measure.low);
+  // Of a norm the lower list casts the input alone (D14).
+  const bool norm = is_norm(without_aten(context.op->handle.schema().name()));
+  const auto round = [&](const at::Tensor& argument) {
+    const bool input = context.arguments.front().isTensor() &&
+                       context.arguments.front().toTensor().is_same(argument);
+    const bool casts = may_be_cast(dtype_of(argument)) && (input || !norm);
+    return casts && !made_by(argument, context.site) ? argument.detach().to(low) : argument;
+  };
+  std::optional<torch::jit::Stack> other;
+  const auto inputs = tensors_in(context.arguments);
+  const bool chained = std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& tensor) {
+    return tensor.defined() && made_by(tensor, context.site);
+  });
+  if (!chained) other = evidence::rerun(*context.op, context.arguments, round, &values.other_ns);
+  // Where the device has no low kernel: the same by rounding what goes in and comes out.
+  if (!other) {
+    other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+      return evidence::in_float32(round(argument));
+    });
+  }
+  for (const c10::IValue& result : results) {
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const at::Tensor full = result.toTensor().detach();
+    if (dtype_of(full) != DType::Float32) continue;
+    values.range.add(evidence::range_of(full));
+  }
+  if (!other) return leave_out(values, Unmeasured::Kernel, false);
+  for (const auto& [result, lower] : evidence::compared(results, *other)) {
+    if (dtype_of(result) != DType::Float32) continue;
+    evidence::Difference difference;
+    const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
+    at::Tensor* off = result.requires_grad() ? &difference.numbers : nullptr;
+    values.low.add(evidence::error_of(rounded, result.detach(), off));
+    if (off != nullptr) difference.rounding = rounding_of(result.detach(), low, *off);
+    waiting.push_back({result, std::move(difference), context.site, false});
+  }
+}
+
+}  // namespace habana_mp::probe

@@ -17,8 +17,8 @@ from subjects.carried import Subject, subjects
 
 from habana_mp import hmp
 
-BATCHES = 32  # of a loss, in a report: one has a change by chance
-MORE_BATCHES = 96  # that it is measured on
+BATCHES = 24  # of a loss, in a report: one has a change by chance
+MORE_BATCHES = 48  # that it is measured on
 POLICIES = {
     "hmp": hmp.Policy.load("hmp"),
     "hpu-autocast": hmp.Policy.load("hpu-autocast"),
@@ -104,7 +104,7 @@ def followed(subject: Subject, policy: hmp.Policy, of: str, name: str) -> Case |
     (foretold,) = report.errors().values()
     case = Case(name, (foretold, now), alone, first)
     for preset, error in report.presets().items():
-        if preset in ("hmp", "balanced", "hpu-autocast", "torch-cpu"):
+        if preset in ("hmp", "balanced", "hpu-autocast", "torch-cpu", "torch-cuda"):
             found = measured.error(hmp.Policy.load(preset).with_low_dtype(policy.low_dtype))
             case.presets[preset] = error, found
     return case

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from msgspec import UNSET, convert, structs
 
+from habana_mp._cast import dtype_name
 from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
@@ -26,8 +27,11 @@ def report_of_counts(
     low_dtype: Any,
     projected_squares: float,
 ) -> Report:
-    """``low_dtype`` is "" where no numbers were measured."""
+    """``low_dtype``: of calls outside of any policy; "" where no numbers were measured."""
     policies = [(Policy(each["policy"]), each["front_end"]) for each in counted["policies"]]
+    if low_dtype and policies:  # the report may be round its regions, or round another one
+        most = max(counted["policies"], key=lambda each: int(each["calls"]))
+        low_dtype = dtype_name(Policy(most["policy"]).low_dtype)
     for row in counted["rows"]:
         row["rule"] = row["rule"].replace(OWN_FILES, "")
     rows = convert(counted["rows"], list[Row])

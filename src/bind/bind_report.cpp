@@ -6,9 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <numeric>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -131,17 +131,24 @@ py::list rows_of(const watch::Snapshot& now, std::vector<int>& row_of_site) {
   return rows;
 }
 
-// The policies of the rows, each with the front end that it was in force for.
+// The policies of the rows, each with the front end that it was in force for, and its calls.
 py::list policies_of(const watch::Snapshot& now) {
-  std::set<std::pair<std::string, report::FrontEnd>> known;
-  py::list policies;
+  using Known = std::pair<std::string, report::FrontEnd>;
+  std::map<Known, std::uint64_t> calls;
+  std::vector<std::pair<Known, std::shared_ptr<const Policy>>> found;  // in the order of the rows
   for (SiteId id = 1; id < now.sites.size() && id < now.report.row_count(); ++id) {
     const report::Site& site = now.sites[id];
     if (now.report.row(id).calls == 0 || site.policy == nullptr) continue;
-    if (!known.emplace(site.policy->text(), site.in_force).second) continue;
+    const Known key{site.policy->text(), site.in_force};
+    if (!calls.contains(key)) found.emplace_back(key, site.policy);
+    calls[key] += now.report.row(id).calls;
+  }
+  py::list policies;
+  for (const auto& [key, policy] : found) {
     policies.append(
-        py::dict("policy"_a = std::const_pointer_cast<Policy>(site.policy),
-                 "front_end"_a = report::kFrontEndNames[static_cast<std::size_t>(site.in_force)]));
+        py::dict("policy"_a = std::const_pointer_cast<Policy>(policy),
+                 "front_end"_a = report::kFrontEndNames[static_cast<std::size_t>(key.second)],
+                 "calls"_a = calls[key]));
   }
   return policies;
 }

@@ -72,9 +72,13 @@ OnThread& on_this_thread() {
   return thread;
 }
 
-report::Measure what_to_measure() {
+// The low dtype is that of the policy that the call is under, and outside of any that of the
+// report.
+report::Measure what_to_measure(SiteId site = report::kNone) {
   const std::lock_guard guard(all().mutex);
-  return here().measure;
+  report::Measure measure = here().measure;
+  if (const auto& policy = all().sites[site].policy) measure.low = policy->low();
+  return measure;
 }
 
 bool Measuring::hears_here() const {
@@ -213,7 +217,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = ran_low(context, call.outputs());
   const bool shadowed = !context.backward && is_shadowed(context);
-  const report::Measure measure = what_to_measure();
+  const report::Measure measure = what_to_measure(context.site);
   if (!low && !shadowed && !measure.what_if) return;
   {
     const evidence::OutOfSight out_of_sight;

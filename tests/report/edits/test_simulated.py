@@ -13,7 +13,7 @@ from habana_mp import hmp
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
 from habana_mp._report.numbers import Objective, together
-from tests.report.edits.net import WIDE, Smooth, no_grad, recorded, wide_run
+from tests.report.edits.net import WIDE, Net, Smooth, no_grad, recorded, wide_run
 
 
 def effect(report, op, dtype, module=None):
@@ -221,3 +221,18 @@ def test_numbers_that_two_ops_round_count_once():
     with torch.no_grad():
         exact, found = run(WIDE).double(), run(chain).double()
     assert foretold == pytest.approx(off(found, exact), rel=0.1)
+
+
+@pytest.mark.parametrize("around", ["report", "region"])
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16], ids=str)
+def test_the_low_dtype_is_that_of_the_policy_of_the_calls(low, around):
+    """A report that is opened before the region, as round a whole training, measured float32 ops in bfloat16."""
+    policy, net, x = hmp.Policy.load("balanced").with_low_dtype(low), Net(), torch.randn(64, 16)
+    region, report = hmp.autocast("cpu", policy=policy), hmp.report(values=True)
+    with report if around == "report" else region, region if around == "report" else report:
+        report.project(net(x).float())
+    assert report.to_dict()["low_dtype"] == str(low).removeprefix("torch.")
+    rounding = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}[low]
+    assert float(report.local_error("softmax", what_if=True)) == pytest.approx(rounding, rel=0.5)
+    (now,) = report.errors().values()
+    assert report.presets()["balanced" if low is torch.bfloat16 else "torch-cuda"] == pytest.approx(now, rel=0.5)

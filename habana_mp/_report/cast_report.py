@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from msgspec import structs
 
 import habana_mp._core as _core
 from habana_mp._autocast.regions import region_policy
@@ -22,7 +21,7 @@ from habana_mp._policy.read_file import read_text, shown
 from habana_mp._ranks.rank import is_joined
 from habana_mp._report.counted import report_of_counts
 from habana_mp._report.data import Advice, Cast, Report
-from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.asked import asked_casts, dtype_name
 from habana_mp._report.findings.diff import ReportDiff
 from habana_mp._report.findings.unknown import OUTSIDE, is_outside
@@ -295,7 +294,7 @@ class CastReport(Short, Document, MeasuredReport):
         if not several:
             raise ValueError("there is no report to merge")
         whole = merged([each._data() for each in several])
-        return cls._of(structs.replace(whole, advice=advice(whole)))
+        return cls._of(with_advice(whole))
 
     def gather(self, group: dist.ProcessGroup | None = None) -> CastReport | None:
         """Merge the reports of all ranks of a process group. All ranks have to call it.

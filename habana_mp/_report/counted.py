@@ -6,14 +6,14 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from msgspec import UNSET, convert, structs
+from msgspec import UNSET, convert
 
 from habana_mp._cast import dtype_name
 from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
 from habana_mp._report.data import CompiledGraph, Edge, InForce, Loss, Missed, PingPong, Report, Row, Timeline
-from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
 
@@ -65,7 +65,7 @@ def report_of_counts(
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
         advice=[],
     )
-    return structs.replace(report, advice=advice(report))
+    return with_advice(report)
 
 
 def _compiled(number: str, calls: int) -> CompiledGraph:

@@ -12,7 +12,7 @@ import click
 from habana_mp import hmp
 from habana_mp._policy.edit import edits_in
 from habana_mp._ranks.rank import rank, world_size
-from habana_mp._report.findings.edits import edits_text
+from habana_mp._report.findings.beginning import edits_text
 from habana_mp._report.findings.unknown import known_errors, no_op, unmeasured, why_nothing
 from habana_mp._report.form import schema
 from habana_mp._show.stream import flush, say

@@ -18,6 +18,7 @@ from habana_mp._report.data.report import (
     Report,
     Row,
     Timeline,
+    ToTake,
     Totals,
     Uneven,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Report",
     "Row",
     "Timeline",
+    "ToTake",
     "Totals",
     "Uneven",
     "Values",

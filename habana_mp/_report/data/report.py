@@ -208,6 +208,13 @@ class Advice(Data, frozen=True):
         return f"{self.text}\n    {self.evidence}"
 
 
+class ToTake(Data, frozen=True):
+    edits: Annotated[
+        list[str], "The edits, as Policy.with_edits takes them. Empty if none takes away a tenth of the error."
+    ]
+    text: Annotated[str, "What they leave of the error, and their time."]
+
+
 class InForce(Data, frozen=True):
     name: Annotated[str, "The name of the policy."]
     text: Annotated[str, "The policy as text, which Policy.load reads."]
@@ -278,6 +285,11 @@ class Report(Totals, frozen=True, kw_only=True):
         "The time of each counted step. Only if r.step() was called. In a merged report: of the first rank.",
     ] = UNSET
     advice: Annotated[list[Advice], Meta(max_length=5), Adds.FIRST, "At most five lines of advice."]
+    to_take: Annotated[
+        ToTake | UnsetType,
+        Adds.FIRST,
+        "The first edits, which are worth taking together. Only with values, and if there are edits.",
+    ] = UNSET
     ranks: Annotated[
         Annotated[list[Rank], Meta(min_length=1)] | UnsetType,
         Adds.FIRST,

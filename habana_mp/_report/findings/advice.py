@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Row, Uneven
+from habana_mp._report.findings.beginning import to_take
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
@@ -21,6 +24,10 @@ _ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
 _CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial", "kthvalue", "mode"])
 _MOST_CHOICES = 2
 _LONG = 0.05  # an op that no list names is, from here on
+
+
+def with_advice(report: Report) -> Report:
+    return structs.replace(report, advice=advice(report), to_take=to_take(report))
 
 
 def advice(report: Report) -> list[Advice]:

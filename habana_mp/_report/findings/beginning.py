@@ -6,14 +6,21 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
-from habana_mp._report.data import Report
-from habana_mp._report.findings.edits import Edit
+from habana_mp._report.data import Report, ToTake
+from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.numbers import Objective
 from habana_mp._report.sums import seconds_of_steps
 from habana_mp._show.units import counted, share
 
+# The groups of a file of edits.
+_TITLES = {
+    "fp32": "for accuracy",
+    "lower": "for speed",
+}
 _GAIN = 0.1  # of the error that is left, which each edit takes away on average that is worth a line in a list
 
 
@@ -94,3 +101,24 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
         return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title])
     policy = f"hmp.Policy.load({name!r})" if is_preset else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
+
+
+def to_take(report: Report) -> ToTake | UnsetType:
+    """The same for programs; nothing of a report without edits."""
+    head = beginning(report, edits(report) if report.low_dtype else [])
+    return UNSET if head is None else ToTake([edit.text for edit in head.edits], str(head))
+
+
+def edits_text(report: Report, per: str = "op") -> str:
+    """A file of edits for --edit; a comment says which to take, or why there are none."""
+    found = edits(report, per)
+    if not found:
+        return f"# {'; '.join(no_edit(report))}\n"
+    return f"# {beginning(report, found)}\n\n{_in_groups(found)}"
+
+
+def _in_groups(found: Iterable[Edit]) -> str:
+    lines: dict[str, list[str]] = {}
+    for edit in found:
+        lines.setdefault(edit._list, []).append(f"{edit.text}  # {edit.why}\n")
+    return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)

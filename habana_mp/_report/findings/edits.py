@@ -24,11 +24,6 @@ _NOTHING = 0.01  # of the error: what is left then needs no more edits
 _MOST_TRIED = 32
 _MOST_PAIRED = 8
 _WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
-# The groups of a file of edits.
-_TITLES = {
-    "fp32": "for accuracy",
-    "lower": "for speed",
-}
 _WORTH = 0.01  # of a step: what takes less is not worth the low dtype
 
 
@@ -117,19 +112,6 @@ def edits(report: Report, per: str = "op") -> list[Edit]:
     lost = dict(_of_lost(report, groups, listed, simulation))
     sequence = _Sequence(report, simulation, rows, groups, listed)
     return [*sorted(lost.values(), key=lambda each: -each.lost), *sequence.edits(lost)]
-
-
-def edits_text(report: Report, per: str = "op") -> str:
-    """A file of edits for --edit; a comment says why there are none."""
-    found = edits(report, per)
-    return _in_groups(found) if found else f"# {'; '.join(no_edit(report))}\n"
-
-
-def _in_groups(found: Iterable[Edit]) -> str:
-    lines: dict[str, list[str]] = {}
-    for edit in found:
-        lines.setdefault(edit._list, []).append(f"{edit.text}  # {edit.why}\n")
-    return "\n".join(f"# {_TITLES[kind]}\n{''.join(lines[kind])}" for kind in _TITLES if kind in lines)
 
 
 def no_edit(report: Report) -> tuple[str, str]:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._report.findings.edits import Edit, _in_groups, edits
+from habana_mp._report.findings.beginning import _in_groups, beginning, edits_text
+from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.form import report_of
 from tests.report.edits.net import Net, Smooth, no_grad, recorded, wide_run
 from tests.shared.fake_reports import loss, with_losses
@@ -118,6 +119,17 @@ def test_a_file_of_edits_has_groups():
     assert _in_groups(found) == (
         "# for accuracy\n+sum:fp32  # why\n+exp:fp32  # why\n\n# for speed\n+relu:lower  # why\n"
     )
+
+
+@pytest.mark.parametrize("per", ["op", "module"])
+def test_what_to_take_is_said_alike_everywhere(per):
+    report = recorded("hmp")
+    found = edits(report._data(), per)
+    head = beginning(report._data(), found)
+    assert edits_text(report._data(), per).startswith(f"# {head}\n\n# for accuracy\n{head.edits[0].text}  # ")
+    if per == "op":
+        assert report.to_dict()["to_take"] == {"edits": [each.text for each in head.edits], "text": str(head)}
+        assert str(head) in " ".join(str(report).split())
 
 
 def made_of(policy, squares):

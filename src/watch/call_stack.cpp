@@ -60,6 +60,11 @@ bool writes(const Frame& frame) {
   return site.outcome == Outcome::InPlace || (site.op.ends_with('_') && !site.op.ends_with("__"));
 }
 
+// Whether nothing else lies in its memory.
+bool is_whole(const at::Tensor& tensor) {
+  return tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+}
+
 }  // namespace
 
 void show(Frame& frame, Tensors inputs) {
@@ -132,7 +137,7 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
     if (is_input && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    if (!is_input) history->maker = frame.call.site;
+    if (!is_input || is_whole(result)) history->maker = frame.call.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;

@@ -31,9 +31,13 @@ _RULES = {
 _INPUT, _AFFINE = map(_core.ROLES.index, ("input", "affine"))
 _BY_LISTS = frozenset(["lower", "fp32", "promote", "first input", "unlisted", "left alone", "rest fp32"])
 _MOST_VISITS = 8  # of each row, on average
-_FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone"])
+_FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _is_in_place(op: str) -> bool:
+    return op.endswith("_") and not op.endswith("__")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,10 @@ class Simulation:
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
         self._ran_overhead = self._overhead(lambda values: values.ran_seconds)
         self._other_overhead = self._overhead(lambda values: values.other_seconds)
-        self._by_first_now = frozenset(number for number, row in enumerate(self._rows) if row.decision == "first input")
+        self._in_place = frozenset(number for number, row in enumerate(self._rows) if _is_in_place(row.op))
+        self._by_first_now = self._in_place.union(
+            number for number, row in enumerate(self._rows) if row.decision == "first input"
+        )
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
@@ -113,7 +120,7 @@ class Simulation:
                 continue
             rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
             to = {"lower": self._low, "fp32": _WIDE}.get(rule.action)
-            first = rule.action == "rest" and rule.rest == "first_input"
+            first = (rule.action == "rest" and rule.rest == "first_input") or number in self._in_place
             if to is not None:
                 listed[number] = to
                 continue
@@ -159,7 +166,7 @@ class Simulation:
         return low / sum(readers.values()) if low else 0.0
 
     def _readers(self, number: int, moved: dict[int, str]) -> dict[int, int]:
-        """The rows that use a result, and how often. Views and the like hand its numbers on as they are: they count for those that use theirs.
+        """The rows that use a result, and how often. Views, relu and the like hand its numbers on as they are: those that use theirs count.
 
         The users of a view may be those of what it is a view of.
         """
@@ -168,13 +175,18 @@ class Simulation:
         while waiting:
             for edge in self._users.get(waiting.pop(), []):
                 user = edge.row
-                if user in moved and not _core.computes(encodable(self._rows[user].op)):
+                if user in moved and self._hands_on(self._rows[user]):
                     if user not in seen:
                         seen.add(user)
                         waiting.append(user)
                 else:
                     found[user] = max(found.get(user, 0), edge.count)
         return found
+
+    def _hands_on(self, row: Row) -> bool:
+        error = row.measured.ran
+        rounds_nothing = row.runs_in == [self._low] and error.reference_squares > 0 and error.squares == 0
+        return rounds_nothing or not _core.computes(encodable(row.op))
 
     def _overhead(self, seconds: Callable[[Values], float]) -> float:
         """Per call: what a call takes that computes next to nothing."""

@@ -236,3 +236,41 @@ def test_the_low_dtype_is_that_of_the_policy_of_the_calls(low, around):
     assert float(report.local_error("softmax", what_if=True)) == pytest.approx(rounding, rel=0.5)
     (now,) = report.errors().values()
     assert report.presets()["balanced" if low is torch.bfloat16 else "torch-cuda"] == pytest.approx(now, rel=0.5)
+
+
+class Residual(nn.Module):
+    """Between its products the numbers are added up in place, and cut off in place or not."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(4))
+        self.relu = nn.ReLU(in_place)
+
+    def forward(self, x):
+        x = x @ torch.eye(32)
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            y = norm(layer(x))
+            y += x
+            x = self.relu(y)
+        return x
+
+
+PRODUCTS = hmp.Policy.from_ops(lower=["linear", "matmul"], rest="fp32", name="products")
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["relu", "relu in place"])
+def test_what_ops_hand_on_as_it_is_is_rounded_behind_them(in_place):
+    """The products round what a norm made, behind a relu or an addition in place that rounded nothing themselves."""
+    torch.manual_seed(0)
+    net, x = Residual(in_place), torch.randn(256, 32)
+    with hmp.report(values=True) as report:
+        report.project(wide_run(net, x, "hmp"), k=64)
+    with torch.no_grad():
+        exact, found = (flat([wide_run(net, x, each)]) for each in (WIDE, PRODUCTS))
+    data = report_of(report.to_dict())
+    effect = Simulation(data).under(PRODUCTS)
+    (foretold,) = Objective(data).errors(effect.left, effect.low).values()
+    assert foretold == pytest.approx(off(found, exact), rel=0.2)
+    adding = [row.op for row in data.rows].index("add_" if "add_" in [row.op for row in data.rows] else "__iadd__")
+    assert adding in {edge.maker for edge in data.edges}

@@ -243,7 +243,7 @@ class Residual(nn.Module):
 
     def __init__(self, in_place):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4)).bfloat16().float()  # they round no weight
         self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(4))
         self.relu = nn.ReLU(in_place)
 
@@ -271,6 +271,6 @@ def test_what_ops_hand_on_as_it_is_is_rounded_behind_them(in_place):
     data = report_of(report.to_dict())
     effect = Simulation(data).under(PRODUCTS)
     (foretold,) = Objective(data).errors(effect.left, effect.low).values()
-    assert foretold == pytest.approx(off(found, exact), rel=0.2)
+    assert foretold == pytest.approx(off(found, exact), rel=0.15)
     adding = [row.op for row in data.rows].index("add_" if "add_" in [row.op for row in data.rows] else "__iadd__")
     assert adding in {edge.maker for edge in data.edges}

@@ -91,6 +91,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
     // No schema says that running statistics are written to.
     if (is_written(argument) || names_statistic(argument.name())) op->written.push_back(i);
     if (argument.name() == "dropout_p") op->dropout = i;
+    if (argument.name() == "train" && own.find("dropout") != std::string_view::npos) op->train = i;
   }
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   op->why_not = why_not_again(*handle);
@@ -102,6 +103,13 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->moves = !op->computing && op->why_not == Unmeasured::None && !op->composite &&
               op->written.empty() && !is_view(schema);
   return op;
+}
+
+// Of dropout(input, p, train).
+bool drops_nothing(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.train == 0 || op.train >= arguments.size()) return false;
+  const c10::IValue &p = arguments[op.train - 1], &train = arguments[op.train];
+  return (train.isBool() && !train.toBool()) || (p.isDouble() && p.toDouble() == 0);
 }
 
 template <typename Use>
@@ -159,7 +167,7 @@ bool has_floating(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (op.why_not != Unmeasured::None) return op.why_not;
+  if (op.why_not != Unmeasured::None && !drops_nothing(op, arguments)) return op.why_not;
   if (op.dropout < arguments.size()) {
     const c10::IValue& share = arguments[op.dropout];
     if (share.isDouble() && share.toDouble() > 0) return Unmeasured::Random;
@@ -180,7 +188,7 @@ Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
 }
 
 bool may_rerun(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  return op.repeatable && has_floating(arguments) &&
+  return op.computing && has_floating(arguments) &&
          why_not_again(op, arguments) == Unmeasured::None;
 }
 

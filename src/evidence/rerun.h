@@ -32,6 +32,7 @@ struct Op {
   bool hands_on = false;    // its result is a view, or memory that nothing has been written to
   c10::SmallVector<std::size_t, 2> written{};  // arguments that a run may change: to be copied
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
+  std::size_t train = kNoArgument;             // or whether something is
 };
 
 // The op that is called, found once; null for what is no op of the dispatcher.

@@ -140,6 +140,13 @@ bool ran_low(const MeasuredCall& context, const std::vector<c10::IValue>& result
   return has_low(context.arguments, context.casts) || (!context.backward && has_low(results));
 }
 
+// Whether the result is the argument: dropout in evaluation casts at most.
+bool hands_on(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  return context.casts.empty() && !context.arguments.empty() && results.front().isTensor() &&
+         context.arguments.front().isTensor() && context.op->written.empty() &&
+         results.front().toTensor().is_same(context.arguments.front().toTensor());
+}
+
 // A call that is not run again has ended: a row says so, unless it speaks of calls inside of it.
 void end_unmeasured(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
   const bool wanted = ran_low(context, results) || (!context.backward && what_to_measure().what_if);
@@ -205,6 +212,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
     --measuring;
   if (context.why != Unmeasured::None) return end_unmeasured(context, call.outputs());
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
+  if (hands_on(context, call.outputs())) return;
   Values values;
   if (context.op->moves) {
     add(values, move_shadow(context, call.outputs()));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,7 +102,8 @@ def test_edits_name_the_op_that_loses_the_accuracy(net) -> None:
     with region("autocast", policy), hmp.report(values=True) as report:
         step()
     edits = report.edits()
-    assert {"+exp:fp32", "+log:fp32"} & {edit.text for edit in edits}
+    # From mul on all follow their inputs; the time of one call decides which of these comes first.
+    assert {"+exp:fp32", "+mul:fp32", "+sum:fp32", "+log:fp32"} & {edit.text for edit in edits}
     wide = [edit for edit in edits if edit.text.endswith(":fp32")]
     assert wide[-1].error_after < 0.1 * wide[0].error
     better = policy.with_edits(*(edit.text for edit in edits if edit.text.endswith(":fp32")))
@@ -187,3 +190,28 @@ def test_a_number_of_python_is_no_float64_tensor_d38() -> None:
     with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
         torch.ones(4).add(0.1) * 1.2345
     assert float(report.local_error("mul")) > 0
+
+
+@pytest.mark.parametrize("front_end", ["convert", "autocast"])
+@pytest.mark.parametrize(("p", "train"), [(0.1, False), (0.0, True), (0.1, True)], ids=["eval", "p=0", "drops"])
+def test_dropout_is_measured_where_it_drops_nothing(p, train, front_end) -> None:
+    """It hands on what it is given, and its list rounds that. Where it is given low numbers it does nothing."""
+    policy, x = hmp.Policy.from_ops(lower=["dropout"], rest="fp32"), torch.rand(64, 16, requires_grad=True)
+    layer = torch.nn.Dropout(p).train(train)
+    if front_end == "convert":
+        hmp.convert(policy=policy)
+    with hmp.report(values=True) as report:
+        with hmp.autocast("cpu", policy=policy) if front_end == "autocast" else contextlib.nullcontext():
+            once = layer(x)
+            twice = layer(once)
+        report.project(twice.float(), k=4)
+    assert once.dtype == twice.dtype == torch.bfloat16
+    if p and train:
+        assert float(report.local_error("dropout")) > 0  # of the product with its mask
+    else:
+        assert float(report.local_error("dropout")) == pytest.approx(
+            ((x.bfloat16().float() - x).norm() / x.norm()).item()
+        )
+        assert report.error_share("dropout") == 1
+        (row,) = (row for row in report.rows if row.op == "dropout")
+        assert row.calls == 2

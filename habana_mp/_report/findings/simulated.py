@@ -103,7 +103,7 @@ class Simulation:
             casts += after[0] - before[0]
             size += after[1] - before[1]
         ops = sum(self._other_time(self._rows[row]) for row in moved)
-        wide = [row for row, to in moved.items() if to == _WIDE and _core.computes(encodable(self._rows[row].op))]
+        wide = [row for row, to in moved.items() if to == _WIDE and self._rows[row].values]
         return Effect(
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,

@@ -105,7 +105,9 @@ def edits(report: Report, per: str = "op") -> list[Edit]:
     in numbers together: "+mul in layers.*.rotary_emb:fp32".
     """
     rows = with_values(report.rows)
-    groups = dict(_by_op(rows) if per == "op" else _by_module(rows))
+    # With the calls that were not measured, or had nothing to measure: an edit moves them, too.
+    every = _by_op(report.rows) if per == "op" else _by_module(report.rows)
+    groups = {entry: group for entry, group in every if with_values(group)}
     simulation = Simulation(report)
     numbers = {id(row): number for number, row in enumerate(report.rows)}
     listed = {entry: [numbers[id(row)] for row in group] for entry, group in groups.items()}

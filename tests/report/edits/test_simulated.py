@@ -274,3 +274,22 @@ def test_what_ops_hand_on_as_it_is_is_rounded_behind_them(in_place):
     assert foretold == pytest.approx(off(found, exact), rel=0.15)
     adding = [row.op for row in data.rows].index("add_" if "add_" in [row.op for row in data.rows] else "__iadd__")
     assert adding in {edge.maker for edge in data.edges}
+
+
+def test_an_edit_moves_calls_that_had_nothing_to_measure():
+    """The second dropout is given low numbers, and rounds nothing until what is before it is in float32."""
+    torch.manual_seed(0)
+    policy = hmp.Policy.from_ops(lower=["linear", "dropout"], rest="first_input")
+    net, x = nn.Sequential(nn.Dropout(), nn.Linear(16, 16), nn.Dropout(), nn.GELU()).eval(), torch.randn(256, 16)
+
+    def run(policy):
+        with hmp.autocast("cpu", policy=policy):
+            return net(x).float()
+
+    with hmp.report(values=True) as report:
+        report.project(run(policy), k=64)
+    edits = report.edits()
+    assert {each.text for each in edits} >= {"+linear:fp32", "+dropout:fp32"}
+    assert edits[-1].error_after == 0
+    with torch.no_grad():
+        assert torch.equal(run(policy.with_edits(*edits)), run(WIDE))

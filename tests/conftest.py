@@ -80,6 +80,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path in slow:
             item.add_marker("slow")
+    # A group is for one worker: the other is not to wait for it at the end.
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,6 @@ import habana_mp._core as _core
 from zoo import EXACT_MEMORY, looked, results
 from zoo.cases import Outcome, Run, layers, looks
 
-pytestmark = pytest.mark.xdist_group("zoo")
-
 ROOT = Path(__file__).parent.parent.parent
 LABELS = """
     op/addmm op/nn_functional_dropout op/nn_functional_batch_norm op/nn_functional_scaled_dot_product_attention op/index_put op/geqrf

@@ -175,7 +175,7 @@ class Simulation:
         while waiting:
             for edge in self._users.get(waiting.pop(), []):
                 user = edge.row
-                if user in moved and self._hands_on(self._rows[user]):
+                if user in moved and self._hands_on(self._rows[user], edge):
                     if user not in seen:
                         seen.add(user)
                         waiting.append(user)
@@ -183,10 +183,11 @@ class Simulation:
                     found[user] = max(found.get(user, 0), edge.count)
         return found
 
-    def _hands_on(self, row: Row) -> bool:
+    def _hands_on(self, row: Row, edge: Edge) -> bool:
+        """Whether those that use the result of a row use the argument: of calls in several places it is not known of which."""
         error = row.measured.ran
         rounds_nothing = row.runs_in == [self._low] and error.reference_squares > 0 and error.squares == 0
-        return rounds_nothing or not _core.computes(encodable(row.op))
+        return (rounds_nothing and edge.count >= row.calls) or not _core.computes(encodable(row.op))
 
     def _overhead(self, seconds: Callable[[Values], float]) -> float:
         """Per call: what a call takes that computes next to nothing."""

@@ -134,13 +134,11 @@ class Simulation:
         rounded = self._rounded(number, moved)
         if number in listed:
             return Left(rounding=rounded)
-        # Of a row that follows its inputs those calls alone move that are given something in float32.
+        # Of a row that follows its inputs those calls alone move that are given something in float32, if by an earlier call of the row.
         wide = sum(
             edge.count
             for edge in self._edges.get(number, [])
-            if edge.maker != number
-            and (edge.dtype != _WIDE or number in following)
-            and self._given(edge, moved) == _WIDE
+            if (edge.dtype != _WIDE or number in following) and self._given(edge, moved) == _WIDE
         )
         part = min(1.0, wide / max(1, self._rows[number].calls))
         return Left(1 - part, part * rounded)

@@ -1,8 +1,8 @@
 """Formulas of norms for graphs that round as uncompiled code does (D55).
 
-Inductor computes layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what the lists make, these
-round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm. Computed in float32, with
-the result rounded at the end, they give the numbers of the kernels.
+Inductor computes batch_norm in training, layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what
+the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
+Computed in float32, with the result rounded at the end, they give the numbers of the kernels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from habana_mp._torch_private import COMPILE_FX
 
 # The place of the weight among the arguments. The first argument has the dtype of the first result.
 _NORMS = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: 1,
+    torch.ops.aten._batch_norm_with_update_functional.default: 1,
     torch.ops.aten.native_layer_norm.default: 2,
     torch.ops.aten.native_group_norm.default: 1,
     torch.ops.aten.native_group_norm_backward.default: 4,

@@ -30,6 +30,13 @@ def test_layer_norm(dtypes) -> None:
     agree(ATEN.native_layer_norm.default, x, [16], weight, bias, 1e-5)
 
 
+@pytest.mark.parametrize("dtypes", [(BF16, FP32), (FP16, FP32), (FP32, FP32)], ids=str)
+def test_batch_norm_in_training(dtypes) -> None:
+    x, weight, bias = given(dtypes, 4, 16, 8)
+    running = torch.zeros(16, dtype=weight.dtype), torch.ones(16, dtype=weight.dtype)
+    agree(ATEN._native_batch_norm_legit_functional.default, x, weight, bias, *running, True, 0.1, 1e-5)
+
+
 @DTYPES
 def test_group_norm(dtypes) -> None:
     x, weight, bias = given(dtypes, 4, 16, 8)

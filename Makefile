@@ -113,7 +113,7 @@ bench: $(BUILT)
 tune-presets: $(BUILT)
 	@$(BIN)/python -m tools.tune_presets
 
-# Every op, module and architecture under the policies and under the instruments: hours. What was stopped goes on where it was.
+# Every op, module and architecture under the policies and under the instruments, and architectures compiled: hours. What was stopped goes on where it was.
 zoo: $(BUILT)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m zoo --jobs $(JOBS)
 

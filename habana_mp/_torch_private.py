@@ -186,12 +186,14 @@ HOOK_GUARDS = Feature(
     length="torch._dynamo.guards:GuardBuilder.SEQUENCE_LENGTH",
     hooks="torch.nn:Module()._forward_pre_hooks",
 )
-# What compiles a graph, its first graph compiler, and the setting that keeps the roundings of fused kernels.
+# What compiles a graph, its first graph compiler, the formulas of ops and the name that it reads them by, and the setting that keeps the roundings of fused kernels.
 INDUCTOR = "torch._inductor.compile_fx"
 COMPILE_FX = Feature(
     "code that torch.compile makes with Inductor may round less often than the lists say",
     compile=f"{INDUCTOR}:compile_fx",
     inner=f"{INDUCTOR}:compile_fx_inner",
+    formulas="torch._inductor.decomposition:select_decomp_table",
+    reads=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
 # The number of the graph that is compiled now.

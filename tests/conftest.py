@@ -64,6 +64,7 @@ scope/test_many_policies
 scope/test_nested_regions
 weights/offload/test_offload_memory
 weights/test_packed_bits
+zoo/test_compiles
 zoo/test_looks
 zoo/test_zoo
 """

@@ -1,4 +1,4 @@
-"""What of torch and transformers runs under the policies: ``make zoo`` writes docs/compatibility.md."""
+"""What of torch and transformers runs under the policies, under the instruments and compiled: ``make zoo`` writes a page of docs/ about each."""
 
 # glibc counts what the cache of each thread holds as memory in use. Without these caches, what a round leaves can be told to the byte.
 # Read once, where a program starts.

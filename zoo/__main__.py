@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 from zoo import EXACT_MEMORY
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 if not os.environ.items() >= EXACT_MEMORY.items():
     os.execve(sys.executable, [sys.executable, "-m", "zoo", *sys.argv[1:]], os.environ | EXACT_MEMORY)
 
@@ -26,21 +27,25 @@ DOCS = Path(__file__).parent.parent / "docs"
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo", description=__doc__)
     parser.add_argument("--only", metavar="PATTERN", help="run what matches, such as 'op/*linear*', and write no page")
-    parser.add_argument("--under", choices=["policies", "instruments"], help="run the cases under these alone")
+    parser.add_argument(
+        "--under", choices=["policies", "instruments", "compiled"], help="run the cases under these alone"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget what has run")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
 
-    from zoo import looked, page, workers
-    from zoo.cases import all_cases, looks
+    from zoo import compiled, looked, page, workers
+    from zoo.cases import all_cases, compiles, looks
 
     workers.preload()
-    if arguments.under != "instruments":
-        chosen = _results("policies", all_cases(), arguments)
-        _show(chosen, arguments, page, DOCS / "compatibility.md")
-    if arguments.under != "policies":
-        chosen = _results("instruments", looks.cases(), arguments)
-        _show(chosen, arguments, looked, DOCS / "instruments.md")
+    groups = {
+        "policies": (all_cases, page, "compatibility.md"),
+        "instruments": (looks.cases, looked, "instruments.md"),
+        "compiled": (compiles.cases, compiled, "compiled.md"),
+    }
+    for under, (cases, pages, name) in groups.items():
+        if arguments.under in (None, under):
+            _show(_results(under, cases(), arguments), arguments, pages, DOCS / name)
 
 
 def _results(under: str, cases: list[Case], arguments: argparse.Namespace) -> Results:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Reason(NamedTuple):
-    # Of an error: "label front policy: message". Of a difference: the label, such as "op/mm".
+    # Of an error: "label front policy: message". Of a difference between front ends: the label, such as "op/mm".
     pattern: str
     text: str
 
@@ -72,6 +72,8 @@ DISAGREEMENTS: list[Reason] = [
         "`convert` casts the inputs of `lstm`, `autocast` those of each layer. If you pass states in float32, the cell state stays float32 under `autocast`.",
     ),
 ]
+# Of compiled code: "label policy: what".
+COMPILED: list[Reason] = []
 
 
 def find(table: list[Reason], text: str) -> str:

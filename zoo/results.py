@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import habana_mp._core as _core
-from zoo.cases import Case, Outcome, Run
+from zoo.cases import Case, Difference, Outcome, Run
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "zoo"
@@ -46,8 +46,12 @@ def read(file: Path) -> dict[str, list[Run]]:
 
 
 def _run(stored: dict[str, object]) -> Run:
-    outcomes = stored.pop("outcomes")
-    return Run(outcomes=[Outcome(*outcome) for outcome in outcomes], **stored)  # type: ignore[attr-defined, arg-type]
+    outcomes, differences = stored.pop("outcomes"), stored.pop("differences")
+    return Run(
+        outcomes=[Outcome(*outcome) for outcome in outcomes],  # type: ignore[attr-defined]
+        differences=[Difference(*difference) for difference in differences],  # type: ignore[attr-defined]
+        **stored,  # type: ignore[arg-type]
+    )
 
 
 def line(case: Case, runs: Iterable[Run]) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from zoo.cases import Began, Case, Outcome, Run
 
-# Of a variant. The slowest takes some 10 seconds on a machine that does nothing else.
+# Of a variant, times the patience with its case. The slowest takes some 10 seconds on a machine that does nothing else.
 MOST_SECONDS = 120
 # Of what a worker adds to the memory that it begins with.
 MOST_BYTES = 8 << 30
@@ -87,7 +87,7 @@ def _start(work: _Work) -> Connection:
     work.process = _FORK.Process(target=_child, args=(work.case, work.skip, theirs))
     work.process.start()
     theirs.close()
-    work.deadline = time.monotonic() + MOST_SECONDS
+    work.deadline = time.monotonic() + MOST_SECONDS * work.case.patience
     return ours
 
 
@@ -124,7 +124,7 @@ def _receive(end: Connection, work: _Work) -> bool:
         work.runs.append(message)
     else:
         work.began = message
-        work.deadline = time.monotonic() + MOST_SECONDS
+        work.deadline = time.monotonic() + MOST_SECONDS * work.case.patience
     return True
 
 
@@ -137,7 +137,13 @@ def _ended(end: Connection, work: _Work, hung: bool) -> bool:
     if work.began == Began("", ""):
         return True
     code = work.process.exitcode
-    text = f"no result in {MOST_SECONDS} s" if hung else signal.strsignal(-code) if code < 0 else f"exit status {code}"
+    text = (
+        f"no result in {MOST_SECONDS * work.case.patience} s"
+        if hung
+        else signal.strsignal(-code)
+        if code < 0
+        else f"exit status {code}"
+    )
     work.runs = [run for run in work.runs if (run.front, run.policy) != work.began]
     work.runs.append(Run(*work.began, "float32", [Outcome("process", str(text))]))
     work.skip |= {tuple(work.began), *((run.front, run.policy) for run in work.runs)}

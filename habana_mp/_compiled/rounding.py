@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 import habana_mp._core as _core
-from habana_mp._compiled import graphs
+from habana_mp._compiled import graphs, norms
 from habana_mp._compiled.graphs import EXACT, FUSED
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.after_import import after_import
@@ -45,13 +46,14 @@ def _ask_the_policies() -> None:
         **kwargs: Any,
     ) -> Any:
         policies = policies_of(model_)
+        exact = any(policy.compiled == EXACT for policy in policies)  # one setting holds for a whole graph
         if policies:
-            exact = any(policy.compiled == EXACT for policy in policies)  # one setting holds for a whole graph
             # Of one with patches, torch calls this function once more, with the patches in force.
             if exact and not getattr(settings, setting):
                 config_patches = {**(config_patches or {}), setting: True}
             inner_compile = graphs.seen(inner_compile, EXACT if exact else FUSED, policies)
-        return compile_by_torch(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
+        with norms.exact() if exact else nullcontext():
+            return compile_by_torch(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     compile_fx.habana_mp = True  # type: ignore[attr-defined]
     setattr(*COMPILE_FX.place("compile"), compile_fx)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import habana_mp._core as _core
 from habana_mp._report.added import added_counts, grouped
-from habana_mp._report.data import Report, Row
+from habana_mp._report.data import CompiledGraph, Report, Row
 from habana_mp._report.numbers import why_unmeasured
 
 # What the time of an op is counted as, in the order in which the page draws them.
@@ -107,6 +107,17 @@ def unmeasured(report: Report) -> list[Unmeasured]:
         for backward in (False, True)
     ]
     return sorted((each for each in found if each.calls), key=lambda each: -each.calls)
+
+
+def cast_ops(graph: CompiledGraph) -> list[str]:
+    """What each run of a compiled graph casts for, and how many casts each op has."""
+    by_op = Counter[tuple[str, bool]]()
+    for cast in graph.casts:
+        by_op[cast.op, cast.backward] += cast.count
+    return [
+        f"{op or 'result'}{' in backward' if backward else ''} {count:,}"
+        for (op, backward), count in by_op.most_common()
+    ]
 
 
 def split(report: Report) -> dict[str, float]:

@@ -91,6 +91,8 @@ PARAMETERS = {
     "HOOK_GUARDS.without_hooks": ["self", "guard"],
     "HOOK_GUARDS.length": ["self", "guard"],
     "COMPILE_FX.compile": ["model_", "example_inputs_", "inner_compile", "config_patches"],
+    "COMPILE_FX.formulas": [],
+    "COMPILE_FX.reads": [],
     "COMPILED_GRAPHS.number": [],
     "STORE.default": [],
     "DDP.exchange": ["process_group"],

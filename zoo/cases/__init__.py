@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-# Layers run under the instruments alone.
-Kind = Literal["op", "module", "layer", "architecture"]
+# Layers run under the instruments alone; an architecture that is compiled runs in inference and in training.
+Kind = Literal["op", "module", "layer", "architecture", "inference", "training"]
 
 
 class Outcome(NamedTuple):
@@ -16,6 +16,16 @@ class Outcome(NamedTuple):
     # "changed", "raised" and "grew" are what an instrument does to a call that runs without it.
     where: Literal["ran", "forward", "backward", "process", "changed", "raised", "grew"]
     text: str
+
+
+class Difference(NamedTuple):
+    """How far the results of a call are from those of the same call, run in another way."""
+
+    of: str
+    # Relative, by the norms; none where the sizes differ.
+    error: float | None
+    # Of the numbers: how many are others.
+    share: float
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Run:
     output_error: float | None = None
     gradient_error: float | None = None
     parameters: str = ""
+    # Of compiled code to uncompiled code.
+    differences: list[Difference] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class Case:
     name: str
     # Gives one run after the other. ``skip`` holds the variants (front, policy) that ended the process before.
     runs: Callable[[frozenset[tuple[str, str]]], Iterator[Run | Began]]
+    # How many times longer than others it may take.
+    patience: int = 1
 
     @property
     def label(self) -> str:

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 
 from zoo.cases import Began, Case, Outcome, Run, dtypes_of, first_line
 from zoo.cases.calls import Call, Maker, copied
-from zoo.cases.configs import tiny
-from zoo.cases.inputs import candidates
+from zoo.cases.tiny.configs import tiny
+from zoo.cases.tiny.inputs import candidates
 from zoo.cases.variants import PLAIN, POLICIES, Variant, variants
 
 # More parameters than this: a size that the patterns do not know, which would take too long.
@@ -79,14 +79,14 @@ def _run(
         except Exception as error:
             return Run(*variant, "float32", [Outcome("forward", first_line(error))], parameters=parameters), None
         try:
-            _backward(result)
+            backward(result)
         except Exception as error:
             return Run(*variant, "float32", [Outcome("backward", first_line(error))], parameters=parameters), None
     figures = _figures(model, result)
-    outcomes = [Outcome("ran", dtypes_of(_floating(result)))]
+    outcomes = [Outcome("ran", dtypes_of(floating(result)))]
     if reference is None:
         return Run(*variant, "float32", outcomes), figures
-    errors = [_error(ours, theirs) for ours, theirs in zip(figures, reference, strict=True)]
+    errors = [error_of(ours, theirs) for ours, theirs in zip(figures, reference, strict=True)]
     return Run(*variant, "float32", outcomes, errors[0], errors[1], parameters), figures
 
 
@@ -125,7 +125,7 @@ def _runnable(name: str, model: torch.nn.Module) -> dict[str, Any]:
     torch.manual_seed(0)
     for inputs in candidates(model, tiny(name)):
         try:
-            _backward(_forward(model, inputs))
+            backward(_forward(model, inputs))
         except Exception as error:
             failure = error
         else:
@@ -138,7 +138,7 @@ def _forward(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
     return model(**inputs)
 
 
-def _floating(result: Any) -> list[torch.Tensor]:
+def floating(result: Any) -> list[torch.Tensor]:
     """The outputs that are tensors of floats. What a model keeps for generation is no output."""
     if isinstance(result, dict):
         result = {name: value for name, value in result.items() if name != "past_key_values"}
@@ -146,8 +146,8 @@ def _floating(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
 
-def _backward(result: Any) -> None:
-    roots = [output for output in _floating(result) if output.requires_grad]
+def backward(result: Any) -> None:
+    roots = [output for output in floating(result) if output.requires_grad]
     if not roots:
         raise ValueError("no output has a gradient")
     weights = [torch.arange(root.numel()).cos().reshape(root.shape).to(root.dtype) for root in roots]
@@ -158,14 +158,14 @@ def _figures(model: torch.nn.Module, result: Any) -> Figures:
     gradients = [
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in model.parameters()
     ]
-    return Figures(_row(_floating(result)), _row(gradients))
+    return Figures(row(floating(result)), row(gradients))
 
 
-def _row(tensors: list[torch.Tensor]) -> torch.Tensor:
+def row(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().float().flatten() for tensor in tensors]) if tensors else torch.zeros(0)
 
 
-def _error(ours: torch.Tensor, reference: torch.Tensor) -> float | None:
+def error_of(ours: torch.Tensor, reference: torch.Tensor) -> float | None:
     """Relative, over all numbers; infinite where one is not finite that is in float32; none where the shapes differ."""
     if ours.shape != reference.shape:
         return None

@@ -46,6 +46,7 @@ def page(report: Report) -> str:
         unlisted=sums.unlisted(report),
         missed=sums.missed(report),
         unmeasured=sums.unmeasured(report),
+        cast_ops=sums.cast_ops,
         modules=len({row.module for row in report.rows}),
         ops=len({row.op for row in report.rows}),
         lists=_by_list(report.never_seen),

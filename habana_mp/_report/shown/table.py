@@ -239,14 +239,7 @@ def _compiled(each: CompiledGraph) -> list[Any]:
     text = Text(printable(f"graph {each.graph}, {each.rounds}"), style="bold")
     if each.unrounded:
         text.append(f", {counted(each.unrounded, 'rounding')} may be left out", style="not bold")
-    by_op = Counter[tuple[str, bool]]()
-    for cast in each.casts:
-        by_op[cast.op, cast.backward] += cast.count
-    ops = [
-        f"{op or 'result'}{' in backward' if backward else ''} {count:,}"
-        for (op, backward), count in by_op.most_common()
-    ]
-    text.append(printable("".join(f"  {op}" for op in ops)), style="not bold")
+    text.append(printable("".join(f"  {op}" for op in sums.cast_ops(each))), style="not bold")
     return [counted(each.calls, "run"), "casts unknown" if each.rounds == "unknown" else counted(casts, "cast"), text]
 
 

@@ -311,6 +311,21 @@ def test_a_missed_op_is_one_line_for_all_its_modules(reader: Reader) -> None:
     assert opened.locator("#missed td").all_inner_texts() == [*expected, "lower: gelu, lists/hmp-o1/lower.txt:9"]
 
 
+def test_the_graphs_of_compiled_code(reader: Reader) -> None:
+    cast = {"op": "mul", "backward": False, "from": "float32", "to": "bfloat16", "rule": "", "count": 1000}
+    casts = [cast, {**cast, "backward": True, "count": 2}, {**cast, "op": "", "count": 1}]
+    graphs = [
+        {"graph": "0/0", "rounds": "fused", "calls": 3000, "casts": casts, "unrounded": 5},
+        {"graph": "1/0", "rounds": "unknown", "calls": 1, "casts": [], "unrounded": 0},
+    ]
+    opened = reader.open({**fake_reports.small(), "compiled": graphs})
+    rows = [row.locator("td").all_inner_texts() for row in opened.locator("#compiled tbody tr").all()]
+    assert rows == [
+        ["0/0", "fused", "3,000", "1,003", "5", "mul 1,000 mul in backward 2 result 1"],
+        ["1/0", "unknown", "1", "unknown", "", ""],
+    ]
+
+
 def test_modules_sort_by_their_numbers(reader: Reader) -> None:
     opened = reader.open(fake_reports.gpt())
     opened.get_by_role("button", name="without casts").click()

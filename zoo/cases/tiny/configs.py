@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from zoo.cases import families
+from zoo.cases.tiny import families
 
 VOCABULARY = 128
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zoo.cases import families
+from zoo.cases.tiny import families
 
 BATCH, LENGTH, FRAMES, SAMPLES = 2, 16, 16, 1600
 

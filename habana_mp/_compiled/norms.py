@@ -1,0 +1,57 @@
+"""Formulas of norms for graphs that round as uncompiled code does (D55).
+
+Inductor computes batch_norm in training, layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what
+the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
+Computed in float32, with the result rounded at the end, they give the numbers of the kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from habana_mp._cast import LOW_DTYPES
+from habana_mp._torch_private import COMPILE_FX
+
+# The place of the weight among the arguments. The first argument has the dtype of the first result.
+_NORMS = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: 1,
+    torch.ops.aten._batch_norm_with_update_functional.default: 1,
+    torch.ops.aten.native_layer_norm.default: 2,
+    torch.ops.aten.native_group_norm.default: 1,
+    torch.ops.aten.native_group_norm_backward.default: 4,
+}
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Inductor takes these formulas for the graph that it begins to compile inside, also for its backward pass, which is compiled later."""
+    before = COMPILE_FX.reads
+    setattr(*COMPILE_FX.place("reads"), formulas)
+    try:
+        yield
+    finally:
+        setattr(*COMPILE_FX.place("reads"), before)
+
+
+def formulas() -> dict[Any, Callable[..., Any]]:
+    """Those of torch, but for the norms. Has a name in a module, by which Inductor has it in the keys of its caches."""
+    of_torch = COMPILE_FX.formulas()
+    own = {op: _in_float32(of_torch[op], weight) for op, weight in _NORMS.items() if op in of_torch}
+    return {**of_torch, **own}
+
+
+def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @functools.wraps(formula)
+    def norm(*args: Any) -> Any:
+        low, weight = args[0].dtype, args[place]
+        if low not in LOW_DTYPES or weight is None or weight.dtype != torch.float32:
+            return formula(*args)
+        first, *others = formula(*(each.float() if isinstance(each, torch.Tensor) else each for each in args))
+        return None if first is None else first.to(low), *others
+
+    return norm

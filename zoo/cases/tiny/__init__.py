@@ -1,0 +1,1 @@
+"""Tiny configurations of architectures, and inputs for them."""

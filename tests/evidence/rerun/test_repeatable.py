@@ -116,7 +116,7 @@ def of_bytes(value: Any, *, whole: bool = True) -> list[str]:
             if each._is_zerotensor():  # it has no memory
                 continue
             own = each.detach() if whole else each.detach().resolve_conj().resolve_neg().clone()
-            memory = bytes(own.untyped_storage())
+            memory = torch.empty(0, dtype=torch.uint8).set_(own.untyped_storage()).numpy()
             found.append(f"{tuple(each.shape)} {each.stride()} {hashlib.sha1(memory).hexdigest()}")
     return found
 

@@ -192,8 +192,7 @@ COMPILE_FX = Feature(
     "code that torch.compile makes with Inductor may round less often than the lists say",
     compile=f"{INDUCTOR}:compile_fx",
     inner=f"{INDUCTOR}:compile_fx_inner",
-    formulas="torch._inductor.decomposition:select_decomp_table",
-    reads=f"{INDUCTOR}:select_decomp_table",
+    formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
 # The number of the graph that is compiled now.

@@ -19,29 +19,33 @@ from habana_mp._torch_private import COMPILE_FX
 
 # The place of the weight among the arguments. The first argument has the dtype of the first result.
 _NORMS = {
-    torch.ops.aten._native_batch_norm_legit_functional.default: 1,
-    torch.ops.aten._batch_norm_with_update_functional.default: 1,
-    torch.ops.aten.native_layer_norm.default: 2,
-    torch.ops.aten.native_group_norm.default: 1,
-    torch.ops.aten.native_group_norm_backward.default: 4,
+    "aten._native_batch_norm_legit_functional.default": 1,
+    "aten._batch_norm_with_update_functional.default": 1,
+    "aten.native_layer_norm.default": 2,
+    "aten.native_group_norm.default": 1,
+    "aten.native_group_norm_backward.default": 4,
 }
+
+_TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that formulas() takes the place of
 
 
 @contextmanager
 def exact() -> Iterator[None]:
     """Inductor takes these formulas for the graph that it begins to compile inside, also for its backward pass, which is compiled later."""
-    before = COMPILE_FX.reads
-    setattr(*COMPILE_FX.place("reads"), formulas)
+    before = COMPILE_FX.formulas
+    if before is not formulas:  # of a graph that is compiled while another is
+        _TORCHS[:] = [before]
+    setattr(*COMPILE_FX.place("formulas"), formulas)
     try:
         yield
     finally:
-        setattr(*COMPILE_FX.place("reads"), before)
+        setattr(*COMPILE_FX.place("formulas"), before)
 
 
 def formulas() -> dict[Any, Callable[..., Any]]:
     """Those of torch, but for the norms. Has a name in a module, by which Inductor has it in the keys of its caches."""
-    of_torch = COMPILE_FX.formulas()
-    own = {op: _in_float32(of_torch[op], weight) for op, weight in _NORMS.items() if op in of_torch}
+    of_torch = _TORCHS[0]()
+    own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
     return {**of_torch, **own}
 
 

@@ -76,8 +76,9 @@ def test_find_nonfinite_of_a_script_that_is_not_there(here):
 def test_edits_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "train.py")
     assert done.exit_code == 0, done.stderr
-    title, *lines = Path("delta.txt").read_text().splitlines()
-    assert (title, bool(lines)) == ("# for accuracy", True)
+    head, empty, title, *lines = Path("delta.txt").read_text().splitlines()
+    assert (empty, title, bool(lines)) == ("", "# for accuracy", True)
+    assert "the error of the loss; " in head
     assert all(line.startswith("+") and ":fp32  # makes " in line for line in lines)
     done = call("run", "--edit", "delta.txt", "train.py")
     assert (done.stdout, done.exit_code) == ("trained\n", 0)
@@ -109,7 +110,9 @@ def test_the_reason_where_no_op_ran(here):
 def test_edits_of_modules_are_written_and_taken(here):
     done = call("report", "--values", "--write-edits", "delta.txt", "--per", "module", "train.py")
     assert done.exit_code == 0, done.stderr
-    assert Path("delta.txt").read_text().startswith("# for accuracy\n+linear in ")
+    head, _, text = Path("delta.txt").read_text().partition("\n\n")
+    assert text.startswith("# for accuracy\n+linear in ")
+    assert head.startswith("# +linear in ")
     before = json.loads(call("report", "--json", "-", "train.py").stdout.splitlines()[-1])["casts"]
     after = call("report", "--json", "-", "--edit", "delta.txt", "train.py")
     assert json.loads(after.stdout.splitlines()[-1])["casts"] < before

@@ -92,7 +92,6 @@ PARAMETERS = {
     "HOOK_GUARDS.length": ["self", "guard"],
     "COMPILE_FX.compile": ["model_", "example_inputs_", "inner_compile", "config_patches"],
     "COMPILE_FX.formulas": [],
-    "COMPILE_FX.reads": [],
     "COMPILED_GRAPHS.number": [],
     "STORE.default": [],
     "DDP.exchange": ["process_group"],

@@ -72,12 +72,18 @@ OnThread& on_this_thread() {
   return thread;
 }
 
-// The low dtype is that of the policy that the call is under, and outside of any that of the
-// report.
-report::Measure what_to_measure(SiteId site = report::kNone) {
+report::Measure what_to_measure() {
+  const std::lock_guard guard(all().mutex);
+  return here().measure;
+}
+
+// In the low dtype of the policy that the call is under, and outside of any in that of the report.
+report::Measure measure_of(const MeasuredCall& context) {
   const std::lock_guard guard(all().mutex);
   report::Measure measure = here().measure;
-  if (const auto& policy = all().sites[site].policy) measure.low = policy->low();
+  const bool known = context.epoch == watch::epoch.load(std::memory_order_relaxed);
+  if (const auto* policy = known ? all().sites[context.site].policy.get() : nullptr)
+    measure.low = policy->low();
   return measure;
 }
 
@@ -225,7 +231,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = ran_low(context, call.outputs());
   const bool shadowed = !context.backward && is_shadowed(context);
-  const report::Measure measure = what_to_measure(context.site);
+  const report::Measure measure = measure_of(context);
   if (!low && !shadowed && !measure.what_if) return;
   {
     const evidence::OutOfSight out_of_sight;

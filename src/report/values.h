@@ -135,7 +135,7 @@ struct Changes {
   double low = 0;
   double squares_ran = 0;
   double squares_low = 0;
-  double rounding = 0;
+  double rounding = 0;  // of a random sum alone: no report has it
   double squares_rounding = 0;
 };
 template <>

@@ -219,3 +219,26 @@ def test_each_call_runs_once_more(values) -> None:
     program = COUNTED.replace("VALUES", values)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "2\n", done.stderr
+
+
+def test_a_report_that_ends_inside_of_a_call_is_not_asked_for_it():
+    """What autograd saves is packed by a function of the program, which may do anything: the call then ends under another report."""
+    x = torch.rand(8, 8, requires_grad=True)
+    outer, inner = hmp.report(values=True), hmp.report(values=True)
+    waiting = [outer]
+
+    def pack(saved: torch.Tensor) -> torch.Tensor:
+        while waiting:
+            waiting.pop().__exit__(None, None, None)
+            inner.__enter__()
+        return saved
+
+    outer.__enter__()
+    with hmp.autocast("cpu", policy="balanced"):
+        for op in (torch.exp, torch.sin, torch.tanh):
+            op(x)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            torch.mm(x, x)
+    inner.__exit__(None, None, None)
+    assert [row.op for row in outer.rows] == ["exp", "sin", "tanh"]
+    assert "mm" not in [row.op for row in inner.rows]

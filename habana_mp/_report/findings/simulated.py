@@ -14,6 +14,7 @@ from msgspec import structs
 
 import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
+from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row, Values
 from habana_mp._report.numbers import Left
@@ -34,10 +35,6 @@ _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def _is_in_place(op: str) -> bool:
-    return op.endswith("_") and not op.endswith("__")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Simulation:
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
         self._ran_overhead = self._overhead(lambda values: values.ran_seconds)
         self._other_overhead = self._overhead(lambda values: values.other_seconds)
-        self._in_place = frozenset(number for number, row in enumerate(self._rows) if _is_in_place(row.op))
+        self._in_place = frozenset(number for number, row in enumerate(self._rows) if is_in_place(row.op))
         self._by_first_now = self._in_place.union(
             number for number, row in enumerate(self._rows) if row.decision == "first input"
         )

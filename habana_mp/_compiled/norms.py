@@ -8,11 +8,14 @@ Computed in float32, with the result rounded at the end, they give the numbers o
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.compiler.config
 
 from habana_mp._cast import LOW_DTYPES
 from habana_mp._torch_private import COMPILE_FX
@@ -26,6 +29,9 @@ _NORMS = {
     "aten.native_group_norm_backward.default": 4,
 }
 
+# The caches of torch on disk do not look at formulas: graphs made with others, or by another version of this file, are not taken.
+_TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+
 _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that formulas() takes the place of
 
 
@@ -36,14 +42,17 @@ def exact() -> Iterator[None]:
     if before is not formulas:  # of a graph that is compiled while another is
         _TORCHS[:] = [before]
     setattr(*COMPILE_FX.place("formulas"), formulas)
+    tag = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = tag if tag.endswith(_TAG) else tag + _TAG
     try:
         yield
     finally:
+        torch.compiler.config.cache_key_tag = tag
         setattr(*COMPILE_FX.place("formulas"), before)
 
 
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Those of torch, but for the norms. Has a name in a module, by which Inductor has it in the keys of its caches."""
+    """Those of torch, but for the norms. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
     own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
     return {**of_torch, **own}

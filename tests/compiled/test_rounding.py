@@ -15,6 +15,7 @@ from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
+from habana_mp._compiled import norms
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 
@@ -58,7 +59,11 @@ def test_bits_of_a_chain(front_end: str, chain: str) -> None:
     with FRONT_ENDS[front_end](EXACT):
         expected = with_gradients(function, *given)
         found = with_gradients(torch.compile(function, fullgraph=True), *given)
-    assert all(map(torch.equal, found, expected))
+    # The tail of gelu's gradient is the rest of two terms: kernels of other CPUs take another erf and exp there.
+    tail = 1e-7 if "gelu" in chain else 0.0
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).abs().max() <= tail
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
@@ -186,6 +191,27 @@ def test_the_caches_on_disk_hold_both() -> None:
 
 def block() -> nn.Module:
     return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+
+
+def test_caches_on_disk_of_another_version_are_not_taken(monkeypatch) -> None:
+    """Their keys do not have the formulas: gradients were off by 0.0024 after an older version, or torch alone, had compiled the same graph."""
+    norm, x = nn.LayerNorm(64), a(16, 64).bfloat16()
+
+    def step() -> tuple[torch.Tensor, int]:
+        torch._dynamo.reset()
+        counters.clear()
+        result, *_ = with_gradients(torch.compile(lambda x: norm(x).float(), fullgraph=True), x)
+        return result, counters["aot_autograd"]["autograd_cache_hit"]
+
+    with fresh_cache(), hmp.autocast("cpu", policy=EXACT):
+        with monkeypatch.context() as patch:
+            patch.setattr(norms, "exact", nullcontext)
+            of_torch = [step() for _ in range(2)]
+        ours = [step() for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(norms, "_TAG", " another version")
+            other = step()
+    assert [hits for _, hits in (*of_torch, *ours, other)] == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("policy", ["hmp", "balanced"])

@@ -44,7 +44,7 @@ HIGHER_ORDER_OPS = Feature(
 )
 # The modes of make_fx see an op before the dispatcher does.
 EXPORT = Feature(
-    "torch.export records no casts of hmp.autocast",
+    "torch.export records no casts of hmp.autocast, and under convert none inside compound ops",
     handle="torch._library.utils:handle_dispatch_mode",
     mode_key="torch.utils._python_dispatch:TorchDispatchMode()._dispatch_key",
     pre_dispatch="torch._C:DispatchKey.PreDispatch",

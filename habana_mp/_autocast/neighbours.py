@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._autocast import export
-from habana_mp._compiled import rounding
+from habana_mp._compiled import export, rounding
 from habana_mp._scope import checkpointing, training_step
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import AOT_CACHE, AOT_CACHE_KEYS, FASTPATH, HIGHER_ORDER_OPS, VERSION, is_fastpath_enabled
@@ -27,7 +26,7 @@ def prepare() -> None:
 
 @functools.cache
 def _prepare_once() -> None:
-    export.record_casts()
+    export.serve()
     rounding.serve()
     if VERSION < (2, 13):
         after_import(AOT_CACHE, _have_dtypes_in_keys)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._compiled import rounding
+from habana_mp._compiled import export, rounding
 from habana_mp._convert.patched_op import PatchedOp
 from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import DYNAMO, TRACE_RULES
@@ -46,8 +46,9 @@ def _have_ops_traced() -> None:
 
 
 def prepare() -> None:
-    """Sees to it that Dynamo traces patched ops, now or when it is imported."""
+    """Sees to it that Dynamo traces patched ops, now or when it is imported, and that torch.export records casts inside compounds."""
     after_import(DYNAMO, _have_ops_traced)
+    export.serve()
     rounding.serve()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from habana_mp import hmp
 
@@ -60,10 +63,42 @@ def test_in_a_region_inside(compound: str) -> None:
     check(Calls(COMPOUNDS[compound], POLICY), False, torch.no_grad())
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
 @pytest.mark.parametrize("compound", COMPOUNDS)
-def test_under_convert(compound: str) -> None:
+def test_under_convert(compound: str, strict: bool) -> None:
     hmp.convert(policy=POLICY)
-    check(Calls(COMPOUNDS[compound]), True, torch.enable_grad())
+    check(Calls(COMPOUNDS[compound]), strict, torch.enable_grad())
+
+
+def test_under_convert_in_a_process_without_regions(tmp_path) -> None:
+    """A region that was entered before had torch.export record casts; a conversion had not."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+from habana_mp import hmp
+
+
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return torch.einsum("ij,jk->ik", x, x)
+
+
+hmp.convert()
+for strict in (False, True):
+    print(torch.export.export(Product(), (torch.randn(4, 4),), strict=strict).module()(torch.randn(4, 4)).dtype)
+"""
+    )
+    ended = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["torch.bfloat16"] * 2
+
+
+@pytest.mark.parametrize("compound", COMPOUNDS)
+def test_under_convert_of_fake_tensors(compound: str) -> None:
+    """Their class takes part in no __torch_function__, and was asked for one: the parts of a compound were not cast."""
+    hmp.convert(policy=POLICY)
+    with FakeTensorMode():
+        assert COMPOUNDS[compound](torch.randn(4, 4)).dtype == BF16
 
 
 def test_without_a_policy_the_op_stays_one() -> None:

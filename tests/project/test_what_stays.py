@@ -33,6 +33,7 @@ WHAT_STAYS = (
             Change(f"{ONNX}.create_onnx_friendly_decomposition_table", by, "knows what our ops for weights are made of; programs may hold these ops"),
             Change("torch._inductor.compile_fx.compile_fx", by, "asks the policies how to round; without one it calls torch's own"),
             Change("sys.meta_path", by, "one finder for each of these two modules, until it is imported"),
+            Change("torch._library.utils.handle_dispatch_mode", by, f"{_THREADS}; outside of regions and compound ops it calls torch's own"),
         )
     ),
     *(
@@ -49,7 +50,6 @@ WHAT_STAYS = (
     Change("torch._dynamo.trace_rules.get_tensor_method", "convert", "as _lookup_inner"),
     Change("steps of optimizers", "convert", "of a class whose first optimizer was made under a conversion: they switch casts off where none are on"),
     Change("sys.meta_path", "convert", "one finder, until Dynamo is imported: for the two above"),
-    Change("torch._library.utils.handle_dispatch_mode", "autocast", f"{_THREADS}; outside of regions it calls torch's own"),
     Change("torch.backends.mha.get_fastpath_enabled", "autocast", f"{_THREADS}; outside of regions it answers as torch's own"),
     Change("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", "autocast", "our key is in it; no call has the key outside of regions"),
     Change("torch._ops._higher_order_ops", "autocast", "each passes our key by, which torch cannot take back"),

@@ -16,7 +16,8 @@ import habana_mp._core as _core
 from habana_mp._torch_private import EXPORT, mode_key
 
 
-def record_casts() -> None:
+@functools.cache
+def serve() -> None:
     """From now on, what is exported has its casts."""
     if not EXPORT.works:
         return

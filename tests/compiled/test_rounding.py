@@ -189,6 +189,21 @@ def test_the_caches_on_disk_hold_both() -> None:
     assert torch.equal(fused[0], fused_again[0])
 
 
+def test_the_gradient_of_overlapping_windows_is_rounded_once() -> None:
+    """The uncompiled kernel of max_pool2d adds them in bfloat16. No list asks for that."""
+    x = a(2, 8, 28, 28).bfloat16()
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, 3, 2, 1)
+
+    _, in_float64 = with_gradients(pool, x.double())
+    with hmp.autocast("cpu", policy=EXACT):
+        _, found = with_gradients(torch.compile(pool), x)
+        _, uncompiled = with_gradients(pool, x)
+    assert 0 < (found.float() - uncompiled.float()).norm() < 0.004 * uncompiled.float().norm()
+    assert (found != in_float64.bfloat16()).sum() < (uncompiled != in_float64.bfloat16()).sum()
+
+
 def block() -> nn.Module:
     return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
 

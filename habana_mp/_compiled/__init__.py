@@ -1,1 +1,1 @@
-"""Graphs of torch.compile that a policy is in force for. It must not know the front ends."""
+"""Graphs of torch.compile and torch.export that a policy is in force for. It must not know the front ends."""

@@ -95,7 +95,7 @@ def _casts_of(node: torch.fx.Node) -> Iterator[tuple[Any, torch.dtype, torch.dty
         if isinstance(wanted, torch.dtype):
             given = [_dtype(each) for each in node.all_input_nodes]
             yield from ((node.target, each, wanted) for each in given if each == torch.float32)
-    elif _name(_origin(node)) in _CASTS:
+    elif _name(_origin(node)) in _CASTS and node.all_input_nodes:  # else a constant, cast when the graph was made
         source = _dtype(node.all_input_nodes[0])
         if source in _CAST_DTYPES and target in _CAST_DTYPES and source != target:
             yield next((_origin(user) for user in _consumers(node)), None), source, target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from habana_mp import hmp
 
@@ -53,6 +54,25 @@ def test_the_casts_of_a_graph(front_end: str) -> None:
     assert sum(each["count"] for each in graph["casts"] if each["backward"]) > 0
     assert "graph 0/0, exact" in str(report)
     assert report.advice[0].text.startswith("compiled code ran")
+
+
+CONSTANTS = {
+    "full": lambda x: torch.mul(x, torch.full((8, 16), 2.0)),
+    "computed": lambda x: torch.mul(x, torch.tensor(2.0).sqrt()),
+    "matrix": lambda x: F.linear(x, torch.ones(16, 16)),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("constant", CONSTANTS)
+def test_a_constant_in_the_graph(constant: str, grad: bool) -> None:
+    """Inductor casts it while it compiles, and leaves a node without inputs: that stopped the compilation with an IndexError."""
+    compiled, (x, _) = torch.compile(CONSTANTS[constant], fullgraph=True), given()
+    with torch.set_grad_enabled(grad), hmp.autocast("cpu", policy=EXACT), hmp.report() as report:
+        assert torch.equal(compiled(x), CONSTANTS[constant](x))
+    (graph,) = report.to_dict()["compiled"]
+    casts = [(each["op"], each["count"]) for each in graph["casts"]]
+    assert casts == [("mm", 2) if constant == "matrix" else ("mul", 1)]  # Inductor folds no matrix
 
 
 def test_roundings_that_fused_may_leave_out() -> None:

@@ -1,8 +1,10 @@
-"""Formulas of norms for graphs that round as uncompiled code does (D55).
+"""Formulas of norms and of products of one row for graphs that round as uncompiled code does (D55).
 
 Inductor computes batch_norm in training, layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what
 the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
 Computed in float32, with the result rounded at the end, they give the numbers of the kernels.
+
+A bmm of one row or one column is a product and a sum for Inductor on the CPU: with the roundings of a mul it rounds each product, which no kernel does.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _NORMS = {
 # The caches of torch on disk do not look at formulas: graphs made with others, or by another version of this file, are not taken.
 _TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
 
+_BMM = torch.ops.aten.bmm.default
+
 _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that formulas() takes the place of
 
 
@@ -52,10 +56,10 @@ def exact() -> Iterator[None]:
 
 
 def formulas() -> dict[Any, Callable[..., Any]]:
-    """Those of torch, but for the norms. Has a name in a module: Inductor pickles it."""
+    """Those of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
     own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
-    return {**of_torch, **own}
+    return {**of_torch, **own, _BMM: _adding_up_in_float32(of_torch[_BMM])}
 
 
 def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -68,3 +72,14 @@ def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
         return None if first is None else first.to(low), *others
 
     return norm
+
+
+def _adding_up_in_float32(formula: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(formula)
+    def bmm(rows: torch.Tensor, columns: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        of_one = any(isinstance(size, int) and size == 1 for size in (rows.shape[1], columns.shape[2]))
+        if not of_one or rows.device.type != "cpu" or rows.dtype not in LOW_DTYPES or args or kwargs:
+            return formula(rows, columns, *args, **kwargs)
+        return (rows.float().unsqueeze(-1) * columns.float().unsqueeze(1)).sum(2).to(rows.dtype)
+
+    return bmm

@@ -43,7 +43,7 @@ struct Plan {
   c10::DeviceType device{};
   Seen seen{};
   // A mode of torch.export has the call, and is to see the op after our casts too
-  // (habana_mp/_autocast/export.py).
+  // (habana_mp/_compiled/export.py).
   bool pre_dispatch = false;
 
   // Whether the rule casts nothing, and no listener wants the call.

@@ -54,7 +54,7 @@ namespace habana_mp::torch_private {
 inline constexpr c10::DispatchKey kKernelKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 static_assert(kKernelKey > c10::DispatchKey::AutocastPrivateUse1 &&
               kKernelKey > c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-// torch.export's records come before it: habana_mp/_autocast/export.py.
+// torch.export's records come before it: habana_mp/_compiled/export.py.
 static_assert(kKernelKey < c10::DispatchKey::PreDispatch);
 
 // The autocast switches of device types that nobody casts on: off by default, per thread, carried

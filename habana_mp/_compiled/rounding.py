@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._compiled import graphs, norms
+from habana_mp._compiled import formulas, graphs
 from habana_mp._compiled.graphs import EXACT, FUSED
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.after_import import after_import
@@ -52,7 +52,7 @@ def _ask_the_policies() -> None:
             if exact and not getattr(settings, setting):
                 config_patches = {**(config_patches or {}), setting: True}
             inner_compile = graphs.seen(inner_compile, EXACT if exact else FUSED, policies)
-        with norms.exact() if exact else nullcontext():
+        with formulas.exact() if exact else nullcontext():
             return compile_by_torch(model_, example_inputs_, inner_compile, config_patches, *args, **kwargs)
 
     compile_fx.habana_mp = True  # type: ignore[attr-defined]

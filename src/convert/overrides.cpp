@@ -128,12 +128,12 @@ bool only_torch_sees(const Arguments& arguments) {
   if (torch_private::in_function_mode() || !arguments.overriders().empty()) return false;
   if (!arguments.overridden()) return true;
   static PyObject* of_tensor = torch_function_of(THPVariableClass);
-  static PyObject* none = module_attribute("torch._C", "_disabled_torch_function_impl");
+  static PyObject* disabled = module_attribute("torch._C", "_disabled_torch_function_impl");
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     PyObject* tensor = arguments.tensor(i).object;
     if (THPVariable_CheckExact(tensor)) continue;
     PyObject* function = torch_function_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
-    const bool own = function != of_tensor && function != none;
+    const bool own = function != of_tensor && function != disabled;
     if (function == nullptr) PyErr_Clear();
     Py_XDECREF(function);
     if (own) return false;

@@ -15,7 +15,7 @@ from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
-from habana_mp._compiled import norms
+from habana_mp._compiled import formulas
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 
@@ -237,11 +237,11 @@ def test_caches_on_disk_of_another_version_are_not_taken(monkeypatch) -> None:
 
     with fresh_cache(), hmp.autocast("cpu", policy=EXACT):
         with monkeypatch.context() as patch:
-            patch.setattr(norms, "exact", nullcontext)
+            patch.setattr(formulas, "exact", nullcontext)
             of_torch = [step() for _ in range(2)]
         ours = [step() for _ in range(2)]
         with monkeypatch.context() as patch:
-            patch.setattr(norms, "_TAG", " another version")
+            patch.setattr(formulas, "_TAG", " another version")
             other = step()
     assert [hits for _, hits in (*of_torch, *ours, other)] == [0, 1, 0, 1, 0]
 

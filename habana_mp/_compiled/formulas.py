@@ -36,16 +36,16 @@ _TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
 
 _BMM = torch.ops.aten.bmm.default
 
-_TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that formulas() takes the place of
+_TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that table() takes the place of
 
 
 @contextmanager
 def exact() -> Iterator[None]:
     """Inductor takes these formulas for the graph that it begins to compile inside, also for its backward pass, which is compiled later."""
     before = COMPILE_FX.formulas
-    if before is not formulas:  # of a graph that is compiled while another is
+    if before is not table:  # of a graph that is compiled while another is
         _TORCHS[:] = [before]
-    setattr(*COMPILE_FX.place("formulas"), formulas)
+    setattr(*COMPILE_FX.place("formulas"), table)
     tag = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = tag if tag.endswith(_TAG) else tag + _TAG
     try:
@@ -55,8 +55,8 @@ def exact() -> Iterator[None]:
         setattr(*COMPILE_FX.place("formulas"), before)
 
 
-def formulas() -> dict[Any, Callable[..., Any]]:
-    """Those of torch, but for these. Has a name in a module: Inductor pickles it."""
+def table() -> dict[Any, Callable[..., Any]]:
+    """The formulas of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
     own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
     return {**of_torch, **own, _BMM: _adding_up_in_float32(of_torch[_BMM])}

@@ -1,11 +1,11 @@
-"""Formulas of norms give the numbers of the kernels, also between a low input and a weight in float32 (D55)."""
+"""Our formulas give the numbers of the kernels, also between a low input and a weight in float32 (D55)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from habana_mp._compiled.norms import exact, formulas
+from habana_mp._compiled.formulas import exact, table
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ATEN = torch.ops.aten
@@ -21,8 +21,8 @@ def given(dtypes, *shape: int) -> list[torch.Tensor]:
 
 def agree(op, *args) -> None:
     with exact():
-        table = formulas()
-    torch.testing.assert_close(table[op](*args), op(*args))
+        ours = table()
+    torch.testing.assert_close(ours[op](*args), op(*args))
 
 
 @DTYPES

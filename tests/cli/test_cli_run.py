@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import habana_mp
 from habana_mp.cli import main
 
 DTYPE = "import torch\nprint((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)\n"
@@ -122,7 +123,7 @@ def test_a_traceback_has_no_frames_of_ours(here):
     Path("script.py").write_text("import torch\ntorch.nn.Linear(2, 3)(torch.ones(5))\n")
     printed = run("script.py").stderr
     assert printed.splitlines()[1].strip() == f'File "{here}/script.py", line 2, in <module>'
-    assert "/habana_mp/" not in printed
+    assert str(Path(habana_mp.__file__).parent) not in printed
     assert "click" not in printed
 
 

@@ -68,7 +68,12 @@ CONSTANTS = {
 def test_a_constant_in_the_graph(constant: str, grad: bool) -> None:
     """Inductor casts it while it compiles, and leaves a node without inputs: that stopped the compilation with an IndexError."""
     compiled, (x, _) = torch.compile(CONSTANTS[constant], fullgraph=True), given()
-    with torch.set_grad_enabled(grad), hmp.autocast("cpu", policy=EXACT), hmp.report() as report:
+    with (
+        torch._inductor.utils.fresh_cache(),
+        torch.set_grad_enabled(grad),
+        hmp.autocast("cpu", policy=EXACT),
+        hmp.report() as report,
+    ):
         assert torch.equal(compiled(x), CONSTANTS[constant](x))
     (graph,) = report.to_dict()["compiled"]
     casts = [(each["op"], each["count"]) for each in graph["casts"]]

@@ -336,9 +336,9 @@ def scores():
     torch.nn.init.normal_(router.weight)
     return router(torch.randn(8, 16))
 ours = scores()
-assert "habana_mp" in generic.maybe_autocast.__code__.co_filename
+assert generic.maybe_autocast.__code__.co_filename != generic.__file__
 hmp.revert()
-assert "habana_mp" not in generic.maybe_autocast.__code__.co_filename
+assert generic.maybe_autocast.__code__.co_filename == generic.__file__
 assert all(map(torch.equal, ours, scores()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -114,6 +114,15 @@ def fresh_dynamo():
 
 
 @pytest.fixture
+def no_accelerator():
+    """Accelerators of a process share what they were made with, those of ``transformers.Trainer`` too: none is left by others, or to them."""
+    state = pytest.importorskip("accelerate.state").AcceleratorState
+    state._reset_state(reset_partial_state=True)
+    yield
+    state._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
 def empty_cache():
     """The cache of weights with nothing in it, and no counts from before."""
     torch.manual_seed(0)

@@ -47,8 +47,8 @@ bool WeightCache::accepts_size(const c10::SymInt& numel, std::int64_t dims) {
 
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
                                             const at::Tensor& weight, DType to) const {
-  if (entry.ended) return entry.ended;
   const State& then = entry.state;
+  if (entry.last_end > then.ends) return Ended::Alias;
   if (!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
       !fits(entry.copy, entry.form, weight, to)) {
     return Ended::Storage;
@@ -114,6 +114,7 @@ WeightCache::State WeightCache::state_of(const at::Tensor& weight,
           weight.const_data_ptr(),
           samples_of(weight),
           0,
+          0,
           stream};
 }
 
@@ -144,8 +145,9 @@ bool WeightCache::has_this_form(Entry& entry, const Form& form, bool valid, bool
 std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, State& now, DType to,
                                                     const Form& form, Caller caller) {
   Section section(mutex);
-  now.epoch = epoch_;
   Entry& entry = entry_of(section, weight);
+  now.epoch = epoch_;
+  now.ends = ends_;
   const bool written = is_written(weight.storage().unsafeGetStorageImpl());
   std::optional<Ended> why = why_never_kept(weight, written || entry.exported, caller);
   const bool never_kept = why.has_value();
@@ -171,7 +173,6 @@ std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, St
     if (entry.state.stream != now.stream || !plain)
       section.freed.push_back(std::exchange(found.memory, at::Tensor()));
   }
-  entry.ended.reset();  // an end from now on is one of the copy that is being made
   ++(found.memory.defined() ? counts_.refreshed : counts_.misses);
   return found;
 }
@@ -199,7 +200,8 @@ WeightCache::Entry& WeightCache::entry_of(Section& section, const at::Tensor& we
   const c10::StorageImpl* storage = weight.storage().unsafeGetStorageImpl();
   if (const auto it = entries_.find(storage); it != entries_.end()) return it->second;
   if (entries_.size() >= sweep_at_) sweep(section);
-  return entries_.try_emplace(storage, weight.storage().getWeakStorageImpl()).first->second;
+  return entries_.try_emplace(storage, weight.storage().getWeakStorageImpl(), ++ends_)
+      .first->second;
 }
 
 // What torch is asked for comes before the lock: a mode may have an op of it run Python.
@@ -211,6 +213,7 @@ bool WeightCache::store(const at::Tensor& weight, State state, const Packed& mad
   if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
   if (bytes_ + bytes > limit_) return false;
   Entry& entry = entry_of(section, weight);
+  if (entry.last_end > state.ends) return false;  // and another thread may have made a newer one
   if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
   bytes_ += bytes;
   entry.state = std::move(state);
@@ -297,7 +300,7 @@ void WeightCache::end_alias(const at::Tensor& tensor, bool exported) {
     if (exported && is_weight(tensor)) entry_of(section, tensor).exported = true;
     return;
   }
-  it->second.ended = Ended::Alias;
+  it->second.last_end = ++ends_;
   it->second.exported = it->second.exported || exported;
 }
 
@@ -332,7 +335,7 @@ void WeightCache::settle_writes() {
     if (std::erase(writes_, writes) == 0) continue;  // another thread has been here
     for (const c10::StorageImpl* storage : writes->storages) {
       const auto it = entries_.find(storage);
-      if (it != entries_.end()) it->second.ended = Ended::Alias;
+      if (it != entries_.end()) it->second.last_end = ++ends_;
     }
   }
   any_writes_ = !writes_.empty();

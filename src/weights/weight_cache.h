@@ -145,11 +145,16 @@ class WeightCache {
     const void* data = nullptr;
     std::uint64_t samples = 0;
     std::uint64_t epoch = 0;
+    std::uint64_t ends = 0;             // of aliases, of all weights, until then
     std::optional<c10::Stream> stream;  // where casts are queued on one
   };
   struct Entry {
-    explicit Entry(c10::weak_intrusive_ptr<c10::StorageImpl> of) : weight(std::move(of)) {}
+    Entry(c10::weak_intrusive_ptr<c10::StorageImpl> of, std::uint64_t now)
+        : weight(std::move(of)), last_end(now) {}
     c10::weak_intrusive_ptr<c10::StorageImpl> weight;
+    // When an alias of it was taken the last time, or the entry was made: a cast that had begun
+    // before may have read older numbers.
+    std::uint64_t last_end;
     State state;
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
@@ -164,7 +169,6 @@ class WeightCache {
     std::uint32_t patience = kPatience;
     bool exported = false;  // somebody may write to the weight at any time
     bool after_backward = false;
-    std::optional<Ended> ended;  // known at once, not found by a check
   };
   // A copy that may be used, or the memory to make one in.
   struct Found {
@@ -218,6 +222,7 @@ class WeightCache {
   std::size_t sweep_at_ = 64;  // entries
   std::size_t sweep_at_bytes_ = kSweepBytes;
   std::atomic<std::uint64_t> epoch_ = 0;
+  std::uint64_t ends_ = 0;
   Ended epoch_why_ = Ended::Optimizer;
   Info counts_;
   bool keep_after_backward_ = true;

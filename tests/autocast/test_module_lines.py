@@ -324,14 +324,12 @@ def test_a_script_under_the_command_line(options, tmp_path):
     assert (done.stdout, done.stderr) == ("torch.bfloat16 torch.float32\n", "")
 
 
+@pytest.mark.usefixtures("no_accelerator")
 def test_accelerate_puts_them_on_its_models():
-    pytest.importorskip("accelerate")
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
 
     from habana_mp.trainers.accelerate import HMPHook
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # an earlier test's
     accelerator = Accelerator(cpu=True)
     with HMPHook(accelerator, policy=LIMITED):
         assert made(accelerator.prepare(Net())) == [BF16, FP32, BF16, FP32, BF16]

@@ -16,12 +16,7 @@ from habana_mp import hmp
 from habana_mp._scope import in_force
 from habana_mp.trainers.accelerate import HMPHook
 
-
-@pytest.fixture(autouse=True)
-def _one_accelerator():
-    """Accelerators of a process share what they were made with."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("no_accelerator")
 
 
 def loop(accelerator, net, optimizer, loader):

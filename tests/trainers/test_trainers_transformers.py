@@ -12,6 +12,8 @@ from habana_mp import hmp
 from habana_mp._scope import in_force
 from habana_mp.trainers.transformers import HMPCallback
 
+pytestmark = pytest.mark.usefixtures("no_accelerator")
+
 
 class Losses(transformers.TrainerCallback):
     def __init__(self):

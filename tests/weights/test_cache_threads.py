@@ -1,8 +1,11 @@
 """The weight cache with many threads, and in forked processes."""
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +28,18 @@ def closed_cache():
     yield
     hmp.convert()
     hmp.revert()
+
+
+@contextlib.contextmanager
+def busy_cores():
+    """Every core has something to do, so a thread of lower priority makes slow progress."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 class TestThreads:
@@ -100,6 +115,33 @@ class TestThreads:
             p.data[-500:-1] = 7
             thread.join()
             assert torch.equal(F.linear(x, p), F.linear(x.to(BF16), p.detach().to(BF16)))
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+    def test_a_write_and_a_new_cast_while_another_thread_casts(self):
+        """The cast that began before the write ends last, and its copy is not kept."""
+        torch.set_num_threads(1)
+        hmp.convert()
+        x, casting_yet = torch.ones(1, 1024), []
+        with busy_cores():
+            for turn in range(8):
+                p = nn.Parameter(torch.zeros(16384, 1024))
+                before = hmp.cache.info().misses
+
+                def cast(p=p):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+                    F.linear(x, p)
+
+                thread = threading.Thread(target=cast)
+                thread.start()
+                while hmp.cache.info().misses == before:
+                    time.sleep(1e-4)
+                time.sleep(0.01 * turn)  # it has read the first rows
+                p.data[1:9] = 7  # between two samples
+                F.linear(x, p)
+                casting_yet.append(thread.is_alive())
+                thread.join()
+                assert torch.equal(F.linear(x, p), F.linear(x.to(BF16), p.detach().to(BF16)))
+        assert any(casting_yet)
 
     def test_convert_clear_and_revert_while_threads_compute(self):
         hmp.convert()

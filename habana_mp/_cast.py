@@ -71,11 +71,10 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
         >>> hmp.cast(np.ones(3, np.float32), "bfloat16")
         array([1, 1, 1], dtype=bfloat16)
     """
-    to = _name_of(dtype)
     if isinstance(x, torch.Tensor):
-        return _cast_tensor(x, to, out)
+        return _cast_tensor(x, _name_of(dtype), out)
     if _is_array(x):
-        return _cast_array(x, to, _array_dtype(dtype, to), out)
+        return _cast_array(x, dtype, out)
     raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
@@ -158,7 +157,9 @@ def _check_tensor_out(x: torch.Tensor, to: str, out: object) -> None:
 
 def _is_array(x: object) -> bool:
     numpy = sys.modules.get("numpy")  # without it there are no arrays
-    return numpy is not None and isinstance(x, numpy.ndarray) and not isinstance(x, numpy.ma.MaskedArray)
+    if numpy is None or not isinstance(x, numpy.ndarray):
+        return False
+    return type(x) is numpy.ndarray or not isinstance(x, numpy.ma.MaskedArray)
 
 
 def _numpy_dtype(dtype: object) -> np.dtype[Any]:
@@ -190,11 +191,11 @@ def _bfloat16() -> np.dtype[Any]:
     return _numpy_dtype(bfloat16)
 
 
-def _array_dtype(dtype: object, to: str) -> np.dtype[Any]:
-    """The dtype of an array of the result: the one asked for, where it is one of NumPy."""
-    if isinstance(dtype, (str, torch.dtype)):
-        return _bfloat16() if to == "bfloat16" else _numpy_dtype(to)
-    return _numpy_dtype(dtype)
+@functools.lru_cache(maxsize=64)
+def _named_array(dtype: str | torch.dtype) -> tuple[str, np.dtype[Any]]:
+    """The name and the dtype of an array that is cast to a dtype of torch, or to one that is named."""
+    name = _name_of(dtype)
+    return name, _bfloat16() if name == "bfloat16" else _numpy_dtype(name)
 
 
 def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -219,9 +220,13 @@ def _native(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return bits.astype(bits.dtype.newbyteorder("="))
 
 
-def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
+def _cast_array(x: Any, to_dtype: object, out: Any) -> Any:
     import numpy as np
 
+    if isinstance(to_dtype, (str, torch.dtype)):
+        to, dtype = _named_array(to_dtype)
+    else:
+        to, dtype = _name_of(to_dtype), _numpy_dtype(to_dtype)
     source = _name_of_array(x.dtype)
     if source is None:
         raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast{_uint16_hint(x.dtype, 'x')}")
@@ -230,14 +235,14 @@ def _cast_array(x: Any, to: str, dtype: np.dtype[Any], out: Any) -> Any:
         if source == to:
             np.copyto(_bits(out), _bits(x))
         elif _is_direct(out) and not np.may_share_memory(x, out):
-            _core.cast_array(_native(x), _NUMBERS[source], out, _NUMBERS[to], fresh=False)
+            _core.cast_array(_native(x), _NUMBERS[source], out, _NUMBERS[to], False)
         else:
-            np.copyto(_bits(out), _bits(_cast_array(x, to, dtype, None)))
+            np.copyto(_bits(out), _bits(_cast_array(x, to_dtype, None)))
         return out
     if source == to:
         return x if x.dtype == dtype else _bits(_native(x)).view(dtype)
     result = np.empty_like(x, dtype=dtype, subok=False)
-    _core.cast_array(_native(x), _NUMBERS[source], result, _NUMBERS[to], fresh=True)
+    _core.cast_array(_native(x), _NUMBERS[source], result, _NUMBERS[to], True)
     return result
 
 

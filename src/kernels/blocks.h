@@ -53,16 +53,21 @@ void cast_array(const void* from, void* to, std::size_t count) {
     return;
   }
   std::size_t i = 0;
-  if constexpr (kStores == Stores::Streaming) {
-    // The first block, wherever it lies, covers what stands before the first whole cache line.
-    constexpr std::size_t kStep = kBlock > kCacheLine / kTo ? kBlock : kCacheLine / kTo;
-    const std::size_t beyond_line = reinterpret_cast<std::uintptr_t>(target) % kCacheLine;
-    const std::size_t head = (kCacheLine - beyond_line) % kCacheLine;
-    if (head % kTo == 0 && count >= 2 * kStep) {
-      for (; i * kTo < head; i += kBlock) {
-        cast_block<Lanes, From, To>(source + i * kFrom, target + i * kTo);
-      }
-      for (i = head / kTo; i + kBlock <= count; i += kBlock) {
+  // The first block, wherever it lies, covers what stands before the first whole cache line: of a
+  // target that is streamed, else of the side with more bytes, which crosses lines more often.
+  constexpr bool kBySource = kStores == Stores::Cached && kFrom > kTo;
+  constexpr std::size_t kAligned = kBySource ? kFrom : kTo;
+  constexpr std::size_t kStep = kBlock > kCacheLine / kAligned ? kBlock : kCacheLine / kAligned;
+  const std::size_t beyond_line =
+      reinterpret_cast<std::uintptr_t>(kBySource ? source : target) % kCacheLine;
+  const std::size_t head = (kCacheLine - beyond_line) % kCacheLine;
+  if (head % kAligned == 0 && count >= 2 * kStep) {
+    for (; i * kAligned < head; i += kBlock) {
+      cast_block<Lanes, From, To>(source + i * kFrom, target + i * kTo);
+    }
+    i = head / kAligned;
+    if constexpr (kStores == Stores::Streaming) {
+      for (; i + kBlock <= count; i += kBlock) {
         Lanes::template load<From>(source + i * kFrom).template stream<To>(target + i * kTo);
       }
       Lanes::fence();

@@ -195,6 +195,11 @@ COMPILE_FX = Feature(
     formulas=f"{INDUCTOR}:select_decomp_table",
     rounds="torch._inductor.config:emulate_precision_casts",
 )
+# The graph that a formula is traced into; at the nodes that are marked in it Inductor keeps the rounding.
+TRACED_FORMULAS = Feature(
+    "the gradient of glu in compiled code may differ from that of uncompiled code",
+    mode="torch.fx.experimental.proxy_tensor:get_proxy_mode",
+)
 # The number of the graph that is compiled now.
 COMPILED_GRAPHS = Feature(
     "a report does not know the casts of compiled graphs",

@@ -1,4 +1,4 @@
-"""Formulas of norms and of products of one row for graphs that round as uncompiled code does (D55).
+"""Formulas of norms, of products of one row and of pointwise ops for graphs that round as uncompiled code does (D55).
 
 Inductor computes batch_norm in training, layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what
 the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 import torch.compiler.config
 
 from habana_mp._cast import LOW_DTYPES
+from habana_mp._compiled import pointwise
 from habana_mp._torch_private import COMPILE_FX
 
 # The place of the weight among the arguments. The first argument has the dtype of the first result.
@@ -32,7 +34,8 @@ _NORMS = {
 }
 
 # The caches of torch on disk do not look at formulas: graphs made with others, or by another version of this file, are not taken.
-_TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}"
+_TEXTS = (Path(each.__file__ or "").read_bytes() for each in (sys.modules[__name__], pointwise))
+_TAG = f" habana_mp {hashlib.sha256(b''.join(_TEXTS)).hexdigest()}"
 
 _BMM = torch.ops.aten.bmm.default
 
@@ -46,20 +49,29 @@ def exact() -> Iterator[None]:
     if before is not table:  # of a graph that is compiled while another is
         _TORCHS[:] = [before]
     setattr(*COMPILE_FX.place("formulas"), table)
+    try:
+        with own_in_caches():
+            yield
+    finally:
+        setattr(*COMPILE_FX.place("formulas"), before)
+
+
+@contextmanager
+def own_in_caches() -> Iterator[None]:
+    """What is compiled inside is another graph for torch's caches on disk than what torch alone, or another version of the formulas, makes."""
     tag = torch.compiler.config.cache_key_tag
     torch.compiler.config.cache_key_tag = tag if tag.endswith(_TAG) else tag + _TAG
     try:
         yield
     finally:
         torch.compiler.config.cache_key_tag = tag
-        setattr(*COMPILE_FX.place("formulas"), before)
 
 
 def table() -> dict[Any, Callable[..., Any]]:
     """The formulas of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
     own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
-    return {**of_torch, **own, _BMM: _adding_up_in_float32(of_torch[_BMM])}
+    return {**of_torch, **pointwise.formulas(of_torch), **own, _BMM: _adding_up_in_float32(of_torch[_BMM])}
 
 
 def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:

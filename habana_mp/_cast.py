@@ -75,6 +75,7 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
         return _cast_tensor(x, _name_of(dtype), out)
     if _is_array(x):
         return _cast_array(x, dtype, out)
+    _name_of(dtype)
     raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
@@ -223,10 +224,11 @@ def _native(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _cast_array(x: Any, to_dtype: object, out: Any) -> Any:
     import numpy as np
 
-    if isinstance(to_dtype, (str, torch.dtype)):
+    if type(to_dtype) is str or isinstance(to_dtype, torch.dtype):  # those of a subclass may be equal and not the same
         to, dtype = _named_array(to_dtype)
     else:
-        to, dtype = _name_of(to_dtype), _numpy_dtype(to_dtype)
+        to = _name_of(to_dtype)
+        dtype = _named_array(to)[1] if isinstance(to_dtype, str) else _numpy_dtype(to_dtype)
     source = _name_of_array(x.dtype)
     if source is None:
         raise TypeError(f"x is {x.dtype}, and only {_ACCEPTED} can be cast{_uint16_hint(x.dtype, 'x')}")

@@ -4,6 +4,9 @@ Inductor computes batch_norm in training, layer_norm and group_norm by formulas 
 the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
 Computed in float32, with the result rounded at the end, they give the numbers of the kernels.
 
+With the formula of torch, Inductor takes products round a softmax for attention and computes them by a kernel that rounds elsewhere. Ours has
+other views, which compute the same.
+
 A bmm of one row or one column is a product and a sum for Inductor on the CPU: with the roundings of a mul it rounds each product, which no kernel does.
 """
 
@@ -38,6 +41,7 @@ _TEXTS = (Path(each.__file__ or "").read_bytes() for each in (sys.modules[__name
 _TAG = f" habana_mp {hashlib.sha256(b''.join(_TEXTS)).hexdigest()}"
 
 _BMM = torch.ops.aten.bmm.default
+_SOFTMAX = torch.ops.aten._softmax.default
 
 _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that table() takes the place of
 
@@ -71,7 +75,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     """The formulas of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
     own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
-    return {**of_torch, **pointwise.formulas(of_torch), **own, _BMM: _adding_up_in_float32(of_torch[_BMM])}
+    own[_BMM] = _adding_up_in_float32(of_torch[_BMM])
+    own[_SOFTMAX] = _of_no_attention(of_torch[_SOFTMAX])
+    return {**of_torch, **pointwise.formulas(of_torch), **own}
 
 
 def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -95,3 +101,16 @@ def _adding_up_in_float32(formula: Callable[..., Any]) -> Callable[..., Any]:
         return (rows.float().unsqueeze(-1) * columns.float().unsqueeze(1)).sum(2).to(rows.dtype)
 
     return bmm
+
+
+def _of_no_attention(formula: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(formula)
+    def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+        if x.dim() == 0 or x.device.type != "cpu":
+            return formula(x, dim, half_to_float)
+        wide = x.float() if x.dtype in LOW_DTYPES else x
+        powers = torch.exp(wide - wide.amax(dim).unsqueeze(dim))
+        result = powers / powers.sum(dim).unsqueeze(dim)
+        return result if half_to_float else result.to(x.dtype)
+
+    return softmax

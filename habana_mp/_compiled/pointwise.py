@@ -19,7 +19,7 @@ from habana_mp._torch_private import TRACED_FORMULAS
 _Formula = Callable[..., Any]
 _ATEN = torch.ops.aten
 # Bits of the significand, and the exponent of the smallest number.
-_PRECISION = {torch.bfloat16: (8, -133), torch.float16: (11, -24)}
+_PRECISION = {torch.bfloat16: (8, -133), torch.float16: (11, -24), torch.float32: (24, -149)}
 
 
 def formulas(of_torch: dict[Any, _Formula]) -> dict[Any, _Formula]:
@@ -30,10 +30,12 @@ def formulas(of_torch: dict[Any, _Formula]) -> dict[Any, _Formula]:
 def _of_low(formula: _Formula, of_torch: _Formula | None) -> _Formula:
     @functools.wraps(formula)
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-        low = tensors[0].dtype
-        if low in LOW_DTYPES and all(each.dtype == low and each.device.type == "cpu" for each in tensors):
-            found = formula(*args, **kwargs)
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        low = max(tensors, key=torch.Tensor.dim).dtype
+        if low in LOW_DTYPES and all(
+            each.device.type == "cpu" and (each.dtype == low or _is_single(each)) for each in tensors
+        ):
+            found = formula(low, *args, **kwargs)
             if found is not NotImplemented:
                 return found.to(low)
         return NotImplemented if of_torch is None else of_torch(*args, **kwargs)
@@ -41,11 +43,28 @@ def _of_low(formula: _Formula, of_torch: _Formula | None) -> _Formula:
     return decomposed
 
 
-def _rounded(number: float, low: torch.dtype) -> float:
-    """The number in the low dtype, to nearest, ties to even. Ops on tensors would become a part of the graph."""
-    bits, least = _PRECISION[low]
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """The number in the dtype, to nearest, ties to even. Ops on tensors would become a part of the graph."""
+    bits, least = _PRECISION[dtype]
     unit = math.ldexp(1.0, max(math.frexp(number)[1] - bits, least))
-    return round(number / unit) * unit
+    return math.copysign(round(number / unit) * unit, number)
+
+
+def _in(low: torch.dtype, value: Any) -> Any:
+    """The numbers of a tensor of the low dtype, in float32; or a single number in the low dtype, as torch does it, by way of float32."""
+    if isinstance(value, torch.Tensor):
+        return (_kept(value.to(low)) if _is_single(value) else value).float()
+    return _rounded(_rounded(value, torch.float32), low)
+
+
+def _is_single(value: object) -> bool:
+    """A tensor without dimensions takes part in an op as a number does."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.float32
+
+
+def _is_number(value: object, low: torch.dtype) -> bool:
+    """Not a symbol, whose value is not known, and not infinite in the low dtype."""
+    return isinstance(value, (int, float)) and math.isfinite(value) and abs(_in(low, value)) <= torch.finfo(low).max
 
 
 def _kept(result: torch.Tensor) -> torch.Tensor:
@@ -56,66 +75,77 @@ def _kept(result: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _is_number(value: object, low: torch.dtype) -> bool:
-    return isinstance(value, (int, float)) and abs(value) <= torch.finfo(low).max
-
-
-def _add(x: torch.Tensor, other: Any, *, alpha: Any = 1) -> Any:
-    low = x.dtype
-    if not _is_number(alpha, low):
+def _add(low: torch.dtype, x: Any, other: Any, *, alpha: Any = 1, sign: int = 1) -> Any:
+    numbers = [each for each in (x, other, alpha) if not isinstance(each, torch.Tensor)]
+    if not all(_is_number(each, low) for each in numbers):
         return NotImplemented
-    if isinstance(other, torch.Tensor):
-        return NotImplemented if alpha == 1 else x.float() + other.float() * _rounded(alpha, low)
-    if not _is_number(other, low) or (alpha == 1 and _rounded(other, low) == other):
+    if alpha == 1:
+        if all(_in(low, each) == each for each in numbers) and not (_is_single(x) or _is_single(other)):
+            return NotImplemented
+    elif not all(each.is_contiguous() for each in (x, other) if isinstance(each, torch.Tensor)):
+        return NotImplemented  # these take the way of the kernel for single numbers, which rounds twice
+    return _in(low, x) + _in(low, other) * (sign * _in(low, alpha))
+
+
+def _sub(low: torch.dtype, x: Any, other: Any, *, alpha: Any = 1) -> Any:
+    return _add(low, x, other, alpha=alpha, sign=-1)
+
+
+def _rsub(low: torch.dtype, x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
+    return _sub(low, other, x, alpha=alpha)
+
+
+def _mul(low: torch.dtype, x: Any, other: Any) -> Any:
+    if _is_single(other):
+        return x.float() * other  # not rounded
+    return _in(low, x) * _in(low, other) if _is_single(x) else NotImplemented
+
+
+def _div(low: torch.dtype, x: Any, other: Any) -> Any:
+    if _is_single(other):
+        return x.float() / other
+    return _in(low, x) / _in(low, other) if _is_single(x) else NotImplemented
+
+
+def _lerp(low: torch.dtype, x: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
+    if not _is_number(weight, low):
         return NotImplemented
-    return x.float() + _rounded(other, low) * _rounded(alpha, low)
-
-
-def _sub(x: torch.Tensor, other: Any, *, alpha: Any = 1) -> Any:
-    if isinstance(other, torch.Tensor) and alpha == 1:
-        return NotImplemented
-    return _add(x, other, alpha=-alpha)
-
-
-def _rsub(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    low = x.dtype
-    if not _is_number(other, low) or not _is_number(alpha, low):
-        return NotImplemented
-    return _rounded(other, low) - x.float() * _rounded(alpha, low)
-
-
-def _addcdiv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, value: Any = 1) -> torch.Tensor:
-    return x.float() + value * (a.float() / b.float())
-
-
-def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+    weight = _rounded(weight, torch.float32)
     way = end.float() - x.float()
-    return x.float() + weight * way if abs(weight) < 0.5 else end.float() - way * (1 - weight)
+    if abs(weight) < 0.5:
+        return x.float() + weight * way
+    return end.float() - way * _rounded(1 - weight, torch.float32)
 
 
-def _pow(x: torch.Tensor, exponent: Any) -> Any:
-    if x.dtype == torch.bfloat16 and exponent == 3:
+def _pow(low: torch.dtype, x: torch.Tensor, exponent: Any) -> Any:
+    if low != torch.bfloat16 or not _is_number(exponent, low):
+        return NotImplemented
+    if exponent == 3:
         return x * x * x
-    return (x * x).reciprocal() if x.dtype == torch.bfloat16 and exponent == -2 else NotImplemented
+    return (x * x).reciprocal() if exponent == -2 else NotImplemented
 
 
-def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def _glu(_: torch.dtype, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     value, gate = x.float().chunk(2, dim)
     return value * gate.sigmoid()
 
 
-def _glu_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+def _glu_backward(_: torch.dtype, grad: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     value, gate = x.chunk(2, dim)
     share = _kept(gate.sigmoid()).float()  # the kernel has it in memory
     passed = grad.float() * share
     return torch.cat([passed, (1 - share) * passed * value.float()], dim)
 
 
-def _of_remainder(op: _Formula) -> _Formula:
-    def remainder(x: torch.Tensor, number: Any) -> Any:
-        return op(x.float(), _rounded(number, x.dtype)) if _is_number(number, x.dtype) else NotImplemented
+def _fmod(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:
+    return torch.fmod(x.float(), _in(low, number)) if _is_number(number, low) else NotImplemented
 
-    return remainder
+
+def _remainder(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:
+    rest = _fmod(low, x, number)
+    if rest is NotImplemented:
+        return NotImplemented
+    return torch.where((rest != 0) & ((rest < 0) != (number < 0)), rest + _in(low, number), rest)
 
 
 _FORMULAS: dict[Any, _Formula] = {
@@ -124,11 +154,12 @@ _FORMULAS: dict[Any, _Formula] = {
     _ATEN.sub.Tensor: _sub,
     _ATEN.sub.Scalar: _sub,
     _ATEN.rsub.Scalar: _rsub,
-    _ATEN.addcdiv.default: _addcdiv,
+    _ATEN.mul.Tensor: _mul,
+    _ATEN.div.Tensor: _div,
     _ATEN.lerp.Scalar: _lerp,
     _ATEN.pow.Tensor_Scalar: _pow,
     _ATEN.glu.default: _glu,
     _ATEN.glu_backward.default: _glu_backward,
-    _ATEN.fmod.Scalar: _of_remainder(torch.fmod),
-    _ATEN.remainder.Scalar: _of_remainder(torch.remainder),
+    _ATEN.fmod.Scalar: _fmod,
+    _ATEN.remainder.Scalar: _remainder,
 }

@@ -16,21 +16,26 @@ struct AliasWatch {
 PyObject* get(PyObject* self, PyObject* instance, PyObject* type) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
   if (instance == nullptr || instance == Py_None) return Py_NewRef(watch.original);
+  PyObject* result = Py_TYPE(watch.original)->tp_descr_get(watch.original, instance, type);
+  // Only now: a cast that another thread begins from here on sees the alias, an earlier one is not
+  // kept.
+  if (result == nullptr) return nullptr;
   if (watch.kind == AliasKind::Any) {
     weight_cache().end_all(Ended::Alias);
   } else if (THPVariable_Check(instance)) {
     weight_cache().end_alias(THPVariable_Unpack(instance), watch.kind == AliasKind::Exported);
   }
-  return Py_TYPE(watch.original)->tp_descr_get(watch.original, instance, type);
+  return result;
 }
 
 int set(PyObject* self, PyObject* instance, PyObject* value) {
   const auto& watch = *reinterpret_cast<AliasWatch*>(self);
+  const int failed = Py_TYPE(watch.original)->tp_descr_set(watch.original, instance, value);
   // a.data = b makes a an alias of b.
-  if (value != nullptr && THPVariable_Check(value)) {
+  if (failed == 0 && value != nullptr && THPVariable_Check(value)) {
     weight_cache().end_alias(THPVariable_Unpack(value), /*exported=*/false);
   }
-  return Py_TYPE(watch.original)->tp_descr_set(watch.original, instance, value);
+  return failed;
 }
 
 void dealloc(PyObject* self) {

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.compiler.config
 
+import habana_mp._core as _core
 from habana_mp._cast import LOW_DTYPES
 from habana_mp._compiled import pointwise
 from habana_mp._torch_private import COMPILE_FX
@@ -40,8 +41,8 @@ _NORMS = {
 _TEXTS = (Path(each.__file__ or "").read_bytes() for each in (sys.modules[__name__], pointwise))
 _TAG = f" habana_mp {hashlib.sha256(b''.join(_TEXTS)).hexdigest()}"
 
+_SOFTMAX = "aten._softmax.default"
 _BMM = torch.ops.aten.bmm.default
-_SOFTMAX = torch.ops.aten._softmax.default
 
 _TORCHS: list[Callable[[], dict[Any, Callable[..., Any]]]] = []  # the function that table() takes the place of
 
@@ -74,10 +75,29 @@ def own_in_caches() -> Iterator[None]:
 def table() -> dict[Any, Callable[..., Any]]:
     """The formulas of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
-    own = {op: _in_float32(formula, _NORMS[str(op)]) for op, formula in of_torch.items() if str(op) in _NORMS}
-    own[_BMM] = _adding_up_in_float32(of_torch[_BMM])
-    own[_SOFTMAX] = _of_no_attention(of_torch[_SOFTMAX])
-    return {**of_torch, **pointwise.formulas(of_torch), **own}
+    own = {_BMM: _adding_up_in_float32(of_torch[_BMM])}
+    for op, formula in of_torch.items():
+        if str(op) in _NORMS:
+            own[op] = _in_float32(formula, _NORMS[str(op)])
+        elif str(op) == _SOFTMAX:
+            own[op] = _of_no_attention(formula)
+    own.update(pointwise.formulas(of_torch))
+    return {**of_torch, **{op: _without_casts(formula) for op, formula in own.items()}}
+
+
+def _without_casts(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The lists are about the op that it describes, not about the ops in it."""
+
+    @functools.wraps(formula)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        off = _core.casts_off()
+        _core.set_casts_off(True)
+        try:
+            return formula(*args, **kwargs)
+        finally:
+            _core.set_casts_off(off)
+
+    return run
 
 
 def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_models import converted
 
 from habana_mp import hmp
 
@@ -107,6 +108,26 @@ def test_gradients(dtype) -> None:
     with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mm"], fp32=[])):
         for found, expected in zip(gradients(torch.compile(ops)), gradients(ops), strict=True):
             assert torch.equal(found, expected)
+
+
+INSIDE = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "glu": lambda x: F.glu(x.bfloat16()),
+    "remainder": lambda x: torch.remainder(x.bfloat16(), 0.7),
+    "bmm of a row": lambda x: torch.bmm(x.bfloat16().unsqueeze(1), x.bfloat16().unsqueeze(2)),
+}
+
+
+@pytest.mark.parametrize("op", INSIDE)
+def test_lists_do_not_reach_into_formulas(op) -> None:
+    """A listed sum cast the sum inside of a bmm of one row."""
+    policy = hmp.Policy.from_ops(
+        lower=["sum", "cat", "sigmoid", "exp", "amax", "fmod", "where", "mul", "sub", "div"], fp32=[]
+    )
+    x = torch.randn(8, 64)
+    with torch.no_grad(), converted(policy=policy):
+        expected, found = INSIDE[op](x), torch.compile(INSIDE[op])(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5 if found.dtype == torch.float32 else 0, atol=1e-7)
 
 
 BF16, FP16 = torch.bfloat16, torch.float16

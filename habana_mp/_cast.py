@@ -75,7 +75,7 @@ def cast(x: Any, dtype: object, *, out: Any = None) -> Any:
         return _cast_tensor(x, _name_of(dtype), out)
     if _is_array(x):
         return _cast_array(x, dtype, out)
-    _name_of(dtype)
+    _name_of(dtype)  # the first error, if both arguments are wrong
     raise TypeError(f"x must be a torch tensor or a NumPy array without a mask, not {type(x).__name__}")
 
 
@@ -224,7 +224,7 @@ def _native(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _cast_array(x: Any, to_dtype: object, out: Any) -> Any:
     import numpy as np
 
-    if type(to_dtype) is str or isinstance(to_dtype, torch.dtype):  # those of a subclass may be equal and not the same
+    if type(to_dtype) is str or isinstance(to_dtype, torch.dtype):  # a subclass may have another hash, or none
         to, dtype = _named_array(to_dtype)
     else:
         to = _name_of(to_dtype)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +37,7 @@ _NORMS = {
 }
 
 # The caches of torch on disk do not look at formulas: graphs made with others, or by another version of this file, are not taken.
-_TEXTS = (Path(each.__file__ or "").read_bytes() for each in (sys.modules[__name__], pointwise))
-_TAG = f" habana_mp {hashlib.sha256(b''.join(_TEXTS)).hexdigest()}"
+_TAG = f" habana_mp {hashlib.sha256(Path(__file__).read_bytes() + Path(pointwise.__file__).read_bytes()).hexdigest()}"
 
 _SOFTMAX = "aten._softmax.default"
 _BMM = torch.ops.aten.bmm.default

@@ -31,9 +31,11 @@ def _of_low(formula: _Formula, of_torch: _Formula | None) -> _Formula:
     @functools.wraps(formula)
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
-        low = max(tensors, key=torch.Tensor.dim).dtype
+        whole = max(tensors, key=torch.Tensor.dim)
+        low = whole.dtype
         if low in LOW_DTYPES and all(
-            each.device.type == "cpu" and (each.dtype == low or _is_single(each)) for each in tensors
+            each.device.type == "cpu" and (each.dtype == low or (whole.dim() > 0 and _is_single(each)))
+            for each in tensors
         ):
             found = formula(low, *args, **kwargs)
             if found is not NotImplemented:
@@ -58,7 +60,7 @@ def _in(low: torch.dtype, value: Any) -> Any:
 
 
 def _is_single(value: object) -> bool:
-    """A tensor without dimensions takes part in an op as a number does."""
+    """Beside a tensor with dimensions, one without takes part in an op as a number does."""
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.float32
 
 

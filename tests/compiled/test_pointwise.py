@@ -136,6 +136,7 @@ NOT_OURS = {
     "a complex exponent": (BF16, lambda x, n: x ** (3 + 0j)),
     "an exponent that is not known": (BF16, lambda x, n: x ** n.item()),
     "an alpha that is not known": (BF16, lambda x, n: torch.sub(x, x, alpha=n.item())),
+    "two tensors without dimensions": (BF16, lambda x, n: torch.add(x[0], torch.full((), 0.1))),
     "two dtypes": (BF16, lambda x, n: x + torch.full((8,), 0.1)),
 }
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from drawn_models import converted
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor import config
+from torch._inductor import compile_fx, config
 from torch._inductor.utils import fresh_cache
 
 from habana_mp import hmp
@@ -242,6 +242,24 @@ def test_the_gradient_of_overlapping_windows_is_rounded_once() -> None:
 
 def block() -> nn.Module:
     return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+
+
+def test_the_caches_of_a_backward_pass() -> None:
+    """It is compiled later, and its keys have the tag of our formulas, too."""
+    tags = {}
+
+    def inner(graph, *args, is_backward=False, **kwargs):
+        tags[is_backward] = torch.compiler.config.cache_key_tag
+        return compile_fx.compile_fx_inner(graph, *args, is_backward=is_backward, **kwargs)
+
+    def backend(graph, example):
+        return compile_fx.compile_fx(graph, example, inner_compile=inner)
+
+    x = a().requires_grad_()
+    with hmp.autocast("cpu", policy=EXACT), torch._functorch.config.patch(enable_autograd_cache=False):
+        torch.compile(lambda x: F.gelu(torch.mul(x, x)), backend=backend)(x).sum().backward()
+    assert {backward: tag.endswith(formulas._TAG) for backward, tag in tags.items()} == {False: True, True: True}
+    assert torch.compiler.config.cache_key_tag == ""
 
 
 def test_caches_on_disk_of_another_version_are_not_taken(monkeypatch) -> None:

@@ -17,8 +17,9 @@ from subjects.carried import Subject, subjects
 
 from habana_mp import hmp
 
-BATCHES = 24  # of a loss, in a report: one has a change by chance
-MORE_BATCHES = 48  # that it is measured on
+# In a report, and to measure on: one batch has an error by chance. A loss is one number of each, outputs are many.
+BATCHES = {"outputs": 4, "loss": 64}
+MORE_BATCHES = {"outputs": 4, "loss": 400}
 POLICIES = {
     "hmp": hmp.Policy.load("hmp"),
     "hpu-autocast": hmp.Policy.load("hpu-autocast"),
@@ -53,33 +54,34 @@ class Measured:
     def __init__(self, subject: Subject, of: str) -> None:
         self._subject, self._of = subject, of
         self._known: dict[str, float] = {}
-        batches = [0] if of == "outputs" else range(MORE_BATCHES)
-        self._exact = {number: self._run(None, number) for number in batches}
+        self._exact = [self._run(None, number) for number in range(MORE_BATCHES[of])]
 
     def _run(self, policy: hmp.Policy | None, number: int) -> torch.Tensor:
         subject = self._subject
-        with torch.no_grad(), hmp.autocast("cpu", policy=policy, enabled=policy is not None):
-            outputs = subject.outputs(subject.batch(number)).double()
+        batch = subject.batch(number)
+        # With gradients, as in the report: without them attention may take another kernel.
+        with hmp.autocast("cpu", policy=policy, enabled=policy is not None):
+            outputs = subject.outputs(batch)
+        outputs = outputs.detach().double()
         return outputs if self._of == "outputs" else subject.loss(outputs, number)
 
     def error(self, policy: hmp.Policy) -> float:
         key = str(policy)
         if key not in self._known:
-            off = [(self._run(policy, number) - exact) for number, exact in self._exact.items()]
-            if self._of == "outputs":
-                self._known[key] = (off[0].norm() / self._exact[0].norm()).item()
-            else:
-                self._known[key] = math.sqrt(statistics.fmean(each.item() ** 2 for each in off))
+            off = [(self._run(policy, number) - exact).norm().item() for number, exact in enumerate(self._exact)]
+            sizes = [exact.norm().item() for exact in self._exact] if self._of == "outputs" else [1.0] * len(off)
+            self._known[key] = math.hypot(*off) / math.hypot(*sizes)
         return self._known[key]
 
 
 def report_of(subject: Subject, policy: hmp.Policy, of: str) -> hmp.CastReport:
     with hmp.report(values=True) as report:
-        for number in [0] if of == "outputs" else range(BATCHES):
+        for number in range(BATCHES[of]):
+            batch = subject.batch(number)
             with hmp.autocast("cpu", policy=policy):
-                outputs = subject.outputs(subject.batch(number))
+                outputs = subject.outputs(batch)
             if of == "outputs":
-                report.project(outputs, k=64)
+                report.project(outputs, k=32, seed=number)
             else:
                 subject.loss(outputs.float(), number).backward()
     subject.model.zero_grad()
@@ -179,7 +181,7 @@ def measure(quick: bool) -> Report:
         *("after three, foretold", "measured", "balanced, foretold", "measured"),
     ]
     text = (
-        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is measured on {MORE_BATCHES} batches, reports on {BATCHES} of them: the root of the mean of its squared changes. "
+        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is measured on {MORE_BATCHES['loss']} batches, reports are made on {BATCHES['loss']} of them: the root of the mean of its squared changes. "
         f"The best edit is the best of all single ones that move an op to float32, each run.\n\n{table_of(rows)}\n\n{table(head, [line_of(case) for case in cases])}"
     )
     return Report("Advice", rows, text)

@@ -14,6 +14,7 @@ from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Report, Row
 
 OUTPUTS = "outputs"
+_MANY_PASSES = 8  # with fewer, the signs of one pass would count for too much of a mean
 
 # The error of a row as it ran, in the low dtype, or of float32 results that are rounded.
 Run = Literal["ran", "low", "rounding"]
@@ -106,6 +107,12 @@ def squares(row: Row, loss: str | None, which: Run = "ran") -> float:
     return sum((getattr(each, field) for each in values.losses if each.loss == loss), 0.0)
 
 
+def _change(row: Row, loss: str | None, which: Literal["ran", "low"]) -> float:
+    """With its sign, of a loss in all backward passes."""
+    field = {"ran": "change", "low": "change_low"}[which]
+    return sum((getattr(each, field) for each in row.measured.losses if each.loss == loss), 0.0)
+
+
 def _total(rows: list[Row], loss: str | None, which: Run) -> float:
     return sum(squares(row, loss, which) for row in rows)
 
@@ -122,7 +129,8 @@ class Objective:
     """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
     The root of the sum of squares over rows, and the mean over backward passes. Signs do not count: what cancels by chance in one step adds
-    up in the next.
+    up in the next. What a row changes in all passes alike, such as by the rounding of its weights, does not: from ``_MANY_PASSES`` on, these
+    means of the rows are added with their signs.
     """
 
     def __init__(self, report: Report) -> None:
@@ -165,16 +173,23 @@ class Objective:
         """
         found = {}
         for loss, scale in self._scales.items():
-            total = 0.0
+            total, mean, squared_means = 0.0, 0.0, 0.0
             for number, row in enumerate(self._rows):
                 rounding = squares(row, loss, "rounding")
+                kept = left[number].ran if number in left else 1.0
                 if number in left:
-                    total += left[number].ran * squares(row, loss) + left[number].rounding * rounding
+                    total += kept * squares(row, loss) + left[number].rounding * rounding
                 elif number in low:
                     total += max(0.0, squares(row, loss, "low") - low[number] * rounding)
                 else:
                     total += squares(row, loss)
-            found[OUTPUTS if loss is None else loss] = math.sqrt(total / scale)
+                own = kept * _change(row, loss, "low" if number in low else "ran") / scale
+                mean += own
+                squared_means += own * own
+            mean_square = total / scale
+            if loss is not None and scale >= _MANY_PASSES:
+                mean_square = max(0.0, mean_square - squared_means) + mean * mean
+            found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
         return found
 
     def error(self) -> float:

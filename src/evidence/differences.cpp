@@ -45,7 +45,8 @@ Differences& differences() { return process_wide<Differences>(); }
 // A share of a difference, which the hook of a result has.
 class Waiting {
  public:
-  explicit Waiting(std::uint64_t number) : number_(number) {}
+  Waiting(std::uint64_t number, std::shared_ptr<InnerGradients> inner)
+      : number_(number), inner_(std::move(inner)) {}
   ~Waiting() {
     Kept gone;
     const std::lock_guard guard(differences().mutex);
@@ -63,7 +64,7 @@ class Waiting {
     // With create_graph it is the gradient of something that the loss is made of.
     if (!gradient.defined() || c10::GradMode::is_enabled()) return;
     try {
-      multiply(gradient);
+      multiply(inner_ ? inner_->without(gradient) : gradient);
     } catch (const std::exception&) {
     }
   }
@@ -91,11 +92,13 @@ class Waiting {
   }
 
   std::uint64_t number_;
+  std::shared_ptr<InnerGradients> inner_;
 };
 
 }  // namespace
 
-bool wait_for_gradient(const at::Tensor& result, Difference difference, Use use) {
+bool wait_for_gradient(const at::Tensor& result, Difference difference,
+                       std::shared_ptr<InnerGradients> inner, Use use) {
   if (!difference.numbers.defined() || !result.requires_grad() || result.is_leaf()) return true;
   const std::int64_t bytes = bytes_of(difference);
   std::uint64_t number = 0;
@@ -107,7 +110,7 @@ bool wait_for_gradient(const at::Tensor& result, Difference difference, Use use)
     number = ++kept.made;
     kept.by_number.emplace(number, Kept{std::move(difference), std::move(use)});
   }
-  auto waiting = std::make_shared<const Waiting>(number);
+  auto waiting = std::make_shared<const Waiting>(number, std::move(inner));
   result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
   return true;
 }

@@ -5,6 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
+
+#include "evidence/inner_gradients.h"
 
 namespace habana_mp::evidence {
 
@@ -19,8 +22,10 @@ struct Difference {
 using Use = std::function<void(double change, double rounding)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
-// difference. False where there is no room for it: what waits takes 4 GiB at most.
-bool wait_for_gradient(const at::Tensor& result, Difference difference, Use use);
+// difference. `inner` is not part of that gradient. False where there is no room for it: what waits
+// takes 4 GiB at most.
+bool wait_for_gradient(const at::Tensor& result, Difference difference,
+                       std::shared_ptr<InnerGradients> inner, Use use);
 
 // None waits any more.
 void forget_differences();

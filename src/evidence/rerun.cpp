@@ -79,6 +79,12 @@ bool overwrites(std::string_view op) {
   return std::ranges::find(kNames, op) != kNames.end();
 }
 
+// Whether the argument, of an op with this name, says how much is dropped: of dropout(input, p,
+// train), or of recurrent layers.
+bool drops(std::string_view op, const c10::Argument& argument) {
+  return argument.name() == "dropout" || op.find("dropout") != std::string_view::npos;
+}
+
 std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle) return nullptr;
@@ -91,7 +97,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
     // No schema says that running statistics are written to.
     if (is_written(argument) || names_statistic(argument.name())) op->written.push_back(i);
     if (argument.name() == "dropout_p") op->dropout = i;
-    if (argument.name() == "train" && own.find("dropout") != std::string_view::npos) op->train = i;
+    if (argument.name() == "train" && i > 0 && drops(own, schema.arguments()[i - 1])) op->train = i;
   }
   op->composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   op->why_not = why_not_again(*handle);
@@ -105,7 +111,6 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   return op;
 }
 
-// Of dropout(input, p, train).
 bool drops_nothing(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.train == 0 || op.train >= arguments.size()) return false;
   const c10::IValue &p = arguments[op.train - 1], &train = arguments[op.train];

@@ -18,6 +18,7 @@
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "probe/inherited_errors.h"
+#include "probe/measures.h"
 #include "watch/observatory.h"
 
 namespace habana_mp::probe {
@@ -221,7 +222,7 @@ std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key
 }
 
 void Comparer::wait(Off off) {
-  evidence::wait_for_gradient(off.result, std::move(off.difference),
+  evidence::wait_for_gradient(off.result, std::move(off.difference), std::move(off.inner),
                               [this, site = off.site](double change, double) {
                                 const std::lock_guard guard(mutex_);
                                 changes_[site] += change;
@@ -262,6 +263,7 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
                                  waits ? &difference : nullptr));
     waiting.push_back({result, {difference}, running.noted.site});
   }
+  find_inner(running, results, waiting);
   for (Off& off : waiting) wait(std::move(off));
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
   if (error.lost > 0) return kInfinite;

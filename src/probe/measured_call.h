@@ -1,9 +1,11 @@
 // A call that is looked at as a whole: what it was given, to be run again from there.
 #pragma once
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "evidence/differences.h"
@@ -20,6 +22,8 @@ struct MeasuredCall : watch::ProbedCall {
   std::vector<c10::IValue> arguments;
   std::uint64_t epoch = 0;
   std::uint64_t start = 0;
+  // The sequence number of the first node of autograd that it may make.
+  std::uint64_t nodes = at::sequence_number::peek();
   bool backward = false;
 
   // Numbers that are given as this argument, as they are in the run that this one is compared with:
@@ -42,7 +46,8 @@ struct Off {
   at::Tensor result;
   evidence::Difference difference;
   report::SiteId site = report::kNone;
-  bool ran = false;  // else it would be off by it in the low dtype
+  bool ran = false;                                   // else it would be off by it in the low dtype
+  std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/inner_gradients.h
 };
 
 }  // namespace habana_mp::probe

@@ -27,4 +27,8 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
                      const report::Measure& measure, report::Values& values,
                      std::vector<Off>& waiting);
 
+// Of which results of a call others of it are made.
+void find_inner(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                std::vector<Off>& waiting);
+
 }  // namespace habana_mp::probe

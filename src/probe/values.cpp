@@ -123,7 +123,7 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 // Whether there was room for it.
 bool wait(Off& off) {
   return evidence::wait_for_gradient(
-      off.result, std::move(off.difference),
+      off.result, std::move(off.difference), std::move(off.inner),
       [site = off.site, ran = off.ran](double change, double rounding) {
         const auto [pass, loss] = watch::backward_pass();
         const report::Change found{.pass = pass,
@@ -245,6 +245,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
       measure_absorbed(context, call.outputs(), values);
     }
   }
+  find_inner(context, call.outputs(), waiting);
   bool room = true;
   for (Off& off : waiting) room = wait(off) && room;
   if (!room) values.leave_out(Unmeasured::Memory);

@@ -20,6 +20,7 @@ from habana_mp._show.units import apart, counted, encodable, share
 _WIDE = "float32"
 _LARGE = 0.05  # of the error that is left, which an edit takes away that is worth it
 _SMALL = 0.01  # of the error, that an op would add which is worth the low dtype
+_NEARLY = 0.9  # of the best edit's gain: among these the one that costs less time is better
 _NOTHING = 0.01  # of the error: what is left then needs no more edits
 _MOST_TRIED = 32
 _MOST_PAIRED = 8
@@ -235,8 +236,10 @@ class _Sequence:
     def _best(self, choices: Iterable[tuple[Entry, ...]]) -> tuple[Entry, ...]:
         """Those to take together; none where no choice is worth it."""
         effects = {entries: self._effect("fp32", *entries) for entries in choices}
-        # The time of one call may be off by anything: it decides about the order alone.
-        worthy = [entries for entries, effect in effects.items() if self._gain(effect) >= _LARGE * self._after]
+        gains = {entries: self._gain(effect) for entries, effect in effects.items()}
+        # The time of one call may be off by anything: it decides among those that help nearly alike.
+        enough = max(_LARGE * self._after, _NEARLY * max(gains.values(), default=0.0))
+        worthy = [entries for entries, gain in gains.items() if gain >= enough]
         return max(worthy, key=lambda entries: self._worth(effects[entries]), default=())
 
     def _lower(self) -> Iterator[Edit]:

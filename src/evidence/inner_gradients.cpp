@@ -1,0 +1,81 @@
+#include "evidence/inner_gradients.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "evidence/rerun.h"
+
+namespace habana_mp::evidence {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Of a node that hands a gradient on to the result.
+class Adds final : public torch::autograd::FunctionPostHook {
+ public:
+  Adds(std::shared_ptr<InnerGradients> to, std::size_t edge) : to_(std::move(to)), edge_(edge) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    if (edge_ < outputs.size() && outputs[edge_].defined() && !c10::GradMode::is_enabled())
+      to_->add(outputs[edge_]);
+    return outputs;
+  }
+
+ private:
+  std::shared_ptr<InnerGradients> to_;
+  std::size_t edge_;
+};
+
+}  // namespace
+
+void InnerGradients::add(const at::Tensor& gradient) {
+  const OutOfSight out_of_sight;
+  const std::lock_guard guard(mutex_);
+  sum_ = sum_.defined() ? sum_.add(gradient) : gradient;
+}
+
+at::Tensor InnerGradients::without(const at::Tensor& gradient) {
+  const OutOfSight out_of_sight;
+  const std::lock_guard guard(mutex_);
+  const at::Tensor inner = std::exchange(sum_, {});
+  return inner.defined() ? gradient.sub(inner) : gradient;
+}
+
+std::shared_ptr<InnerGradients> inner_gradients(const at::Tensor& result,
+                                                c10::ArrayRef<at::Tensor> results,
+                                                std::uint64_t since) {
+  const Node* target = result.grad_fn().get();
+  if (target == nullptr) return nullptr;
+  std::shared_ptr<InnerGradients> found;
+  std::vector<Node*> waiting;
+  std::unordered_set<const Node*> seen{target};
+  const auto visit = [&](Node* node) {
+    if (node != nullptr && node->sequence_nr() >= since && seen.insert(node).second)
+      waiting.push_back(node);
+  };
+  for (const at::Tensor& other : results) {
+    if (other.defined()) visit(other.grad_fn().get());
+  }
+  while (!waiting.empty()) {
+    Node* node = waiting.back();
+    waiting.pop_back();
+    for (std::size_t i = 0; i < node->num_outputs(); ++i) {
+      const auto& edge = node->next_edge(i);
+      if (edge.function.get() != target) {
+        visit(edge.function.get());
+      } else if (edge.input_nr == result.output_nr()) {
+        if (!found) found = std::make_shared<InnerGradients>();
+        node->add_post_hook(std::make_unique<Adds>(found, i));
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace habana_mp::evidence

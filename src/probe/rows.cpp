@@ -24,7 +24,7 @@ bool is_transparent(const Frame& frame, const evidence::Op& op) {
   const Insides insides = insides_of(without_aten(op.handle.schema().name()));
   const Outcome outcome = frame.call.key.outcome;
   if (frame.kind == Frame::Kind::Decided) {
-    return insides == Insides::Compound && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&
+    return insides != Insides::Own && outcome != Outcome::Lower && outcome != Outcome::Fp32 &&
            outcome != Outcome::Promote;
   }
   return insides != Insides::Own && outcome == Outcome::Unlisted &&

@@ -189,7 +189,10 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
   if (!backward && is_transparent(*frame, *op, inputs)) return nullptr;
   const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
-  if (why != Unmeasured::None && op->composite) return nullptr;  // the ops inside of it are
+  // The ops inside of it are; also of a recurrent layer that no list has, where one may have those.
+  const bool decided = frame->kind == Frame::Kind::Decided;
+  const bool whole = why == Unmeasured::None && (decided || op->why_not == Unmeasured::None);
+  if (op->composite && !whole) return nullptr;
   // Without what-ifs only that is measured which ran low.
   const bool may_cast =
       !backward && !autocast::excluded_here().has_all(c10::autocast_dispatch_keyset);
@@ -203,7 +206,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   } else {
     context->arguments.assign(inputs.begin(), inputs.end());
   }
-  if (frame->kind == Frame::Kind::Decided) context->casts = frame->cast_tensors;
+  if (decided) context->casts = frame->cast_tensors;
   context->site = frame->call.site;
   context->epoch = thread.epoch;
   context->backward = backward;

@@ -51,27 +51,6 @@ class PolicyParameter(_ParamType):
         return named or [CompletionItem(incomplete, type="file")]
 
 
-class OpParameter(_ParamType):
-    """The name of an op."""
-
-    name = "op"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [CompletionItem(name) for name in _ops(incomplete)]
-
-
-class EditParameter(_ParamType):
-    """``+op:list`` or ``-op``, as ``Policy.with_edits`` takes them."""
-
-    name = "edit"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        sign, (op, colon, title) = incomplete[:1], incomplete[1:].partition(":")
-        if sign == "+" and colon:
-            return [CompletionItem(f"+{op}:{each}") for each in LISTS if each.startswith(title)]
-        return [CompletionItem(sign + name) for name in _ops(op)] if sign in {"+", "-"} else []
-
-
 class ListParameter(_ParamType):
     """A list file, or ``+op`` and ``-op``, which edit the list."""
 
@@ -84,9 +63,9 @@ class ListParameter(_ParamType):
             self.fail(f"File {value!r} does not exist. For the op write +{value}.", param, ctx)
         return str(click.Path(exists=True, dir_okay=False).convert(value, param, ctx))
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if _is_edit(incomplete):
-            return [CompletionItem(incomplete[0] + name) for name in _ops(incomplete[1:])]
+            return [CompletionItem(incomplete[0] + name) for name in complete_op(ctx, param, incomplete[1:])]
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -142,7 +121,7 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
             "--edit",
             "edits",
             multiple=True,
-            type=EditParameter(),
+            shell_complete=complete_edit,
             metavar="+OP:LIST|-OP|FILE",
             help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
@@ -239,10 +218,20 @@ def tell_of_the_rest(policy: Policy, edits: Iterable[Edit]) -> None:
             click.echo(f"Note: {op} now {_REST[policy.rest]}{cure}", err=True)
 
 
-def _ops(begin: str) -> list[str]:
+def complete_op(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
     """Overloads and private names only for who has begun to write one."""
     return sorted(
         name
         for name in known_names()
-        if name.startswith(begin) and ("." in begin or "." not in name) and (begin or not name.startswith("_"))
+        if name.startswith(incomplete)
+        and ("." in incomplete or "." not in name)
+        and (incomplete or not name.startswith("_"))
     )
+
+
+def complete_edit(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Of ``+op:list`` or ``-op``, as ``Policy.with_edits`` takes them."""
+    sign, (op, colon, title) = incomplete[:1], incomplete[1:].partition(":")
+    if sign == "+" and colon:
+        return [f"+{op}:{each}" for each in LISTS if each.startswith(title)]
+    return [sign + name for name in complete_op(ctx, param, op)] if sign in {"+", "-"} else []

@@ -137,13 +137,13 @@ class Policy:
             raise TypeError(f"Policy.load takes a name, a path or a text, not {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
+            name = ALIASES.get(text, text)
+            if name in _loaded:
+                return _loaded[name]
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(encodable(text)))
-            name = ALIASES.get(text, text)
-            if name in _replaced:
-                return _replaced[name]
             if name in presets():
-                return cls(read_folder(SHIPPED / name, shipped=True))
+                return _loaded.setdefault(name, cls(read_folder(SHIPPED / name, shipped=True)))
         if (config := gaudi_config_at(text)) is not None:
             return cls._of_gaudi_config(config)
         is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
@@ -368,15 +368,15 @@ class Policy:
         return Policy, (self._core,)
 
 
-_replaced: dict[str, Policy] = {}
+_loaded: dict[str, Policy] = {}  # presets by their names: a region is made in every step of a training loop
 
 
 def replace_preset(name: str, policy: Policy | None) -> None:
     """From now on the name of a preset loads this policy (D30), or with None the one that is shipped."""
     if policy is None:
-        _replaced.pop(name, None)
+        _loaded.pop(name, None)
     else:
-        _replaced[name] = policy
+        _loaded[name] = policy
 
 
 def with_files(

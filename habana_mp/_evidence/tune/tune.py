@@ -17,7 +17,6 @@ from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search, Settings
 from habana_mp._evidence.tune.tuned import Tuned
-from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._show.progress import Bar
 from habana_mp._show.units import counted, whole
@@ -94,7 +93,7 @@ def tune(
     )
     check_nothing_runs("tune")
     check_no_conversion("tune")
-    base = start if isinstance(start, Policy) else load_kept(start)
+    base = start if isinstance(start, Policy) else Policy.load(start)
     journal = Journal(
         resume,
         {"start": str(base), "per": per, "others": others, "cost": cost, "seed": seed, "metric": _name_of(metric)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from habana_mp._policy.diff import PolicyDiff, words
 from habana_mp._show.short import Short
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
-from habana_mp._show.writing import Document
+from habana_mp._show.writing import Document, plain
 
 _MOST_ROWS = 12
 _MOST_NAMES = 6
@@ -189,8 +189,7 @@ class Comparison(Short, Document):
 
     def makers(self) -> tuple[Difference, ...]:
         """Return the rows that make a difference or have no counterpart, the largest first."""
-        made = [row for row in self.rows if row.kind != "passed on"]
-        return tuple(sorted(made, key=lambda row: (-row.share, -_size(row.made))))
+        return tuple(largest_first(self.rows))
 
     def flips(self) -> tuple[Difference, ...]:
         """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""
@@ -250,7 +249,7 @@ class Comparison(Short, Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values. Numbers that are not finite are None."""
-        values: dict[str, Any] = _plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
+        values: dict[str, Any] = plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
         return values
 
     def _page(self) -> str:
@@ -259,20 +258,14 @@ class Comparison(Short, Document):
         return page(self)
 
 
+def largest_first(rows: Iterable[Difference]) -> list[Difference]:
+    """Those that make a difference or have no counterpart."""
+    made = [row for row in rows if row.kind != "passed on"]
+    return sorted(made, key=lambda row: (-row.share, -(row.made or 0.0)))
+
+
 def _indented(row: Difference) -> str:
     return str(row).replace("\n", "\n  ")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _size(made: float | None) -> float:
-    return 0.0 if made is None else made
 
 
 def _part(value: float | None) -> str:

@@ -223,25 +223,23 @@ def _same(items: list[tuple[Any, Any]], others: Any) -> bool:
 
 
 def _state_of(generator: Any) -> _PutBack:
-    """Of torch, of NumPy (its newer and its older kind) and of Python."""
-    if isinstance(generator, random.Random):
+    """Of torch, of NumPy (its newer and its older kind) and of Python; a module with these functions will do."""
+    if hasattr(generator, "getstate"):
         state = generator.getstate()
         return lambda: generator.setstate(state)
-    if hasattr(generator, "bit_generator"):
-        bits = generator.bit_generator
-        of_bits = copy.deepcopy(bits.state)
-        return lambda: setattr(bits, "state", of_bits)
-    state = generator.get_state()
-    return lambda: generator.set_state(state)
+    if hasattr(generator, "get_state"):
+        state = generator.get_state()
+        return lambda: generator.set_state(state)
+    bits = generator.bit_generator
+    of_bits = copy.deepcopy(bits.state)
+    return lambda: setattr(bits, "state", of_bits)
 
 
 def _generators() -> Iterator[_PutBack]:
-    state, of_torch = random.getstate(), torch.get_rng_state()
-    yield lambda: random.setstate(state)
-    yield lambda: torch.set_rng_state(of_torch)
+    yield _state_of(random)
+    yield _state_of(torch.default_generator)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_cuda = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(of_cuda)
     if (numpy := sys.modules.get("numpy")) is not None:
-        of_numpy = numpy.random.get_state()
-        yield lambda: numpy.random.set_state(of_numpy)
+        yield _state_of(numpy.random)

@@ -289,17 +289,18 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    names = {*code.co_names}
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Of a function, and of those inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
+            yield from _codes(constant)
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    return {name for each in _codes(code) for name in each.co_names}
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _globals_of(constant)
-    return names
+    used = (each for inner in _codes(code) for each in dis.get_instructions(inner))
+    return {each.argval for each in used if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}

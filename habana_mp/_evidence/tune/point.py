@@ -37,10 +37,10 @@ class Point(Short):
     seconds: float
     timed: int
     memory: int | None
-    predicted_error: float | None
-    predicted_seconds: float | None
-    in_float32: int | None
-    result_bytes: int | None
+    predicted_error: float | None = None
+    predicted_seconds: float | None = None
+    in_float32: int | None = None
+    result_bytes: int | None = None
 
     def _line(self) -> str:
         return f"{self.name}, error {self.error:.2g}, {time(self.seconds)}"

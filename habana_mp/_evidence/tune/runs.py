@@ -186,7 +186,8 @@ class Runs:
             seconds = time.perf_counter() - began
             if self._gradients:
                 found = self._kept.gradients()
-            return _copied(found), seconds
+            # What a later run may write to stays as it is.
+            return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found), seconds
 
     def _state(self, policy: Policy | None) -> ExitStack:
         self._counted()
@@ -216,11 +217,6 @@ def _sums(found: Any) -> list[float]:
         return sum(float((each * torch.randn(each.shape, generator=drawn, dtype=each.dtype)).sum()) for each in own)
 
     return [size_of(found), *(one() for _ in range(_SUMS))]
-
-
-def _copied(found: Any) -> Any:
-    """What a later run may write to stays as it is."""
-    return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found)
 
 
 def _synchronize() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import habana_mp._core as _core
@@ -109,21 +109,17 @@ class Search:
 
     def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
-        self._points.append(
-            Point(
-                name,
-                policy,
-                ran.error,
-                ran.seconds,
-                1,
-                ran.memory,
-                self._known_error(in_float32) if in_float32 is not None else None,
-                self._costs.predicted(in_float32) if in_float32 is not None and self._in_seconds else None,
-                len(in_float32) if in_float32 is not None else None,
-                self._result_bytes(in_float32) if in_float32 is not None else None,
+        point = Point(name, policy, ran.error, ran.seconds, 1, ran.memory)
+        if in_float32 is not None:
+            point = replace(
+                point,
+                predicted_error=self._known_error(in_float32),
+                predicted_seconds=self._costs.predicted(in_float32) if self._in_seconds else None,
+                in_float32=len(in_float32),
+                result_bytes=sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts)),
             )
-        )
-        return self._points[-1]
+        self._points.append(point)
+        return point
 
     def _policy(self, in_float32: Collection[int]) -> Policy:
         return policy_of(self._base, self._parts, in_float32, self._settings.others)
@@ -136,9 +132,6 @@ class Search:
         error = self._predicted_error(in_float32)
         is_least = any(part.hidden for i, part in enumerate(self._parts) if i not in in_float32) and error < math.inf
         return error if self._predicts and not is_least else None
-
-    def _result_bytes(self, in_float32: Collection[int]) -> int:
-        return sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts))
 
     def _add_as_start(self, in_float32: Collection[int]) -> None:
         """The same ops in float32, and the others where the start has them: what follows its inputs needs no casts."""

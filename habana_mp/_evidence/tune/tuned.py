@@ -22,7 +22,7 @@ from habana_mp._policy.read_file import shown
 from habana_mp._report.findings.edits import Edit
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, printable, size, time
-from habana_mp._show.writing import Document
+from habana_mp._show.writing import Document, plain
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
@@ -147,41 +147,32 @@ class Tuned(Short, Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as values for JSON. Infinite errors are None."""
-
-        def plain(value: float | None) -> float | None:
-            return None if value is None or not math.isfinite(value) else value
-
-        return {
+        values: dict[str, Any] = {
             "policy": str(self.policy),
             "start": str(self.start),
             "budget": self.budget,
-            "error": plain(self.error),
-            "check_error": plain(self.check_error),
+            "error": self.error,
+            "check_error": self.check_error,
             "runs": self.runs,
             "most_runs": self.most_runs,
             "cost": self.cost,
             "noise": self.noise,
             "chosen": self.chosen.name,
-            "points": [
-                {
-                    **vars(point),
-                    "error": plain(point.error),
-                    "predicted_error": plain(point.predicted_error),
-                    "policy": str(point.policy),
-                }
-                for point in self.points
-            ],
+            "points": [{**vars(point), "policy": str(point.policy)} for point in self.points],
             "parts": [
                 {
                     "name": each.name,
                     "list": each.list,
-                    "error": plain(each.part.error),
+                    "error": each.part.error,
                     "lost": each.part.error == math.inf,
+                    "saved": each.saved,
+                    "numbers": each.part.numbers,
                 }
-                | {"saved": each.saved, "numbers": each.part.numbers}
                 for each in self.parts
             ],
         }
+        found: dict[str, Any] = plain(values)
+        return found
 
     def _page(self) -> str:
         from habana_mp._evidence.tune.shown.page import page

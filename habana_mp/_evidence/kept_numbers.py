@@ -35,7 +35,8 @@ class _Part:
         self._hashed = _core.hash_of_numbers if copied else _hash_by_parts
         self._hash = self._hashed(tensor)
         # What was never filled, and has no memory, has no numbers.
-        self._copy = _core.copied_unseen(tensor) if copied and (self._hash or _is_other_kind(tensor)) else None
+        is_other_kind = tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
+        self._copy = _core.copied_unseen(tensor) if copied and (self._hash or is_other_kind) else None
         self._coalesced = tensor.is_sparse and tensor.is_coalesced()
 
     def put_back(self) -> None:
@@ -109,10 +110,6 @@ def _hash_of_array(array: Any) -> bytes:
     for start in range(0, array.size, _PART):
         hashed.update(flat[start : start + _PART].tobytes())
     return hashed.digest()
-
-
-def _is_other_kind(tensor: torch.Tensor) -> bool:
-    return tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
 
 
 def _parts(tensor: torch.Tensor, outer: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:

@@ -73,7 +73,11 @@ class KeptState:
                 return
             kept = own()
             if kept is not None and threading.get_ident() == kept._thread:
-                _refuse_lazy(called)
+                if isinstance(called, torch.nn.Module) and any(map(is_lazy, called.parameters(recurse=False))):
+                    raise RuntimeError(
+                        f"the step is the first to call a {type(called).__name__}, which makes its weights in its first call. "
+                        "Call the model once before"
+                    )
                 kept._keep(called, type(called).__name__)
 
         hooks = [_nn_module.register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
@@ -180,13 +184,6 @@ class KeptState:
                 tensor.grad = gradient
 
         self._put_back.append(put_back)
-
-
-def _refuse_lazy(called: Any) -> None:
-    if isinstance(called, torch.nn.Module) and any(is_lazy(each) for each in called.parameters(recurse=False)):
-        raise RuntimeError(
-            f"the step is the first to call a {type(called).__name__}, which makes its weights in its first call. Call the model once before"
-        )
 
 
 def _held_by(value: Any) -> _PutBack:

@@ -15,6 +15,7 @@ from habana_mp._policy.edit import listed, read_entry
 from habana_mp._policy.list_file import ListFile
 from habana_mp._policy.names import nearest
 from habana_mp._policy.read_file import read_text
+from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 
 SUFFIX = ".json"
@@ -96,8 +97,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
             if not _is_fine(key, value):
                 raise ValueError(f"{path}: {key} must be {_KEYS[key]}, not {value!r:.60}")
         elif key.startswith(_OURS):
-            near = nearest(key, frozenset(_KEYS))
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(nearest(key, frozenset(_KEYS))[:1])
             raise ValueError(f"{path}: {key!r} is not a key of mixed precision. Accepted are {', '.join(_KEYS)}{hint}")
     return config
 

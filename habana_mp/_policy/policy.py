@@ -145,7 +145,10 @@ class Policy:
             if name in presets():
                 return _loaded.setdefault(name, cls(read_folder(SHIPPED / name, shipped=True)))
         if (config := gaudi_config_at(text)) is not None:
-            return cls._of_gaudi_config(config)
+            read = read_gaudi_config(config)
+            if read.base is None:
+                return cls.from_ops(name="float32")
+            return with_files(cls.load(read.base), read.lists, None, strict=False)
         is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
         if is_file or (isinstance(name_or_path, str) and not os.path.isdir(text)):  # noqa: PTH112
             hint = hint_of_file(text) if is_file else hint_of_name(text)
@@ -154,13 +157,6 @@ class Policy:
                 "a gaudi_config.json, and the text of a policy"
             )
         return cls(read_folder(Path(text), shipped=False))
-
-    @classmethod
-    def _of_gaudi_config(cls, path: Path) -> Policy:
-        config = read_gaudi_config(path)
-        if config.base is None:
-            return cls.from_ops(name="float32")
-        return with_files(cls.load(config.base), config.lists, None, strict=False)
 
     @classmethod
     def from_files(

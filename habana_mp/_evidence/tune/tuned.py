@@ -143,7 +143,8 @@ class Tuned(Short, Document):
         refuse_to_replace(target)
         target.mkdir(parents=True, exist_ok=True)
         named = self.policy._core.replaced(name=printable(target.resolve().name), entries=[*self._with_evidence()])
-        write_folder(target, named, self._source())
+        error = f"error {self._beside(self.error)} of {self.budget:g}"
+        write_folder(target, named, f"{_MAKER} {self.start.name}, {error}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as values for JSON. Infinite errors are None."""
@@ -204,9 +205,6 @@ class Tuned(Short, Document):
     def _beside(self, error: float) -> str:
         """Of an error: as many figures as show on which side of the budget it is."""
         return apart(error, self.budget)
-
-    def _source(self) -> str:
-        return f"{_MAKER} {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
 
     def _with_evidence(self) -> Iterator[Entry]:
         """The entries of the policy: one for an op in the whole model has the sum of what no entry for modules has."""

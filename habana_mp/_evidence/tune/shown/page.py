@@ -23,15 +23,14 @@ def page(found: Any) -> str:
         front={point.name for point in found.front},
         in_float32=sum(each.list == "fp32" for each in found.parts),
         picture=_picture(found),
-        rows=[(each, found.why(each)) for each in _by_error(found)],
+        rows=[
+            (each, found.why(each))
+            for each in sorted(found.parts, key=lambda each: (not each.part.hidden, -each.part.error))
+        ],
         changes=found._moved(),
         moved=moved(found),
         remarks=[*remarks(found), choice(found)],
     )
-
-
-def _by_error(found: Any) -> list[Any]:
-    return sorted(found.parts, key=lambda each: (not each.part.hidden, -each.part.error))
 
 
 def _picture(found: Any) -> dict[str, Any]:
@@ -47,12 +46,18 @@ def _picture(found: Any) -> dict[str, Any]:
     first, last = 0.96 * fastest, 1.04 * slowest
 
     def x(seconds: float) -> float:
-        return _rounded(_LEFT + (seconds - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT))
+        part: float = (seconds - first) / (last - first)
+        return round(_LEFT + part * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def y(error: float) -> float:
         part: float = (math.log10(error) - low) / (high - low) if _is_shown(error) else float(error > 0)
-        return _rounded(_HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM))
+        return round(_HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM), 1)
 
+    named = [
+        point
+        for point in found.points
+        if point.policy == found.start or point is found.chosen or point.name in ("all low", "float32")
+    ]
     dots = [
         {
             "x": x(point.seconds),
@@ -67,12 +72,7 @@ def _picture(found: Any) -> dict[str, Any]:
     ]
     return {
         "dots": dots,
-        "labels": _labels(
-            [point for point in found.points if point.policy == found.start or point is found.chosen or _is_end(point)],
-            x,
-            y,
-            found.budget,
-        ),
+        "labels": _labels(named, x, y, found.budget),
         "marks": [{"y": y(10.0**power), "text": f"1e{power}"} for power in range(low, high + 1)],
         "ticks": [
             {"x": x(first + (last - first) * i / 4), "text": time(first + (last - first) * i / 4)} for i in range(5)
@@ -84,14 +84,6 @@ def _picture(found: Any) -> dict[str, Any]:
         "right": _WIDTH - _RIGHT,
         "bottom": _HEIGHT - _BOTTOM,
     }
-
-
-def _rounded(place: float) -> float:
-    return round(place, 1)
-
-
-def _is_end(point: Any) -> bool:
-    return point.name in ("all low", "float32")
 
 
 def _is_shown(error: float) -> bool:

@@ -14,6 +14,7 @@ from habana_mp._show.units import share as percent
 from habana_mp._show.writing import Document, plain
 
 _MOST_ROWS = 12
+_MOST_PAGE_ROWS = 400
 _MOST_NAMES = 6
 _MOST_FLIPS = 6
 
@@ -253,15 +254,43 @@ class Comparison(Short, Document):
         return values
 
     def _page(self) -> str:
-        from habana_mp._evidence.page import page
+        from markupsafe import Markup
 
-        return page(self)
+        from habana_mp._show.depth import Place, depth, place_name
+        from habana_mp._show.html import whole_page
+
+        after = [*_after_backward(self.rows)]
+        forward = [row for row in self.rows if row.phase == "forward" and row not in after]
+        picture = depth([Place(place_name(row.op, row.module), row.made, row.total, row.share) for row in forward])
+        passed_on = (row for row in self.rows if row.kind == "passed on")
+        rows = [row for row in (*self.makers(), *passed_on) if row not in after]
+        diff = self.policy_diff
+        return whole_page(
+            "comparison.html",
+            found=self,
+            settings={} if diff is None else {name: tuple(map(words, pair)) for name, pair in diff.settings.items()},
+            other_rules={} if diff is None else diff.ops,
+            rules_here=self.differing_ops(),
+            rows=rows[:_MOST_PAGE_ROWS],
+            after_backward=after[:_MOST_PAGE_ROWS],
+            more=max(0, len(rows) - _MOST_PAGE_ROWS),
+            picture=Markup(picture),  # noqa: S704 - of a template that escapes
+        )
 
 
 def largest_first(rows: Iterable[Difference]) -> list[Difference]:
     """Those that make a difference or have no counterpart."""
     made = [row for row in rows if row.kind != "passed on"]
     return sorted(made, key=lambda row: (-row.share, -(row.made or 0.0)))
+
+
+def _after_backward(rows: Iterable[Difference]) -> Iterator[Difference]:
+    """What an optimizer does, and the like: it runs outside of modules when a backward pass has run, and changes no loss of this step."""
+    backward = False
+    for row in rows:
+        backward |= row.phase == "backward"
+        if backward and row.phase == "forward" and not row.module and not row.share:
+            yield row
 
 
 def _indented(row: Difference) -> str:

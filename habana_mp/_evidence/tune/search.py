@@ -13,10 +13,9 @@ from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
-from habana_mp._evidence.tune.point import Point
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Tuned, TunedPart
-from habana_mp._evidence.tune.turns import fastest, timed_in_turns
+from habana_mp._evidence.tune.turns import Point, fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.edits import Edit, edits
@@ -58,7 +57,7 @@ class Search:
         as_start = self._settings.others == "start"
         measured, backward = self._runs.report(self._base if as_start else wide, values=True)
         self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
-        if not len(parts):
+        if not parts:
             where = f"in {self._base._core.low_dtype} under {self._base.name}" if as_start else "in float32"
             raise ValueError(
                 f"no op of the step computes {where}, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
@@ -190,13 +189,13 @@ class Search:
         slack = self._budget**2 - self._predicted_error(kept) ** 2
         useful = [i for i in kept if self._costs.moved(kept, i) < 0]
         group: list[int] = []
-        for i in sorted(useful, key=lambda i: (self._parts.all[i].error, i)):
-            slack -= self._parts.all[i].error ** 2
+        for i in sorted(useful, key=lambda i: (self._parts[i].error, i)):
+            slack -= self._parts[i].error ** 2
             if slack < 0:
                 break
             group.append(i)
         # What loses numbers alone may lose none that count: an exp that overflows below a fraction line.
-        groups = [group, *([i] for i in useful if math.isinf(self._parts.all[i].error))]
+        groups = [group, *([i] for i in useful if math.isinf(self._parts[i].error))]
         while groups and self._has_runs():
             group = groups.pop(0)
             if not group or self._is_within(kept - {*group}):

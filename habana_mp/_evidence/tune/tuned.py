@@ -12,7 +12,7 @@ from typing import Any
 
 from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part
-from habana_mp._evidence.tune.point import Point
+from habana_mp._evidence.tune.turns import Point
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import LISTS
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder

@@ -87,11 +87,6 @@ def edits_in(text: str) -> Iterator[tuple[int, str]]:
             yield number, edit
 
 
-def op_of(text: str) -> str:
-    """The op of an edit whose sign is missing."""
-    return re.split("[:@ ]", text)[0]
-
-
 def are_edits(text: str) -> bool:
     """Whether a file has edits of a policy, ``+op:list`` and ``-op``, and is no list: by all of its lines, since any of them may be wrong."""
     lines = [edit for _, edit in edits_in(text)]

@@ -18,7 +18,6 @@ from habana_mp._policy.read_file import read_text
 from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 
-SUFFIX = ".json"
 _HMP, _AUTOCAST = "use_habana_mixed_precision", "use_torch_autocast"
 # The keys that are read here, and what each holds.
 _KEYS = {
@@ -46,7 +45,7 @@ class GaudiConfig(NamedTuple):
 def gaudi_config_at(path: str | os.PathLike[str]) -> Path | None:
     """The file that a path names: itself, or the one in a folder that is no policy, as a model's folder has it."""
     text = os.fspath(path)
-    if text.endswith(SUFFIX):
+    if text.endswith(".json"):
         return Path(text)
     file = os.path.join(text, "gaudi_config.json")  # noqa: PTH118 - Path raises for names that are too long
     if os.path.isfile(file) and not os.path.exists(os.path.join(text, "policy.toml")):  # noqa: PTH110, PTH113, PTH118

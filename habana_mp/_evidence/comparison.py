@@ -17,6 +17,15 @@ _MOST_ROWS = 12
 _MOST_PAGE_ROWS = 400
 _MOST_NAMES = 6
 _MOST_FLIPS = 6
+# The kinds of differences but "precision", whose reasons are dtypes and rules.
+_REASONS = {
+    "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
+    "result": "other numbers from the same inputs in the same dtypes",
+    "written": "something that is not an op of torch has written to its inputs",
+    "passed on": "passed on from calls before it",
+    "only in a": "run a alone calls it",
+    "only in b": "run b alone calls it",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,30 +91,16 @@ class Difference(Short):
     @property
     def why(self) -> str:
         """The kind as text, with the dtypes and rules, and with the reason if the difference is not measured."""
-        unmeasured = f"; not measured: {self.unmeasured}" if self._lacks_reason else ""
-        return self._kind + unmeasured
+        reason = _REASONS.get(self.kind) or ", ".join(
+            f"{run} {dtype}{f' ({rule})' if rule else ''}"
+            for run, dtype, rule in zip("ab", self.runs_in, self.rules, strict=True)
+        )
+        return reason + (f"; not measured: {self.unmeasured}" if self._lacks_reason else "")
 
     @property
     def _lacks_reason(self) -> bool:
         """Whether the kind is not the reason why the difference is not measured."""
         return bool(self.unmeasured) and not self.kind.startswith("only")
-
-    @property
-    def _kind(self) -> str:
-        if self.kind == "precision":
-            reasons = [
-                f"{run} {dtype}{f' ({rule})' if rule else ''}"
-                for run, dtype, rule in zip("ab", self.runs_in, self.rules, strict=True)
-            ]
-            return ", ".join(reasons)
-        return {
-            "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
-            "result": "other numbers from the same inputs in the same dtypes",
-            "written": "something that is not an op of torch has written to its inputs",
-            "passed on": "passed on from calls before it",
-            "only in a": "run a alone calls it",
-            "only in b": "run b alone calls it",
-        }[self.kind]
 
 
 @dataclass(frozen=True, repr=False)

@@ -178,7 +178,8 @@ class Runs:
 
     def _ran(self, step: Step, policy: Policy | None) -> tuple[Any, float]:
         with self._state(policy):
-            _reset_peak()
+            if torch.accelerator.is_available():
+                torch.accelerator.reset_peak_memory_stats()
             _synchronize()
             began = time.perf_counter()
             found = step()
@@ -222,11 +223,6 @@ def _sums(found: Any) -> list[float]:
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _reset_peak() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.reset_peak_memory_stats()
 
 
 def _peak() -> int | None:

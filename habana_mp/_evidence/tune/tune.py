@@ -116,19 +116,13 @@ def tune(
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            raise TypeError(f"{name} must be a function without arguments, not {_shown(each)}")
+            is_result = isinstance(each, torch.Tensor)
+            what = f"a {type(each).__name__}. Pass the function itself, not its result" if is_result else repr(each)
+            raise TypeError(f"{name} must be a function without arguments, not {what}")
         if each is not None and (needed := needed_arguments(each)):
             raise TypeError(
                 f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"
             )
-
-
-def _shown(value: object) -> str:
-    return (
-        f"a {type(value).__name__}. Pass the function itself, not its result"
-        if isinstance(value, torch.Tensor)
-        else repr(value)
-    )
 
 
 def needed_arguments(function: Callable[..., Any]) -> str:

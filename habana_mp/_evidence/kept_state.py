@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Sampler
 
-from habana_mp._evidence.kept_numbers import KeptArray, KeptNumbers, size_of
+from habana_mp._evidence.kept_numbers import kept_array, kept_numbers, size_of
 from habana_mp._evidence.reachable import STATEFUL, Reachable, is_array, is_generator
 
 _PutBack = Callable[[], object]
@@ -136,7 +136,7 @@ class KeptState:
         elif isinstance(each, torch.Tensor):
             self._keep_tensor(each, name, copied=self._may_copy(size_of(each)))
         elif self._is_new(each) and each.flags.writeable and not each.dtype.hasobject:
-            self._put_back.append(KeptArray(each, name, copied=self._may_copy(each.nbytes)).put_back)
+            self._put_back.append(kept_array(each, name, copied=self._may_copy(each.nbytes)))
 
     def _may_copy(self, size: int) -> bool:
         if size > self._bytes_left:
@@ -154,8 +154,10 @@ class KeptState:
 
     def _keep_value(self, value: Any, name: str) -> None:
         """Of the state of an object, and what is in it: LBFGS has its history in lists, which it changes in place."""
-        if isinstance(value, torch.Tensor) or is_array(value) or isinstance(value, STATEFUL) or is_generator(value):
-            self._keep(value, name) if not isinstance(value, torch.Tensor) else self._keep_tensor(value, name)
+        if isinstance(value, torch.Tensor):
+            self._keep_tensor(value, name)
+        elif is_array(value) or isinstance(value, STATEFUL) or is_generator(value):
+            self._keep(value, name)
         elif isinstance(value, tuple):
             for each in value:
                 self._keep_value(each, name)
@@ -169,15 +171,15 @@ class KeptState:
             return
         has_gradient, requires = tensor.is_leaf or tensor.retains_grad, tensor.requires_grad
         gradient = tensor.grad if has_gradient else None
-        numbers = KeptNumbers(tensor, name, copied=copied)
-        of_gradient = None if gradient is None else KeptNumbers(gradient, f"the gradient of {name}")
+        parts = kept_numbers(tensor, name, copied=copied)
+        if gradient is not None:
+            parts += kept_numbers(gradient, f"the gradient of {name}")
 
         def put_back() -> None:
             if has_gradient and tensor.grad is not gradient:
                 tensor.grad = None
-            numbers.put_back()
-            if of_gradient is not None:
-                of_gradient.put_back()
+            for part in parts:
+                part.put_back()
             if tensor.is_leaf and tensor.requires_grad != requires:
                 tensor.requires_grad_(requires)
             if has_gradient:

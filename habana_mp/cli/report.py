@@ -113,7 +113,11 @@ def report(
         ending = ending_of(script)
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending
-    _show(seen, html, json_file)
+    flush(sys.stdout, sys.stderr)
+    if rank() == 0:
+        say(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
+        print_rich(seen, stderr=True)
+    write_files(seen, html, json_file)
     if edits_file:
         with user_errors():
             text = edits_text(seen._data(), per or "op")
@@ -150,11 +154,3 @@ def _beyond(
                 yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"
     if before is not None and (found := before.diff(seen)):
         yield f"--baseline: the casts differ\n{found}"
-
-
-def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:
-    flush(sys.stdout, sys.stderr)
-    if rank() == 0:
-        say(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
-        print_rich(seen, stderr=True)
-    write_files(seen, html, json_file)

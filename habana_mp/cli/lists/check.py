@@ -45,18 +45,17 @@ def check(files: tuple[str, ...], json_file: str | None) -> None:
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
     """
-    found = [finding for file in files for finding in _mistakes(Path(file))]
+    found: list[Finding] = []
+    for path in map(Path, files):
+        if path.is_dir() or path.name == DESCRIPTION:
+            found += _of_folder(str(path if path.is_dir() else path.parent))
+        else:
+            found += _read(path)[2]
     if json_file != "-":
         click.echo("\n".join(map(str, found)) or "no mistakes found")
     write_json([dataclasses.asdict(finding) for finding in found], json_file)
     if found:
         raise SystemExit(1)
-
-
-def _mistakes(path: Path) -> list[Finding]:
-    if path.is_dir():
-        return _of_folder(str(path))
-    return _of_folder(str(path.parent)) if path.name == DESCRIPTION else _read(path)[2]
 
 
 def _of_folder(folder: str) -> list[Finding]:

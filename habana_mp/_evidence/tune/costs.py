@@ -31,12 +31,6 @@ class Costs:
         self._is_fitted = False
 
     @classmethod
-    def in_numbers(cls, parts: Parts) -> Costs:
-        """As many numbers as may be in the low dtype: the same choice on every machine."""
-        numbers = [float(part.numbers) for part in parts]
-        return cls(numbers, {}, sum(numbers))
-
-    @classmethod
     def in_seconds(
         cls,
         parts: Parts,

@@ -84,7 +84,7 @@ class Runs:
         self._step, self._check, self._seed = step, check, seed
         self._metric = METRICS[metric] if isinstance(metric, str) else metric
         self._gradients = metric == "gradients"
-        self._journal = journal
+        self.journal = journal
         self._kept = KeptState(*filter(None, (step, check)))
         self._exact: Any = None
         self._check_exact: Any = None
@@ -105,7 +105,7 @@ class Runs:
         if self._check is not None:
             self._check_exact = self._reference_of(self._check, "check")
         size = size_of(self._exact)
-        self._journal.check_sums(_sums(self._exact))
+        self.journal.check_sums(_sums(self._exact))
         return size
 
     def _reference_of(self, step: Step, name: str) -> Any:
@@ -128,16 +128,12 @@ class Runs:
         """How many numbers the step returns, or leaves as gradients."""
         return sum(each.numel() for each in numbers_of(self._exact))
 
-    def measured(self, key: str, measure: Callable[[], Any]) -> Any:
-        """What is measured without the step."""
-        return self._journal.kept(key, measure, lambda: None)
-
     def run(self, policy: Policy | None) -> Run:
         def run() -> list[Any]:
             found, seconds = self._ran(self._step, policy)
             return [self._error(self._exact, found), seconds, _peak()]
 
-        values = self._journal.kept(str(policy), run, self._counted)
+        values = self.journal.kept(str(policy), run, self._counted)
         return Run(*values)
 
     def check(self, policy: Policy) -> float | None:
@@ -172,7 +168,7 @@ class Runs:
                     report.project(outputs, _PROJECTIONS)
             return {**report.to_dict(), "calls_backward": backward}
 
-        found = dict(self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
+        found = dict(self.journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
         backward = bool(found.pop("calls_backward"))
         return report_of(found), backward
 

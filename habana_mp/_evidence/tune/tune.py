@@ -15,7 +15,7 @@ import torch
 from habana_mp._evidence.compare import check_no_conversion, check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
-from habana_mp._evidence.tune.search import Search, Settings
+from habana_mp._evidence.tune.search import Search
 from habana_mp._evidence.tune.tuned import Tuned
 from habana_mp._policy.policy import Policy
 from habana_mp._show.progress import Bar
@@ -106,9 +106,10 @@ def tune(
             what = counted(ops, "op") if ops == parts else f"{counted(ops, 'op')} in {counted(parts, 'part')}"
             bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
 
-        settings = Settings(float(budget), base, per, others, cost, metric == "results", check is not None)
+        predicts, checks = metric == "results", check is not None
+        search = Search(runs, announce, float(budget), base, per, others, cost, predicts, checks)
         try:
-            return Search(runs, settings, announce).run()
+            return search.run()
         finally:
             runs.restore()
 
@@ -165,10 +166,9 @@ def _name_of(metric: object) -> str:
     """Two functions of one name, as all lambdas, differ in their code."""
     if isinstance(metric, str):
         return metric
+    name: str = getattr(metric, "__qualname__", type(metric).__qualname__)
     code = getattr(metric, "__code__", None)
-    own = (
-        ""
-        if code is None
-        else hashlib.sha256(code.co_code + repr((code.co_consts, code.co_names)).encode()).hexdigest()[:16]
-    )
-    return f"{getattr(metric, '__qualname__', type(metric).__qualname__)} {own}".rstrip()
+    if code is None:
+        return name
+    constants = repr((code.co_consts, code.co_names)).encode()
+    return f"{name} {hashlib.sha256(code.co_code + constants).hexdigest()[:16]}"

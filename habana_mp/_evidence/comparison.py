@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any
 
 from habana_mp._policy.diff import PolicyDiff, words
@@ -155,9 +156,9 @@ class Comparison(Short, Document):
         if self.same:
             lines.append(f"The same numbers in {counted(self.calls, 'call')}.")
         if self.first is not None:
-            lines += ["", "first difference", f"  {_indented(self.first)}"]
+            lines += ["", "first difference", indent(str(self.first), "  ")]
         if self.worst is not None and self.worst != self.first:
-            lines += ["largest difference made", f"  {_indented(self.worst)}"]
+            lines += ["largest difference made", indent(str(self.worst), "  ")]
         lines += ["", *self._flips()] if self.flips() else []
         lines += ["", *self._table()] if self.rows else []
         lines += ["", *self._ends()] if not self.same else []
@@ -286,10 +287,6 @@ def _after_backward(rows: Iterable[Difference]) -> Iterator[Difference]:
         backward |= row.phase == "backward"
         if backward and row.phase == "forward" and not row.module and not row.share:
             yield row
-
-
-def _indented(row: Difference) -> str:
-    return str(row).replace("\n", "\n  ")
 
 
 def _part(value: float | None) -> str:

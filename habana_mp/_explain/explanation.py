@@ -173,7 +173,7 @@ _SHORTEST_PART = 3
 
 def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
     """The op itself, or those that a module or a part of a name stands for."""
-    kind = op
+    kind: type[torch.nn.Module] | None
     if isinstance(op, str):
         entry = read_entry(op)
         if entry is not None and entry.modules:
@@ -183,14 +183,14 @@ def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
         try:
             return [plain_name(op)]
         except ValueError:
-            named = module_named(op)
-            parts = _with_part(op) if named is None else []
-            if parts:
-                return parts
-            if named is None:
+            kind = module_named(op)
+            if kind is None:
+                if parts := _with_part(op):
+                    return parts
                 raise
-            kind = named
-    found = ops_of(kind, lambda name: policy._rule(name).action != "rest")  # type: ignore[arg-type] # a class from here on
+    else:
+        kind = op
+    found = ops_of(kind, lambda name: policy._rule(name).action != "rest")
     if not found:
         raise ValueError(f"the source of {op if isinstance(op, str) else op.__name__} calls no op that computes")
     return found

@@ -131,7 +131,8 @@ class Runs:
     def run(self, policy: Policy | None) -> Run:
         def run() -> list[Any]:
             found, seconds = self._ran(self._step, policy)
-            return [self._error(self._exact, found), seconds, _peak()]
+            peak = torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None
+            return [self._error(self._exact, found), seconds, peak]
 
         values = self.journal.kept(str(policy), run, self._counted)
         return Run(*values)
@@ -219,7 +220,3 @@ def _sums(found: Any) -> list[float]:
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _peak() -> int | None:
-    return torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None

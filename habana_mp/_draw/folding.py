@@ -68,15 +68,16 @@ class Graph:
             members.setdefault(shown[origin], []).append(origin)
         frames: dict[Call, Frame] = {}
         nodes: Nodes = []
-        number: dict[Origin | Call | OpCall, int] = {}
+        number = {what: i for i, what in enumerate(members)}
         for what, inside in members.items():
-            number[what] = len(nodes)
+            call = self._call_of[inside[0]]
             if isinstance(what, Call):
-                nodes.append((self._module_node(what, inside), _frame(what.parent, frames)))
+                node, call = self._module_node(what, inside), what.parent
             elif isinstance(what, OpCall) and len(inside) > 1:
-                nodes.append((self._op_node(what.op, what, inside), _frame(self._call_of[inside[0]], frames)))
+                node = self._op_node(what.op, what, inside)
             else:
-                nodes.append((self._node(inside[0]), _frame(self._call_of[inside[0]], frames)))
+                node = self._node(inside[0])
+            nodes.append((node, _frame(call, frames)))
         # An edge for each tensor between two nodes; what passes between folded modules is one.
         edges: dict[tuple[int, int], str] = {}
         for origin in self._origins:
@@ -107,7 +108,8 @@ class Graph:
         return self._op_node(text, self._op_of.get(origin), [origin])
 
     def _op_node(self, text: str, op: OpCall | None, inside: list[Origin]) -> Node:
-        *_, last = inside = sorted(inside, key=lambda origin: origin.born)
+        inside = sorted(inside, key=lambda origin: origin.born)
+        last = inside[-1]
         call = self._call_of[last]
         names = ", ".join(origin.name for origin in inside)
         path = call.path if call else ""

@@ -119,7 +119,6 @@ def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], wh
 
 
 def _error(report: Report, unit: str, size_of_result: float, which: Run) -> Callable[[list[Row]], float]:
-    """The error of some rows."""
     if unit == "op":
         return lambda some: float(local_error(added(error_of(row, which) for row in some)))
     of: list[str | None] = [*losses_of(report.rows)] if unit == "loss" else [None]

@@ -111,7 +111,6 @@ def _read(path: Path, title: str = "") -> tuple[bool, list[Entry], list[Finding]
 
 
 def _of_edits(path: str, text: str) -> list[Finding]:
-    """The mistakes in a file of edits for --edit."""
     found: list[Finding] = []
     entries: list[Entry] = []
     for line, text_of_edit in edits_in(text):

@@ -14,7 +14,6 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 300, 56, 24, 16, 34
 
 
 def page(found: Any) -> str:
-    """Of a ``Tuned``."""
     return whole_page(
         "tuned.html",
         found=found,

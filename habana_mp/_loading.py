@@ -57,7 +57,8 @@ def load_core(path: list[str]) -> None:
 def torches(*built: str | Path) -> dict[str, Path]:
     """The versions of torch that cores in these folders were compiled for, the oldest first, and the folder of each core."""
     found: dict[str, Path] = {}
-    for folder in sorted((folder for each in built for folder in Path(each).glob("torch*")), key=_numbers):
+    folders = (folder for each in built for folder in Path(each).glob("torch*"))
+    for folder in sorted(folders, key=lambda folder: [int(number) for number in re.findall(r"\d+", folder.name)]):
         found.setdefault(folder.name.removeprefix("torch"), folder)
     return found
 
@@ -89,7 +90,3 @@ def _not_built(path: list[str]) -> str:
                 f"{installed.parent}. Run Python from another folder, or build the tree: make build."
             )
     return "habana_mp is not built: run `make build` in its source tree, or install it with pip."
-
-
-def _numbers(folder: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", folder.name)]

@@ -13,8 +13,8 @@ from habana_mp._draw.picture import Drawing, Node
 from habana_mp._evidence.comparison import Difference
 from habana_mp._evidence.nonfinite import GivenTensor, Nonfinite
 from habana_mp._evidence.tune.parts import Part
-from habana_mp._evidence.tune.point import Point
 from habana_mp._evidence.tune.tuned import TunedPart
+from habana_mp._evidence.tune.turns import Point
 from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import OpRule

@@ -14,7 +14,6 @@ from habana_mp._autocast.devices import acts_on, checked_device, default_policy,
 from habana_mp._autocast.unseen import warn_of_unseen
 from habana_mp._cast import LOW_DTYPES, dtype_named, not_low
 from habana_mp._convert.conversion import end_cli_default
-from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._scope import traced
 from habana_mp._scope.placed import warn_if_nowhere
@@ -44,7 +43,7 @@ def region_of(
         raise TypeError(f"enabled must be True or False, not {enabled!r}")
     if not isinstance(cache_enabled, (bool, type(None))):
         raise TypeError(f"cache_enabled must be True, False or None (what the policy has), not {cache_enabled!r}")
-    chosen = policy if isinstance(policy, Policy) else load_kept(default_policy(device) if policy is None else policy)
+    chosen = policy if isinstance(policy, Policy) else Policy.load(default_policy(device) if policy is None else policy)
     if dtype is None:
         # A region round this one, or torch.set_autocast_dtype, may have chosen for the device.
         dtype = torch.get_autocast_dtype(device) if policy is None and device in ("cpu", "cuda") else chosen.low_dtype

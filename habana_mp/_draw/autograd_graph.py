@@ -97,20 +97,15 @@ def _read(end: Any, origins: dict[Any, Origin]) -> None:
 
 
 def _origin(node: Any) -> Origin:
-    results = _results(node)
+    results = DRAW.of(node, "results")  # which its backward takes
     return Origin(
         name=node.name(),
         op=_op(node),
-        dtypes=tuple("none" if result is None else dtype_text(result) for result in results),
+        dtypes=tuple("none" if result is None else dtype_name(result.dtype) for result in results),
         shapes=tuple("" if result is None else shape_text(result) for result in results),
         born=DRAW.of(node, "born")(),
         leaf=getattr(node, "variable", None),
     )
-
-
-def _results(node: Any) -> Any:
-    """What is known of a node's results, which its backward takes."""
-    return DRAW.of(node, "results")
 
 
 def _behind_forms(node: Any, number: int, origins: dict[Any, Origin]) -> Source:
@@ -134,15 +129,11 @@ def _op(node: Any) -> str:
         return "linear"
     if camel == "Convolution":
         form = "conv_transpose" if DRAW.of(node, "transposed") else "conv"
-        return f"{form}{len(_results(node)[0].shape) - 2}d"
+        return f"{form}{len(DRAW.of(node, 'results')[0].shape) - 2}d"
     if camel.startswith("ScaledDotProduct"):
         return "scaled_dot_product_attention"
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"(?<=\d)D", "d", camel)).lower()
     return _WORDS.get(snake, snake)
-
-
-def dtype_text(tensor: Any) -> str:
-    return dtype_name(tensor.dtype)
 
 
 def shape_text(tensor: Any) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import torch
 
-from habana_mp._draw.autograd_graph import Origin, dtype_text, read_graph, shape_text
+from habana_mp._cast import dtype_name
+from habana_mp._draw.autograd_graph import Origin, read_graph, shape_text
 from habana_mp._draw.module_calls import Call, ModuleCalls, OpCall
 from habana_mp._draw.picture import Frame, Node
 
@@ -68,15 +68,16 @@ class Graph:
             members.setdefault(shown[origin], []).append(origin)
         frames: dict[Call, Frame] = {}
         nodes: Nodes = []
-        number: dict[Origin | Call | OpCall, int] = {}
+        number = {what: i for i, what in enumerate(members)}
         for what, inside in members.items():
-            number[what] = len(nodes)
+            call = self._call_of[inside[0]]
             if isinstance(what, Call):
-                nodes.append((self._module_node(what, inside), _frame(what.parent, frames)))
+                node, call = self._module_node(what, inside), what.parent
             elif isinstance(what, OpCall) and len(inside) > 1:
-                nodes.append((self._op_node(what, inside), _frame(self._call_of[inside[0]], frames)))
+                node = self._op_node(what.op, what, inside)
             else:
-                nodes.append((self._node(inside[0]), _frame(self._call_of[inside[0]], frames)))
+                node = self._node(inside[0])
+            nodes.append((node, _frame(call, frames)))
         # An edge for each tensor between two nodes; what passes between folded modules is one.
         edges: dict[tuple[int, int], str] = {}
         for origin in self._origins:
@@ -86,7 +87,7 @@ class Graph:
                     edges.setdefault(ends, ", ".join(forms))
         for (title, tensor), (origin, _, forms) in zip(self._outputs.items(), self._made, strict=True):
             edges[number[shown[origin]], len(nodes)] = ", ".join(forms)
-            nodes.append((Node("output", title, dtype_text(tensor), shape_text(tensor)), None))
+            nodes.append((Node("output", title, dtype_name(tensor.dtype), shape_text(tensor)), None))
         return nodes, edges
 
     def _node(self, origin: Origin) -> Node:
@@ -104,19 +105,18 @@ class Graph:
             return Node("cast", f"{origin.cast_from} → {origin.dtypes[0]}", *result, origin.name, casts=1)
         linear = origin.op in {"mm", "addmm"} and call is not None and isinstance(call.module, torch.nn.Linear)
         text = "linear" if linear else origin.op
-        made = self._op_of.get(origin)
-        return Node("op", text, *result, origin.name, **self._of_row(text if made is None else made.op, path, made))
+        return self._op_node(text, self._op_of.get(origin), [origin])
 
-    def _op_node(self, op: OpCall, inside: list[Origin]) -> Node:
-        last = max(inside, key=lambda origin: origin.born)
+    def _op_node(self, text: str, op: OpCall | None, inside: list[Origin]) -> Node:
+        inside = sorted(inside, key=lambda origin: origin.born)
+        last = inside[-1]
         call = self._call_of[last]
-        names = ", ".join(origin.name for origin in sorted(inside, key=lambda origin: origin.born))
+        names = ", ".join(origin.name for origin in inside)
         path = call.path if call else ""
-        return Node("op", op.op, last.dtypes[0], last.shapes[0], path, names, **self._of_row(op.op, path, op))
-
-    def _of_row(self, op: str, path: str, made: OpCall | None) -> dict[str, Any]:
-        """What the row of a report says of an op."""
-        return {"rule": made.rule if made is not None else "", "share": self._shares.get((op, path), 0.0)}
+        # The row of a report that it is counted in.
+        named, rule = (text, "") if op is None else (op.op, op.rule)
+        share = self._shares.get((named, path), 0.0)
+        return Node("op", text, last.dtypes[0], last.shapes[0], path, names, rule=rule, share=share)
 
     def _module_node(self, call: Call, inside: list[Origin]) -> Node:
         casts = [origin for origin in inside if self._is_cast[origin] and origin not in self._op_of]
@@ -126,6 +126,7 @@ class Graph:
             if origin.leaf is None and not self._is_cast[origin]:
                 ops[self._op_of.get(origin, origin)] = origin
         last = max(ops.values() or inside, key=lambda origin: origin.born)
+        inner = f"{call.path}." if call.path else ""  # of the model itself, all
         precisions = Counter(origin.dtypes[0] for origin in ops.values()).most_common()
         return Node(
             "module",
@@ -135,12 +136,8 @@ class Graph:
             call.path,
             casts=len(casts),
             ops=tuple(precisions),
-            share=sum(share for (_, path), share in self._shares.items() if _is_inside(path, call.path)),
+            share=sum(share for (_, path), share in self._shares.items() if f"{path}.".startswith(inner)),
         )
-
-
-def _is_inside(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith(f"{outer}.")
 
 
 def _frame(call: Call | None, frames: dict[Call, Frame]) -> Frame | None:

@@ -176,7 +176,7 @@ def _with_gradient(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies that are no leaves, since a model may write to its inputs."""
 
-    def copy_as(name: str) -> Any:
+    def copied(name: str, value: Any) -> Any:
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 return tensor
@@ -184,15 +184,12 @@ def _with_gradient(
             clone = torch.ops.aten.clone.default
             leaf = clone(tensor).detach().requires_grad_()
             names[DRAW.born_next()] = name
-            copied: torch.Tensor = clone(leaf)
-            return copied
+            own: torch.Tensor = clone(leaf)
+            return own
 
-        return copy
+        return DRAW.map_tensors(torch.Tensor, copy, value)
 
     return (
-        tuple(
-            DRAW.map_tensors(torch.Tensor, copy_as(f"input {i}" if len(args) > 1 else "input"), arg)
-            for i, arg in enumerate(args)
-        ),
-        {name: DRAW.map_tensors(torch.Tensor, copy_as(name), value) for name, value in kwargs.items()},
+        tuple(copied(f"input {i}" if len(args) > 1 else "input", arg) for i, arg in enumerate(args)),
+        {name: copied(name, value) for name, value in kwargs.items()},
     )

@@ -17,7 +17,6 @@ from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.two_runs import TwoRuns
 from habana_mp._policy.diff import PolicyDiff
-from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.projections import project
@@ -170,7 +169,7 @@ def _policy(named: object) -> Policy | None:
     if named is None or isinstance(named, Policy):
         return named
     if isinstance(named, (str, os.PathLike)):
-        return load_kept(named)
+        return Policy.load(named)
     raise TypeError(f"a policy must be a Policy, the name of a preset, the path of a folder or None, not {named!r}")
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from textwrap import indent
 from typing import Any
 
 from habana_mp._policy.diff import PolicyDiff, words
 from habana_mp._show.short import Short
 from habana_mp._show.units import counted
 from habana_mp._show.units import share as percent
-from habana_mp._show.writing import Document
+from habana_mp._show.writing import Document, plain
 
 _MOST_ROWS = 12
+_MOST_PAGE_ROWS = 400
 _MOST_NAMES = 6
 _MOST_FLIPS = 6
+# The kinds of differences but "precision", whose reasons are dtypes and rules.
+_REASONS = {
+    "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
+    "result": "other numbers from the same inputs in the same dtypes",
+    "written": "something that is not an op of torch has written to its inputs",
+    "passed on": "passed on from calls before it",
+    "only in a": "run a alone calls it",
+    "only in b": "run b alone calls it",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,30 +92,16 @@ class Difference(Short):
     @property
     def why(self) -> str:
         """The kind as text, with the dtypes and rules, and with the reason if the difference is not measured."""
-        unmeasured = f"; not measured: {self.unmeasured}" if self._lacks_reason else ""
-        return self._kind + unmeasured
+        reason = _REASONS.get(self.kind) or ", ".join(
+            f"{run} {dtype}{f' ({rule})' if rule else ''}"
+            for run, dtype, rule in zip("ab", self.runs_in, self.rules, strict=True)
+        )
+        return reason + (f"; not measured: {self.unmeasured}" if self._lacks_reason else "")
 
     @property
     def _lacks_reason(self) -> bool:
         """Whether the kind is not the reason why the difference is not measured."""
         return bool(self.unmeasured) and not self.kind.startswith("only")
-
-    @property
-    def _kind(self) -> str:
-        if self.kind == "precision":
-            reasons = [
-                f"{run} {dtype}{f' ({rule})' if rule else ''}"
-                for run, dtype, rule in zip("ab", self.runs_in, self.rules, strict=True)
-            ]
-            return ", ".join(reasons)
-        return {
-            "given": "a weight, an input or a constant of it differs, or its input comes from a different op",
-            "result": "other numbers from the same inputs in the same dtypes",
-            "written": "something that is not an op of torch has written to its inputs",
-            "passed on": "passed on from calls before it",
-            "only in a": "run a alone calls it",
-            "only in b": "run b alone calls it",
-        }[self.kind]
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,9 +156,9 @@ class Comparison(Short, Document):
         if self.same:
             lines.append(f"The same numbers in {counted(self.calls, 'call')}.")
         if self.first is not None:
-            lines += ["", "first difference", f"  {_indented(self.first)}"]
+            lines += ["", "first difference", indent(str(self.first), "  ")]
         if self.worst is not None and self.worst != self.first:
-            lines += ["largest difference made", f"  {_indented(self.worst)}"]
+            lines += ["largest difference made", indent(str(self.worst), "  ")]
         lines += ["", *self._flips()] if self.flips() else []
         lines += ["", *self._table()] if self.rows else []
         lines += ["", *self._ends()] if not self.same else []
@@ -189,8 +186,7 @@ class Comparison(Short, Document):
 
     def makers(self) -> tuple[Difference, ...]:
         """Return the rows that make a difference or have no counterpart, the largest first."""
-        made = [row for row in self.rows if row.kind != "passed on"]
-        return tuple(sorted(made, key=lambda row: (-row.share, -_size(row.made))))
+        return tuple(largest_first(self.rows))
 
     def flips(self) -> tuple[Difference, ...]:
         """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""
@@ -250,29 +246,47 @@ class Comparison(Short, Document):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values. Numbers that are not finite are None."""
-        values: dict[str, Any] = _plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
+        values: dict[str, Any] = plain({**asdict(self), "format": "habana_mp.comparison", "version": 1})
         return values
 
     def _page(self) -> str:
-        from habana_mp._evidence.page import page
+        from markupsafe import Markup
 
-        return page(self)
+        from habana_mp._show.depth import Place, depth, place_name
+        from habana_mp._show.html import whole_page
+
+        after = [*_after_backward(self.rows)]
+        forward = [row for row in self.rows if row.phase == "forward" and row not in after]
+        picture = depth([Place(place_name(row.op, row.module), row.made, row.total, row.share) for row in forward])
+        passed_on = (row for row in self.rows if row.kind == "passed on")
+        rows = [row for row in (*self.makers(), *passed_on) if row not in after]
+        diff = self.policy_diff
+        return whole_page(
+            "comparison.html",
+            found=self,
+            settings={} if diff is None else {name: tuple(map(words, pair)) for name, pair in diff.settings.items()},
+            other_rules={} if diff is None else diff.ops,
+            rules_here=self.differing_ops(),
+            rows=rows[:_MOST_PAGE_ROWS],
+            after_backward=after[:_MOST_PAGE_ROWS],
+            more=max(0, len(rows) - _MOST_PAGE_ROWS),
+            picture=Markup(picture),  # noqa: S704 - of a template that escapes
+        )
 
 
-def _indented(row: Difference) -> str:
-    return str(row).replace("\n", "\n  ")
+def largest_first(rows: Iterable[Difference]) -> list[Difference]:
+    """Those that make a difference or have no counterpart."""
+    made = [row for row in rows if row.kind != "passed on"]
+    return sorted(made, key=lambda row: (-row.share, -(row.made or 0.0)))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _size(made: float | None) -> float:
-    return 0.0 if made is None else made
+def _after_backward(rows: Iterable[Difference]) -> Iterator[Difference]:
+    """What an optimizer does, and the like: it runs outside of modules when a backward pass has run, and changes no loss of this step."""
+    backward = False
+    for row in rows:
+        backward |= row.phase == "backward"
+        if backward and row.phase == "forward" and not row.module and not row.share:
+            yield row
 
 
 def _part(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,24 +19,19 @@ _COMPRESSED = {
 }
 
 
-class KeptNumbers:
+def kept_numbers(tensor: torch.Tensor, name: str, *, copied: bool = True) -> list[KeptPart]:
     """``copied`` is False where a copy would take too much memory: then ``put_back`` raises if the numbers have changed."""
-
-    def __init__(self, tensor: torch.Tensor, name: str, *, copied: bool = True) -> None:
-        self._parts = [_Part(part, name, copied) for part in _parts(tensor)]
-
-    def put_back(self) -> None:
-        for part in self._parts:
-            part.put_back()
+    return [KeptPart(part, name, copied) for part in _parts(tensor)]
 
 
-class _Part:
+class KeptPart:
     def __init__(self, tensor: torch.Tensor, name: str, copied: bool) -> None:
         self._tensor, self._name = tensor, name
         self._hashed = _core.hash_of_numbers if copied else _hash_by_parts
         self._hash = self._hashed(tensor)
         # What was never filled, and has no memory, has no numbers.
-        self._copy = _core.copied_unseen(tensor) if copied and (self._hash or _is_other_kind(tensor)) else None
+        is_other_kind = tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
+        self._copy = _core.copied_unseen(tensor) if copied and (self._hash or is_other_kind) else None
         self._coalesced = tensor.is_sparse and tensor.is_coalesced()
 
     def put_back(self) -> None:
@@ -44,7 +40,7 @@ class _Part:
         if self._is_same():
             return
         if own is None:
-            raise RuntimeError(too_large(self._name))
+            raise RuntimeError(_too_large(self._name))
         plain = not tensor.is_sparse and not tensor.is_nested  # the sizes of the others are no numbers, or change
         if plain and (tensor.dtype != own.dtype or tensor.shape != own.shape):
             tensor.data = own.clone()
@@ -65,20 +61,18 @@ class _Part:
         return same_kind and self._hashed(tensor) == self._hash
 
 
-class KeptArray:
-    """The same of an array of NumPy."""
+def kept_array(array: Any, name: str, *, copied: bool) -> Callable[[], None]:
+    """The same of an array of NumPy: what puts it back."""
+    own_hash, own = _hash_of_array(array), array.copy() if copied else None
 
-    def __init__(self, array: Any, name: str, *, copied: bool = True) -> None:
-        self._array, self._name = array, name
-        self._hash = _hash_of_array(array)
-        self._copy = array.copy() if copied else None
-
-    def put_back(self) -> None:
-        if _hash_of_array(self._array) == self._hash:
+    def put_back() -> None:
+        if _hash_of_array(array) == own_hash:
             return
-        if self._copy is None:
-            raise RuntimeError(too_large(self._name))
-        self._array[...] = self._copy
+        if own is None:
+            raise RuntimeError(_too_large(name))
+        array[...] = own
+
+    return put_back
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -88,7 +82,7 @@ def size_of(tensor: torch.Tensor) -> int:
     return sum(part.numel() * part.element_size() for part in _parts(tensor))
 
 
-def too_large(name: str) -> str:
+def _too_large(name: str) -> str:
     return f"the step changes {name}, which is too large to be copied and restored. Give the step a copy of it"
 
 
@@ -109,10 +103,6 @@ def _hash_of_array(array: Any) -> bytes:
     for start in range(0, array.size, _PART):
         hashed.update(flat[start : start + _PART].tobytes())
     return hashed.digest()
-
-
-def _is_other_kind(tensor: torch.Tensor) -> bool:
-    return tensor.is_quantized or tensor.is_mkldnn or tensor.is_nested
 
 
 def _parts(tensor: torch.Tensor, outer: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Sampler
 
-from habana_mp._evidence.kept_numbers import KeptArray, KeptNumbers, size_of
+from habana_mp._evidence.kept_numbers import kept_array, kept_numbers, size_of
 from habana_mp._evidence.reachable import STATEFUL, Reachable, is_array, is_generator
 
 _PutBack = Callable[[], object]
@@ -73,7 +73,11 @@ class KeptState:
                 return
             kept = own()
             if kept is not None and threading.get_ident() == kept._thread:
-                _refuse_lazy(called)
+                if isinstance(called, torch.nn.Module) and any(map(is_lazy, called.parameters(recurse=False))):
+                    raise RuntimeError(
+                        f"the step is the first to call a {type(called).__name__}, which makes its weights in its first call. "
+                        "Call the model once before"
+                    )
                 kept._keep(called, type(called).__name__)
 
         hooks = [_nn_module.register_module_forward_pre_hook(begins), register_optimizer_step_pre_hook(begins)]
@@ -132,7 +136,7 @@ class KeptState:
         elif isinstance(each, torch.Tensor):
             self._keep_tensor(each, name, copied=self._may_copy(size_of(each)))
         elif self._is_new(each) and each.flags.writeable and not each.dtype.hasobject:
-            self._put_back.append(KeptArray(each, name, copied=self._may_copy(each.nbytes)).put_back)
+            self._put_back.append(kept_array(each, name, copied=self._may_copy(each.nbytes)))
 
     def _may_copy(self, size: int) -> bool:
         if size > self._bytes_left:
@@ -150,8 +154,10 @@ class KeptState:
 
     def _keep_value(self, value: Any, name: str) -> None:
         """Of the state of an object, and what is in it: LBFGS has its history in lists, which it changes in place."""
-        if isinstance(value, torch.Tensor) or is_array(value) or isinstance(value, STATEFUL) or is_generator(value):
-            self._keep(value, name) if not isinstance(value, torch.Tensor) else self._keep_tensor(value, name)
+        if isinstance(value, torch.Tensor):
+            self._keep_tensor(value, name)
+        elif is_array(value) or isinstance(value, STATEFUL) or is_generator(value):
+            self._keep(value, name)
         elif isinstance(value, tuple):
             for each in value:
                 self._keep_value(each, name)
@@ -165,28 +171,21 @@ class KeptState:
             return
         has_gradient, requires = tensor.is_leaf or tensor.retains_grad, tensor.requires_grad
         gradient = tensor.grad if has_gradient else None
-        numbers = KeptNumbers(tensor, name, copied=copied)
-        of_gradient = None if gradient is None else KeptNumbers(gradient, f"the gradient of {name}")
+        parts = kept_numbers(tensor, name, copied=copied)
+        if gradient is not None:
+            parts += kept_numbers(gradient, f"the gradient of {name}")
 
         def put_back() -> None:
             if has_gradient and tensor.grad is not gradient:
                 tensor.grad = None
-            numbers.put_back()
-            if of_gradient is not None:
-                of_gradient.put_back()
+            for part in parts:
+                part.put_back()
             if tensor.is_leaf and tensor.requires_grad != requires:
                 tensor.requires_grad_(requires)
             if has_gradient:
                 tensor.grad = gradient
 
         self._put_back.append(put_back)
-
-
-def _refuse_lazy(called: Any) -> None:
-    if isinstance(called, torch.nn.Module) and any(is_lazy(each) for each in called.parameters(recurse=False)):
-        raise RuntimeError(
-            f"the step is the first to call a {type(called).__name__}, which makes its weights in its first call. Call the model once before"
-        )
 
 
 def _held_by(value: Any) -> _PutBack:
@@ -223,25 +222,23 @@ def _same(items: list[tuple[Any, Any]], others: Any) -> bool:
 
 
 def _state_of(generator: Any) -> _PutBack:
-    """Of torch, of NumPy (its newer and its older kind) and of Python."""
-    if isinstance(generator, random.Random):
+    """Of torch, of NumPy (its newer and its older kind) and of Python; a module with these functions will do."""
+    if hasattr(generator, "getstate"):
         state = generator.getstate()
         return lambda: generator.setstate(state)
-    if hasattr(generator, "bit_generator"):
-        bits = generator.bit_generator
-        of_bits = copy.deepcopy(bits.state)
-        return lambda: setattr(bits, "state", of_bits)
-    state = generator.get_state()
-    return lambda: generator.set_state(state)
+    if hasattr(generator, "get_state"):
+        state = generator.get_state()
+        return lambda: generator.set_state(state)
+    bits = generator.bit_generator
+    of_bits = copy.deepcopy(bits.state)
+    return lambda: setattr(bits, "state", of_bits)
 
 
 def _generators() -> Iterator[_PutBack]:
-    state, of_torch = random.getstate(), torch.get_rng_state()
-    yield lambda: random.setstate(state)
-    yield lambda: torch.set_rng_state(of_torch)
+    yield _state_of(random)
+    yield _state_of(torch.default_generator)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         of_cuda = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(of_cuda)
     if (numpy := sys.modules.get("numpy")) is not None:
-        of_numpy = numpy.random.get_state()
-        yield lambda: numpy.random.set_state(of_numpy)
+        yield _state_of(numpy.random)

@@ -81,6 +81,7 @@ class Nonfinite(Short):
         return f"{self.op} makes {made} in {self.dtype}, in the {self.phase} pass"
 
     def __str__(self) -> str:
+        inside = "" if self.inner == f"aten::{self.op}" else self.inner
         lines = [self._line()]
         lines += [
             f"  {title:<8} {text}"
@@ -88,16 +89,13 @@ class Nonfinite(Short):
                 ("module", self.module),
                 ("at", self.source),
                 ("rule", self.rule and f"{self.rule} ({self.policy})"),
-                ("inside", _INSIDE.get(self.inner, "" if self.inner == f"aten::{self.op}" else self.inner)),
+                ("inside", "the cast of what it is given" if inside == "cast" else inside),
                 *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
                 ("edit", self.edit or "none: it is not finite in float32 either"),
             )
             if text
         ]
         return "\n".join(lines)
-
-
-_INSIDE = {"cast": "the cast of what it is given"}
 
 
 def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:

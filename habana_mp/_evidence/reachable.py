@@ -58,8 +58,7 @@ class Found:
 
     def put_back(self) -> None:
         if isinstance(self.place, types.CellType):
-            if _is_empty(self.place) or self.place.cell_contents is not self.value:
-                self.place.cell_contents = self.value
+            self.place.cell_contents = self.value
         elif isinstance(self.place, list):
             if self.key < len(self.place) and self.place[self.key] is not self.value:
                 self.place[self.key] = self.value
@@ -206,7 +205,7 @@ def _shown(key: object) -> str:
 def _used_by(function: types.FunctionType) -> Iterator[Found]:
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if not _is_empty(cell):
+        with contextlib.suppress(ValueError):  # it is empty
             yield Found(name, cell.cell_contents, cell)
     space = function.__globals__
     if not _is_library(space.get("__name__", "")):  # threading knows all threads
@@ -281,25 +280,18 @@ def _leaves_of(node: Any, seen: dict[int, Any]) -> Iterator[torch.Tensor]:
             yield leaf
 
 
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - it raises
-    except ValueError:
-        return True
-    return False
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Of a function, and of those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    names = {*code.co_names}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
+    return {name for each in _codes(code) for name in each.co_names}
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _globals_of(constant)
-    return names
+    used = (each for inner in _codes(code) for each in dis.get_instructions(inner))
+    return {each.argval for each in used if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 import habana_mp._core as _core
-from habana_mp._evidence.comparison import Comparison, Difference
+from habana_mp._evidence.comparison import Comparison, Difference, largest_first
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._report.numbers import UNMEASURED
 from habana_mp._show.units import counted
+
+_Key = tuple[str, str, bool, str]  # op, module, backward, kind
+_ONLY_A = "only in a"
 
 
 class _Site(NamedTuple):
@@ -36,12 +39,15 @@ class _Run:
         op = site.op or call.inner.removeprefix("aten::")
         return _Site(op, site.module, site.rule.replace(OWN_FILES, ""), site.source)
 
+    def key(self, number: int, kind: str) -> _Key:
+        site = self.site(number)
+        return site.op, site.module, self.calls[number].backward, kind
+
 
 _NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
 _OTHER_SIZES = "its results have different sizes in the two runs"
 _OTHER_PROCESS = "its inputs in run a, which was another process, are gone"
 _NOT_AGAIN = "it cannot run once more as in run a"
-_Key = tuple[str, str, bool, str]  # op, module, backward, kind
 
 
 class TwoRuns:
@@ -58,13 +64,14 @@ class TwoRuns:
         self._same_gradients = found.same_gradients
         self._gradient_error = _part(found.gradient_error) if found.gradients else None
         self._have_results = bool(self.a.returned and self.b.returned)
-        self._result_error, self._same_results = found.result_error, found.same_results
+        self._result_error = _part(found.result_error) if self._have_results else None
+        self._same_results = found.same_results
 
     def comparison(self, names: tuple[str, str], policy_diff: PolicyDiff | None = None) -> Comparison:
         differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
         losses = not self.a.losses or not self.b.losses or [*map(repr, self.a.losses)] == [*map(repr, self.b.losses)]
-        notes, result_error = self._ends(matched)
+        notes = self._notes_on_ends(matched)
         results = self._same_results or not self._have_results
         same = not (differs or notes) and losses and self._same_gradients and results
         rows = self._rows()
@@ -72,21 +79,21 @@ class TwoRuns:
             names=names,
             same=same,
             first=None if same else self._first(rows),
-            worst=None if same else _worst(rows.values()),
+            worst=None if same else next(iter(largest_first(rows.values())), None),
             rows=tuple(rows.values()),
             losses=(self.a.losses, self.b.losses),
             gradient_error=self._gradient_error,
-            result_error=result_error,
+            result_error=self._result_error,
             calls=matched,
             lost=self.a.lost + self.b.lost,
             notes=(*self._notes, *notes),
             policy_diff=policy_diff,
         )
 
-    def _ends(self, matched: int) -> tuple[list[str], float | None]:
-        """What keeps the runs from being proved the same beside their calls, and how far their results are apart."""
+    def _notes_on_ends(self, matched: int) -> list[str]:
+        """What keeps the runs from being proved the same beside their calls."""
         notes = [] if matched else ["The two runs have no call in common."]
-        if self._have_results and math.isnan(self._result_error):
+        if self._have_results and self._result_error is None:
             notes.append("The results of the steps have different sizes and are not compared.")
         if lost := self.a.lost + self.b.lost:
             notes.append(
@@ -96,7 +103,7 @@ class TwoRuns:
             notes.append(
                 f"{counted(unseen, 'call')} have tensors whose numbers cannot be read (subclasses, quantized ones)."
             )
-        return notes, _part(self._result_error) if self._have_results else None
+        return notes
 
     def _known_in_a(self) -> set[int]:
         """Calls of a that are calls of b, and what is inside of them and round them: one run may see an op where the other sees its parts."""
@@ -127,18 +134,13 @@ class TwoRuns:
             rows[key] = self._row(key, numbers, change, abs(change) / whole if whole > 0 else 0.0)
         for number, call in enumerate(self.a.calls):
             if call.inner and number not in self._known and call.outer < 0:
-                key = self._key_in_a(number)
+                key = self.a.key(number, _ONLY_A)
                 calls = rows[key].calls + 1 if key in rows else 1
                 rows[key] = self._row_of_a(key, number, calls)
         return rows
 
     def _key(self, number: int) -> _Key:
-        site, each = self.b.site(number), self._compared[number]
-        return site.op, site.module, self.b.calls[number].backward, each.kind
-
-    def _key_in_a(self, number: int) -> _Key:
-        site = self.a.site(number)
-        return site.op, site.module, self.a.calls[number].backward, "only in a"
+        return self.b.key(number, self._compared[number].kind)
 
     def _by_place(self) -> dict[tuple[str, str], float]:
         """Changes of the loss by op and module."""
@@ -214,7 +216,8 @@ class TwoRuns:
                 if given.maker >= 0 and self._is_unmatched(given.maker):
                     return rows[self._key(_back(given.maker, self.b, self._is_unmatched))]
                 if given.first_maker >= 0 and given.first_maker not in self._known:
-                    return rows[self._key_in_a(_back(given.first_maker, self.a, lambda call: call not in self._known))]
+                    before = _back(given.first_maker, self.a, lambda call: call not in self._known)
+                    return rows[self.a.key(before, _ONLY_A)]
             row = rows[self._key(number)]
             if each.kind != "passed on":
                 return row
@@ -237,11 +240,6 @@ def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:
         number = min(before)
 
 
-def _worst(rows: Iterable[Difference]) -> Difference | None:
-    makers = [row for row in rows if row.kind != "passed on"]
-    return max(makers, key=lambda row: (row.share, row.made or 0.0), default=None)
-
-
 def _dtypes(run: _Run, number: int) -> str:
     return "" if number < 0 else ", ".join(run.calls[number].dtypes)
 
@@ -251,8 +249,4 @@ def _part(value: float) -> float | None:
 
 
 def _largest(values: Iterable[float]) -> float | None:
-    return max(_known(values), default=None)
-
-
-def _known(values: Iterable[float]) -> Iterator[float]:
-    return (value for value in values if not math.isnan(value))
+    return max((value for value in values if not math.isnan(value)), default=None)

@@ -173,7 +173,7 @@ _SHORTEST_PART = 3
 
 def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
     """The op itself, or those that a module or a part of a name stands for."""
-    kind = op
+    kind: type[torch.nn.Module] | None
     if isinstance(op, str):
         entry = read_entry(op)
         if entry is not None and entry.modules:
@@ -183,14 +183,14 @@ def _names_of(op: str | type[torch.nn.Module], policy: Policy) -> list[str]:
         try:
             return [plain_name(op)]
         except ValueError:
-            named = module_named(op)
-            parts = _with_part(op) if named is None else []
-            if parts:
-                return parts
-            if named is None:
+            kind = module_named(op)
+            if kind is None:
+                if parts := _with_part(op):
+                    return parts
                 raise
-            kind = named
-    found = ops_of(kind, lambda name: policy._rule(name).action != "rest")  # type: ignore[arg-type] # a class from here on
+    else:
+        kind = op
+    found = ops_of(kind, lambda name: policy._rule(name).action != "rest")
     if not found:
         raise ValueError(f"the source of {op if isinstance(op, str) else op.__name__} calls no op that computes")
     return found
@@ -218,17 +218,15 @@ class _Asked(NamedTuple):
 
 def _explanation(name: str, asked: _Asked) -> Explanation:
     policy, kind, where, dispatched = asked
-    homes, arguments = _homes(name, policy, dispatched), _arguments(name, policy, dispatched)
+    if name in registered:
+        homes = {"register_op": _effects(policy).get(policy._rule(name).action, "called as it is written")}
+    else:
+        homes = _overloads_of(name, policy) if dispatched else _homes_of(name, policy)
+    arguments = _arguments(name, policy, dispatched)
     if kind == _SWITCHED_OFF:
         homes, arguments = dict.fromkeys(homes, "left alone"), ("left alone: casts are switched off here",)
     notes = tuple(_notes(name, policy, dispatched))
     return Explanation(name, policy._rule(name), policy, kind == _IN_FORCE, kind + where, homes, arguments, notes)
-
-
-def _homes(name: str, policy: Policy, dispatched: bool) -> dict[str, str]:
-    if name in registered:
-        return {"register_op": _effects(policy).get(policy._rule(name).action, "called as it is written")}
-    return _overloads_of(name, policy) if dispatched else _homes_of(name, policy)
 
 
 def _asked(policy: Policy | None, module: torch.nn.Module | None) -> _Asked:
@@ -310,15 +308,12 @@ def _notes(name: str, policy: Policy, dispatched: bool) -> Iterator[str]:
     low = policy._core.low_dtype
     if _core.may_lack_low_kernel(name.partition(".")[0]):  # D42
         yield f"if the device has no {low} kernel for it, the call runs in float32 and the report shows: no {low} kernel"
-    if low == "bfloat16" and low not in _noted and _is_slow_in_bfloat16():
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    if low == "bfloat16" and low not in _noted and is_x86 and CPU.works and not CPU.avx512() and not CPU.amx():
         _noted.add(low)  # shown once in a process
         yield (
             "this CPU has no bfloat16 instructions: bfloat16 saves memory on it, and products of matrices take several times as long (habana-mp doctor measures it)"
         )
-
-
-def _is_slow_in_bfloat16() -> bool:
-    return platform.machine() in ("x86_64", "AMD64") and CPU.works and not CPU.avx512() and not CPU.amx()
 
 
 def _note_of_modules(name: str, policy: Policy) -> Iterator[str]:

@@ -42,7 +42,10 @@ class PolicyDiff(Short):
         pairs = {name: (action_of(before, listed[name]), action_of(after, listed[name])) for name in sorted(listed)}
         # D17: for autocast the overloads of an op differ, where one of them is listed.
         ops = {entry.base for entry in entries if entry.op != entry.base}
-        overloads = [f"{op}.{each}" for op in sorted(ops) for each in _overloads(op)]
+        packets = {op: getattr(torch.ops.aten, op, None) for op in sorted(ops)}
+        overloads = [
+            f"{op}.{each}" for op, packet in packets.items() if packet is not None for each in packet.overloads()
+        ]
         pairs |= {f"{name} (autocast)": (_of_overload(before, name), _of_overload(after, name)) for name in overloads}
         first, second = _limited(before), _limited(after)
         pairs |= {line: (first.get(line, "no line"), second.get(line, "no line")) for line in sorted({*first, *second})}
@@ -76,11 +79,6 @@ def words(setting: Any) -> str:
 def _limited(policy: Policy) -> dict[str, str]:
     """The list of each name that is limited to modules."""
     return {str(entry): entry.list for entry in policy._core.entries if entry.modules}
-
-
-def _overloads(op: str) -> list[str]:
-    packet = getattr(torch.ops.aten, op, None)
-    return [] if packet is None else packet.overloads()
 
 
 def _of_overload(policy: Policy, overload: str) -> str:

@@ -87,11 +87,6 @@ def edits_in(text: str) -> Iterator[tuple[int, str]]:
             yield number, edit
 
 
-def op_of(text: str) -> str:
-    """The op of an edit whose sign is missing."""
-    return re.split("[:@ ]", text)[0]
-
-
 def are_edits(text: str) -> bool:
     """Whether a file has edits of a policy, ``+op:list`` and ``-op``, and is no list: by all of its lines, since any of them may be wrong."""
     lines = [edit for _, edit in edits_in(text)]
@@ -116,7 +111,9 @@ def _problem(text: str) -> str:
         return f"- removes the op from all lists and takes no list. Write {sign + entry!r}"
     if not title:
         return f"it names no list. Write {f'+{entry}:fp32'!r} or {f'+{entry}:lower'!r}"
-    return f"{title!r} is not a list{_near_list(title)}"
+    plain = title.strip().lower()
+    plain = _LIST_OF.get(plain, plain)
+    return f"{title!r} is not a list{did_you_mean([plain]) if plain in ALL_LISTS else near(title, ALL_LISTS, most=1)}"
 
 
 def _problem_of_entry(entry: str) -> str:
@@ -127,9 +124,3 @@ def _problem_of_entry(entry: str) -> str:
     if at and low not in core.LOW_DTYPES and read_entry(op) is not None:
         return f"{low!r} is not a low dtype"
     return f"{name!r} is not the name of an op"
-
-
-def _near_list(title: str) -> str:
-    plain = title.strip().lower()
-    plain = _LIST_OF.get(plain, plain)
-    return did_you_mean([plain]) if plain in ALL_LISTS else near(title, ALL_LISTS, most=1)

@@ -1,32 +1,16 @@
-"""Policies by name as regions load them: presets are kept, and hpu-autocast has the lists that the environment names (D30)."""
+"""The lists of hpu-autocast that the environment names (D30)."""
 
 from __future__ import annotations
 
 import os
 
 import habana_mp._core as core
-from habana_mp._policy.gaudi_config import SUFFIX
 from habana_mp._policy.list_file import ListFile, parse_list
 from habana_mp._policy.policy import Policy, replace_preset, with_files
 from habana_mp._policy.read_file import read_file, shown
 from habana_mp._show.warning import warn
 
 _HPU = "hpu-autocast"
-_loaded: dict[str, Policy] = {}
-
-
-def load_kept(name_or_path: str | os.PathLike[str]) -> Policy:
-    """A policy by name or path. Presets are kept: a region is made in every step of a training loop."""
-    if not isinstance(name_or_path, str):
-        return Policy.load(name_or_path)
-    policy = _loaded.get(name_or_path)
-    if policy is None:
-        policy = Policy.load(name_or_path)
-        if not (os.path.isdir(name_or_path) or name_or_path.endswith(SUFFIX) or " " in name_or_path):  # noqa: PTH112 - as Policy.load
-            _loaded[name_or_path] = policy
-    return policy
-
-
 # D30: what the lists of hpu-autocast are replaced with, by the names of HPU's releases, the newer ones first.
 LIST_VARIABLES = {
     "lower": ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "LOWER_LIST"),
@@ -62,7 +46,6 @@ def read_environment() -> None:
     _read.clear()
     _read.update(asked)
     replace_preset(_HPU, None)
-    _loaded.pop(_HPU, None)
     files: dict[str, ListFile] = {}
     for title, (variable, path, content) in asked.items():
         found = content if isinstance(content, str) else _parsed(content, path, title)

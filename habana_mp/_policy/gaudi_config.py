@@ -15,9 +15,9 @@ from habana_mp._policy.edit import listed, read_entry
 from habana_mp._policy.list_file import ListFile
 from habana_mp._policy.names import nearest
 from habana_mp._policy.read_file import read_text
+from habana_mp._show.did_you_mean import did_you_mean
 from habana_mp._show.warning import warn
 
-SUFFIX = ".json"
 _HMP, _AUTOCAST = "use_habana_mixed_precision", "use_torch_autocast"
 # The keys that are read here, and what each holds.
 _KEYS = {
@@ -45,7 +45,7 @@ class GaudiConfig(NamedTuple):
 def gaudi_config_at(path: str | os.PathLike[str]) -> Path | None:
     """The file that a path names: itself, or the one in a folder that is no policy, as a model's folder has it."""
     text = os.fspath(path)
-    if text.endswith(SUFFIX):
+    if text.endswith(".json"):
         return Path(text)
     file = os.path.join(text, "gaudi_config.json")  # noqa: PTH118 - Path raises for names that are too long
     if os.path.isfile(file) and not os.path.exists(os.path.join(text, "policy.toml")):  # noqa: PTH110, PTH113, PTH118
@@ -96,8 +96,7 @@ def _read_keys(path: Path) -> dict[str, Any]:
             if not _is_fine(key, value):
                 raise ValueError(f"{path}: {key} must be {_KEYS[key]}, not {value!r:.60}")
         elif key.startswith(_OURS):
-            near = nearest(key, frozenset(_KEYS))
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(nearest(key, frozenset(_KEYS))[:1])
             raise ValueError(f"{path}: {key!r} is not a key of mixed precision. Accepted are {', '.join(_KEYS)}{hint}")
     return config
 

@@ -92,9 +92,6 @@ class Claims:
             return False
         return entry.base in self._insides[where] or not _asked_for(entry.op, entry.base).isdisjoint(self._own[where])
 
-    def of_other_names(self, entry: Entry, low: str) -> bool:
-        return self(entry, low) and not self.by_name(entry, low)
-
     def by_name(self, entry: Entry, low: str) -> bool:
         return entry.op in self._own.get((entry.modules, low), ())
 
@@ -121,9 +118,8 @@ def after_files(entries: Iterable[Entry], files: Mapping[str, ListFile], *, same
             taken_out = removed[entry.list].by_name if same_author else removed[entry.list]
             if not file.edits or taken_out(entry, low):
                 return True
-        return (
-            others.of_other_names(entry, low) if entry.list == "promote" and not entry.modules else others(entry, low)
-        )
+        is_last = entry.list == "promote" and not entry.modules
+        return others(entry, low) and not (is_last and others.by_name(entry, low))
 
     return [*named, *less(entries, leaves)]
 

@@ -137,15 +137,18 @@ class Policy:
             raise TypeError(f"Policy.load takes a name, a path or a text, not {name_or_path!r}")
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
+            name = ALIASES.get(text, text)
+            if name in _loaded:
+                return _loaded[name]
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(encodable(text)))
-            name = ALIASES.get(text, text)
-            if name in _replaced:
-                return _replaced[name]
             if name in presets():
-                return cls(read_folder(SHIPPED / name, shipped=True))
+                return _loaded.setdefault(name, cls(read_folder(SHIPPED / name, shipped=True)))
         if (config := gaudi_config_at(text)) is not None:
-            return cls._of_gaudi_config(config)
+            read = read_gaudi_config(config)
+            if read.base is None:
+                return cls.from_ops(name="float32")
+            return with_files(cls.load(read.base), read.lists, None, strict=False)
         is_file = os.path.isfile(text)  # noqa: PTH113 - Path raises for names that are too long
         if is_file or (isinstance(name_or_path, str) and not os.path.isdir(text)):  # noqa: PTH112
             hint = hint_of_file(text) if is_file else hint_of_name(text)
@@ -154,13 +157,6 @@ class Policy:
                 "a gaudi_config.json, and the text of a policy"
             )
         return cls(read_folder(Path(text), shipped=False))
-
-    @classmethod
-    def _of_gaudi_config(cls, path: Path) -> Policy:
-        config = read_gaudi_config(path)
-        if config.base is None:
-            return cls.from_ops(name="float32")
-        return with_files(cls.load(config.base), config.lists, None, strict=False)
 
     @classmethod
     def from_files(
@@ -368,15 +364,15 @@ class Policy:
         return Policy, (self._core,)
 
 
-_replaced: dict[str, Policy] = {}
+_loaded: dict[str, Policy] = {}  # presets by their names: a region is made in every step of a training loop
 
 
 def replace_preset(name: str, policy: Policy | None) -> None:
     """From now on the name of a preset loads this policy (D30), or with None the one that is shipped."""
     if policy is None:
-        _replaced.pop(name, None)
+        _loaded.pop(name, None)
     else:
-        _replaced[name] = policy
+        _loaded[name] = policy
 
 
 def with_files(

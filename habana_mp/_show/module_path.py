@@ -51,15 +51,12 @@ class ModulePath(NamedTuple):
             return asked == str(self)
         outer = ModulePath.asked(asked, self.root)
         names, wanted = _names(self.path), _names(outer.path)
-        return outer.root == self.root and len(names) >= len(wanted) and all(map(_fits, wanted, names))
+        fits = all(asked in ("*", name) for asked, name in zip(wanted, names, strict=False))
+        return outer.root == self.root and len(names) >= len(wanted) and fits
 
 
 def _names(path: str) -> list[str]:
     return path.split(".") if path else []
-
-
-def _fits(wanted: str, name: str) -> bool:
-    return wanted in ("*", name)
 
 
 def common(modules: Iterable[str]) -> str:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from habana_mp._show.stream import is_terminal, say
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
-
-class Bar:
+class Bar(ExitStack):
     """Begins with ``start``, when it is known how many steps there are. Where stderr is no terminal it prints the line ``text`` alone."""
 
     def __init__(self, *, shown: bool = True) -> None:
+        super().__init__()
         self._shown = shown
-        self._ends = ExitStack()
         self._advance: Callable[[], None] = lambda: None
 
     def start(self, text: str = "", *, total: int, done: int = 0) -> None:
@@ -33,17 +28,9 @@ class Bar:
         from rich.progress import Progress
 
         bar = Progress(console=Console(stderr=True, highlight=False), transient=True)
-        self._ends.enter_context(bar)
+        self.enter_context(bar)
         task = bar.add_task("measuring", total=total, completed=done)
         self._advance = lambda: bar.advance(task)
 
     def advance(self) -> None:
         self._advance()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ends.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -23,6 +24,15 @@ def written(content: _Content, path: str | os.PathLike[str] | None) -> _Content:
             error.filename = os.fspath(path) if error.filename is None else error.filename
             raise
     return content
+
+
+def plain(value: Any) -> Any:
+    """Values for JSON, where a number that is not finite is None."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Document(ABC):

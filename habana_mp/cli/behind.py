@@ -28,17 +28,14 @@ def warn_of_options_behind(script: Script, arguments: Sequence[str], command: cl
     if not given:
         return
     known = {text for code in _codes(script) for text in constants(code, names=False)}
-    unknown = [option for option in given if not any(_is_for(option, text) for text in known)]
+    # A string defines an option as it is, in a text, or as the name of a field or flag: --policy, policy.
+    fields = {text.replace("_", "-") for text in known}
+    unknown = [each for each in given if each[2:] not in fields and not any(each in text for text in known)]
     if unknown:
         say(
             f"Warning: the script gets {', '.join(unknown)}. Put options of habana-mp before {script.name}",
             err=True,
         )
-
-
-def _is_for(option: str, text: str) -> bool:
-    """Whether a string of a script defines an option: ``--policy``, as it is or in a text, or the field or flag ``policy``."""
-    return option in text or option[2:] == text.replace("_", "-")
 
 
 def _codes(script: Script) -> Iterator[CodeType]:

@@ -7,14 +7,11 @@ import io
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from habana_mp._show.stream import is_terminal, say
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Where no terminal has a width: wide enough that no table is cut in a file.
 _WIDTH_OF_A_FILE = 200
@@ -45,17 +42,6 @@ def user_errors() -> Iterator[None]:
                 say(f"Warning: {warning.message}", err=True)
 
 
-def console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    # rich asks a stream for more than it may have.
-    made = Console(file=stream if is_terminal(stream) else io.StringIO(), highlight=False)
-    if not made.is_terminal:
-        made.width = max(made.width, _WIDTH_OF_A_FILE)
-    return made
-
-
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Rows under bold titles; the columns ``numbers`` stand to the right. Only the last column is cut in a narrow terminal."""
     from rich.table import Table
@@ -73,7 +59,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, number
 
 def print_rich(*values: Any, stderr: bool = False, **how: Any) -> None:
     """What rich makes of the values, without the blanks that it fills lines with."""
-    out = console(stderr=stderr)
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # rich asks a stream for more than it may have.
+    out = Console(file=stream if is_terminal(stream) else io.StringIO(), highlight=False)
+    if not out.is_terminal:
+        out.width = max(out.width, _WIDTH_OF_A_FILE)
     with out.capture() as text:
         out.print(*values, crop=False, **how)
     lines = "\n".join(line.rstrip() for line in text.get().splitlines())

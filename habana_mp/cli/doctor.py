@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -64,6 +66,19 @@ class Examination:
     speed: Speed | None = None
     verdicts: list[Verdict] = field(default_factory=list)
 
+    def say(self, level: Literal["ok", "note", "problem"], text: str) -> None:
+        self.verdicts.append(Verdict(level, text))
+
+    @contextlib.contextmanager
+    def noting_problem(self, text: str = "{}") -> Iterator[None]:
+        """An error is a verdict with this text."""
+        try:
+            yield
+        except OSError as error:
+            self.say("problem", text.format(f"{error.filename}: {error.strerror}"))
+        except ValueError as error:
+            self.say("problem", text.format(error))
+
 
 @click.command()
 @json_option
@@ -97,17 +112,22 @@ def _examine() -> Examination:
         devices=_devices(),
         cast_variants=_core.cast_variants(),
     )
-    say = found.verdicts.append
     # Another minor version does not get this far: the import raises.
     core = Path(_core.__file__).parent.name.removeprefix("torch")
-    say(Verdict("ok", f"torch {torch.__version__} runs with the core that was compiled for torch {core}"))
+    found.say("ok", f"torch {torch.__version__} runs with the core that was compiled for torch {core}")
     _examine_presets(found)
     _examine_kernels(found)
     _examine_cache(found)
     _examine_environment(found)
     if found.cast_variant:
-        found.speed = measured()
-        _judge(found.speed, say)
+        found.speed = speed = measured()
+        ratio = speed.matmul_ratio
+        products = "matrix products on one CPU thread: bfloat16 is"
+        if ratio >= _FASTER:
+            found.say("ok", f"{products} {ratio:.1f} x as fast as float32")
+        else:
+            found.say("note", f"{products} {ratio:.2g} x as fast as float32; it saves memory here, not time")
+        found.say("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to")
     return found
 
 
@@ -134,50 +154,38 @@ def _devices() -> list[str]:
 
 
 def _examine_presets(found: Examination) -> None:
-    try:
+    with found.noting_problem("the presets of this installation cannot be read: {}"):
         loaded = [Policy.load(name) for name in presets()]
-    except (OSError, ValueError) as error:
-        found.verdicts.append(Verdict("problem", f"the presets of this installation cannot be read: {error}"))
-        return
-    found.verdicts.append(Verdict("ok", f"all {len(loaded)} presets can be loaded"))
-    fused = [policy.name for policy in loaded if policy.compiled == "fused"]
-    except_for = f", but for {', '.join(fused)}" if fused else ""
-    found.verdicts.append(Verdict("ok", f"compiled code rounds where the lists of a preset say{except_for}"))
+        found.say("ok", f"all {len(loaded)} presets can be loaded")
+        fused = [policy.name for policy in loaded if policy.compiled == "fused"]
+        except_for = f", but for {', '.join(fused)}" if fused else ""
+        found.say("ok", f"compiled code rounds where the lists of a preset say{except_for}")
 
 
 def _examine_kernels(found: Examination) -> None:
     fastest = found.cast_variants[-1]
-    try:
+    with found.noting_problem():
         found.cast_variant = _core.cast_variant()
-    except ValueError as error:
-        found.verdicts.append(Verdict("problem", str(error)))
-        return
-    if found.cast_variant == fastest:
-        found.verdicts.append(Verdict("ok", f"casts run by the {fastest} kernels, the fastest for this CPU"))
-    else:
-        text = f"casts run by the {found.cast_variant} kernels, which HABANA_MP_CAST_VARIANT asks for; this CPU runs {fastest}"
-        found.verdicts.append(Verdict("note", text))
+        if found.cast_variant == fastest:
+            found.say("ok", f"casts run by the {fastest} kernels, the fastest for this CPU")
+        else:
+            asked = f"the {found.cast_variant} kernels, which HABANA_MP_CAST_VARIANT asks for"
+            found.say("note", f"casts run by {asked}; this CPU runs {fastest}")
 
 
 def _examine_cache(found: Examination) -> None:
-    try:
+    with found.noting_problem():
         limit, packing = _weights.asked()
-    except ValueError as error:
-        found.verdicts.append(Verdict("problem", str(error)))
-        return
-    found.cache = {"on": limit > 0, "limit": limit}
-    if not packing:
-        found.verdicts.append(Verdict("note", "no weight is packed, by HABANA_MP_PACKED_WEIGHTS"))
-    if limit:
-        found.verdicts.append(Verdict("ok", f"the weight cache is on; copies may take {units.size(limit)}"))
-    else:
-        found.verdicts.append(
-            Verdict("note", "the weight cache is off, by HABANA_MP_CACHE_BYTES: weights are cast at every use")
-        )
+        found.cache = {"on": limit > 0, "limit": limit}
+        if not packing:
+            found.say("note", "no weight is packed, by HABANA_MP_PACKED_WEIGHTS")
+        if limit:
+            found.say("ok", f"the weight cache is on; copies may take {units.size(limit)}")
+        else:
+            found.say("note", "the weight cache is off, by HABANA_MP_CACHE_BYTES: weights are cast at every use")
 
 
 def _examine_environment(found: Examination) -> None:
-    say = found.verdicts.append
     for name, value in sorted(os.environ.items()):
         if not value:
             continue
@@ -186,13 +194,11 @@ def _examine_environment(found: Examination) -> None:
         elif name.startswith("HABANA_MP_"):
             near = nearest(name, frozenset(_VARIABLES))
             hint = f". Did you mean {near[0]}?" if near else ""
-            say(Verdict("problem", f"{name} is not a variable of habana_mp{hint}"))
-    try:
+            found.say("problem", f"{name} is not a variable of habana_mp{hint}")
+    with found.noting_problem():
         path = log.read_setting(os.environ.get(log.VARIABLE) or "off").path
         if path and not Path(path).parent.is_dir():
-            say(Verdict("problem", f"{log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log"))
-    except ValueError as error:
-        say(Verdict("problem", str(error)))
+            found.say("problem", f"{log.VARIABLE}: there is no folder {str(Path(path).parent)!r} for the log")
     found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
     found.switches = [
         {
@@ -203,37 +209,11 @@ def _examine_environment(found: Examination) -> None:
         }
         for switch in gaudi_switches.SWITCHES
     ]
-    try:
+    with found.noting_problem():
         gaudi_flags.asked_level()
-    except ValueError as error:
-        say(Verdict("problem", str(error)))
     for name in (name for names in LIST_VARIABLES.values() for name in names if os.environ.get(name)):
-        if mistake := _refusal(os.environ[name]):
-            say(Verdict("problem", f"{name}: {mistake}"))
-
-
-def _refusal(path: str) -> str:
-    try:
-        read_list(path)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def _judge(speed: Speed, say: Any) -> None:
-    ratio = speed.matmul_ratio
-    if ratio >= _FASTER:
-        say(Verdict("ok", f"matrix products on one CPU thread: bfloat16 is {ratio:.1f} x as fast as float32"))
-    else:
-        say(
-            Verdict(
-                "note",
-                f"matrix products on one CPU thread: bfloat16 is {ratio:.2g} x as fast as float32; it saves memory here, not time",
-            )
-        )
-    say(Verdict("ok", f"casts to bfloat16: {speed.cast_ratio:.1f} x as fast as Tensor.to"))
+        with found.noting_problem(f"{name}: {{}}"):
+            read_list(os.environ[name])
 
 
 def _show(found: Examination) -> None:
@@ -249,9 +229,9 @@ def _show(found: Examination) -> None:
             [f"{name}={value} ({_VARIABLES[name]})" for name, value in found.environment.items()]
             or ["nothing set that acts"],
         ),
+        ("gaudi flags", [line for flag in found.flags for line in _lines(flag)]),
+        ("switches", [line for switch in found.switches for line in _of_switch(switch)]),
     ]
-    rows.append(("gaudi flags", [line for flag in found.flags for line in _lines(flag)]))
-    rows.append(("switches", [line for switch in found.switches for line in _of_switch(switch)]))
     if found.speed is not None:
         rows.append(("speed", found.speed.lines()))
     for title, lines in rows:

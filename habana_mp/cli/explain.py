@@ -11,7 +11,7 @@ from habana_mp._cast import dtype_name
 from habana_mp._explain.explanation import Explanation, Explanations
 from habana_mp.cli.console import user_errors
 from habana_mp.cli.output import json_option, write_json
-from habana_mp.cli.parameters import OpParameter, policy_options
+from habana_mp.cli.parameters import complete_op, policy_options
 from habana_mp.hmp import Policy
 from habana_mp.hmp import explain as explain_op
 
@@ -19,7 +19,7 @@ from habana_mp.hmp import explain as explain_op
 @click.command()
 @policy_options(".", default="hmp")
 @json_option
-@click.argument("ops", nargs=-1, required=True, metavar="OP...", type=OpParameter())
+@click.argument("ops", nargs=-1, required=True, metavar="OP...", shell_complete=complete_op)
 def explain(ops: tuple[str, ...], policy: Policy | None, json_file: str | None) -> None:
     """Print which rule an op has, and the line of the list that sets it.
 

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 import habana_mp._core as core
 from habana_mp._cast import low_name
-from habana_mp._policy.edit import LISTS, Edit, edits_in, op_of, read_edit
-from habana_mp._policy.list_file import parse_list
+from habana_mp._policy.edit import LISTS, Edit, edits_in, read_edit
+from habana_mp._policy.list_file import ListFile, parse_list
 from habana_mp._policy.names import check_known, known_names
 from habana_mp._policy.policy import with_files
 from habana_mp._policy.read_file import read_text
@@ -25,17 +26,11 @@ from habana_mp._show.units import encodable
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
-else:  # click 8.1 has no type arguments
-    _ParamType = click.ParamType
-
-
 # The policy of a command that runs a script or a step, if neither its options nor the script choose one.
 DEFAULT = "balanced"
 
 
-class PolicyParameter(_ParamType):
+class PolicyParameter(click.ParamType):  # type: ignore[type-arg, unused-ignore] # click 8.1 has no type arguments
     """A preset, a folder, a gaudi_config.json or the text of a policy. Gives a ``Policy``."""
 
     name = "policy"
@@ -51,28 +46,7 @@ class PolicyParameter(_ParamType):
         return named or [CompletionItem(incomplete, type="file")]
 
 
-class OpParameter(_ParamType):
-    """The name of an op."""
-
-    name = "op"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        return [CompletionItem(name) for name in _ops(incomplete)]
-
-
-class EditParameter(_ParamType):
-    """``+op:list`` or ``-op``, as ``Policy.with_edits`` takes them."""
-
-    name = "edit"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
-        sign, (op, colon, title) = incomplete[:1], incomplete[1:].partition(":")
-        if sign == "+" and colon:
-            return [CompletionItem(f"+{op}:{each}") for each in LISTS if each.startswith(title)]
-        return [CompletionItem(sign + name) for name in _ops(op)] if sign in {"+", "-"} else []
-
-
-class ListParameter(_ParamType):
+class ListParameter(click.ParamType):  # type: ignore[type-arg, unused-ignore] # click 8.1 has no type arguments
     """A list file, or ``+op`` and ``-op``, which edit the list."""
 
     name = "list"
@@ -84,9 +58,9 @@ class ListParameter(_ParamType):
             self.fail(f"File {value!r} does not exist. For the op write +{value}.", param, ctx)
         return str(click.Path(exists=True, dir_okay=False).convert(value, param, ctx))
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if _is_edit(incomplete):
-            return [CompletionItem(incomplete[0] + name) for name in _ops(incomplete[1:])]
+            return [CompletionItem(incomplete[0] + name) for name in complete_op(ctx, param, incomplete[1:])]
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -142,7 +116,7 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
             "--edit",
             "edits",
             multiple=True,
-            type=EditParameter(),
+            shell_complete=complete_edit,
             metavar="+OP:LIST|-OP|FILE",
             help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
@@ -180,7 +154,7 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
             raise Problem(f"--edit {error}") from None
         except OSError as error:
             accepted = "Accepted are '+op:list', '-op', and a file of them"
-            is_op = op_of(value) in known_names()  # whose sign was forgotten
+            is_op = re.split("[:@ ]", value)[0] in known_names()  # whose sign was forgotten
             why = "an edit begins with + or -" if is_op else error.strerror
             raise Problem(f"--edit {value}: {why}. {accepted}") from None
         for number, text in lines:
@@ -197,27 +171,21 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
 def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[Edit], low_dtype: str | None) -> Policy:
     """Files first, then their edits, then the others: each edit of the command line wins over a file."""
     files: dict[str, str] = {}
-    edited: dict[str, list[str]] = {}
+    edit_files: dict[str, ListFile] = {}
     for title, values in lists.items():
-        edited[title] = [value for value in values if _is_edit(value)]
         named = [value for value in values if not _is_edit(value)]
         if len(named) > 1:
             raise Problem(f"--{title} takes one file, and any number of +op and -op, not {' and '.join(named)}")
         if named:
             files[title] = named[0]
+        if edited := [value for value in values if _is_edit(value)]:
+            edit_files[title] = parse_list(encodable("\n".join(edited)).encode(), f"--{title}", title)
     if files:
         policy = Policy.from_files(files.get("lower"), files.get("fp32"), base=policy)
-    edit_files = {
-        title: parse_list(encodable("\n".join(each)).encode(), f"--{title}", title)
-        for title, each in edited.items()
-        if each
-    }
-    if edit_files:
-        policy = with_files(policy, edit_files, None, strict=True)
+    low = None if low_dtype is None else low_name(low_dtype, "--low-dtype")
+    policy = with_files(policy, edit_files, low, strict=True)
     if edits:
         policy = policy.with_edits(*edits, strict=True)
-    if low_dtype is not None:
-        policy = policy.with_low_dtype(low_name(low_dtype, "--low-dtype"))
     of_lists = [Edit(entry, removed=True) for file in edit_files.values() for entry in file.removed]
     tell_of_the_rest(policy, [*edits, *of_lists])
     return policy
@@ -239,10 +207,20 @@ def tell_of_the_rest(policy: Policy, edits: Iterable[Edit]) -> None:
             click.echo(f"Note: {op} now {_REST[policy.rest]}{cure}", err=True)
 
 
-def _ops(begin: str) -> list[str]:
+def complete_op(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's signature
     """Overloads and private names only for who has begun to write one."""
     return sorted(
         name
         for name in known_names()
-        if name.startswith(begin) and ("." in begin or "." not in name) and (begin or not name.startswith("_"))
+        if name.startswith(incomplete)
+        and ("." in incomplete or "." not in name)
+        and (incomplete or not name.startswith("_"))
     )
+
+
+def complete_edit(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Of ``+op:list`` or ``-op``, as ``Policy.with_edits`` takes them."""
+    sign, (op, colon, title) = incomplete[:1], incomplete[1:].partition(":")
+    if sign == "+" and colon:
+        return [f"+{op}:{each}" for each in LISTS if each.startswith(title)]
+    return [sign + name for name in complete_op(ctx, param, op)] if sign in {"+", "-"} else []

@@ -21,7 +21,7 @@ from habana_mp.cli.console import Problem, print_rich, user_errors
 from habana_mp.cli.output import html_option, json_option, write_files
 from habana_mp.cli.parameters import new_file
 from habana_mp.cli.run import script_command
-from habana_mp.cli.script import Script, run_script
+from habana_mp.cli.script import Script, ending_of
 
 
 def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
@@ -107,16 +107,17 @@ def report(
         raise Problem("--per needs --write-edits FILE")
     with user_errors():
         before = None if baseline is None else hmp.CastReport.load(baseline)
-    process, ending = os.getpid(), None
+    process = os.getpid()
     with hmp.report(values=values) as seen:
         seen.title = script.name
-        try:
-            run_script(script)
-        except SystemExit as error:
-            ending = error
+        ending = ending_of(script)
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending
-    _show(seen, html, json_file)
+    flush(sys.stdout, sys.stderr)
+    if rank() == 0:
+        say(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
+        print_rich(seen, stderr=True)
+    write_files(seen, html, json_file)
     if edits_file:
         with user_errors():
             text = edits_text(seen._data(), per or "op")
@@ -153,11 +154,3 @@ def _beyond(
                 yield f"--max-error {max_error:g}: {op} has {float(error):.2g}{lost}"
     if before is not None and (found := before.diff(seen)):
         yield f"--baseline: the casts differ\n{found}"
-
-
-def _show(seen: hmp.CastReport, html: str | None, json_file: str | None) -> None:
-    flush(sys.stdout, sys.stderr)
-    if rank() == 0:
-        say(f"\nRank 0 of {world_size()}:" if world_size() > 1 else "", err=True)
-        print_rich(seen, stderr=True)
-    write_files(seen, html, json_file)

@@ -77,21 +77,23 @@ def _prepare(running: contextlib.ExitStack, policy: Policy | None, device: str |
         convert(policy=policy or DEFAULT)
         in_force.cli_policy, in_force.is_cli_default = policy, policy is None
     if device is not None:
-        _choose(device)
+        try:
+            mapped = map_hpu(device)
+        except (ValueError, RuntimeError) as error:
+            raise Problem(f"--device: {error}") from None
+        if not mapped:
+            note = "--device has no effect: the HPU is real here, or another package uses its name"
+            click.echo(f"Warning: {note}", err=True)
 
 
 @contextlib.contextmanager
 def _names_for_modules(policy: Policy) -> Iterator[None]:
     """``on_models_called``, whose warning at the end is a line on stderr, as the other warnings of a command are."""
-    models = on_models_called(policy)
-    models.__enter__()
-    try:
+    with contextlib.ExitStack() as models:
+        models.enter_context(on_models_called(policy))
         yield
-    except BaseException:
-        models.__exit__(*sys.exc_info())
-        raise
-    with user_errors():
-        models.__exit__(None, None, None)
+        with user_errors():
+            models.close()
 
 
 def _names_hpu(script: Script) -> bool:
@@ -102,15 +104,6 @@ def _names_hpu(script: Script) -> bool:
     return any(
         text.partition(":")[0] in NAMES or not _PACKAGES.isdisjoint(text.split(".")) for text in constants(script.code)
     ) or any(not {*NAMES}.isdisjoint(re.split("[-_=:]", argument)) for argument in arguments)
-
-
-def _choose(device: str) -> None:
-    try:
-        mapped = map_hpu(device)
-    except (ValueError, RuntimeError) as error:
-        raise Problem(f"--device: {error}") from None
-    if not mapped:
-        click.echo("Warning: --device has no effect: the HPU is real here, or another package uses its name", err=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

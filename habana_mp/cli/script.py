@@ -74,6 +74,15 @@ def run_script(script: Script) -> None:
     as_python_ends(lambda: exec(script.code, vars(script.module)))  # noqa: S102 - running it is what was asked for
 
 
+def ending_of(script: Script) -> SystemExit | None:
+    """``run_script``, whose SystemExit is returned."""
+    try:
+        run_script(script)
+    except SystemExit as error:
+        return error
+    return None
+
+
 def _at(path: str) -> Script:
     """A file, or the __main__ module of a folder or a zip archive."""
     place = os.path.abspath(path)  # noqa: PTH100

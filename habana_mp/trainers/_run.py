@@ -59,12 +59,8 @@ class Run:
     def policy(self) -> Policy:
         return self.state.policy
 
-    @property
-    def begun(self) -> bool:
-        return self._before is not None
-
     def begin(self) -> None:
-        if self.begun and in_force.policy is not None:
+        if self._before is not None and in_force.policy is not None:
             return
         # The command line's default is not one to come back to: what is put in force now replaces it.
         before = (None if in_force.is_cli_default else in_force.policy), in_force.verbose
@@ -74,7 +70,7 @@ class Run:
             # The command line's own policy wins over the one that is asked for.
             self.state = PolicyState(convert(policy=self.policy, isVerbose=self._verbose))
             self._models = models.pop_all()
-        if not self.begun:
+        if self._before is None:
             self._before = before
             _begun.append(self)
             if self.report:

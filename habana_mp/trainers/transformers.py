@@ -25,12 +25,6 @@ _OTHERS = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval")
 _training: list[HMPCallback] = []  # whose training has begun, and has ended at most by an exception
 
 
-def _inside_of_training() -> bool:
-    """Whether a Trainer trains inside of the training of another one."""
-    frames = (frame for frame, _ in traceback.walk_stack(None))
-    return sum(frame.f_code is Trainer.train.__code__ for frame in frames) > 1
-
-
 class HMPCallback(HasRun, TrainerCallback, ExportableState):  # type: ignore[misc] # what transformers has is Any here
     """Mixed precision by a policy, in place of ``TrainingArguments(bf16=True)``.
 
@@ -87,7 +81,8 @@ class HMPCallback(HasRun, TrainerCallback, ExportableState):  # type: ignore[mis
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         # A callback that was added to a Trainer has not seen it made; one whose training raised has not seen its end.
         self.on_init_end(args, state, control)
-        if not _inside_of_training():
+        frames = (frame for frame, _ in traceback.walk_stack(None))
+        if sum(frame.f_code is Trainer.train.__code__ for frame in frames) <= 1:  # not inside of another Trainer's
             for other in [*_training]:
                 other._end()
         self._end()

@@ -31,12 +31,6 @@ class Costs:
         self._is_fitted = False
 
     @classmethod
-    def in_numbers(cls, parts: Parts) -> Costs:
-        """As many numbers as may be in the low dtype: the same choice on every machine."""
-        numbers = [float(part.numbers) for part in parts]
-        return cls(numbers, {}, sum(numbers))
-
-    @classmethod
     def in_seconds(
         cls,
         parts: Parts,
@@ -48,7 +42,12 @@ class Costs:
         """Of a report that measured values, and two with all parts in float32 and in the low dtype; and the seconds of casts and of float32."""
         wide, low = timed
         saved = [a - b for a, b in zip(_seconds(parts, wide), _seconds(parts, low), strict=True)]
-        return cls(saved, _borders(parts, measured, casts), whole)
+        per_call, per_number = casts
+        ways = 2 if measured.backward_seconds else 1
+        borders: dict[tuple[int, int], float] = defaultdict(float)
+        for maker, user, count, numbers in _handed(parts, measured):
+            borders[min(maker, user), max(maker, user)] += ways * (count * per_call + numbers * per_number)
+        return cls(saved, borders, whole)
 
     def predicted(self, in_float32: Collection[int]) -> float | None:
         """None where the times of the ops do not fit those of the step."""
@@ -89,16 +88,6 @@ def _seconds(parts: Parts, report: Report) -> list[float]:
             inside = row.front_end == "autocast"  # its time has its casts in it
             found[part] += with_backward * (row.seconds + (0.0 if inside else casts))
     return found
-
-
-def _borders(parts: Parts, report: Report, casts: Sequence[float]) -> dict[tuple[int, int], float]:
-    """The casts between two parts that run in different dtypes, forward and back."""
-    per_call, per_number = casts
-    ways = 2 if report.backward_seconds else 1
-    found: dict[tuple[int, int], float] = defaultdict(float)
-    for maker, user, count, numbers in _handed(parts, report):
-        found[min(maker, user), max(maker, user)] += ways * (count * per_call + numbers * per_number)
-    return dict(found)
 
 
 def _handed(parts: Parts, report: Report) -> Iterator[tuple[int, int, int, int]]:

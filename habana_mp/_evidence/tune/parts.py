@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import habana_mp._core as _core
@@ -56,7 +56,7 @@ class Part(Short):
         return f"{self.name}, error {self.error:.2g}"
 
 
-class Parts:
+class Parts(list[Part]):
     """The parts of a step, in the order in which they were called first, and which of them each row of a report is of.
 
     ``report`` has the values of the step in float32, and the errors are those that the low dtype would make; or, with ``as_it_ran``, the values of the step
@@ -74,34 +74,28 @@ class Parts:
         # Of what the errors are: of a loss that the step calls backward on, of the results, or of each op alone where the results have no gradients.
         self.unit = "loss" if losses else "results" if report.projected_squares else "op"
         error = _error(report, self.unit, size_of_result, which)
-        self.all = [_part(self._entry(group[0]), group, error, which) for group in grouped(rows, self._entry)]
-        self._index = {part._entry: i for i, part in enumerate(self.all)}
+        super().__init__(_part(self._entry(group[0]), group, error, which) for group in grouped(rows, self._entry))
+        self._index = {part._entry: i for i, part in enumerate(self)}
 
     def scale(self, by: float) -> None:
         """The errors, where they are in another unit than what a run measures: of a loss that is scaled, of each op alone."""
-        self.all = [replace(part, error=part.error * by) for part in self.all]
+        self[:] = [replace(part, error=part.error * by) for part in self]
 
     def add_lowered(self, report: Report, low: str) -> None:
         """What was lowered although no part was to be, of a report of that. Nothing is known of its error."""
         for row in report.rows:
             if row.decision == "lower" and low in row.runs_in and self.of(row) is None:
-                self._index[self._entry(row)] = len(self.all)
-                self.all.append(Part(self._entry(row), 0.0, True, 0))
+                self._index[self._entry(row)] = len(self)
+                self.append(Part(self._entry(row), 0.0, True, 0))
 
     def of(self, row: Row) -> int | None:
         """The number of the part that a row of a report is of, also of a report of another run."""
         return self._index.get(self._entry(row)) if row.policy else None
 
-    def __len__(self) -> int:
-        return len(self.all)
-
-    def __iter__(self) -> Iterator[Part]:
-        return iter(self.all)
-
     @property
     def ops(self) -> int:
         """How many ops the parts are of."""
-        return len({part.op for part in self.all})
+        return len({part.op for part in self})
 
     def _entry(self, row: Row) -> Entry:
         return Entry(op=row.op, modules=row.where.pattern if self._per == "module" else "")
@@ -125,7 +119,6 @@ def _part(entry: Entry, rows: list[Row], error: Callable[[list[Row]], float], wh
 
 
 def _error(report: Report, unit: str, size_of_result: float, which: Run) -> Callable[[list[Row]], float]:
-    """The error of some rows."""
     if unit == "op":
         return lambda some: float(local_error(added(error_of(row, which) for row in some)))
     of: list[str | None] = [*losses_of(report.rows)] if unit == "loss" else [None]

@@ -23,11 +23,11 @@ def path(parts: Parts, costs: Costs) -> list[int]:
     nothing, then the others, so that the error falls as fast as it can for its costs.
     """
     first = [i for i, part in enumerate(parts) if part.hidden or math.isinf(part.error)]
-    order = sorted(first, key=lambda i: -parts.all[i].error)
+    order = sorted(first, key=lambda i: -parts[i].error)
     for weight in (0.0, *_weights(parts, costs)):
-        chosen = _cut(parts, costs, weight, set(first))
-        order += _one_by_one(parts, costs, chosen - {*order}, {*order})
-    return order + _one_by_one(parts, costs, {*range(len(parts))} - {*order}, {*order})
+        _extend(order, parts, costs, _cut(parts, costs, weight, set(first)))
+    _extend(order, parts, costs, {*range(len(parts))})
+    return order
 
 
 def _weights(parts: Parts, costs: Costs) -> list[float]:
@@ -63,16 +63,12 @@ def _cut(parts: Parts, costs: Costs, weight: float, fixed: set[int]) -> set[int]
     return {each for each in side if isinstance(each, int)}
 
 
-def _one_by_one(parts: Parts, costs: Costs, more: set[int], before: set[int]) -> list[int]:
-    """Parts that move together, each next one that which takes most error away for its costs."""
-    order: list[int] = []
-    now = set(before)
-    while len(order) < len(more):
-        waiting = sorted(more - now)
-        best = min(waiting, key=lambda i: _price(costs.moved(now, i), parts.all[i].error ** 2))
-        order.append(best)
-        now.add(best)
-    return order
+def _extend(order: list[int], parts: Parts, costs: Costs, chosen: set[int]) -> None:
+    """By parts that move together, each next one that which takes most error away for its costs."""
+    now = {*order}
+    while waiting := sorted(chosen - now):
+        order.append(min(waiting, key=lambda i: _price(costs.moved(now, i), parts[i].error ** 2)))
+        now.add(order[-1])
 
 
 def _price(cost: float, square: float) -> tuple[bool, float]:

@@ -84,7 +84,7 @@ class Runs:
         self._step, self._check, self._seed = step, check, seed
         self._metric = METRICS[metric] if isinstance(metric, str) else metric
         self._gradients = metric == "gradients"
-        self._journal = journal
+        self.journal = journal
         self._kept = KeptState(*filter(None, (step, check)))
         self._exact: Any = None
         self._check_exact: Any = None
@@ -105,7 +105,7 @@ class Runs:
         if self._check is not None:
             self._check_exact = self._reference_of(self._check, "check")
         size = size_of(self._exact)
-        self._journal.check_sums(_sums(self._exact))
+        self.journal.check_sums(_sums(self._exact))
         return size
 
     def _reference_of(self, step: Step, name: str) -> Any:
@@ -128,16 +128,13 @@ class Runs:
         """How many numbers the step returns, or leaves as gradients."""
         return sum(each.numel() for each in numbers_of(self._exact))
 
-    def measured(self, key: str, measure: Callable[[], Any]) -> Any:
-        """What is measured without the step."""
-        return self._journal.kept(key, measure, lambda: None)
-
     def run(self, policy: Policy | None) -> Run:
         def run() -> list[Any]:
             found, seconds = self._ran(self._step, policy)
-            return [self._error(self._exact, found), seconds, _peak()]
+            peak = torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None
+            return [self._error(self._exact, found), seconds, peak]
 
-        values = self._journal.kept(str(policy), run, self._counted)
+        values = self.journal.kept(str(policy), run, self._counted)
         return Run(*values)
 
     def check(self, policy: Policy) -> float | None:
@@ -172,13 +169,14 @@ class Runs:
                     report.project(outputs, _PROJECTIONS)
             return {**report.to_dict(), "calls_backward": backward}
 
-        found = dict(self._journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
+        found = dict(self.journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
         backward = bool(found.pop("calls_backward"))
         return report_of(found), backward
 
     def _ran(self, step: Step, policy: Policy | None) -> tuple[Any, float]:
         with self._state(policy):
-            _reset_peak()
+            if torch.accelerator.is_available():
+                torch.accelerator.reset_peak_memory_stats()
             _synchronize()
             began = time.perf_counter()
             found = step()
@@ -186,7 +184,8 @@ class Runs:
             seconds = time.perf_counter() - began
             if self._gradients:
                 found = self._kept.gradients()
-            return _copied(found), seconds
+            # What a later run may write to stays as it is.
+            return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found), seconds
 
     def _state(self, policy: Policy | None) -> ExitStack:
         self._counted()
@@ -218,20 +217,6 @@ def _sums(found: Any) -> list[float]:
     return [size_of(found), *(one() for _ in range(_SUMS))]
 
 
-def _copied(found: Any) -> Any:
-    """What a later run may write to stays as it is."""
-    return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found)
-
-
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def _reset_peak() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.reset_peak_memory_stats()
-
-
-def _peak() -> int | None:
-    return torch.accelerator.max_memory_allocated() if torch.accelerator.is_available() else None

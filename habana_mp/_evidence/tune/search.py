@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import habana_mp._core as _core
@@ -13,10 +13,9 @@ from habana_mp._evidence.tune.choice import policy_of
 from habana_mp._evidence.tune.costs import Costs, seconds_of_casts
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._evidence.tune.path import path
-from habana_mp._evidence.tune.point import Point
 from habana_mp._evidence.tune.runs import Runs
 from habana_mp._evidence.tune.tuned import Tuned, TunedPart
-from habana_mp._evidence.tune.turns import fastest, timed_in_turns
+from habana_mp._evidence.tune.turns import Point, fastest, timed_in_turns
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.edits import Edit, edits
@@ -29,36 +28,37 @@ _CHANCE = 10.0  # errors of a loss may cancel
 _RUNS = {"numbers": 20, "seconds": 44}  # beside one for two ops
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Arguments of ``tune``. ``predicts``: errors of parts are in the unit of the budget. ``checks``: one run is left for another step."""
-
-    budget: float
-    base: Policy
-    per: str
-    others: str
-    cost: str
-    predicts: bool
-    checks: bool
-
-
+@dataclass
 class Search:
-    """``announce`` is called once, with how many ops and parts are searched and how many runs there will be at most."""
+    """``announce`` is called once, with how many ops and parts are searched and how many runs there will be at most.
 
-    def __init__(self, runs: Runs, settings: Settings, announce: Callable[[int, int, int], None]) -> None:
-        self._runs, self._settings, self._announce = runs, settings, announce
-        self._base, self._budget, self._in_seconds = settings.base, settings.budget, settings.cost == "seconds"
-        self._reserved = settings.checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
+    ``predicts``: errors of parts are in the unit of the budget. ``checks``: one run is left for another step. What is between them are
+    arguments of ``tune``.
+    """
+
+    _runs: Runs
+    _announce: Callable[[int, int, int], None]
+    _budget: float
+    _base: Policy
+    _per: str
+    _others: str
+    _cost: str
+    _predicts: bool
+    _checks: bool
+
+    def __post_init__(self) -> None:
+        self._in_seconds = self._cost == "seconds"
+        self._reserved = self._checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
         self._edits: list[Edit] = []
 
     def run(self) -> Tuned:
         size = self._runs.reference()
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
-        as_start = self._settings.others == "start"
+        as_start = self._others == "start"
         measured, backward = self._runs.report(self._base if as_start else wide, values=True)
-        self._parts = parts = Parts(measured, self._settings.per, size, self._base, as_it_ran=as_start)
-        if not len(parts):
+        self._parts = parts = Parts(measured, self._per, size, self._base, as_it_ran=as_start)
+        if not parts:
             where = f"in {self._base._core.low_dtype} under {self._base.name}" if as_start else "in float32"
             raise ValueError(
                 f"no op of the step computes {where}, so there is nothing to tune. tune does not see ops inside torch.compile or in other threads"
@@ -67,19 +67,20 @@ class Search:
             _check_float32(measured)
         self._runs.is_inference = not backward
         comparable = parts.unit == "results" or (parts.unit == "loss" and self._runs.numbers == 1)
-        self._predicts = self._settings.predicts and comparable
+        self._predicts &= comparable
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide, _ = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low_dtype)
-        self._most = parts.ops // 2 + _RUNS[self._settings.cost]
+        self._most = parts.ops // 2 + _RUNS[self._cost]
         self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())
         all_low = self._runs.run(low)
         self._fit_errors(all_low.error)
-        self._costs = Costs.in_numbers(parts)
+        numbers = [float(part.numbers) for part in parts]
+        self._costs = Costs(numbers, {}, sum(numbers))  # the same choice on every machine
         if self._in_seconds:
             reports = all_wide, self._runs.report(low, values=False)[0]
-            casts = self._runs.measured("casts", seconds_of_casts)
+            casts = self._runs.journal.kept("casts", seconds_of_casts, lambda: None)
             self._costs = Costs.in_seconds(parts, measured, reports, casts, self._runs.run(wide).seconds)
             self._costs.fit(self._runs.run(low).seconds)
         self._add(self._base.name if as_start else "all low", low, frozenset(), all_low)
@@ -89,7 +90,7 @@ class Search:
         if not as_start:
             self._add(self._base.name, self._base, None)
         elif self._in_seconds:  # what an edit costs in float32 is in seconds, too
-            self._edits = edits(measured, self._settings.per)
+            self._edits = edits(measured, self._per)
             self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
         self._add_as_start(best)
@@ -99,34 +100,30 @@ class Search:
         """To the error with all parts in the low dtype, where they are in another unit. What is off by more than chance is not of the same thing,
         and nothing is predicted then.
         """
-        predicted, is_unit = self._predicted_error(()), self._settings.predicts and self._parts.unit == "results"
+        predicted, is_unit = self._predicted_error(()), self._predicts and self._parts.unit == "results"
         if 0 < measured < math.inf and 0 < predicted < math.inf:
             if not is_unit:
                 self._parts.scale(measured / predicted)
-            self._predicts = self._predicts and 1 / _CHANCE < measured / predicted < _CHANCE
+            self._predicts &= 1 / _CHANCE < measured / predicted < _CHANCE
         else:
-            self._predicts = self._predicts and is_unit and predicted == measured
+            self._predicts = is_unit and predicted == measured
 
     def _add(self, name: str, policy: Policy, in_float32: frozenset[int] | None, ran: Any = None) -> Point:
         ran = ran or self._runs.run(policy)
-        self._points.append(
-            Point(
-                name,
-                policy,
-                ran.error,
-                ran.seconds,
-                1,
-                ran.memory,
-                self._known_error(in_float32) if in_float32 is not None else None,
-                self._costs.predicted(in_float32) if in_float32 is not None and self._in_seconds else None,
-                len(in_float32) if in_float32 is not None else None,
-                self._result_bytes(in_float32) if in_float32 is not None else None,
+        point = Point(name, policy, ran.error, ran.seconds, 1, ran.memory)
+        if in_float32 is not None:
+            point = replace(
+                point,
+                predicted_error=self._known_error(in_float32),
+                predicted_seconds=self._costs.predicted(in_float32) if self._in_seconds else None,
+                in_float32=len(in_float32),
+                result_bytes=sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts)),
             )
-        )
-        return self._points[-1]
+        self._points.append(point)
+        return point
 
     def _policy(self, in_float32: Collection[int]) -> Policy:
-        return policy_of(self._base, self._parts, in_float32, self._settings.others)
+        return policy_of(self._base, self._parts, in_float32, self._others)
 
     def _predicted_error(self, in_float32: Collection[int]) -> float:
         return math.sqrt(sum(part.error**2 for i, part in enumerate(self._parts) if i not in in_float32))
@@ -136,9 +133,6 @@ class Search:
         error = self._predicted_error(in_float32)
         is_least = any(part.hidden for i, part in enumerate(self._parts) if i not in in_float32) and error < math.inf
         return error if self._predicts and not is_least else None
-
-    def _result_bytes(self, in_float32: Collection[int]) -> int:
-        return sum(part.numbers * (4 if i in in_float32 else 2) for i, part in enumerate(self._parts))
 
     def _add_as_start(self, in_float32: Collection[int]) -> None:
         """The same ops in float32, and the others where the start has them: what follows its inputs needs no casts."""
@@ -197,13 +191,13 @@ class Search:
         slack = self._budget**2 - self._predicted_error(kept) ** 2
         useful = [i for i in kept if self._costs.moved(kept, i) < 0]
         group: list[int] = []
-        for i in sorted(useful, key=lambda i: (self._parts.all[i].error, i)):
-            slack -= self._parts.all[i].error ** 2
+        for i in sorted(useful, key=lambda i: (self._parts[i].error, i)):
+            slack -= self._parts[i].error ** 2
             if slack < 0:
                 break
             group.append(i)
         # What loses numbers alone may lose none that count: an exp that overflows below a fraction line.
-        groups = [group, *([i] for i in useful if math.isinf(self._parts.all[i].error))]
+        groups = [group, *([i] for i in useful if math.isinf(self._parts[i].error))]
         while groups and self._has_runs():
             group = groups.pop(0)
             if not group or self._is_within(kept - {*group}):
@@ -237,7 +231,7 @@ class Search:
             check_error=self._runs.check(chosen.policy),
             runs=self._runs.count,
             most_runs=self._most,
-            cost=self._settings.cost,
+            cost=self._cost,
             points=tuple(self._points),
             parts=tuple(TunedPart(part, rule.action, seconds) for part, rule, seconds in parts),
             chosen=chosen,
@@ -251,7 +245,7 @@ class Search:
         first = (own.policy, self._wide, self._base)
         within = [point for point in self._points if point.error <= self._budget]
         timed = sorted(within, key=lambda point: (point.policy not in first, point.seconds))[:_TIMED]
-        left = self._most - self._runs.count - self._settings.checks
+        left = self._most - self._runs.count - self._checks
         rounds = max(_ROUNDS, left // len(timed))
         # Float32 is what runs without a policy.
         again, noise = timed_in_turns(

@@ -15,9 +15,8 @@ import torch
 from habana_mp._evidence.compare import check_no_conversion, check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
-from habana_mp._evidence.tune.search import Search, Settings
+from habana_mp._evidence.tune.search import Search
 from habana_mp._evidence.tune.tuned import Tuned
-from habana_mp._policy.environment import load_kept
 from habana_mp._policy.policy import Policy
 from habana_mp._show.progress import Bar
 from habana_mp._show.units import counted, whole
@@ -94,7 +93,7 @@ def tune(
     )
     check_nothing_runs("tune")
     check_no_conversion("tune")
-    base = start if isinstance(start, Policy) else load_kept(start)
+    base = start if isinstance(start, Policy) else Policy.load(start)
     journal = Journal(
         resume,
         {"start": str(base), "per": per, "others": others, "cost": cost, "seed": seed, "metric": _name_of(metric)},
@@ -107,9 +106,10 @@ def tune(
             what = counted(ops, "op") if ops == parts else f"{counted(ops, 'op')} in {counted(parts, 'part')}"
             bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
 
-        settings = Settings(float(budget), base, per, others, cost, metric == "results", check is not None)
+        predicts, checks = metric == "results", check is not None
+        search = Search(runs, announce, float(budget), base, per, others, cost, predicts, checks)
         try:
-            return Search(runs, settings, announce).run()
+            return search.run()
         finally:
             runs.restore()
 
@@ -117,19 +117,13 @@ def tune(
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            raise TypeError(f"{name} must be a function without arguments, not {_shown(each)}")
+            is_result = isinstance(each, torch.Tensor)
+            what = f"a {type(each).__name__}. Pass the function itself, not its result" if is_result else repr(each)
+            raise TypeError(f"{name} must be a function without arguments, not {what}")
         if each is not None and (needed := needed_arguments(each)):
             raise TypeError(
                 f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"
             )
-
-
-def _shown(value: object) -> str:
-    return (
-        f"a {type(value).__name__}. Pass the function itself, not its result"
-        if isinstance(value, torch.Tensor)
-        else repr(value)
-    )
 
 
 def needed_arguments(function: Callable[..., Any]) -> str:
@@ -172,10 +166,9 @@ def _name_of(metric: object) -> str:
     """Two functions of one name, as all lambdas, differ in their code."""
     if isinstance(metric, str):
         return metric
+    name: str = getattr(metric, "__qualname__", type(metric).__qualname__)
     code = getattr(metric, "__code__", None)
-    own = (
-        ""
-        if code is None
-        else hashlib.sha256(code.co_code + repr((code.co_consts, code.co_names)).encode()).hexdigest()[:16]
-    )
-    return f"{getattr(metric, '__qualname__', type(metric).__qualname__)} {own}".rstrip()
+    if code is None:
+        return name
+    constants = repr((code.co_consts, code.co_names)).encode()
+    return f"{name} {hashlib.sha256(code.co_code + constants).hexdigest()[:16]}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from habana_mp._core import Entry
 from habana_mp._evidence.tune.parts import Part
-from habana_mp._evidence.tune.point import Point
+from habana_mp._evidence.tune.turns import Point
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import LISTS
 from habana_mp._policy.folder import DESCRIPTION, read_description, write_folder
@@ -22,7 +22,7 @@ from habana_mp._policy.read_file import shown
 from habana_mp._report.findings.edits import Edit
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, printable, size, time
-from habana_mp._show.writing import Document
+from habana_mp._show.writing import Document, plain
 
 _MAKER = "hmp.tune from"  # how the source of a policy begins that a search has written
 
@@ -143,45 +143,37 @@ class Tuned(Short, Document):
         refuse_to_replace(target)
         target.mkdir(parents=True, exist_ok=True)
         named = self.policy._core.replaced(name=printable(target.resolve().name), entries=[*self._with_evidence()])
-        write_folder(target, named, self._source())
+        error = f"error {self._beside(self.error)} of {self.budget:g}"
+        write_folder(target, named, f"{_MAKER} {self.start.name}, {error}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as values for JSON. Infinite errors are None."""
-
-        def plain(value: float | None) -> float | None:
-            return None if value is None or not math.isfinite(value) else value
-
-        return {
+        values: dict[str, Any] = {
             "policy": str(self.policy),
             "start": str(self.start),
             "budget": self.budget,
-            "error": plain(self.error),
-            "check_error": plain(self.check_error),
+            "error": self.error,
+            "check_error": self.check_error,
             "runs": self.runs,
             "most_runs": self.most_runs,
             "cost": self.cost,
             "noise": self.noise,
             "chosen": self.chosen.name,
-            "points": [
-                {
-                    **vars(point),
-                    "error": plain(point.error),
-                    "predicted_error": plain(point.predicted_error),
-                    "policy": str(point.policy),
-                }
-                for point in self.points
-            ],
+            "points": [{**vars(point), "policy": str(point.policy)} for point in self.points],
             "parts": [
                 {
                     "name": each.name,
                     "list": each.list,
-                    "error": plain(each.part.error),
+                    "error": each.part.error,
                     "lost": each.part.error == math.inf,
+                    "saved": each.saved,
+                    "numbers": each.part.numbers,
                 }
-                | {"saved": each.saved, "numbers": each.part.numbers}
                 for each in self.parts
             ],
         }
+        found: dict[str, Any] = plain(values)
+        return found
 
     def _page(self) -> str:
         from habana_mp._evidence.tune.shown.page import page
@@ -213,9 +205,6 @@ class Tuned(Short, Document):
     def _beside(self, error: float) -> str:
         """Of an error: as many figures as show on which side of the budget it is."""
         return apart(error, self.budget)
-
-    def _source(self) -> str:
-        return f"{_MAKER} {self.start.name}, error {self._beside(self.error)} of {self.budget:g}"
 
     def _with_evidence(self) -> Iterator[Entry]:
         """The entries of the policy: one for an op in the whole model has the sum of what no entry for modules has."""

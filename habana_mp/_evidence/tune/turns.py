@@ -1,17 +1,55 @@
-"""The last runs of a search: policies that are timed in turns, the noise of these times, and which policy is the result."""
+"""The policies that ran in a search: those that are timed in turns at its end, the noise of these times, and which policy is the result."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from habana_mp._evidence.tune.point import Point
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import Policy
+from habana_mp._show.short import Short
+from habana_mp._show.units import time
 
 # Best times of two equal policies are seldom further apart than four such gaps: in at most 1 of 10 pairs, if times have an exponential tail.
 _GAPS = 4
+
+
+@dataclass(frozen=True, repr=False)
+class Point(Short):
+    """A policy that ran.
+
+    Attributes:
+        name: the name of the point.
+        policy: the policy.
+        error: the measured error.
+        seconds: the measured time, the best of ``timed`` runs.
+        timed: how many runs were timed.
+        memory: the measured peak of the accelerator's memory in bytes; None on a CPU.
+        predicted_error: the error predicted before the run; None if there is no prediction.
+        predicted_seconds: the time predicted before the run; None if there is no prediction.
+        in_float32: how many parts run in float32; None for edits of ``start``.
+        result_bytes: the size of the results of all parts in bytes; None for edits of ``start``.
+
+    Example:
+        >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")
+        >>> for point in found.front:
+        ...     print(point.name, point.error, point.seconds)
+    """
+
+    name: str
+    policy: Policy
+    error: float
+    seconds: float
+    timed: int
+    memory: int | None
+    predicted_error: float | None = None
+    predicted_seconds: float | None = None
+    in_float32: int | None = None
+    result_bytes: int | None = None
+
+    def _line(self) -> str:
+        return f"{self.name}, error {self.error:.2g}, {time(self.seconds)}"
 
 
 def timed_in_turns(

@@ -24,7 +24,7 @@ from habana_mp.cli.console import Problem
 from habana_mp.cli.output import html_option, json_option, write_files
 from habana_mp.cli.parameters import PolicyParameter
 from habana_mp.cli.run import script_command
-from habana_mp.cli.script import Script, run_script
+from habana_mp.cli.script import Script, ending_of
 from habana_mp.hmp import Policy, convert
 
 _NONE = Policy.from_ops(name="none")
@@ -89,18 +89,18 @@ def compare(script: Script, other: Policy | None, html: str | None, json_file: s
     The exit code is 1 if the runs differ and 0 if they do not. If the script fails, it is that of the script.
     """
     other = other or _NONE
-    ending: list[SystemExit] = []
+    endings: list[SystemExit | None] = []
     with tempfile.TemporaryDirectory() as folder:
         first = _recorded_by_child(script, other, Path(folder) / "a")
-        runs = compared_with(first, lambda: _run(script, ending), other_process=True)
+        runs = compared_with(first, lambda: endings.append(ending_of(script)), other_process=True)
     # Without --policy, the script may have replaced the default or ended it.
     own = in_force.policy.name if in_force.policy else "the script's"
     found = runs.comparison((other.name, own), diff_of(None if other is _NONE else other, in_force.policy))
     flush(sys.stdout)
     say(f"\n{found}", err=True)
     write_files(found, html, json_file)
-    if ending and ending[0].code:
-        raise ending[0]
+    if (ending := endings[0]) is not None and ending.code:
+        raise ending
     if not found.same:
         raise SystemExit(1)
 
@@ -133,12 +133,12 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
     try:
         in_force.cli_policy, in_force.is_cli_default = policy, False
         convert(policy=policy)
-        ending: list[SystemExit] = []
+        endings: list[SystemExit | None] = []
         # Those of the script's own regions, too.
         casts = disable_casts() if policy is _NONE else contextlib.nullcontext()
         with on_models_called(policy), casts:  # in place of those of run b
-            first = recorded(lambda: _run(script, ending))
-        code = ending[0].code if ending else 0
+            first = recorded(lambda: endings.append(ending_of(script)))
+        code = endings[0].code if endings[0] else 0
         if isinstance(code, str):
             say(code, err=True)
         with path.open("wb") as file:
@@ -148,10 +148,3 @@ def _end_child(script: Script, policy: Policy, path: Path) -> None:
     finally:
         flush(sys.stdout, sys.stderr)
         os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _run(script: Script, ending: list[SystemExit]) -> None:
-    try:
-        run_script(script)
-    except SystemExit as error:
-        ending.append(error)

@@ -7,7 +7,7 @@ import click
 from habana_mp import hmp
 from habana_mp._show.stream import say
 from habana_mp.cli.run import script_command
-from habana_mp.cli.script import Script, run_script
+from habana_mp.cli.script import Script, ending_of
 
 _ALL_FINITE = (
     "All that the script trained, returned or printed is finite.\n"
@@ -30,19 +30,12 @@ def find_nonfinite(script: Script) -> None:
 
     The exit code is 1 if there is such an op, else that of the script, which is also 1 if the script raises.
     """
-    ending: list[SystemExit] = []
-
-    def step() -> None:
-        try:
-            run_script(script)
-        except SystemExit as error:
-            ending.append(error)
-
-    found = hmp.find_nonfinite(step)
-    code = ending[0].code if ending else None
+    endings: list[SystemExit | None] = []
+    found = hmp.find_nonfinite(lambda: endings.append(ending_of(script)))
     if found is not None:
         say(str(found), err=True)
         raise SystemExit(1)
-    say(_ENDED_EARLY if code else _ALL_FINITE, err=True)
+    ending = endings[0]
+    say(_ENDED_EARLY if ending and ending.code else _ALL_FINITE, err=True)
     if ending:
-        raise ending[0]
+        raise ending

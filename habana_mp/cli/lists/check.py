@@ -12,7 +12,6 @@ import habana_mp._core as core
 from habana_mp._core import Entry
 from habana_mp._policy.edit import LISTS, are_edits, edits_in, read_edit
 from habana_mp._policy.folder import DESCRIPTION, read_description, read_folder
-from habana_mp._policy.list_file import ListFile
 from habana_mp._policy.names import unknown_in
 from habana_mp._policy.read_file import FileError, read_file
 from habana_mp.cli.output import json_option, write_json
@@ -46,7 +45,12 @@ def check(files: tuple[str, ...], json_file: str | None) -> None:
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
     """
-    found = [finding for file in files for finding in _mistakes(Path(file))]
+    found: list[Finding] = []
+    for path in map(Path, files):
+        if path.is_dir() or path.name == DESCRIPTION:
+            found += _of_folder(str(path if path.is_dir() else path.parent))
+        else:
+            found += _read(path)[2]
     if json_file != "-":
         click.echo("\n".join(map(str, found)) or "no mistakes found")
     write_json([dataclasses.asdict(finding) for finding in found], json_file)
@@ -54,24 +58,19 @@ def check(files: tuple[str, ...], json_file: str | None) -> None:
         raise SystemExit(1)
 
 
-def _mistakes(path: Path) -> list[Finding]:
-    if path.is_dir():
-        return _of_folder(str(path))
-    return _of_folder(str(path.parent)) if path.name == DESCRIPTION else _read(path)[1]
-
-
 def _of_folder(folder: str) -> list[Finding]:
-    lists: dict[str, ListFile] = {}
+    named: list[Entry] = []
     found: list[Finding] = []
     for title in LISTS:
         path = Path(folder, f"{title}.txt")
         if path.is_file():
-            lists[title], mistakes = _read(path, title)
+            are_edits_of_list, entries, mistakes = _read(path, title)
+            named += entries
             found += mistakes
-            if lists[title].edits:
+            if are_edits_of_list:
                 why = "names that begin with + or - edit another list, and a list of a policy cannot have them"
                 found.append(Finding(str(path), 0, why))
-    conflicts = core.conflicts_of([entry for file in lists.values() for entry in file.named])
+    conflicts = core.conflicts_of(named)
     found += sorted((Finding(entry.file, entry.line, why) for entry, why in conflicts), key=lambda each: each.line)
     description = Path(folder, DESCRIPTION)
     try:
@@ -91,29 +90,27 @@ def _unknown(entries: Iterable[Entry]) -> Iterator[Finding]:
     return (Finding(entry.file, entry.line, message) for entry, message in unknown_in(entries))
 
 
-def _read(path: Path, title: str = "") -> tuple[ListFile, list[Finding]]:
-    """What can be read of a list, and its mistakes: those of a file of edits for --edit, if it is none of a folder."""
+def _read(path: Path, title: str = "") -> tuple[bool, list[Entry], list[Finding]]:
+    """Whether a file edits a list, its entries, and its mistakes: those of a file of edits for --edit, if it is none of a folder."""
     name = str(path)
-    empty = ListFile(name, False, [], [])
     try:
         data = read_file(path, core.MAX_LIST_BYTES)
         if not title and are_edits(data.decode("utf-8-sig", "replace")):
-            return empty, _of_edits(name, data.decode("utf-8-sig"))
+            return False, [], _of_edits(name, data.decode("utf-8-sig"))
     except OSError as error:
-        return empty, [Finding(name, 0, str(error.strerror))]
+        return False, [], [Finding(name, 0, str(error.strerror))]
     except FileError as error:
-        return empty, [Finding(name, 0, error.mistakes[0])]
+        return False, [], [Finding(name, 0, error.mistakes[0])]
     except UnicodeDecodeError as error:
-        return empty, [Finding(name, 0, str(error))]
+        return False, [], [Finding(name, 0, str(error))]
     edits, named, removed, mistakes = core.parse_op_list(data, name, title, all_mistakes=True)
     found = [Finding(name, line, reason) for line, reason in mistakes]
     if len(found) > _MOST_PROBLEMS:
-        return empty, _first(found)
-    return ListFile(name, edits, named, removed), _first([*found, *_of_names([*named, *removed])])
+        return False, [], _first(found)
+    return edits, named, _first([*found, *_of_names([*named, *removed])])
 
 
 def _of_edits(path: str, text: str) -> list[Finding]:
-    """The mistakes in a file of edits for --edit."""
     found: list[Finding] = []
     entries: list[Entry] = []
     for line, text_of_edit in edits_in(text):

@@ -10,14 +10,14 @@ from habana_mp._policy.edit import read_edit
 from habana_mp._policy.folder import write_folder
 from habana_mp._show.units import printable
 from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import EditParameter, PolicyParameter, tell_of_the_rest
+from habana_mp.cli.parameters import PolicyParameter, complete_edit, tell_of_the_rest
 from habana_mp.hmp import Policy
 
 
 # -mm is an edit, not an option.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("policy", type=PolicyParameter())
-@click.argument("edits", nargs=-1, required=True, metavar="EDIT...", type=EditParameter())
+@click.argument("edits", nargs=-1, required=True, metavar="EDIT...", shell_complete=complete_edit)
 @click.option(
     "--output",
     metavar="FOLDER",

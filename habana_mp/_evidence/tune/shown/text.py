@@ -12,7 +12,6 @@ _MOST_MOVED = 10
 
 
 def text(found: Any) -> str:
-    """Of a ``Tuned``."""
     wide = sum(part.list == "fp32" for part in found.parts)
     head = f"{counted(len(found.parts), 'part')}, {wide} in float32; error {found._beside(found.error)} of {found.budget:g} after {found.runs} runs"
     return "\n".join([head, *remarks(found), "", *_lines_of_moved(found), *_table(found), "", choice(found)])

@@ -38,8 +38,8 @@ HOMES: Mapping[str, str] = {
     f"{TORCH}.hpex": f"{_OURS}.hpex",
     f"{TORCH}.hpex.experimental": "",
     f"{TORCH}.hpex.experimental.transformer_engine": f"{_OURS}.hpex.transformer_engine",
-    f"{TORCH}.hpex.experimental.transformer_engine.distributed": f"{_OURS}.hpex.fp8",
-    f"{TORCH}.hpex.experimental.transformer_engine.fp8": f"{_OURS}.hpex.fp8",
+    f"{TORCH}.hpex.experimental.transformer_engine.distributed": "",
+    f"{TORCH}.hpex.experimental.transformer_engine.fp8": "",
     f"{TORCH}.hpex.experimental.transformer_engine.recipe": f"{_OURS}.hpex.recipe",
     f"{TORCH}.hpex.kernels": f"{_OURS}.hpex.kernels",
     f"{TORCH}.hpex.kernels.Fp8Ops": f"{_OURS}.ops",
@@ -57,7 +57,7 @@ HOMES: Mapping[str, str] = {
     f"{TORCH}.utils.distributed_utils": f"{_OURS}.distributed",
     f"{TORCH}.utils.experimental": f"{_OURS}.experimental",
     f"{TORCH}.utils.internal": "",
-    f"{TORCH}.utils.library_loader": f"{_OURS}.library_loader",
+    f"{TORCH}.utils.library_loader": "",
     XPU_AMP: f"{_OURS}.xpu",
 }
 

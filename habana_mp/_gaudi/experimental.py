@@ -12,7 +12,6 @@ from habana_mp._hpu.graphs import nothing
 __all__ = [
     "_data_ptr",
     "_get_device_type",
-    "_is_fp16_supported",
     "detect_recompilation_auto_model",
     "hpu",
     "synDeviceType",
@@ -31,10 +30,6 @@ class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
 def _get_device_type() -> synDeviceType:
     """Gaudi 2: scripts ask in order to work around what the first one lacks, and nothing is lacking here."""
     return synDeviceType.synDeviceGaudi2
-
-
-def _is_fp16_supported() -> bool:
-    return True
 
 
 def _data_ptr(tensor: torch.Tensor) -> int:

@@ -31,8 +31,18 @@ def _is_lazy() -> bool:
     return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
 
+class _Unchanged(contextlib.nullcontext[None], contextlib.ContextDecorator):
+    """a ``with`` statement or decorator that changes nothing"""
+
+
 _LAZY = "returns whether operations are gathered into graphs"
 _PERMUTES = "returns whether the device permutes the weights of convolutions; if not, scripts do it"
+_GRAPHED = "wrap_in_hpu_graph wrap_in_hpu_graph_func make_graphed_callables"
+_RECORDS = "records the operations of a model once and runs them again without Python"
+_FP8 = "fp8_autocast activation_checkpointing"
+_HAS_FP8 = "returns whether the device has 8-bit floats, and why not"
+_IN_FP8 = "computes in 8-bit floats, or scales what is recomputed, in a `with` statement"
+_ENGINE = "hpex.experimental.transformer_engine"
 _DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
 
 SWITCHES = (
@@ -63,17 +73,30 @@ SWITCHES = (
         FIRST,
     ),
     Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
+    Switch(_ENGINE, "fp8_autocast", "computes in 8-bit floats, in a `with` statement", _Unchanged),
+    Switch(f"{_ENGINE}.fp8", _FP8, _IN_FP8, _Unchanged),
+    Switch(f"{_ENGINE}.fp8", "is_fp8_available", _HAS_FP8, (True, "")),
+    Switch(f"{_ENGINE}.distributed", _FP8, _IN_FP8, _Unchanged),
+    Switch(f"{_ENGINE}.distributed", "is_fp8_available", _HAS_FP8, (True, "")),
     Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "lets graphs take tensors of any shape"),
     Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
     Switch("hpu", "enable_const_section_serialization", "writes the constants of graphs to files"),
     Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
     Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
-    Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", contextlib.nullcontext()),
+    Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", _Unchanged),
+    Switch("hpu", "init", "makes the device ready"),
+    Switch("hpu", "is_initialized is_bf16_supported", "returns whether the device is ready, and has bfloat16", True),
+    Switch("hpu", _GRAPHED, _RECORDS, FIRST),
+    Switch("hpu.graphs", _GRAPHED, _RECORDS, FIRST),
     Switch("hpu.metrics", "metrics_dump metrics_dump_and_reset", "writes how often graphs were compiled to a file"),
     Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
     Switch("utils.debug", _DEBUG, "switches passes over graphs on or off"),
     Switch("utils.experimental", "_set_profiler_tracer_memory", "says how much memory the profiler may take"),
+    Switch("utils.experimental", "_is_fp16_supported", "returns whether the device has float16", True),
     Switch("utils.internal", "is_lazy", _LAZY, _is_lazy),
+    Switch(
+        "utils.library_loader", "is_habana_available is_habana_avaialble", "returns whether there is a device", True
+    ),
     Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),
 )
 
@@ -84,7 +107,7 @@ def said_of(switch: Switch) -> str:
         return "nothing; it returns the model"
     if callable(switch.returns):
         return f"it returns {switch.returns.__doc__}"
-    return f"it returns {switch.returns}" if isinstance(switch.returns, bool) else "nothing"
+    return f"it returns {switch.returns}" if isinstance(switch.returns, (bool, tuple)) else "nothing"
 
 
 def names_of(module: str) -> Iterator[str]:

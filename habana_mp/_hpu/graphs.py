@@ -1,7 +1,7 @@
 """`habana_frameworks.torch.hpu.graphs`: what records the operations of a model once and runs them again, on Gaudi without Python.
 
-Here modules and functions run as they are, so those that would wrap one return it. `HPUGraph` does record and run again, because a script
-that uses it reads its results from the tensors of the first run.
+Here modules and functions run as they are, so what wraps one is a switch (habana_mp/_hpu/gaudi_switches.py). `HPUGraph` does record and run
+again, because a script that uses it reads its results from the tensors of the first run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,27 +26,7 @@ __all__ = [
     "copy_to",
     "graph",
     "input_hash",
-    "make_graphed_callables",
-    "wrap_in_hpu_graph",
-    "wrap_in_hpu_graph_func",
 ]
-
-_T = TypeVar("_T")
-
-
-def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
-    """The module as it is. Habana's options (asynchronous, max_graphs, ...) are accepted."""
-    return module
-
-
-def wrap_in_hpu_graph_func(func: _T, *_: Any, **__: Any) -> _T:
-    """The function as it is."""
-    return func
-
-
-def make_graphed_callables(callables: _T, sample_args: Any, *_: Any, **__: Any) -> _T:  # noqa: ARG001 - torch.cuda's
-    """The callables as they are."""
-    return callables
 
 
 class ModuleCacher:

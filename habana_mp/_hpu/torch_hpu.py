@@ -64,18 +64,6 @@ def is_available() -> bool:
     return not asked_by_library(_torch_private.calling_frame())
 
 
-def is_initialized() -> bool:
-    return True
-
-
-def init() -> None:
-    """Do nothing: torch does it at the first use."""
-
-
-def is_bf16_supported() -> bool:
-    return True
-
-
 def is_autocast_hpu_enabled() -> bool:
     """Whether a region of ``torch.autocast("hpu")`` is on."""
     return torch.is_autocast_enabled("hpu")
@@ -107,8 +95,6 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 
 def _of_gaudi(name: str) -> Any:
     """What Gaudi's module has and no other of torch; None where it is not of these."""
-    if name in _ALIASES:
-        return sys.modules[__name__]
     if name in _FORMER:
         return getattr(sys.modules[__name__], _FORMER[name])
     if name in _MODULES:
@@ -116,7 +102,6 @@ def _of_gaudi(name: str) -> Any:
     return getattr(graphs, name) if name in graphs.__all__ else gaudi_switches.switch_named("hpu", name)
 
 
-_ALIASES = ("hpu", "memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
 # Older names, which scripts and DeepSpeed use. torch.cuda warns of its own, and torch.xpu has none.
 _FORMER = {
     "memory_cached": "memory_reserved",
@@ -124,14 +109,18 @@ _FORMER = {
     "reset_max_memory_allocated": "reset_peak_memory_stats",
     "reset_max_memory_cached": "reset_peak_memory_stats",
 }
-_MODULES = {"graphs": graphs, "metrics": metrics}
+_MODULES = {
+    "graphs": graphs,
+    "metrics": metrics,
+    # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+    **dict.fromkeys(("hpu", "memory", "random"), sys.modules[__name__]),
+}
 
 
 def __dir__() -> list[str]:
     own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
     own |= {
         *cpu_device.NAMES,
-        *_ALIASES,
         *_FORMER,
         *graphs.__all__,
         *gaudi_switches.names_of("hpu"),

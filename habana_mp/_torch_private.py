@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,9 +127,8 @@ CHECKPOINT = Feature(
 )
 # Wraps the step of an optimizer's class; the wrapper has it in a cell named func.
 OPTIMIZERS = Feature("the steps of optimizers run under casts", hook="torch.optim:Optimizer.profile_hook_step")
-COMPOSABLE_CHECKPOINT = (
-    "torch.distributed._composable.checkpoint_activation"  # has the generator too, once it is imported
-)
+# Has the generator of checkpointing too, once it is imported.
+COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
 
 # Homes of ops. One that is missing is passed over.
 FUNCTIONS = Feature("hmp.convert casts no calls of torch.mm and its like", home="torch._C:_VariableFunctions")
@@ -259,7 +257,11 @@ LOAD = Feature(
 )
 COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it is mapped to", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
 DEVICE_INDEX = Feature("torch.load finds no device for 'hpu'", of_cuda="torch.cuda:_utils._get_device_index")
-RECORDING = Feature("torch.hpu.HPUGraph does not work", mode="torch.utils._python_dispatch:TorchDispatchMode")
+RECORDING = Feature(
+    "torch.hpu.HPUGraph does not work",
+    mode="torch.utils._python_dispatch:TorchDispatchMode",
+    map_tensors="torch.utils._pytree:tree_map_only",
+)
 NCCL = Feature(
     "process groups for 'hpu' on CUDA have torch's own timeout",
     timeout="torch.distributed:ProcessGroupNCCL.Options()._timeout",
@@ -385,12 +387,6 @@ def mode_key(mode: Any) -> Any:
 def device_index(module: Any, index: Any, optional: bool) -> int:
     """``torch.cuda._utils._get_device_index`` and its like."""
     return int(module._utils._get_device_index(index, optional))
-
-
-def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Of a process group of NCCL."""
-    if NCCL.of(options, "timeout", None) is not None:
-        options._timeout = timeout
 
 
 def one_frame_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

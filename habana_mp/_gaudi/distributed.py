@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from habana_mp._hpu.mapping import hpu_device_type
 from habana_mp._ranks.rank import launched_with
-from habana_mp._torch_private import set_timeout
+from habana_mp._torch_private import NCCL
 
 __all__ = ["initialize_distributed_hpu"]
 
@@ -55,7 +55,8 @@ def _integer(variable: str, argument: str, value: int | None, default: int) -> i
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if hpu_device_type() == "cuda":
         options = dist.ProcessGroupNCCL.Options()
-        set_timeout(options, timeout)
+        if NCCL.of(options, "timeout", None) is not None:
+            setattr(options, NCCL.place("timeout")[1], timeout)
         return dist.ProcessGroupNCCL(store, rank, size, options)
     atexit.register(_outlast_gloo)
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)

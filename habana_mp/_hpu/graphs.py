@@ -11,6 +11,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +70,7 @@ class _Call(NamedTuple):
 @functools.cache
 def _recorder_class() -> Any:
     mode: Any = RECORDING.mode
+    aliases = functools.partial(RECORDING.map_tensors, torch.Tensor, torch.Tensor.detach)
 
     class Recorder(mode):  # type: ignore[misc]
         def __init__(self, calls: list[_Call]) -> None:
@@ -77,23 +79,15 @@ def _recorder_class() -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            before = _aliases(args), _aliases(kwargs)
+            # The same memory under the shapes of now: a later op may change the shape of a tensor in place.
+            before = aliases(args), aliases(kwargs)
             result = func(*args, **kwargs)
             # What changes the shape of a tensor alone (unsqueeze_) is in the aliases of the calls behind it.
             if torch.Tag.inplace_view not in func.tags:
-                self._calls.append(_Call(func, *before, _aliases(result)))
+                self._calls.append(_Call(func, *before, aliases(result)))
             return result
 
     return Recorder
-
-
-def _aliases(value: Any) -> Any:
-    """The same memory under the shapes of now: a later op may change the shape of a tensor in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, (list, tuple)):
-        return [*map(_aliases, value)] if isinstance(value, list) else tuple(map(_aliases, value))
-    return {key: _aliases(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class _Recording(threading.local):
@@ -244,10 +238,10 @@ def _form(value: Any) -> Any:
     return value
 
 
+@dataclass(eq=False)
 class CachedParams:
-    """A graph with the tensors that it reads and writes: attributes ``graph_inputs``, ``graph_outputs`` and ``graph``."""
+    """A graph with the tensors that it reads and writes."""
 
-    def __init__(self, graph_inputs: Any, graph_outputs: Any, graph: HPUGraph | None = None) -> None:
-        self.graph_inputs = graph_inputs
-        self.graph_outputs = graph_outputs
-        self.graph = graph
+    graph_inputs: Any
+    graph_outputs: Any
+    graph: HPUGraph | None = None

@@ -18,13 +18,14 @@ import habana_mp._core as _core
 from habana_mp._convert.call_form import CallForm
 from habana_mp._convert.rule import Rule
 from habana_mp._convert.traced_weights import (
+    WEIGHTS,
+    WEIGHTS_OF_FUNCTIONS,
     WeightOp,
+    constant,
     find_exports,
     is_of_traced_weight,
     is_parameter,
     places,
-    weight_op,
-    weights_of,
 )
 from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import convert_off
@@ -40,21 +41,7 @@ _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
-@run_while_traced
-def _decide(
-    action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit: bool
-) -> tuple[int, int, int]:
-    return _core.decide(action, low, listed, args, explicit)
-
-
-@run_while_traced
-def _role_of(norm: bool, first: bool, written: bool, statistic: bool) -> int:
-    return _core.role_of(norm, first, written, statistic)
-
-
-@run_while_traced
-def _refusal(name: str, rule: str) -> str:
-    return _core.refusal(name, rule)
+_decide, _role_of, _refusal = constant(_core.decide), constant(_core.role_of), constant(_core.refusal)
 
 
 class PatchedOp:
@@ -93,7 +80,9 @@ class PatchedOp:
         form = self.form
         described = _described(form, args, kwargs)
         to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
-        weights = self.weights if cause and self._takes_weights(rule) else None
+        # Traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one.
+        takes_weights = self.weight_op is not None or (form.python and not rule.listed)
+        weights = self.weights if cause and takes_weights else None
         if weights and is_of_traced_weight(self.listed_name, self.weight_op, weights, args, kwargs, to=to):
             find_exports()
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
@@ -110,10 +99,6 @@ class PatchedOp:
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
 
-    def _takes_weights(self, rule: Rule) -> bool:
-        """Whether traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one."""
-        return self.weight_op is not None or (self.form.python and not rule.listed)
-
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
         form, rule = self.form, self.rule
@@ -126,14 +111,11 @@ class PatchedOp:
         if not cause:
             raise error
         args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
-        off = _core.casts_off()
-        _core.set_casts_off(True)
         try:
-            return self.original(*args, **kwargs)
+            with CastsSwitched(off=True):
+                return self.original(*args, **kwargs)
         except RuntimeError:
             raise error from None
-        finally:
-            _core.set_casts_off(off)
 
     def __repr__(self) -> str:
         return f"<habana_mp patched op around {self.original!r}>"
@@ -144,11 +126,10 @@ class PatchedOp:
 
         return pkgutil.resolve_name, (self.home,)
 
-    def __copy__(self) -> PatchedOp:
+    def __copy__(self, _: Any = None) -> PatchedOp:
         return self
 
-    def __deepcopy__(self, memo: Any) -> PatchedOp:
-        return self
+    __deepcopy__ = __copy__
 
 
 class PatchedFunction(PatchedOp, _core.PatchedFunctionBase):
@@ -183,8 +164,11 @@ def patched_op(
         op.home = home
         op.listed_name = name
         op.is_compound = _core.is_compound(name)
-        op.weight_op = weight_op(name, form)
-        op.weights = weights_of(name, op.weight_op)
+        # A call as aten has it: nothing written, and its arguments in their order.
+        if name in _core.WEIGHT_OPS and not form.in_place and not form.python:
+            op.weight_op, op.weights = WeightOp(name), WEIGHTS
+        elif name in WEIGHTS_OF_FUNCTIONS:
+            op.weights = WEIGHTS_OF_FUNCTIONS[name]
         module, _, path = home.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
@@ -267,25 +251,19 @@ def _role(form: CallForm, flagged: bool, place: int | str) -> int:
     return _role_of(form.norm, first, written, statistic)
 
 
-def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
+def _described(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, bool, int], ...]:
+    """What decide is to know of the tensors of a call: dtype, whether 0-dim, role."""
     flagged = _in_place(form, args, kwargs)
     # The first input by keyword, wherever it is in the call, then the others: the order of keywords must not change a
     # result (D15).
     first = [name for name in kwargs if name in FIRST_INPUT_NAMES]
     ordered = {name: kwargs[name] for name in (*first, *kwargs)}
-    return [
-        (_role(form, flagged, place), item)
+    described = [
+        (_number(item), item.dim() == 0, _role(form, flagged, place))
         for place, value in places(args, ordered)
         for item in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
-
-
-def _described(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, bool, int], ...]:
-    """What decide is to know of the tensors of a call: dtype, whether 0-dim, role."""
-    described = []
-    for role, tensor in _tensors(form, args, kwargs):
-        described.append((_number(tensor), tensor.dim() == 0, role))
     return tuple(described)
 
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp import _weights
-from habana_mp._convert.call_form import CallForm
 from habana_mp._torch_private import WEIGHT_OPS, run_while_traced
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
 # Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
-_WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
-_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
+WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
+WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
     "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
 }
 
 
-@run_while_traced
-def _caches_size(numel: int, dims: int) -> bool:
-    return _core.caches_size(numel, dims)
+def constant(function: _F) -> _F:
+    """A function that is not Dynamo's to read: it runs it while it traces, on constants."""
+
+    def run(*args: Any) -> Any:
+        return function(*args)
+
+    return run_while_traced(run)  # type: ignore[return-value]
 
 
-@run_while_traced
-def _may_be_recast(name: str, to: int) -> bool:
-    return _core.may_be_recast(name, to)
-
-
-@run_while_traced
-def find_exports() -> None:
-    """What runs in a graph does not see who else holds a weight, as at the dispatcher."""
-    _weights.find_exports()
+_caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
+# What runs in a graph does not see who else holds a weight, as at the dispatcher.
+find_exports = constant(_weights.find_exports)
 
 
 class WeightOp:
@@ -58,16 +57,6 @@ class WeightOp:
         }
         named = {name: given[name] for name in kwargs}
         return self.op(*[given[i] for i in range(len(args))], **named, weight_dtype=dtype)
-
-
-def weight_op(name: str, form: CallForm) -> WeightOp | None:
-    """For the call as aten has it: nothing written, and its arguments in their order."""
-    return None if name not in _core.WEIGHT_OPS or form.in_place or form.python else WeightOp(name)
-
-
-def weights_of(name: str, op: WeightOp | None) -> frozenset[int | str]:
-    """Where a weight may stand uncast in a trace."""
-    return _WEIGHTS if op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
 
 
 def places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:

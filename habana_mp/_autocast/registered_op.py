@@ -11,7 +11,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast.devices import devices
-from habana_mp._convert.call_form import registered_form
+from habana_mp._convert.call_form import CallForm, python_form
 from habana_mp._convert.patched_op import PatchedMethod, PatchedOp
 from habana_mp._convert.rule import Rule, listed_rule
 from habana_mp._policy import names
@@ -75,7 +75,7 @@ class RegisteredOp:
         functools.update_wrapper(self, original)
         self.original = original
         self.listed_name = name
-        self._form = registered_form(original)
+        self._form = CallForm(**python_form(original))
         self._traced = self._new_op()
         # Kept for good: C++ names the last op that cast by them.
         self._by_policy: dict[tuple[Policy, bool], PatchedOp] = {}
@@ -112,17 +112,14 @@ class RegisteredOp:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         own = self.__dict__.get("__qualname__")  # by name, as functions are; a partial or an object has none
-        return own if isinstance(own, str) else (_registered, (self.original, self.listed_name))
+        return (
+            own if isinstance(own, str) else (functools.partial(register_op, name=self.listed_name), (self.original,))
+        )
 
-    def __copy__(self) -> RegisteredOp:
+    def __copy__(self, _: Any = None) -> RegisteredOp:
         return self
 
-    def __deepcopy__(self, memo: Any) -> RegisteredOp:
-        return self
-
-
-def _registered(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return register_op(original, name=name)
+    __deepcopy__ = __copy__
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

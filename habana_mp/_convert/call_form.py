@@ -66,16 +66,12 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     if norm is not None:
         form["statistics"] = norm[home.owner is F]
     if isinstance(original, types.FunctionType):
-        form |= _python_form(original)
+        form |= python_form(original)
     return CallForm(**form)
 
 
-def registered_form(function: Callable[..., Any]) -> CallForm:
-    """The same of a function that a user registered."""
-    return CallForm(**_python_form(function))
-
-
-def _python_form(function: Callable[..., Any]) -> dict[str, Any]:
+def python_form(function: Callable[..., Any]) -> dict[str, Any]:
+    """The fields that differ from their defaults in the form of a Python function."""
     # What it calls are patched ops, so it is no compound.
     form: dict[str, Any] = {"python": True, "compound": False}
     code = getattr(function, "__code__", None)

@@ -16,8 +16,6 @@ from habana_mp._torch_private import NCCL
 
 __all__ = ["initialize_distributed_hpu"]
 
-_GLOO_SECONDS = 0.5
-
 
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
@@ -58,15 +56,10 @@ def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         if NCCL.of(options, "timeout", None) is not None:
             setattr(options, NCCL.place("timeout")[1], timeout)
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    atexit.register(_outlast_gloo)
+    # Gloo's threads give back the tensors of the last collective some time after it has ended; one that does so while the interpreter goes
+    # ends the process (seen with torch 2.13 alone, too). They need the GIL for it, which sleeping leaves to them.
+    atexit.register(time.sleep, 0.5)
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-
-
-def _outlast_gloo() -> None:
-    """Gloo's threads give back the tensors of the last collective some time after it has ended; one that does so while the interpreter goes
-    ends the process (seen with torch 2.13 alone, too). They need the GIL for it, which sleeping leaves to them.
-    """
-    time.sleep(_GLOO_SECONDS)
 
 
 def register_hccl() -> None:

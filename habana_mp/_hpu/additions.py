@@ -28,7 +28,9 @@ def additions(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield torch, name, torch_hpu
     if hasattr(torch.Tensor, f"is_{device}"):
         yield torch.Tensor, "is_hpu", getattr(torch.Tensor, f"is_{device}")
-    yield torch.Tensor, "hpu", getattr(torch.Tensor, device) if device in ("cuda", "xpu") else _tensor_hpu()
+    own = device in ("cuda", "xpu")
+    to_hpu = None if own else _core.hpu_method(torch.Tensor, torch.device("hpu"), _tensor_to_hpu)
+    yield torch.Tensor, "hpu", to_hpu or getattr(torch.Tensor, device)
     yield torch.nn.Module, "hpu", _module_to_hpu
     yield torch.autocast, "__init__", _init_autocast
     custom_fwd = _around(torch.amp.custom_fwd, _custom_fwd)
@@ -60,16 +62,13 @@ def _hpu_device(device: Device) -> torch.device:
     return torch.device("hpu" if device is None else device)
 
 
-def _tensor_hpu() -> Callable[..., torch.Tensor]:
-    def hpu(
-        self: torch.Tensor,
-        device: Device = None,
-        non_blocking: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
-        return self.to(_hpu_device(device), non_blocking=non_blocking, memory_format=memory_format)
-
-    return _core.hpu_method(torch.Tensor, torch.device("hpu"), hpu)
+def _tensor_to_hpu(
+    self: torch.Tensor,
+    device: Device = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> torch.Tensor:
+    return self.to(_hpu_device(device), non_blocking=non_blocking, memory_format=memory_format)
 
 
 def _module_to_hpu(self: torch.nn.Module, device: Device = None) -> torch.nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["metric_global", "metric_localcontext"]
 
@@ -16,11 +16,10 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Metric:
+class Metric(NamedTuple):
     """A count with its name, such as "graph_compilation"."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def stats(self) -> list[tuple[str, Any]]:
         """Pairs of a label and a figure; the first is the number of times."""

@@ -114,7 +114,6 @@ def _codes_of(constructor: Any) -> list[CodeType]:
 
 
 def watch() -> None:
-    """Called by ``convert``."""
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(functools.partial(_registered, "parameter")))
         _hooks.append(register_module_buffer_registration_hook(functools.partial(_registered, "buffer")))
@@ -122,7 +121,6 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Called by ``revert``."""
     while _hooks:
         _hooks.pop().remove()
     while _initializing:

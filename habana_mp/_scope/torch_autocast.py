@@ -200,7 +200,6 @@ def reach_transformers() -> None:
 
 
 def leave_transformers() -> None:
-    """Called by ``revert``."""
     _for_transformers.uninstall()
 
 

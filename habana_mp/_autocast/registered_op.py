@@ -96,7 +96,7 @@ class RegisteredOp:
         op = self._new_op()
         if of_region:
             op.region_policy = policy._core
-        op.rule = _rule_of(policy, self.listed_name)
+        op.rule = listed_rule(policy, policy._core.resolve(self.listed_name))
         return self._by_policy.setdefault((policy, of_region), op)
 
     def _new_op(self) -> PatchedOp:
@@ -137,13 +137,9 @@ def _policy_here(device: str) -> tuple[Policy | None, bool]:
     return (Policy(found), True) if found is not None else (in_force.policy, False)
 
 
-def _rule_of(policy: Policy, name: str) -> Rule | None:
-    return listed_rule(policy, policy._core.resolve(name))
-
-
 @run_while_traced
 def _rule_while_traced(name: str, device: str) -> tuple[tuple[int, int, bool, str] | None, bool]:
     """The rule as a plain tuple: Dynamo before torch 2.12 cannot unpack a Rule."""
     policy, of_region = _policy_here(device)
-    rule = None if policy is None else _rule_of(policy, name)
+    rule = None if policy is None else listed_rule(policy, policy._core.resolve(name))
     return (None if rule is None else (*rule,)), of_region

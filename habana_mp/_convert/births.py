@@ -31,14 +31,9 @@ from habana_mp._scope.without_casts import made_of, subclasses, without_casts
 from habana_mp._show.warning import warn
 
 # What libraries and users call the functions that initialize.
-_INITIALIZING = (
-    "reset_parameters",
-    "_reset_parameters",
-    "init_weights",
-    "_init_weights",
-    "initialize_weights",
-    "_initialize_weights",
-)
+_INITIALIZING = [
+    f"{mark}{name}" for name in ("reset_parameters", "init_weights", "initialize_weights") for mark in ("", "_")
+]
 # What makes a parameter anew of what it was computed from.
 _REMAKING: tuple[tuple[Any, str], ...] = (
     (WeightNorm, "remove"),

@@ -51,13 +51,12 @@ _OUTER = [outer for each in (*_WRITTEN, *_SWITCHED) for outer in itertools.accum
 HOMES: Mapping[str, str] = {**dict.fromkeys(_OUTER, ""), **_WRITTEN, XPU_AMP: f"{_OURS}.xpu"}
 
 _DECODER = "it reads and decodes images by Gaudi's hardware and libraries; use torch.utils.data.DataLoader"
-_KERNELS = "it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else"
 # A module, or a name in one, that only the hardware can do -> the reason.
 REFUSED: Mapping[str, str] = {
     "habana_dataloader": _DECODER,
     f"{TORCH}.hpex.kernels.CustomNms": "it runs a kernel of Gaudi; use torchvision.ops.nms",
     f"{TORCH}.hpex.kernels.fbgemm": "it runs kernels of Gaudi; use fbgemm_gpu, or torch.nn.EmbeddingBag",
-    f"{TORCH}.utils.lib_utils": _KERNELS,
+    f"{TORCH}.utils.lib_utils": "it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else",
 }
 
 

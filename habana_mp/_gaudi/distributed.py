@@ -32,18 +32,15 @@ def initialize_distributed_hpu(
     Raises:
         ValueError: a number is no integer, an argument or a variable.
     """
-    found = (
-        _integer("WORLD_SIZE", "world_size", world_size, 1),
-        _integer("RANK", "rank", rank, -1),
-        _integer("LOCAL_RANK", "local_rank", local_rank, -1),
-    )
+    found = _integer("WORLD_SIZE", world_size, 1), _integer("RANK", rank, -1), _integer("LOCAL_RANK", local_rank, -1)
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345")):
         os.environ.setdefault(name, value)
     return found
 
 
-def _integer(variable: str, argument: str, value: int | None, default: int) -> int:
-    name, text = (argument, value) if value is not None else launched_with(variable)
+def _integer(variable: str, value: int | None, default: int) -> int:
+    """Of an argument that is named as the variable is, else of the variable."""
+    name, text = (variable.lower(), value) if value is not None else launched_with(variable)
     try:
         return default if text is None else int(text)
     except (TypeError, ValueError):

@@ -11,7 +11,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast.devices import devices
-from habana_mp._convert.call_form import CallForm, python_form
+from habana_mp._convert.call_form import python_form
 from habana_mp._convert.patched_op import PatchedMethod, PatchedOp
 from habana_mp._convert.rule import Rule, listed_rule
 from habana_mp._policy import names
@@ -75,7 +75,7 @@ class RegisteredOp:
         functools.update_wrapper(self, original)
         self.original = original
         self.listed_name = name
-        self._form = CallForm(**python_form(original))
+        self._form = python_form(original)
         self._traced = self._new_op()
         # Kept for good: C++ names the last op that cast by them.
         self._by_policy: dict[tuple[Policy, bool], PatchedOp] = {}
@@ -100,9 +100,7 @@ class RegisteredOp:
         return self._by_policy.setdefault((policy, of_region), op)
 
     def _new_op(self) -> PatchedOp:
-        op = PatchedMethod(self.original, self.original, self.listed_name, **self._form._asdict())
-        op.original, op.form, op.listed_name, op.is_compound = self.original, self._form, self.listed_name, False
-        return op
+        return PatchedMethod(self.original, self.original, self.listed_name, **self._form)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._convert.call_form import CallForm
+from habana_mp._convert.call_form import CallForm, call_form, override_function
 from habana_mp._convert.rule import Rule
 from habana_mp._convert.traced_weights import (
     WEIGHTS,
@@ -27,6 +27,8 @@ from habana_mp._convert.traced_weights import (
     is_parameter,
     places,
 )
+from habana_mp._policy.homes import Home
+from habana_mp._policy.names import listed_name
 from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import convert_off
 from habana_mp._scope.without_casts import CastsSwitched
@@ -51,7 +53,7 @@ class PatchedOp:
     form: CallForm
     rule: Rule | None
     region_policy: _core.Policy  # of a function that a user registered, where its rule is that of a region
-    home: str
+    home: str  # as pkgutil.resolve_name takes it: "torch.nn.functional:gelu"
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
     weight_op: WeightOp | None = None  # that of ours in its place in a trace; None where there is none
@@ -59,6 +61,11 @@ class PatchedOp:
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
+
+    def __init__(self, original: Callable[..., Any], _: Callable[..., Any], name: str, **form: Any) -> None:
+        # The types in C have made it of the same arguments.
+        self.original, self.listed_name, self.form, self.rule = original, name, CallForm(**form), None
+        self.is_compound = _core.is_compound(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -146,30 +153,23 @@ _core.enable_vectorcall(PatchedMethod)
 patched_ops: dict[int, PatchedOp] = {}
 
 
-def patched_op(
-    original: Callable[..., Any], override_function: Callable[..., Any], name: str, form: CallForm, home: str
-) -> PatchedOp:
-    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7).
-
-    ``override_function`` is what ``__torch_function__`` gets in its place. ``name`` is the op's in lists. ``home`` says where the original is found, as
-    ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
-    """
+def patched_op(home: Home, original: Callable[..., Any]) -> PatchedOp:
+    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7)."""
     op = patched_ops.get(id(original))
     if op is None:
+        name = listed_name(home.attribute)
         binds = not isinstance(original, types.BuiltinFunctionType)
-        op = (PatchedMethod if binds else PatchedFunction)(original, override_function, name, **form._asdict())
-        op.original = op.__wrapped__ = original
-        op.form = form
-        op.rule = None
-        op.home = home
-        op.listed_name = name
-        op.is_compound = _core.is_compound(name)
+        op = (PatchedMethod if binds else PatchedFunction)(
+            original, override_function(home, original), name, **call_form(home, original)
+        )
+        op.__wrapped__ = original
+        op.home = home.path
         # A call as aten has it: nothing written, and its arguments in their order.
-        if name in _core.WEIGHT_OPS and not form.in_place and not form.python:
+        if name in _core.WEIGHT_OPS and not op.form.in_place and not op.form.python:
             op.weight_op, op.weights = WeightOp(name), WEIGHTS
         elif name in WEIGHTS_OF_FUNCTIONS:
             op.weights = WEIGHTS_OF_FUNCTIONS[name]
-        module, _, path = home.partition(":")
+        module, _, path = home.path.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
         op.__name__ = path.rpartition(".")[2]

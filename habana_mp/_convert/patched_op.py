@@ -23,7 +23,6 @@ from habana_mp._convert.traced_weights import (
     WeightOp,
     constant,
     find_exports,
-    is_of_traced_weight,
     is_parameter,
     places,
 )
@@ -43,6 +42,8 @@ _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
+_LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
+_caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
 _decide, _role_of, _refusal = constant(_core.decide), constant(_core.role_of), constant(_core.refusal)
 
 
@@ -90,7 +91,7 @@ class PatchedOp:
         # Traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one.
         takes_weights = self.weight_op is not None or (form.python and not rule.listed)
         weights = self.weights if cause and takes_weights else None
-        if weights and is_of_traced_weight(self.listed_name, self.weight_op, weights, args, kwargs, to=to):
+        if weights and self._takes_weight(args, kwargs, to):
             find_exports()
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
             if self.weight_op is not None:
@@ -105,6 +106,27 @@ class PatchedOp:
             with _InsideCompound():
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
+
+    def _takes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
+        """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
+        # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
+        if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
+            return False
+        given = places(args, kwargs)
+        if any(isinstance(value, str) for _, value in given):
+            return False
+        # Torch's functions have other names of arguments, too, as in torch.mm(input=x, mat2=w).
+        if self.weight_op is not None and not all(place in self.weight_op.places for place, _ in given):
+            return False
+        tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
+            return False
+        if _may_be_recast(self.listed_name, to):
+            return False
+        return any(
+            place in self.weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
+            for place, tensor in tensors
+        )
 
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""

@@ -1,4 +1,4 @@
-"""Which calls in traced code become an op of ours, that takes its weights uncast (src/call/weight_ops.h), and the call of the op."""
+"""The ops of ours that calls in traced code become, which take weights uncast (src/call/weight_ops.h): where weights are, and the call of the op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from habana_mp import _weights
 from habana_mp._torch_private import WEIGHT_OPS, run_while_traced
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
 # Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
 WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
 WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
@@ -29,7 +28,6 @@ def constant(function: _F) -> _F:
     return run_while_traced(run)  # type: ignore[return-value]
 
 
-_caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
 # What runs in a graph does not see who else holds a weight, as at the dispatcher.
 find_exports = constant(_weights.find_exports)
 
@@ -45,10 +43,6 @@ class WeightOp:
         for i, argument in enumerate(schema.arguments if schema is not None else ()):
             self.places[i] = self.places[argument.name] = isinstance(argument.type, torch.ListType)
 
-    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it has arguments of these names: torch's functions have others too, as in torch.mm(input=x, mat2=w)."""
-        return all(place in self.places for place, _ in places(args, kwargs))
-
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> Any:
         # An op takes no number in place of one for each dimension, as torch's functions do.
         given = {
@@ -61,35 +55,6 @@ class WeightOp:
 
 def places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
     return [*enumerate(args), *kwargs.items()]
-
-
-def is_of_traced_weight(
-    name: str,
-    op: WeightOp | None,
-    weights: frozenset[int | str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    to: int,
-) -> bool:
-    """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
-    # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
-    if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
-        return False
-    if op is not None and not op.takes(args, kwargs):
-        return False
-    given = places(args, kwargs)
-    if any(isinstance(value, str) for _, value in given):
-        return False
-    tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
-        return False
-    if _may_be_recast(name, to):
-        return False
-    return any(
-        place in weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
-        for place, tensor in tensors
-    )
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

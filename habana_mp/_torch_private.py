@@ -146,11 +146,6 @@ PADS = Feature(
 )
 # A tensor of this layout has no numbers that could be cast.
 MKLDNN = Feature("torch.compile may trace casts of tensors in the layout of MKLDNN", layout="torch:_mkldnn")
-# nn.RNNBase.check_input compares it with the input.
-RNN = Feature(
-    "nn.LSTM and its like refuse an input of another dtype than their weights",
-    weights="torch.nn:RNNBase()._flat_weights",
-)
 # DTensor divides and adds up amid an op whose casts are done.
 DTENSOR = Feature(
     "ops inside the redistribution of a DTensor are cast",
@@ -361,12 +356,6 @@ set_autocast_enabled: Callable[[str, bool], None] = (
 
 def is_fastpath_enabled() -> bool:
     return bool(torch.backends.mha._is_fastpath_enabled)
-
-
-def first_weight(rnn: torch.nn.RNNBase) -> Any:
-    """None where torch has none by this name."""
-    weights = getattr(rnn, "_flat_weights", None)
-    return RNN.of(rnn, "weights", None) if weights is None else weights[0]
 
 
 def mode_key(mode: Any) -> Any:

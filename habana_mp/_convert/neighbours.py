@@ -18,7 +18,7 @@ from habana_mp._ranks.rank import world_size
 from habana_mp._scope import checkpointing, torch_autocast, training_step
 from habana_mp._scope.disable_casts import casts_off
 from habana_mp._scope.without_casts import made_of, without_casts
-from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, calling_frame, first_weight
+from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, calling_frame
 
 
 def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
@@ -62,7 +62,7 @@ def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | N
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
     """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
-    weight = first_weight(self)
+    weight = getattr(self, "weight_ih_l0", None)
     if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
     _rnn_check_input(self, input, batch_sizes)

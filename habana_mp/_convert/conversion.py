@@ -74,10 +74,9 @@ def convert(
     See Also:
         disable_casts, revert, explain, Policy
     """
-    if isVerbose not in (True, False):
-        raise TypeError(f"isVerbose must be True or False, not {isVerbose!r}")
-    if strict not in (True, False):
-        raise TypeError(f"strict must be True or False, not {strict!r}")
+    for name, value in (("isVerbose", isVerbose), ("strict", strict)):
+        if value not in (True, False):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )

@@ -18,13 +18,8 @@ __all__ = [
 ]
 
 
-class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
-    """The generations of the device. The numbers have no meaning here."""
-
-    synDeviceGaudi = 1  # noqa: N815
-    synDeviceGaudi2 = 2  # noqa: N815
-    synDeviceGaudi3 = 3  # noqa: N815
-    synDeviceGreco = 4  # noqa: N815
+synDeviceType = enum.IntEnum("synDeviceType", "synDeviceGaudi synDeviceGaudi2 synDeviceGaudi3 synDeviceGreco")  # noqa: N816
+synDeviceType.__doc__ = "The generations of the device. The numbers have no meaning here."
 
 
 def _get_device_type() -> synDeviceType:

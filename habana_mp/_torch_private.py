@@ -226,7 +226,6 @@ MESH = Feature(
 
 # What is shown
 
-LOG_PATHS = Feature("the cast log has no paths of modules", children="torch.nn:Module()._modules")
 DRAW = Feature(
     "hmp.draw does not work",
     results="torch.autograd.graph:Node()._input_metadata",

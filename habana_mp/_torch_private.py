@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,9 +127,8 @@ CHECKPOINT = Feature(
 )
 # Wraps the step of an optimizer's class; the wrapper has it in a cell named func.
 OPTIMIZERS = Feature("the steps of optimizers run under casts", hook="torch.optim:Optimizer.profile_hook_step")
-COMPOSABLE_CHECKPOINT = (
-    "torch.distributed._composable.checkpoint_activation"  # has the generator too, once it is imported
-)
+# Has the generator of checkpointing too, once it is imported.
+COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
 
 # Homes of ops. One that is missing is passed over.
 FUNCTIONS = Feature("hmp.convert casts no calls of torch.mm and its like", home="torch._C:_VariableFunctions")
@@ -148,11 +146,6 @@ PADS = Feature(
 )
 # A tensor of this layout has no numbers that could be cast.
 MKLDNN = Feature("torch.compile may trace casts of tensors in the layout of MKLDNN", layout="torch:_mkldnn")
-# nn.RNNBase.check_input compares it with the input.
-RNN = Feature(
-    "nn.LSTM and its like refuse an input of another dtype than their weights",
-    weights="torch.nn:RNNBase()._flat_weights",
-)
 # DTensor divides and adds up amid an op whose casts are done.
 DTENSOR = Feature(
     "ops inside the redistribution of a DTensor are cast",
@@ -233,7 +226,6 @@ MESH = Feature(
 
 # What is shown
 
-LOG_PATHS = Feature("the cast log has no paths of modules", children="torch.nn:Module()._modules")
 DRAW = Feature(
     "hmp.draw does not work",
     results="torch.autograd.graph:Node()._input_metadata",
@@ -259,7 +251,11 @@ LOAD = Feature(
 )
 COPIES = Feature("a copy of torch.device('hpu') has the name of the device that it is mapped to", shallow="copy:_copy_dispatch", deep="copy:_deepcopy_dispatch")  # fmt: skip
 DEVICE_INDEX = Feature("torch.load finds no device for 'hpu'", of_cuda="torch.cuda:_utils._get_device_index")
-RECORDING = Feature("torch.hpu.HPUGraph does not work", mode="torch.utils._python_dispatch:TorchDispatchMode")
+RECORDING = Feature(
+    "torch.hpu.HPUGraph does not work",
+    mode="torch.utils._python_dispatch:TorchDispatchMode",
+    map_tensors="torch.utils._pytree:tree_map_only",
+)
 NCCL = Feature(
     "process groups for 'hpu' on CUDA have torch's own timeout",
     timeout="torch.distributed:ProcessGroupNCCL.Options()._timeout",
@@ -361,22 +357,6 @@ def is_fastpath_enabled() -> bool:
     return bool(torch.backends.mha._is_fastpath_enabled)
 
 
-def first_weight(rnn: torch.nn.RNNBase) -> Any:
-    """None where torch has none by this name."""
-    weights = getattr(rnn, "_flat_weights", None)
-    return RNN.of(rnn, "weights", None) if weights is None else weights[0]
-
-
-def nn_modules_of(trace: Any) -> Any:
-    """The modules that the code which Dynamo traces just now is called in, by the translator of that code."""
-    return getattr(trace, "nn_module_stack", None)
-
-
-def add_call(trace: Any, function: Callable[..., Any], *args: Any) -> None:
-    """Puts a call into the graph that Dynamo makes just now."""
-    trace.output.create_node("call_function", function, args, {})
-
-
 def mode_key(mode: Any) -> Any:
     """The dispatch key of a mode; None for one that acts at the usual place."""
     return getattr(mode, "_dispatch_key", None)
@@ -385,12 +365,6 @@ def mode_key(mode: Any) -> Any:
 def device_index(module: Any, index: Any, optional: bool) -> int:
     """``torch.cuda._utils._get_device_index`` and its like."""
     return int(module._utils._get_device_index(index, optional))
-
-
-def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Of a process group of NCCL."""
-    if NCCL.of(options, "timeout", None) is not None:
-        options._timeout = timeout
 
 
 def one_frame_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -123,6 +123,7 @@ lock = fork_lock()
 _hooks: list[Any] = []
 
 
+@functools.cache
 def _take_apart_for_onnx() -> None:
     """ONNX knows nothing of our ops for weights: torch.onnx takes each apart into casts and the op of aten."""
     if not private.ONNX_DECOMPOSITIONS.works:
@@ -135,11 +136,6 @@ def _take_apart_for_onnx() -> None:
         return {**original(*args, **kwargs), **ours}
 
     setattr(*private.ONNX_DECOMPOSITIONS.place("table"), with_ours)
-
-
-@functools.cache
-def _make_ops_exportable() -> None:
-    after_import(private.ONNX, _take_apart_for_onnx)
 
 
 def _know_layouts() -> None:
@@ -177,7 +173,7 @@ def is_open() -> bool:
 
 def open_cache(settings: Asked) -> None:
     """Called by ``convert``, and for the first region of autocast; with the lock."""
-    _make_ops_exportable()
+    after_import(private.ONNX, _take_apart_for_onnx)
     _core.set_packing(settings.packing)
     _core.set_cache_limit(settings.limit)
     if not _hooks:
@@ -214,7 +210,6 @@ def find_exports() -> None:
 
 
 def close_cache() -> None:
-    """Called by ``revert``."""
     with lock:
         find_exports.cache_clear()
         _core.set_cache_limit(0)

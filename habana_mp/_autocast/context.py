@@ -144,15 +144,8 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
 
 @run_while_traced
-def _traced_region(
-    device_type: str,
-    dtype: torch.dtype | str | None,
-    enabled: bool,
-    cache_enabled: bool | None,
-    policy: str | os.PathLike[str] | None,
-) -> str:
-    """Run by torch.compile while it traces."""
-    region, key = region_of(device_type, dtype, enabled, cache_enabled, policy)
+def _traced_region(*made_of: Any) -> str:
+    region, key = region_of(*made_of)
     traced.keep(key, region)
     return key
 

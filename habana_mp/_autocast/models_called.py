@@ -52,9 +52,6 @@ class ModelsCalled:
         self._handles: list[PoliciesHandle] = []
         self.classes: dict[str, str] = {}  # of the modules of all models, by their paths
 
-    def is_here(self) -> bool:
-        return self._thread in (None, threading.get_ident())
-
     def hook_of(self, module: torch.nn.Module) -> PolicyHook | None:
         # The outermost module is the first to be called, and the others are known from then on.
         if self._lines and module not in self._known:
@@ -86,7 +83,7 @@ _active: list[ModelsCalled] = []  # the innermost is the last, and rules alone
 
 def _hook_of(module: torch.nn.Module) -> PolicyHook | None:
     """Called by src/scope/module_calls.cpp as a call of a module begins."""
-    models = next((each for each in reversed(_active) if each.is_here()), None)
+    models = next((each for each in reversed(_active) if each._thread in (None, threading.get_ident())), None)
     return None if models is None else models.hook_of(module)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -81,8 +81,12 @@ class ModuleLines:
         return tuple(line for *_, line in sorted(found, key=lambda each: each[:3]))
 
     def policy_of(self, lines: tuple[Entry, ...]) -> Policy:
+        """The policy of a part of a model, in which these hold."""
         if lines not in self._policies:
-            self._policies[lines] = _with_lines(self._policy, lines)
+            # They are listed as if they were for the whole model, and each wins over those before it.
+            edits = [Edit(line.replaced(modules=""), removed=False) for line in lines]
+            whole = [entry for entry in self._policy._core.entries if not entry.modules]
+            self._policies[lines] = Policy(self._policy._core.replaced(entries=after_edits(whole, edits)))
         return self._policies[lines]
 
     def idle(self, modules_called: Mapping[str, str]) -> Iterator[str]:
@@ -92,10 +96,3 @@ class ModuleLines:
                 continue
             place = f"{line.place}: " if line.place else ""
             yield f"{place}{str(line)!r} names no module{hint_for(line.modules, modules_called)}"
-
-
-def _with_lines(policy: Policy, lines: Iterable[Entry]) -> Policy:
-    """The policy of a part of a model: its names are listed as if they were for the whole model, and each wins over those before it."""
-    edits = [Edit(line.replaced(modules=""), removed=False) for line in lines]
-    whole = [entry for entry in policy._core.entries if not entry.modules]
-    return Policy(policy._core.replaced(entries=after_edits(whole, edits)))

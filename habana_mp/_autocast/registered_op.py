@@ -11,7 +11,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast.devices import devices
-from habana_mp._convert.call_form import registered_form
+from habana_mp._convert.call_form import python_form
 from habana_mp._convert.patched_op import PatchedMethod, PatchedOp
 from habana_mp._convert.rule import Rule, listed_rule
 from habana_mp._policy import names
@@ -75,7 +75,7 @@ class RegisteredOp:
         functools.update_wrapper(self, original)
         self.original = original
         self.listed_name = name
-        self._form = registered_form(original)
+        self._form = python_form(original)
         self._traced = self._new_op()
         # Kept for good: C++ names the last op that cast by them.
         self._by_policy: dict[tuple[Policy, bool], PatchedOp] = {}
@@ -96,13 +96,11 @@ class RegisteredOp:
         op = self._new_op()
         if of_region:
             op.region_policy = policy._core
-        op.rule = _rule_of(policy, self.listed_name)
+        op.rule = listed_rule(policy, policy._core.resolve(self.listed_name))
         return self._by_policy.setdefault((policy, of_region), op)
 
     def _new_op(self) -> PatchedOp:
-        op = PatchedMethod(self.original, self.original, self.listed_name, **self._form._asdict())
-        op.original, op.form, op.listed_name, op.is_compound = self.original, self._form, self.listed_name, False
-        return op
+        return PatchedMethod(self.original, self.original, self.listed_name, **self._form)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -112,17 +110,14 @@ class RegisteredOp:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         own = self.__dict__.get("__qualname__")  # by name, as functions are; a partial or an object has none
-        return own if isinstance(own, str) else (_registered, (self.original, self.listed_name))
+        return (
+            own if isinstance(own, str) else (functools.partial(register_op, name=self.listed_name), (self.original,))
+        )
 
-    def __copy__(self) -> RegisteredOp:
+    def __copy__(self, _: Any = None) -> RegisteredOp:
         return self
 
-    def __deepcopy__(self, memo: Any) -> RegisteredOp:
-        return self
-
-
-def _registered(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return register_op(original, name=name)
+    __deepcopy__ = __copy__
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -140,13 +135,9 @@ def _policy_here(device: str) -> tuple[Policy | None, bool]:
     return (Policy(found), True) if found is not None else (in_force.policy, False)
 
 
-def _rule_of(policy: Policy, name: str) -> Rule | None:
-    return listed_rule(policy, policy._core.resolve(name))
-
-
 @run_while_traced
 def _rule_while_traced(name: str, device: str) -> tuple[tuple[int, int, bool, str] | None, bool]:
     """The rule as a plain tuple: Dynamo before torch 2.12 cannot unpack a Rule."""
     policy, of_region = _policy_here(device)
-    rule = None if policy is None else _rule_of(policy, name)
+    rule = None if policy is None else listed_rule(policy, policy._core.resolve(name))
     return (None if rule is None else (*rule,)), of_region

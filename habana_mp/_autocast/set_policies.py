@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import get_ident
 from types import CoroutineType
@@ -122,7 +122,10 @@ def put(model: torch.nn.Module, chosen: Mapping[str, Policy | None]) -> Policies
             raise TypeError(
                 f"{path!r} cannot have a policy, because its forward is an async generator: use hmp.autocast inside"
             )
-    _remove(model.modules())
+    for module in model.modules():
+        for hooks in (SET_POLICIES.of(module, "before"), SET_POLICIES.of(module, "after")):
+            for number in [number for number, hook in hooks.items() if isinstance(hook, (PolicyHook, _Leave))]:
+                del hooks[number]
     handles = []
     for module, (path, value) in by_module.items():
         hook = PolicyHook(path, value)
@@ -237,13 +240,6 @@ def chosen_by_lines(model: torch.nn.Module, lines: ModuleLines) -> dict[str, Pol
         if here != round_it and not _is_never_called(module):
             chosen[path] = lines.policy_of(here)
     return chosen
-
-
-def _remove(modules: Iterable[torch.nn.Module]) -> None:
-    for module in modules:
-        for hooks in (SET_POLICIES.of(module, "before"), SET_POLICIES.of(module, "after")):
-            for number in [number for number, hook in hooks.items() if isinstance(hook, (PolicyHook, _Leave))]:
-                del hooks[number]
 
 
 class PolicyHook:

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.compiler.config
 
-import habana_mp._core as _core
 from habana_mp._cast import LOW_DTYPES
 from habana_mp._compiled import pointwise
+from habana_mp._scope.without_casts import with_casts_off
 from habana_mp._torch_private import COMPILE_FX
 
 # The place of the weight among the arguments. The first argument has the dtype of the first result.
@@ -73,62 +73,38 @@ def own_in_caches() -> Iterator[None]:
 def table() -> dict[Any, Callable[..., Any]]:
     """The formulas of torch, but for these. Has a name in a module: Inductor pickles it."""
     of_torch = _TORCHS[0]()
-    own = {_BMM: _adding_up_in_float32(of_torch[_BMM])}
+    own: dict[Any, Callable[..., Any]] = {_BMM: functools.partial(_bmm_in_float32, of_torch[_BMM])}
     for op, formula in of_torch.items():
         if str(op) in _NORMS:
-            own[op] = _in_float32(formula, _NORMS[str(op)])
+            own[op] = functools.partial(_norm_in_float32, formula, _NORMS[str(op)])
         elif str(op) == _SOFTMAX:
-            own[op] = _of_no_attention(formula)
+            own[op] = functools.partial(_softmax_of_no_attention, formula)
     own.update(pointwise.formulas(of_torch))
-    return {**of_torch, **{op: _without_casts(formula) for op, formula in own.items()}}
+    # The lists are about the op that a formula describes, not about the ops in it.
+    return {**of_torch, **{op: with_casts_off(formula, True) for op, formula in own.items()}}
 
 
-def _without_casts(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The lists are about the op that it describes, not about the ops in it."""
-
-    @functools.wraps(formula)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        off = _core.casts_off()
-        _core.set_casts_off(True)
-        try:
-            return formula(*args, **kwargs)
-        finally:
-            _core.set_casts_off(off)
-
-    return run
+def _norm_in_float32(of_torch: Callable[..., Any], place: int, *args: Any) -> Any:
+    low, weight = args[0].dtype, args[place]
+    if low not in LOW_DTYPES or weight is None or weight.dtype != torch.float32:
+        return of_torch(*args)
+    first, *others = of_torch(*(each.float() if isinstance(each, torch.Tensor) else each for each in args))
+    return None if first is None else first.to(low), *others
 
 
-def _in_float32(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
-    @functools.wraps(formula)
-    def norm(*args: Any) -> Any:
-        low, weight = args[0].dtype, args[place]
-        if low not in LOW_DTYPES or weight is None or weight.dtype != torch.float32:
-            return formula(*args)
-        first, *others = formula(*(each.float() if isinstance(each, torch.Tensor) else each for each in args))
-        return None if first is None else first.to(low), *others
-
-    return norm
+def _bmm_in_float32(
+    of_torch: Callable[..., Any], rows: torch.Tensor, columns: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    of_one = any(isinstance(size, int) and size == 1 for size in (rows.shape[1], columns.shape[2]))
+    if not of_one or rows.device.type != "cpu" or rows.dtype not in LOW_DTYPES or args or kwargs:
+        return of_torch(rows, columns, *args, **kwargs)
+    return (rows.float().unsqueeze(-1) * columns.float().unsqueeze(1)).sum(2).to(rows.dtype)
 
 
-def _adding_up_in_float32(formula: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(formula)
-    def bmm(rows: torch.Tensor, columns: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        of_one = any(isinstance(size, int) and size == 1 for size in (rows.shape[1], columns.shape[2]))
-        if not of_one or rows.device.type != "cpu" or rows.dtype not in LOW_DTYPES or args or kwargs:
-            return formula(rows, columns, *args, **kwargs)
-        return (rows.float().unsqueeze(-1) * columns.float().unsqueeze(1)).sum(2).to(rows.dtype)
-
-    return bmm
-
-
-def _of_no_attention(formula: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(formula)
-    def softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-        if x.dim() == 0 or x.device.type != "cpu":
-            return formula(x, dim, half_to_float)
-        wide = x.float() if x.dtype in LOW_DTYPES else x
-        powers = torch.exp(wide - wide.amax(dim).unsqueeze(dim))
-        result = powers / powers.sum(dim).unsqueeze(dim)
-        return result if half_to_float else result.to(x.dtype)
-
-    return softmax
+def _softmax_of_no_attention(of_torch: Callable[..., Any], x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    if x.dim() == 0 or x.device.type != "cpu":
+        return of_torch(x, dim, half_to_float)
+    wide = x.float() if x.dtype in LOW_DTYPES else x
+    powers = torch.exp(wide - wide.amax(dim).unsqueeze(dim))
+    result = powers / powers.sum(dim).unsqueeze(dim)
+    return result if half_to_float else result.to(x.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -24,25 +25,20 @@ _PRECISION = {torch.bfloat16: (8, -133), torch.float16: (11, -24), torch.float32
 
 def formulas(of_torch: dict[Any, _Formula]) -> dict[Any, _Formula]:
     """By op. What is not computed in one low dtype on the CPU is left to the formulas of torch, if there is one."""
-    return {op: _of_low(formula, of_torch.get(op)) for op, formula in _FORMULAS.items()}
+    return {op: functools.partial(_of_low, formula, of_torch.get(op)) for op, formula in _FORMULAS.items()}
 
 
-def _of_low(formula: _Formula, of_torch: _Formula | None) -> _Formula:
-    @functools.wraps(formula)
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        tensors = [each for each in args if isinstance(each, torch.Tensor)]
-        whole = max(tensors, key=torch.Tensor.dim)
-        low = whole.dtype
-        if low in LOW_DTYPES and all(
-            each.device.type == "cpu" and (each.dtype == low or (whole.dim() > 0 and _is_single(each)))
-            for each in tensors
-        ):
-            found = formula(low, *args, **kwargs)
-            if found is not NotImplemented:
-                return found.to(low)
-        return NotImplemented if of_torch is None else of_torch(*args, **kwargs)
-
-    return decomposed
+def _of_low(formula: _Formula, of_torch: _Formula | None, *args: Any, **kwargs: Any) -> Any:
+    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    whole = max(tensors, key=torch.Tensor.dim)
+    low = whole.dtype
+    if low in LOW_DTYPES and all(
+        each.device.type == "cpu" and (each.dtype == low or (whole.dim() > 0 and _is_single(each))) for each in tensors
+    ):
+        found = formula(low, *args, **kwargs)
+        if found is not NotImplemented:
+            return found.to(low)
+    return NotImplemented if of_torch is None else of_torch(*args, **kwargs)
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:
@@ -89,24 +85,14 @@ def _add(low: torch.dtype, x: Any, other: Any, *, alpha: Any = 1, sign: int = 1)
     return _in(low, x) + _in(low, other) * (sign * _in(low, alpha))
 
 
-def _sub(low: torch.dtype, x: Any, other: Any, *, alpha: Any = 1) -> Any:
-    return _add(low, x, other, alpha=alpha, sign=-1)
-
-
 def _rsub(low: torch.dtype, x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
-    return _sub(low, other, x, alpha=alpha)
+    return _add(low, other, x, alpha=alpha, sign=-1)
 
 
-def _mul(low: torch.dtype, x: Any, other: Any) -> Any:
+def _with_single(by: Callable[[Any, Any], Any], low: torch.dtype, x: Any, other: Any) -> Any:
     if _is_single(other):
-        return x.float() * other  # not rounded
-    return _in(low, x) * _in(low, other) if _is_single(x) else NotImplemented
-
-
-def _div(low: torch.dtype, x: Any, other: Any) -> Any:
-    if _is_single(other):
-        return x.float() / other
-    return _in(low, x) / _in(low, other) if _is_single(x) else NotImplemented
+        return by(x.float(), other)  # not rounded
+    return by(_in(low, x), _in(low, other)) if _is_single(x) else NotImplemented
 
 
 def _lerp(low: torch.dtype, x: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
@@ -153,11 +139,11 @@ def _remainder(low: torch.dtype, x: torch.Tensor, number: Any) -> Any:
 _FORMULAS: dict[Any, _Formula] = {
     _ATEN.add.Tensor: _add,
     _ATEN.add.Scalar: _add,
-    _ATEN.sub.Tensor: _sub,
-    _ATEN.sub.Scalar: _sub,
+    _ATEN.sub.Tensor: functools.partial(_add, sign=-1),
+    _ATEN.sub.Scalar: functools.partial(_add, sign=-1),
     _ATEN.rsub.Scalar: _rsub,
-    _ATEN.mul.Tensor: _mul,
-    _ATEN.div.Tensor: _div,
+    _ATEN.mul.Tensor: functools.partial(_with_single, operator.mul),
+    _ATEN.div.Tensor: functools.partial(_with_single, operator.truediv),
     _ATEN.lerp.Scalar: _lerp,
     _ATEN.pow.Tensor_Scalar: _pow,
     _ATEN.glu.default: _glu,

@@ -10,8 +10,9 @@ Knows which policies a graph is traced under; its casts are looked at in graphs.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from habana_mp._compiled import formulas, graphs
 from habana_mp._compiled.graphs import EXACT, FUSED
 from habana_mp._scope import in_force, traced
 from habana_mp._scope.after_import import after_import
-from habana_mp._torch_private import COMPILE_FX, INDUCTOR
+from habana_mp._torch_private import COMPILE_FX, DYNAMO, INDUCTOR
 
 
 def serve() -> None:
@@ -59,6 +60,13 @@ def _ask_the_policies() -> None:
 
     compile_fx.habana_mp = True  # type: ignore[attr-defined]
     setattr(*COMPILE_FX.place("compile"), compile_fx)
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Inside, compiled code runs op by op, as it was written, and nothing more is compiled: for what looks at single ops. Under "exact" that
+    is the same program (D55).
+    """
+    return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else nullcontext()
 
 
 def policies_of(graph: Any) -> list[_core.Policy]:

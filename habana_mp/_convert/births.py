@@ -31,14 +31,9 @@ from habana_mp._scope.without_casts import made_of, subclasses, without_casts
 from habana_mp._show.warning import warn
 
 # What libraries and users call the functions that initialize.
-_INITIALIZING = (
-    "reset_parameters",
-    "_reset_parameters",
-    "init_weights",
-    "_init_weights",
-    "initialize_weights",
-    "_initialize_weights",
-)
+_INITIALIZING = [
+    f"{mark}{name}" for name in ("reset_parameters", "init_weights", "initialize_weights") for mark in ("", "_")
+]
 # What makes a parameter anew of what it was computed from.
 _REMAKING: tuple[tuple[Any, str], ...] = (
     (WeightNorm, "remove"),
@@ -114,7 +109,6 @@ def _codes_of(constructor: Any) -> list[CodeType]:
 
 
 def watch() -> None:
-    """Called by ``convert``."""
     if not _hooks:
         _hooks.append(register_module_parameter_registration_hook(functools.partial(_registered, "parameter")))
         _hooks.append(register_module_buffer_registration_hook(functools.partial(_registered, "buffer")))
@@ -122,7 +116,6 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Called by ``revert``."""
     while _hooks:
         _hooks.pop().remove()
     while _initializing:

@@ -42,17 +42,14 @@ _OVERRIDE_NAMES = {
 
 def override_function(home: Home, original: Callable[..., Any]) -> Callable[..., Any]:
     """The function that torch passes to ``__torch_function__`` when the op is called."""
-    if (
-        home.owner is not torch.Tensor
-        or isinstance(original, types.FunctionType)
-        or home.attribute not in _OVERRIDE_NAMES
-    ):
+    name = _OVERRIDE_NAMES.get(home.attribute)
+    if name is None or home.owner is not torch.Tensor or isinstance(original, types.FunctionType):
         return original
-    return Home(torch.Tensor, _OVERRIDE_NAMES[home.attribute], "").function()
+    return Home(torch.Tensor, name, "").function()
 
 
-def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
-    """How calls of an op are written, read off its name and, of Python functions, its parameters."""
+def call_form(home: Home, original: Callable[..., Any]) -> dict[str, Any]:
+    """The fields of a CallForm, read off the name of an op and, of Python functions, their parameters."""
     plain = home.attribute
     norm = _core.NORMS.get(plain)
     form: dict[str, Any] = {
@@ -65,17 +62,11 @@ def call_form(home: Home, original: Callable[..., Any]) -> CallForm:
     }
     if norm is not None:
         form["statistics"] = norm[home.owner is F]
-    if isinstance(original, types.FunctionType):
-        form |= _python_form(original)
-    return CallForm(**form)
+    return form | python_form(original) if isinstance(original, types.FunctionType) else form
 
 
-def registered_form(function: Callable[..., Any]) -> CallForm:
-    """The same of a function that a user registered."""
-    return CallForm(**_python_form(function))
-
-
-def _python_form(function: Callable[..., Any]) -> dict[str, Any]:
+def python_form(function: Callable[..., Any]) -> dict[str, Any]:
+    """The fields that differ from their defaults in the form of a Python function."""
     # What it calls are patched ops, so it is no compound.
     form: dict[str, Any] = {"python": True, "compound": False}
     code = getattr(function, "__code__", None)

@@ -13,12 +13,10 @@ import torch
 import habana_mp._core as _core
 from habana_mp import _weights
 from habana_mp._convert import births, dynamo, neighbours
-from habana_mp._convert.call_form import call_form, override_function
 from habana_mp._convert.patched_op import patched_op
 from habana_mp._convert.request import policy_for_convert
 from habana_mp._convert.rule import rule_of
 from habana_mp._policy.homes import ops
-from habana_mp._policy.names import listed_name
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks import check
 from habana_mp._scope import in_force, torch_autocast
@@ -76,10 +74,9 @@ def convert(
     See Also:
         disable_casts, revert, explain, Policy
     """
-    if isVerbose not in (True, False):
-        raise TypeError(f"isVerbose must be True or False, not {isVerbose!r}")
-    if strict not in (True, False):
-        raise TypeError(f"strict must be True or False, not {strict!r}")
+    for name, value in (("isVerbose", isVerbose), ("strict", strict)):
+        if value not in (True, False):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )
@@ -195,14 +192,7 @@ def _patches(policy: Policy) -> Iterator[tuple[Any, str, Any]]:
         rule = rule_of(policy, places, original)
         if rule is None:
             continue
-        home = places[0]
-        op = patched_op(
-            original,
-            override_function(home, original),
-            listed_name(home.attribute),
-            call_form(home, original),
-            home.path,
-        )
+        op = patched_op(places[0], original)
         yield op, "rule", rule
         for each in places:
             yield each.owner, each.attribute, op

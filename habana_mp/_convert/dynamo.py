@@ -21,10 +21,6 @@ from habana_mp._scope.after_import import after_import
 from habana_mp._torch_private import DYNAMO, TRACE_RULES
 
 
-class _Unknown:
-    """Looked up in Dynamo's tables in place of a patched op, which would be taken for its original."""
-
-
 def _have_ops_traced() -> None:
     if not TRACE_RULES.works or getattr(TRACE_RULES.look_up, "habana_mp", False):
         return
@@ -32,7 +28,8 @@ def _have_ops_traced() -> None:
 
     @functools.wraps(lookup)
     def lookup_inner(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        return lookup(_Unknown() if isinstance(obj, PatchedOp) else obj, *args, **kwargs)
+        # A patched op would be taken for its original.
+        return lookup(object() if isinstance(obj, PatchedOp) else obj, *args, **kwargs)
 
     @functools.cache
     def get_tensor_method() -> frozenset[Any]:

@@ -21,7 +21,6 @@ from habana_mp._torch_private import FRAMES_UP, SCRIPTED, one_frame_up
 
 
 def patches() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, value) of each."""
     if SCRIPTED.works:
         # torch.jit.script comes here, also under a name bound before convert.
         yield *SCRIPTED.place("compile"), _compile
@@ -46,9 +45,7 @@ def _over_originals(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _script = SCRIPTED.get("compile")
 _script_over_originals = _over_originals(_script)
-_function = torch.jit.ScriptFunction.__call__
 _method_type: Any = SCRIPTED.get("method")
-_method: Any = _method_type and _method_type.__call__
 
 
 @functools.wraps(_script)
@@ -60,14 +57,15 @@ def _compile(obj: Any, *args: Any, **kwargs: Any) -> Any:
     return _script_over_originals(obj, *args, **kwargs)
 
 
-def _call_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return (
-        _function(self, *args, **kwargs) if _is_traced(self) else _core.call_scripted(_function, self, *args, **kwargs)
-    )
+def _in_region(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(self, *args, **kwargs) if _is_traced(self) else _core.call_scripted(call, self, *args, **kwargs)
+
+    return run
 
 
-def _call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _method(self, *args, **kwargs) if _is_traced(self) else _core.call_scripted(_method, self, *args, **kwargs)
+_call_function = _in_region(torch.jit.ScriptFunction.__call__)
+_call_method = _method_type and _in_region(_method_type.__call__)
 
 
 def _is_traced(code: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Iterator
@@ -11,17 +12,16 @@ import torch
 import torch.utils.checkpoint
 
 from habana_mp._convert import jit_script
-from habana_mp._convert.pickling import module_state
+from habana_mp._convert.patched_op import patched_ops
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import world_size
 from habana_mp._scope import checkpointing, torch_autocast, training_step
 from habana_mp._scope.disable_casts import casts_off
 from habana_mp._scope.without_casts import made_of, without_casts
-from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, first_weight
+from habana_mp._torch_private import DTENSOR, FASTPATH, PADS, calling_frame
 
 
 def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
-    """(owner, attribute, value) of each."""
     if any(policy._rule(name).listed_as for name in _PADS) and not policy._rule("pad").listed_as and PADS.works:
         yield torch.nn.functional, "pad", _pad
         yield *PADS.place("pad"), _pad
@@ -32,11 +32,15 @@ def patches(policy: Policy) -> Iterator[tuple[Any, ...]]:
     yield from jit_script.patches()
     yield torch.nn.RNNBase, "check_input", _check_rnn_input
     yield torch.nn.TransformerEncoderLayer, "__init__", _init_encoder_layer
-    yield torch.nn.Module, "__getstate__", module_state
+    yield torch.nn.Module, "__getstate__", _module_state
     yield from checkpointing.patches()
     yield from torch_autocast.patches()
     yield from training_step.patches()
-    yield from _redistribute_patches()
+    # DTensor divides a bias by the number of ranks that will add it up, and more like this, amid an op whose casts are done. Its package takes
+    # half a second to import, which one process alone is spared.
+    if ("torch.distributed.tensor" in sys.modules or world_size() > 1) and DTENSOR.works:
+        for name in DTENSOR.paths:
+            yield *DTENSOR.place(name), without_casts(made_of(getattr(DTENSOR, name)))
 
 
 _PADS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
@@ -58,7 +62,7 @@ def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | N
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
     """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
-    weight = first_weight(self)
+    weight = getattr(self, "weight_ih_l0", None)
     if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
     _rnn_check_input(self, input, batch_sizes)
@@ -73,16 +77,26 @@ def _init_encoder_layer(self: torch.nn.TransformerEncoderLayer, *args: Any, **kw
             self.activation_relu_or_gelu = number
 
 
-_DTENSOR = "torch.distributed.tensor"
+def _module_state(self: torch.nn.Module) -> dict[str, Any]:
+    """The state of a module for pickle, with the patched ops of originals that it captured before convert (TransformerEncoderLayer keeps F.relu).
 
-
-def _redistribute_patches() -> Iterator[tuple[Any, str, Any]]:
-    """DTensor divides a bias by the number of ranks that will add it up, and more like this, amid an op whose casts are done.
-
-    Its package takes half a second to import, which one process alone is spared.
+    Pickle finds functions by name, and finds the patched op there, which is not the same object (D36). A copy in this process keeps
+    the original.
     """
-    if _DTENSOR not in sys.modules and world_size() == 1:
-        return
-    if DTENSOR.works:
-        for name in DTENSOR.paths:
-            yield *DTENSOR.place(name), without_casts(made_of(getattr(DTENSOR, name)))
+    state = self.__dict__
+    caller = calling_frame()
+    if caller is not None and caller.f_globals.get("__name__") == copy.__name__:
+        return state
+    named = {name: _patched(value) for name, value in state.items()}
+    return named if any(named[name] is not value for name, value in state.items()) else state
+
+
+def _patched(value: Any) -> Any:
+    """A value of a module's state with the patched ops of the originals in it; the value itself where there are none."""
+    if id(value) in patched_ops:
+        return patched_ops[id(value)]
+    if type(value) in (list, tuple) and any(id(item) in patched_ops for item in value):
+        return type(value)(map(_patched, value))
+    if type(value) is dict and any(id(item) in patched_ops for item in value.values()):
+        return {key: _patched(item) for key, item in value.items()}
+    return value

@@ -15,17 +15,19 @@ from typing import Any
 import torch
 
 import habana_mp._core as _core
-from habana_mp._convert.call_form import CallForm
+from habana_mp._convert.call_form import CallForm, call_form, override_function
 from habana_mp._convert.rule import Rule
 from habana_mp._convert.traced_weights import (
+    WEIGHTS,
+    WEIGHTS_OF_FUNCTIONS,
     WeightOp,
+    constant,
     find_exports,
-    is_of_traced_weight,
     is_parameter,
     places,
-    weight_op,
-    weights_of,
 )
+from habana_mp._policy.homes import Home
+from habana_mp._policy.names import listed_name
 from habana_mp._scope import traced
 from habana_mp._scope.disable_casts import convert_off
 from habana_mp._scope.without_casts import CastsSwitched
@@ -40,21 +42,9 @@ _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
 
 
-@run_while_traced
-def _decide(
-    action: int, low: int, listed: bool, args: tuple[tuple[int, bool, int], ...], explicit: bool
-) -> tuple[int, int, int]:
-    return _core.decide(action, low, listed, args, explicit)
-
-
-@run_while_traced
-def _role_of(norm: bool, first: bool, written: bool, statistic: bool) -> int:
-    return _core.role_of(norm, first, written, statistic)
-
-
-@run_while_traced
-def _refusal(name: str, rule: str) -> str:
-    return _core.refusal(name, rule)
+_LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
+_caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
+_decide, _role_of, _refusal = constant(_core.decide), constant(_core.role_of), constant(_core.refusal)
 
 
 class PatchedOp:
@@ -64,7 +54,7 @@ class PatchedOp:
     form: CallForm
     rule: Rule | None
     region_policy: _core.Policy  # of a function that a user registered, where its rule is that of a region
-    home: str
+    home: str  # as pkgutil.resolve_name takes it: "torch.nn.functional:gelu"
     listed_name: str
     is_compound: bool  # made of other ops in C++, or calls what is
     weight_op: WeightOp | None = None  # that of ours in its place in a trace; None where there is none
@@ -72,6 +62,11 @@ class PatchedOp:
     __wrapped__: Callable[..., Any]
     __name__: str
     __qualname__: str
+
+    def __init__(self, original: Callable[..., Any], _: Callable[..., Any], name: str, **form: Any) -> None:
+        # The types in C have made it of the same arguments.
+        self.original, self.listed_name, self.form, self.rule = original, name, CallForm(**form), None
+        self.is_compound = _core.is_compound(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -93,8 +88,10 @@ class PatchedOp:
         form = self.form
         described = _described(form, args, kwargs)
         to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
-        weights = self.weights if cause and self._takes_weights(rule) else None
-        if weights and is_of_traced_weight(self.listed_name, self.weight_op, weights, args, kwargs, to=to):
+        # Traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one.
+        takes_weights = self.weight_op is not None or (form.python and not rule.listed)
+        weights = self.weights if cause and takes_weights else None
+        if weights and self._takes_weight(args, kwargs, to):
             find_exports()
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles, weights=weights)
             if self.weight_op is not None:
@@ -110,9 +107,26 @@ class PatchedOp:
                 return self.original(*args, **kwargs)
         return self.original(*args, **kwargs)
 
-    def _takes_weights(self, rule: Rule) -> bool:
-        """Whether traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one."""
-        return self.weight_op is not None or (self.form.python and not rule.listed)
+    def _takes_weight(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: int) -> bool:
+        """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
+        # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
+        if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
+            return False
+        given = places(args, kwargs)
+        if any(isinstance(value, str) for _, value in given):
+            return False
+        # Torch's functions have other names of arguments, too, as in torch.mm(input=x, mat2=w).
+        if self.weight_op is not None and not all(place in self.weight_op.places for place, _ in given):
+            return False
+        tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
+            return False
+        if _may_be_recast(self.listed_name, to):
+            return False
+        return any(
+            place in self.weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
+            for place, tensor in tensors
+        )
 
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
@@ -126,14 +140,11 @@ class PatchedOp:
         if not cause:
             raise error
         args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
-        off = _core.casts_off()
-        _core.set_casts_off(True)
         try:
-            return self.original(*args, **kwargs)
+            with CastsSwitched(off=True):
+                return self.original(*args, **kwargs)
         except RuntimeError:
             raise error from None
-        finally:
-            _core.set_casts_off(off)
 
     def __repr__(self) -> str:
         return f"<habana_mp patched op around {self.original!r}>"
@@ -144,11 +155,10 @@ class PatchedOp:
 
         return pkgutil.resolve_name, (self.home,)
 
-    def __copy__(self) -> PatchedOp:
+    def __copy__(self, _: Any = None) -> PatchedOp:
         return self
 
-    def __deepcopy__(self, memo: Any) -> PatchedOp:
-        return self
+    __deepcopy__ = __copy__
 
 
 class PatchedFunction(PatchedOp, _core.PatchedFunctionBase):
@@ -165,27 +175,23 @@ _core.enable_vectorcall(PatchedMethod)
 patched_ops: dict[int, PatchedOp] = {}
 
 
-def patched_op(
-    original: Callable[..., Any], override_function: Callable[..., Any], name: str, form: CallForm, home: str
-) -> PatchedOp:
-    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7).
-
-    ``override_function`` is what ``__torch_function__`` gets in its place. ``name`` is the op's in lists. ``home`` says where the original is found, as
-    ``pkgutil.resolve_name`` takes it: "torch.nn.functional:gelu".
-    """
+def patched_op(home: Home, original: Callable[..., Any]) -> PatchedOp:
+    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7)."""
     op = patched_ops.get(id(original))
     if op is None:
+        name = listed_name(home.attribute)
         binds = not isinstance(original, types.BuiltinFunctionType)
-        op = (PatchedMethod if binds else PatchedFunction)(original, override_function, name, **form._asdict())
-        op.original = op.__wrapped__ = original
-        op.form = form
-        op.rule = None
-        op.home = home
-        op.listed_name = name
-        op.is_compound = _core.is_compound(name)
-        op.weight_op = weight_op(name, form)
-        op.weights = weights_of(name, op.weight_op)
-        module, _, path = home.partition(":")
+        op = (PatchedMethod if binds else PatchedFunction)(
+            original, override_function(home, original), name, **call_form(home, original)
+        )
+        op.__wrapped__ = original
+        op.home = home.path
+        # A call as aten has it: nothing written, and its arguments in their order.
+        if name in _core.WEIGHT_OPS and not op.form.in_place and not op.form.python:
+            op.weight_op, op.weights = WeightOp(name), WEIGHTS
+        elif name in WEIGHTS_OF_FUNCTIONS:
+            op.weights = WEIGHTS_OF_FUNCTIONS[name]
+        module, _, path = home.path.partition(":")
         op.__module__ = getattr(original, "__module__", None) or module  # methods have none
         op.__qualname__ = path
         op.__name__ = path.rpartition(".")[2]
@@ -267,25 +273,19 @@ def _role(form: CallForm, flagged: bool, place: int | str) -> int:
     return _role_of(form.norm, first, written, statistic)
 
 
-def _tensors(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, Any]]:
+def _described(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, bool, int], ...]:
+    """What decide is to know of the tensors of a call: dtype, whether 0-dim, role."""
     flagged = _in_place(form, args, kwargs)
     # The first input by keyword, wherever it is in the call, then the others: the order of keywords must not change a
     # result (D15).
     first = [name for name in kwargs if name in FIRST_INPUT_NAMES]
     ordered = {name: kwargs[name] for name in (*first, *kwargs)}
-    return [
-        (_role(form, flagged, place), item)
+    described = [
+        (_number(item), item.dim() == 0, _role(form, flagged, place))
         for place, value in places(args, ordered)
         for item in (value if isinstance(value, (list, tuple)) else (value,))
         if isinstance(item, torch.Tensor)
     ]
-
-
-def _described(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, bool, int], ...]:
-    """What decide is to know of the tensors of a call: dtype, whether 0-dim, role."""
-    described = []
-    for role, tensor in _tensors(form, args, kwargs):
-        described.append((_number(tensor), tensor.dim() == 0, role))
     return tuple(described)
 
 

@@ -36,7 +36,8 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
     if policy.rest == "inputs" or computes < (2 if policy.rest == "first_input" else 1):
         if any(_core.refuses_mixed(home.name) for home in places):
             action = _PROMOTE  # D41
-        elif any(_needs_no_rule(home) for home in places):
+        # For what it is made of (D41), or lest it lack a kernel (D42).
+        elif any(_core.is_compound(home.name) or _core.may_lack_low_kernel(home.name) for home in places):
             action = _INPUTS
         else:
             return None
@@ -44,8 +45,3 @@ def rule_of(policy: Policy, places: list[Home], original: Any) -> Rule | None:
 
 
 _INPUTS, _PROMOTE = _core.ACTIONS.index("inputs"), _core.ACTIONS.index("promote")
-
-
-def _needs_no_rule(home: Home) -> bool:
-    """Whether an op is patched though the policy leaves it alone: for what it is made of (D41), or lest it lack a kernel (D42)."""
-    return _core.is_compound(home.name) or _core.may_lack_low_kernel(home.name)

@@ -1,38 +1,35 @@
-"""Which calls in traced code become an op of ours, that takes its weights uncast (src/call/weight_ops.h), and the call of the op."""
+"""The ops of ours that calls in traced code become, which take weights uncast (src/call/weight_ops.h): where weights are, and the call of the op."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp import _weights
-from habana_mp._convert.call_form import CallForm
 from habana_mp._torch_private import WEIGHT_OPS, run_while_traced
 
-_LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
+_F = TypeVar("_F", bound=Callable[..., Any])
 # Where tensors are in calls of the ops of src/call/weight_ops.inc, and in Python functions of torch what goes to such ops alone.
-_WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
-_WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
+WEIGHTS: frozenset[int | str] = frozenset((0, 1, 2, "weight", "bias", "other", "mat2"))
+WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
     "multi_head_attention_forward": frozenset((5, 6, 11, 12, "q_proj_weight", "k_proj_weight", "v_proj_weight"))
 }
 
 
-@run_while_traced
-def _caches_size(numel: int, dims: int) -> bool:
-    return _core.caches_size(numel, dims)
+def constant(function: _F) -> _F:
+    """A function that is not Dynamo's to read: it runs it while it traces, on constants."""
+
+    def run(*args: Any) -> Any:
+        return function(*args)
+
+    return run_while_traced(run)  # type: ignore[return-value]
 
 
-@run_while_traced
-def _may_be_recast(name: str, to: int) -> bool:
-    return _core.may_be_recast(name, to)
-
-
-@run_while_traced
-def find_exports() -> None:
-    """What runs in a graph does not see who else holds a weight, as at the dispatcher."""
-    _weights.find_exports()
+# What runs in a graph does not see who else holds a weight, as at the dispatcher.
+find_exports = constant(_weights.find_exports)
 
 
 class WeightOp:
@@ -46,10 +43,6 @@ class WeightOp:
         for i, argument in enumerate(schema.arguments if schema is not None else ()):
             self.places[i] = self.places[argument.name] = isinstance(argument.type, torch.ListType)
 
-    def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it has arguments of these names: torch's functions have others too, as in torch.mm(input=x, mat2=w)."""
-        return all(place in self.places for place, _ in places(args, kwargs))
-
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype | None) -> Any:
         # An op takes no number in place of one for each dimension, as torch's functions do.
         given = {
@@ -60,47 +53,8 @@ class WeightOp:
         return self.op(*[given[i] for i in range(len(args))], **named, weight_dtype=dtype)
 
 
-def weight_op(name: str, form: CallForm) -> WeightOp | None:
-    """For the call as aten has it: nothing written, and its arguments in their order."""
-    return None if name not in _core.WEIGHT_OPS or form.in_place or form.python else WeightOp(name)
-
-
-def weights_of(name: str, op: WeightOp | None) -> frozenset[int | str]:
-    """Where a weight may stand uncast in a trace."""
-    return _WEIGHTS if op is not None else _WEIGHTS_OF_FUNCTIONS.get(name, frozenset())
-
-
 def places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
     return [*enumerate(args), *kwargs.items()]
-
-
-def is_of_traced_weight(
-    name: str,
-    op: WeightOp | None,
-    weights: frozenset[int | str],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    to: int,
-) -> bool:
-    """Whether the traced call has a weight for the cache, records no graph, and is not cast to another dtype by autocast."""
-    # The old forms of addmm have numbers before its matrices, and convolutions may have a word for the padding.
-    if to not in _LOW or not all(isinstance(value, torch.Tensor) for value in args[:2]):
-        return False
-    if op is not None and not op.takes(args, kwargs):
-        return False
-    given = places(args, kwargs)
-    if any(isinstance(value, str) for _, value in given):
-        return False
-    tensors = [(place, value) for place, value in given if isinstance(value, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in tensors):
-        return False
-    if _may_be_recast(name, to):
-        return False
-    return any(
-        place in weights and is_parameter(tensor) and _caches_size(tensor.numel(), tensor.dim())
-        for place, tensor in tensors
-    )
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

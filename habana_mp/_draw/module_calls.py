@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from habana_mp._compiled.uncompiled import uncompiled
+from habana_mp._compiled.rounding import uncompiled
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._torch_private import DRAW
 from habana_mp._watch.listener import CallListener

@@ -12,7 +12,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
 from habana_mp._autocast.models_called import on_models_called
-from habana_mp._compiled.uncompiled import uncompiled
+from habana_mp._compiled.rounding import uncompiled
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.two_runs import TwoRuns

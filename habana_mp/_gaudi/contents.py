@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,29 +18,17 @@ XPU_AMP = "torch.xpu.amp"
 # Every module and name of this package can be imported: a script falls back to torch's loader where its own cannot be made.
 MEDIA = "habana_frameworks.mediapipe"
 
-# module -> where it is written, "" for one that holds switches or other modules alone
-HOMES: Mapping[str, str] = {
+_WRITTEN = {
     "hmp": f"{_OURS}.hpex",
     "habana_dataloader": f"{_OURS}.data",
     "habana_dataloader.habana_dataset": f"{_OURS}.data",
-    "habana_frameworks": "",
     MEDIA: "",
-    TORCH: "",
     f"{TORCH}.core": f"{_OURS}.core",
     f"{TORCH}.core.hccl": f"{_OURS}.distributed",
-    f"{TORCH}.core.quantization": "",
-    f"{TORCH}.core.step_closure": "",
-    f"{TORCH}.distributed": "",
     f"{TORCH}.distributed.hccl": f"{_OURS}.distributed",
-    f"{TORCH}.dynamo": "",
-    f"{TORCH}.dynamo.compile_backend": "",
-    f"{TORCH}.dynamo.compile_backend.experimental": "",
     f"{TORCH}.gpu_migration": "",  # on Gaudi its import takes "cuda" for "hpu"; here "cuda" stays what it is
     f"{TORCH}.hpex": f"{_OURS}.hpex",
-    f"{TORCH}.hpex.experimental": "",
     f"{TORCH}.hpex.experimental.transformer_engine": f"{_OURS}.hpex.transformer_engine",
-    f"{TORCH}.hpex.experimental.transformer_engine.distributed": f"{_OURS}.hpex.fp8",
-    f"{TORCH}.hpex.experimental.transformer_engine.fp8": f"{_OURS}.hpex.fp8",
     f"{TORCH}.hpex.experimental.transformer_engine.recipe": f"{_OURS}.hpex.recipe",
     f"{TORCH}.hpex.kernels": f"{_OURS}.hpex.kernels",
     f"{TORCH}.hpex.kernels.Fp8Ops": f"{_OURS}.ops",
@@ -52,23 +41,22 @@ HOMES: Mapping[str, str] = {
     f"{TORCH}.hpu.memory": _TORCH_HPU,
     f"{TORCH}.hpu.metrics": f"{_HPU}.metrics",
     f"{TORCH}.hpu.random": _TORCH_HPU,
-    f"{TORCH}.utils": "",
-    f"{TORCH}.utils.debug": "",
     f"{TORCH}.utils.distributed_utils": f"{_OURS}.distributed",
     f"{TORCH}.utils.experimental": f"{_OURS}.experimental",
-    f"{TORCH}.utils.internal": "",
-    f"{TORCH}.utils.library_loader": f"{_OURS}.library_loader",
-    XPU_AMP: f"{_OURS}.xpu",
 }
+_SWITCHED = [f"{TORCH}.{module}" for switch in gaudi_switches.SWITCHES for module in switch.modules.split()]
+# Each with the modules round it.
+_OUTER = [outer for each in (*_WRITTEN, *_SWITCHED) for outer in itertools.accumulate(each.split("."), "{}.{}".format)]
+# module -> where it is written, "" for one that holds switches or other modules alone
+HOMES: Mapping[str, str] = {**dict.fromkeys(_OUTER, ""), **_WRITTEN, XPU_AMP: f"{_OURS}.xpu"}
 
 _DECODER = "it reads and decodes images by Gaudi's hardware and libraries; use torch.utils.data.DataLoader"
-_KERNELS = "it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else"
 # A module, or a name in one, that only the hardware can do -> the reason.
 REFUSED: Mapping[str, str] = {
     "habana_dataloader": _DECODER,
     f"{TORCH}.hpex.kernels.CustomNms": "it runs a kernel of Gaudi; use torchvision.ops.nms",
     f"{TORCH}.hpex.kernels.fbgemm": "it runs kernels of Gaudi; use fbgemm_gpu, or torch.nn.EmbeddingBag",
-    f"{TORCH}.utils.lib_utils": _KERNELS,
+    f"{TORCH}.utils.lib_utils": "it is for building kernels of Gaudi's tensor cores (TPC), which run nowhere else",
 }
 
 

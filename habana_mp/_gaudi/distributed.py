@@ -12,11 +12,9 @@ import torch.distributed as dist
 
 from habana_mp._hpu.mapping import hpu_device_type
 from habana_mp._ranks.rank import launched_with
-from habana_mp._torch_private import set_timeout
+from habana_mp._torch_private import NCCL
 
 __all__ = ["initialize_distributed_hpu"]
-
-_GLOO_SECONDS = 0.5
 
 
 def initialize_distributed_hpu(
@@ -34,18 +32,15 @@ def initialize_distributed_hpu(
     Raises:
         ValueError: a number is no integer, an argument or a variable.
     """
-    found = (
-        _integer("WORLD_SIZE", "world_size", world_size, 1),
-        _integer("RANK", "rank", rank, -1),
-        _integer("LOCAL_RANK", "local_rank", local_rank, -1),
-    )
+    found = _integer("WORLD_SIZE", world_size, 1), _integer("RANK", rank, -1), _integer("LOCAL_RANK", local_rank, -1)
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345")):
         os.environ.setdefault(name, value)
     return found
 
 
-def _integer(variable: str, argument: str, value: int | None, default: int) -> int:
-    name, text = (argument, value) if value is not None else launched_with(variable)
+def _integer(variable: str, value: int | None, default: int) -> int:
+    """Of an argument that is named as the variable is, else of the variable."""
+    name, text = (variable.lower(), value) if value is not None else launched_with(variable)
     try:
         return default if text is None else int(text)
     except (TypeError, ValueError):
@@ -55,17 +50,13 @@ def _integer(variable: str, argument: str, value: int | None, default: int) -> i
 def _process_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if hpu_device_type() == "cuda":
         options = dist.ProcessGroupNCCL.Options()
-        set_timeout(options, timeout)
+        if NCCL.of(options, "timeout", None) is not None:
+            setattr(options, NCCL.place("timeout")[1], timeout)
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    atexit.register(_outlast_gloo)
+    # Gloo's threads give back the tensors of the last collective some time after it has ended; one that does so while the interpreter goes
+    # ends the process (seen with torch 2.13 alone, too). They need the GIL for it, which sleeping leaves to them.
+    atexit.register(time.sleep, 0.5)
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
-
-
-def _outlast_gloo() -> None:
-    """Gloo's threads give back the tensors of the last collective some time after it has ended; one that does so while the interpreter goes
-    ends the process (seen with torch 2.13 alone, too). They need the GIL for it, which sleeping leaves to them.
-    """
-    time.sleep(_GLOO_SECONDS)
 
 
 def register_hccl() -> None:

@@ -12,29 +12,19 @@ from habana_mp._hpu.graphs import nothing
 __all__ = [
     "_data_ptr",
     "_get_device_type",
-    "_is_fp16_supported",
     "detect_recompilation_auto_model",
     "hpu",
     "synDeviceType",
 ]
 
 
-class synDeviceType(enum.IntEnum):  # noqa: N801 - Habana's name
-    """The generations of the device. The numbers have no meaning here."""
-
-    synDeviceGaudi = 1  # noqa: N815
-    synDeviceGaudi2 = 2  # noqa: N815
-    synDeviceGaudi3 = 3  # noqa: N815
-    synDeviceGreco = 4  # noqa: N815
+synDeviceType = enum.IntEnum("synDeviceType", "synDeviceGaudi synDeviceGaudi2 synDeviceGaudi3 synDeviceGreco")  # noqa: N816
+synDeviceType.__doc__ = "The generations of the device. The numbers have no meaning here."
 
 
 def _get_device_type() -> synDeviceType:
     """Gaudi 2: scripts ask in order to work around what the first one lacks, and nothing is lacking here."""
     return synDeviceType.synDeviceGaudi2
-
-
-def _is_fp16_supported() -> bool:
-    return True
 
 
 def _data_ptr(tensor: torch.Tensor) -> int:

@@ -59,10 +59,9 @@ def cast_to_fp8_v2(
 ) -> tuple[_Tensor, _Tensor]:
     """``input * scale`` in 8 bits, what is too large as the largest number, and the largest magnitude of ``input`` if asked for."""
     to = dtype or torch.float8_e5m2
-    scaled = input.float() if scale is None else input.float() * scale
     most = torch.finfo(to).max
     amax = input.detach().abs().amax().float() if is_amax else input.new_empty(0, dtype=torch.float32)
-    return scaled.clamp(-most, most).to(to), amax
+    return _wide(input, scale).clamp(-most, most).to(to), amax
 
 
 def _from_fp8(input: _Tensor, scale: _TensorOrNumber | None, out_dtype: torch.dtype) -> _Tensor:  # noqa: A002
@@ -196,6 +195,8 @@ def _unpacked(packed: _Tensor) -> _Tensor:
     return ((packed.unsqueeze(2) >> torch.arange(0, 32, 4, device=packed.device)) & 15).flatten(1)
 
 
+# A scale may be a tensor or a number.
+_SCALES = (("", "Tensor"), (".scalar", "float"))
 _ADAMW = (
     "optimizer_adamw{}(Tensor[] gradient_vec, Tensor(a!)[] weight_vec, Tensor(b!)[] exp_avg_vec, Tensor(c!)[] exp_avg_sq_vec,"
     " Tensor neg_step, float beta1, float beta2, float epsilon, {} weight_decay{}) -> ()"
@@ -213,17 +214,13 @@ _MIXTURE = (
     "mixture_of_experts(Tensor hidden_states, Tensor expert_routing_table, Tensor router_weights, Tensor[] w1, Tensor[] w2, Tensor[] w3,"
     ' bool permuted_weights=True, str activation="silu", int experts_min=0, int experts_max=8) -> Tensor'
 )
-# A scale may be a tensor or a number.
 OPS: dict[str, Callable[..., object]] = {
     "optimizer_lamb_fused_norm(Tensor[] grad, float max_grad_norm) -> Tensor": _lamb_norm,
     _ADAMW.format("", "float", ""): _adamw,
     _ADAMW.format(".tensor", "Tensor", ", bool is_wd_modified=True"): _adamw,
-    _TO_FP8.format("", "Tensor"): cast_to_fp8_v2,
-    _TO_FP8.format(".scalar", "float"): cast_to_fp8_v2,
-    _FROM_FP8.format("", "Tensor"): _from_fp8,
-    _FROM_FP8.format(".scalar", "float"): _from_fp8,
-    _GEMM.format("", "Tensor"): _gemm,
-    _GEMM.format(".scalar", "float"): _gemm,
+    **{_TO_FP8.format(*each): cast_to_fp8_v2 for each in _SCALES},
+    **{_FROM_FP8.format(*each): _from_fp8 for each in _SCALES},
+    **{_GEMM.format(*each): _gemm for each in _SCALES},
     "rotary_pos_embedding(Tensor input, Tensor sin, Tensor cos, Tensor? position_ids=None, int offset=0, int mode=0) -> Tensor": _rotary,
     "softmax_fp8(Tensor input, int dim, Tensor? input_scale=None, Tensor? output_scale=None, Tensor? inv_attn_heads=None) -> Tensor": _softmax,
     _MIXTURE: _mixture,

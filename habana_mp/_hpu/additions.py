@@ -28,28 +28,30 @@ def additions(device: str) -> Iterator[tuple[Any, str, Any]]:
         yield torch, name, torch_hpu
     if hasattr(torch.Tensor, f"is_{device}"):
         yield torch.Tensor, "is_hpu", getattr(torch.Tensor, f"is_{device}")
-    yield torch.Tensor, "hpu", getattr(torch.Tensor, device) if device in ("cuda", "xpu") else _tensor_hpu()
+    own = device in ("cuda", "xpu")
+    to_hpu = None if own else _core.hpu_method(torch.Tensor, torch.device("hpu"), _tensor_to_hpu)
+    yield torch.Tensor, "hpu", to_hpu or getattr(torch.Tensor, device)
     yield torch.nn.Module, "hpu", _module_to_hpu
     yield torch.autocast, "__init__", _init_autocast
-    custom_fwd = _custom_fwd(torch.amp.custom_fwd)
+    custom_fwd = _around(torch.amp.custom_fwd, _custom_fwd)
     yield torch.amp, "custom_fwd", custom_fwd
     yield torch.amp.autocast_mode, "custom_fwd", custom_fwd
     if LOAD.works:
         habana = functools.partial(LOAD.restore, "habana")  # "hpu" torch has
         yield *LOAD.place("registry"), [*LOAD.registry, (_LAST, _no_tag, habana)]
     if device == "cpu":
-        yield torch.Tensor, "pin_memory", _pinned(torch.Tensor.pin_memory)
-        yield torch.Tensor, "record_stream", _recorded(torch.Tensor.record_stream)
+        yield torch.Tensor, "pin_memory", _around(torch.Tensor.pin_memory, _pin_memory)
+        yield torch.Tensor, "record_stream", _around(torch.Tensor.record_stream, _record_stream)
     if torch.distributed.is_available():
         from torch.distributed import distributed_c10d
         from torch.distributed.device_mesh import DeviceMesh
 
-        yield DeviceMesh, "__init__", _of_plain_type(DeviceMesh.__init__)
+        yield DeviceMesh, "__init__", _around(DeviceMesh.__init__, _init_mesh)
         if device == "cpu":
             ddp = torch.nn.parallel.DistributedDataParallel
-            yield ddp, "__init__", _without_device_ids(ddp.__init__)
+            yield ddp, "__init__", _around(ddp.__init__, _init_ddp)
 
-        init = _init_process_group(distributed_c10d.init_process_group)
+        init = _around(distributed_c10d.init_process_group, _init_process_group)
         yield distributed_c10d, "init_process_group", init
         yield torch.distributed, "init_process_group", init
 
@@ -60,16 +62,13 @@ def _hpu_device(device: Device) -> torch.device:
     return torch.device("hpu" if device is None else device)
 
 
-def _tensor_hpu() -> Callable[..., torch.Tensor]:
-    def hpu(
-        self: torch.Tensor,
-        device: Device = None,
-        non_blocking: bool = False,
-        memory_format: torch.memory_format = torch.preserve_format,
-    ) -> torch.Tensor:
-        return self.to(_hpu_device(device), non_blocking=non_blocking, memory_format=memory_format)
-
-    return _core.hpu_method(torch.Tensor, torch.device("hpu"), hpu)
+def _tensor_to_hpu(
+    self: torch.Tensor,
+    device: Device = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> torch.Tensor:
+    return self.to(_hpu_device(device), non_blocking=non_blocking, memory_format=memory_format)
 
 
 def _module_to_hpu(self: torch.nn.Module, device: Device = None) -> torch.nn.Module:
@@ -77,71 +76,57 @@ def _module_to_hpu(self: torch.nn.Module, device: Device = None) -> torch.nn.Mod
     return self.to(_hpu_device(device))
 
 
-def _pinned(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _around(original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of a function of torch: ``function``, which is given that one first."""
+
     @functools.wraps(original)
-    def pin_memory(self: torch.Tensor, device: Device = None) -> torch.Tensor:
-        # Between CPU and CPU nothing is copied that pages could hold up.
-        if device is None and torch.accelerator.is_available():
-            return original(self)
-        return self
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
 
-    return pin_memory
+    return around
 
 
-def _recorded(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def record_stream(self: torch.Tensor, stream: Any) -> None:
-        # The stream of CPU is none of torch's, and no memory is given back before its work has ended.
-        if not isinstance(stream, cpu_device.Stream):
-            original(self, stream)
-
-    return record_stream
+def _pin_memory(original: Callable[..., Any], tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
+    # Between CPU and CPU nothing is copied that pages could hold up.
+    return original(tensor) if device is None and torch.accelerator.is_available() else tensor
 
 
-def _init_process_group(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init_process_group(*args: Any, device_id: Device = None, **kwargs: Any) -> None:
-        device_id = plain(device_id)
-        # Torch refuses CPU here, to which no process need be bound.
-        if isinstance(device_id, torch.device) and device_id.type == "cpu":
-            device_id = None
-        original(*args, device_id=device_id, **kwargs)
-
-    return init_process_group
+def _record_stream(original: Callable[..., Any], tensor: torch.Tensor, stream: Any) -> None:
+    # The stream of CPU is none of torch's, and no memory is given back before its work has ended.
+    if not isinstance(stream, cpu_device.Stream):
+        original(tensor, stream)
 
 
-def _of_plain_type(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        # DTensor asks the module of the type what it can do, and has ways of its own for "hpu".
-        original(self, plain(device_type).type if device_type in torch_hpu.NAMES else device_type, *args, **kwargs)
+def _init_process_group(original: Callable[..., Any], *args: Any, device_id: Device = None, **kwargs: Any) -> None:
+    device_id = plain(device_id)
+    # Torch refuses CPU here, to which no process need be bound.
+    if isinstance(device_id, torch.device) and device_id.type == "cpu":
+        device_id = None
+    original(*args, device_id=device_id, **kwargs)
 
-    return init
+
+def _init_mesh(original: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    # DTensor asks the module of the type what it can do, and has ways of its own for "hpu".
+    original(mesh, _plain_type(device_type), *args, **kwargs)
 
 
-def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        # A script has one Gaudi for each process, and names it. Torch refuses that for CPU, of which there is one.
-        _, _, *others = (*args, None, None)[: max(2, len(args))]
-        kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
-        original(self, module, None, None, *others, **kwargs)
+def _init_ddp(original: Callable[..., Any], ddp: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    # A script has one Gaudi for each process, and names it. Torch refuses that for CPU, of which there is one.
+    kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
+    original(ddp, module, None, None, *args[2:], **kwargs)
 
-    return init
+
+def _custom_fwd(original: Callable[..., Any], fwd: Any = None, *, device_type: str, **kwargs: Any) -> Any:
+    # It casts the tensors whose device has that type.
+    return original(fwd, device_type=_plain_type(device_type), **kwargs)
+
+
+def _plain_type(device_type: str) -> str:
+    return str(plain(device_type).type) if device_type in torch_hpu.NAMES else device_type
 
 
 def _no_tag(_: Any) -> None:
     """The tag of a storage, for torch.save: another entry of the registry returns it."""
-
-
-def _custom_fwd(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def custom_fwd(fwd: Any = None, *, device_type: str, **kwargs: Any) -> Any:
-        # It casts the tensors whose device has that type.
-        to = torch.device(device_type) if device_type in torch_hpu.NAMES else None
-        return original(fwd, device_type=device_type if to is None else plain(to).type, **kwargs)
-
-    return custom_fwd
 
 
 class _HpuAutocast(autocast, torch.autocast):

@@ -20,25 +20,17 @@ from habana_mp._show import units
 # ruff: noqa: ARG001, ARG002 - torch's arguments
 
 NAMES = frozenset(
-    "Event Stream current_device current_stream default_generators default_stream device device_count device_of empty_cache get_device_name "
+    "Event Stream current_device current_stream default_generators default_stream device device_of empty_cache get_device_name "
     "get_device_properties get_rng_state get_rng_state_all initial_seed manual_seed manual_seed_all max_memory_allocated max_memory_reserved "
     "mem_get_info memory_allocated memory_reserved memory_summary reset_accumulated_memory_stats reset_peak_memory_stats seed seed_all "
-    "set_device set_rng_state set_rng_state_all".split()
+    "set_rng_state set_rng_state_all".split()
 )
 device = device_of = contextlib.nullcontext
 default_generators = (torch.default_generator,)
 
 
-def device_count() -> int:
-    return 1
-
-
 def current_device() -> int:
     return 0
-
-
-def set_device(device: Any) -> None:
-    """Do nothing."""
 
 
 def get_device_name(device: Any = None) -> str:
@@ -106,11 +98,7 @@ def seed() -> None:
     torch.default_generator.seed()
 
 
-manual_seed_all, seed_all = manual_seed, seed
-
-
-def initial_seed() -> int:
-    return int(torch.default_generator.initial_seed())
+manual_seed_all, seed_all, initial_seed = manual_seed, seed, torch.initial_seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:

@@ -16,11 +16,11 @@ FIRST = object()  # returned: the first argument, which is a model
 
 
 class Switch(NamedTuple):
-    """``names`` are separated by spaces; one that ends in * stands for all that begin so. ``returns`` is what a call gives here, or a
-    function that computes it and says so in its docstring.
+    """``modules`` and ``names`` are separated by spaces; a name that ends in * stands for all that begin so. ``returns`` is what a call gives
+    here, or a function that computes it and says so in its docstring.
     """
 
-    module: str
+    modules: str
     names: str
     on_gaudi: str
     returns: Any = None
@@ -31,49 +31,61 @@ def _is_lazy() -> bool:
     return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
 
-_LAZY = "returns whether operations are gathered into graphs"
+class _Unchanged(contextlib.nullcontext[None], contextlib.ContextDecorator):
+    """a ``with`` statement or decorator that changes nothing"""
+
+
 _PERMUTES = "returns whether the device permutes the weights of convolutions; if not, scripts do it"
-_DEBUG = "_enable_* _disable_* enable_weight_permute_pass enable_fuse_t_mm_optimization"
+_CONSTANTS = "treats parameters as constants in graphs"
+_STEP = "runs the operations gathered so far"
+_FP8 = "fp8_autocast activation_checkpointing"
+_HAS_FP8 = "returns whether the device has 8-bit floats, and why not"
+_IN_FP8 = "computes in 8-bit floats, or scales what is recomputed, in a `with` statement"
+_ENGINE = "hpex.experimental.transformer_engine"
+_PASSES = "switches passes over graphs on or off"
 
 SWITCHES = (
-    Switch("core", "mark_step", "runs the operations gathered so far"),
+    Switch("core", "mark_step", _STEP),
     Switch("core", "enable remove_inplace_ops", "makes TorchScript graphs ready for the device"),
-    Switch("core", "hpu_set_env hpu_set_inference_env hpu_inference_set_env", "prepares for inference", FIRST),
-    Switch("core", "hpu_initialize hpu_inference_initialize", "treats parameters as constants in graphs", FIRST),
-    Switch("core", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"),
+    Switch("core", "hpu_set_env", "prepares for inference", FIRST),
+    Switch("core core.quantization", "hpu_set_inference_env hpu_inference_set_env", "prepares for inference", FIRST),
+    Switch("core core.quantization", "hpu_initialize hpu_inference_initialize", _CONSTANTS, FIRST),
+    Switch("core core.quantization", "hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"),
+    Switch("core core.quantization", "hpu_reset_env", "undoes hpu_set_env"),
     Switch("core", "is_enabled_weight_permute_pass", _PERMUTES, True),
-    Switch("core", "enable_weight_permute_pass enable_fuse_t_mm_optimization", "switches passes over graphs on or off"),
-    Switch(
-        "core", "enable_eliminate_common_subexpression enable_constant_pooling", "switches passes over graphs on or off"
-    ),
-    Switch("core", "is_lazy", _LAZY, _is_lazy),
-    Switch("core.step_closure", "_mark_step_if_lazy", "runs the operations gathered so far"),
-    Switch(
-        "core.quantization", "hpu_reset_env hpu_teardown_inference_env hpu_inference_reset_env", "undoes hpu_set_env"
-    ),
-    Switch(
-        "core.quantization",
-        "_mark_params_as_const _check_params_as_const",
-        "treats parameters as constants in graphs",
-    ),
-    Switch(
-        "core.quantization",
-        "hpu_set_inference_env hpu_inference_set_env hpu_initialize hpu_inference_initialize",
-        "prepares for inference",
-        FIRST,
-    ),
+    Switch("core utils.debug", "enable_weight_permute_pass enable_fuse_t_mm_optimization", _PASSES),
+    Switch("core", "enable_eliminate_common_subexpression enable_constant_pooling", _PASSES),
+    Switch("core utils.internal", "is_lazy", "returns whether operations are gathered into graphs", _is_lazy),
+    Switch("core.step_closure", "_mark_step_if_lazy", _STEP),
+    Switch("core.quantization", "_mark_params_as_const _check_params_as_const", _CONSTANTS),
     Switch("dynamo.compile_backend.experimental", "enable_compiled_autograd", "compiles backward passes, too"),
+    Switch(_ENGINE, "fp8_autocast", "computes in 8-bit floats, in a `with` statement", _Unchanged),
+    Switch(f"{_ENGINE}.fp8", _FP8, _IN_FP8, _Unchanged),
+    Switch(f"{_ENGINE}.fp8", "is_fp8_available", _HAS_FP8, (True, "")),
+    Switch(f"{_ENGINE}.distributed", _FP8, _IN_FP8, _Unchanged),
+    Switch(f"{_ENGINE}.distributed", "is_fp8_available", _HAS_FP8, (True, "")),
     Switch("hpu", "enable_dynamic_shape disable_dynamic_shape", "lets graphs take tensors of any shape"),
     Switch("hpu", "enable_inference_mode disable_inference_mode", "optimizes graphs for inference"),
     Switch("hpu", "enable_const_section_serialization", "writes the constants of graphs to files"),
     Switch("hpu", "enable_quantization disable_quantization", "runs quantized graphs"),
     Switch("hpu", "setDeterministic", "takes kernels that are deterministic; see torch.use_deterministic_algorithms"),
-    Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", contextlib.nullcontext()),
+    Switch("hpu", "sdp_kernel", "chooses how attention saves memory, in a `with` statement", _Unchanged),
+    Switch("hpu", "init", "makes the device ready"),
+    Switch("hpu", "is_initialized is_bf16_supported", "returns whether the device is ready, and has bfloat16", True),
+    Switch(
+        "hpu hpu.graphs",
+        "wrap_in_hpu_graph wrap_in_hpu_graph_func make_graphed_callables",
+        "records the operations of a model once and runs them again without Python",
+        FIRST,
+    ),
     Switch("hpu.metrics", "metrics_dump metrics_dump_and_reset", "writes how often graphs were compiled to a file"),
     Switch("utils.debug", "_is_enabled_synapse_layout_handling _is_enabled_weight_permute_pass", _PERMUTES, True),
-    Switch("utils.debug", _DEBUG, "switches passes over graphs on or off"),
+    Switch("utils.debug", "_enable_* _disable_*", _PASSES),
     Switch("utils.experimental", "_set_profiler_tracer_memory", "says how much memory the profiler may take"),
-    Switch("utils.internal", "is_lazy", _LAZY, _is_lazy),
+    Switch("utils.experimental", "_is_fp16_supported", "returns whether the device has float16", True),
+    Switch(
+        "utils.library_loader", "is_habana_available is_habana_avaialble", "returns whether there is a device", True
+    ),
     Switch("utils.library_loader", "load_habana_module", "loads the libraries that register the device"),
 )
 
@@ -84,13 +96,13 @@ def said_of(switch: Switch) -> str:
         return "nothing; it returns the model"
     if callable(switch.returns):
         return f"it returns {switch.returns.__doc__}"
-    return f"it returns {switch.returns}" if isinstance(switch.returns, bool) else "nothing"
+    return f"it returns {switch.returns}" if isinstance(switch.returns, (bool, tuple)) else "nothing"
 
 
 def names_of(module: str) -> Iterator[str]:
     """The names in a module, without those that stand for others."""
     for switch in SWITCHES:
-        if switch.module == module:
+        if module in switch.modules.split():
             yield from (name for name in switch.names.split() if "*" not in name)
 
 
@@ -98,7 +110,7 @@ def names_of(module: str) -> Iterator[str]:
 def switch_named(module: str, name: str) -> Callable[..., Any] | None:
     """The function for a name of a module below ``habana_frameworks.torch``; None where that is no switch."""
     for each in SWITCHES:
-        if each.module == module and any(fnmatch.fnmatchcase(name, pattern) for pattern in each.names.split()):
+        if module in each.modules.split() and any(fnmatch.fnmatchcase(name, pattern) for pattern in each.names.split()):
             return _function(each, name)
     return None
 

@@ -1,7 +1,7 @@
 """`habana_frameworks.torch.hpu.graphs`: what records the operations of a model once and runs them again, on Gaudi without Python.
 
-Here modules and functions run as they are, so those that would wrap one return it. `HPUGraph` does record and run again, because a script
-that uses it reads its results from the tensors of the first run.
+Here modules and functions run as they are, so what wraps one is a switch (habana_mp/_hpu/gaudi_switches.py). `HPUGraph` does record and run
+again, because a script that uses it reads its results from the tensors of the first run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,27 +27,7 @@ __all__ = [
     "copy_to",
     "graph",
     "input_hash",
-    "make_graphed_callables",
-    "wrap_in_hpu_graph",
-    "wrap_in_hpu_graph_func",
 ]
-
-_T = TypeVar("_T")
-
-
-def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
-    """The module as it is. Habana's options (asynchronous, max_graphs, ...) are accepted."""
-    return module
-
-
-def wrap_in_hpu_graph_func(func: _T, *_: Any, **__: Any) -> _T:
-    """The function as it is."""
-    return func
-
-
-def make_graphed_callables(callables: _T, sample_args: Any, *_: Any, **__: Any) -> _T:  # noqa: ARG001 - torch.cuda's
-    """The callables as they are."""
-    return callables
 
 
 class ModuleCacher:
@@ -89,6 +70,7 @@ class _Call(NamedTuple):
 @functools.cache
 def _recorder_class() -> Any:
     mode: Any = RECORDING.mode
+    aliases = functools.partial(RECORDING.map_tensors, torch.Tensor, torch.Tensor.detach)
 
     class Recorder(mode):  # type: ignore[misc]
         def __init__(self, calls: list[_Call]) -> None:
@@ -97,23 +79,15 @@ def _recorder_class() -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            before = _aliases(args), _aliases(kwargs)
+            # The same memory under the shapes of now: a later op may change the shape of a tensor in place.
+            before = aliases(args), aliases(kwargs)
             result = func(*args, **kwargs)
             # What changes the shape of a tensor alone (unsqueeze_) is in the aliases of the calls behind it.
             if torch.Tag.inplace_view not in func.tags:
-                self._calls.append(_Call(func, *before, _aliases(result)))
+                self._calls.append(_Call(func, *before, aliases(result)))
             return result
 
     return Recorder
-
-
-def _aliases(value: Any) -> Any:
-    """The same memory under the shapes of now: a later op may change the shape of a tensor in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, (list, tuple)):
-        return [*map(_aliases, value)] if isinstance(value, list) else tuple(map(_aliases, value))
-    return {key: _aliases(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class _Recording(threading.local):
@@ -264,10 +238,10 @@ def _form(value: Any) -> Any:
     return value
 
 
+@dataclass(eq=False)
 class CachedParams:
-    """A graph with the tensors that it reads and writes: attributes ``graph_inputs``, ``graph_outputs`` and ``graph``."""
+    """A graph with the tensors that it reads and writes."""
 
-    def __init__(self, graph_inputs: Any, graph_outputs: Any, graph: HPUGraph | None = None) -> None:
-        self.graph_inputs = graph_inputs
-        self.graph_outputs = graph_outputs
-        self.graph = graph
+    graph_inputs: Any
+    graph_outputs: Any
+    graph: HPUGraph | None = None

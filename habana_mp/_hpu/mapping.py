@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import sys
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def map_hpu(device: str = "cpu") -> bool:
             sys.modules[f"torch.{name}"] = torch_hpu
         # A copy of a device loses its name: copies are the device itself, as of a string.
         if COPIES.works:
-            COPIES.shallow[torch.device] = COPIES.deep[torch.device] = _itself
+            COPIES.shallow[torch.device] = COPIES.deep[torch.device] = lambda device, *_: device
         register_backends()
         _tag_graphs(f"hpu:{device} ")
     except BaseException:
@@ -127,7 +126,3 @@ def _tag_graphs(tag: str) -> None:
 
     config.cache_key_tag = tag + re.sub(r"^hpu:\w+ ", "", config.cache_key_tag)
     drop_stale_graphs()
-
-
-def _itself(device: torch.device, *_: Any) -> torch.device:
-    return device

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["metric_global", "metric_localcontext"]
 
-_FIRST = {"recipe_cache": "TotalHit"}
-_OTHERS: dict[str, dict[str, Any]] = {
-    "cpu_fallback": {"FallbackOps": ""},
-    "graph_compilation": {"TotalTime": 0, "AvgTime": 0},
-    "recipe_cache": {"TotalMiss": 0, "RecipeHit": "", "RecipeMiss": ""},
+_STATS: dict[str, dict[str, Any]] = {
+    "cpu_fallback": {"TotalNumber": 0, "FallbackOps": ""},
+    "graph_compilation": {"TotalNumber": 0, "TotalTime": 0, "AvgTime": 0},
+    "recipe_cache": {"TotalHit": 0, "TotalMiss": 0, "RecipeHit": "", "RecipeMiss": ""},
 }
 
 
-class Metric:
+class Metric(NamedTuple):
     """A count with its name, such as "graph_compilation"."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
     def stats(self) -> list[tuple[str, Any]]:
         """Pairs of a label and a figure; the first is the number of times."""
-        return [(_FIRST.get(self.name, "TotalNumber"), 0), *_OTHERS.get(self.name, {}).items()]
+        return [*_STATS.get(self.name, {"TotalNumber": 0}).items()]
 
     def reset(self) -> None:
         """Do nothing."""

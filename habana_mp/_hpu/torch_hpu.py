@@ -28,10 +28,6 @@ def _mapped_to() -> str:
     return device
 
 
-def _module() -> Any:
-    return getattr(torch, _mapped_to())
-
-
 def plain(device: Any) -> Any:
     """A device as torch's own Python code must see it, which looks at the type: cuda:1 for hpu:1. Anything else as it is."""
     if isinstance(device, str) and device.partition(":")[0] in NAMES:
@@ -64,18 +60,6 @@ def is_available() -> bool:
     return not asked_by_library(_torch_private.calling_frame())
 
 
-def is_initialized() -> bool:
-    return True
-
-
-def init() -> None:
-    """Do nothing: torch does it at the first use."""
-
-
-def is_bf16_supported() -> bool:
-    return True
-
-
 def is_autocast_hpu_enabled() -> bool:
     """Whether a region of ``torch.autocast("hpu")`` is on."""
     return torch.is_autocast_enabled("hpu")
@@ -91,8 +75,8 @@ class _utils:  # noqa: N801 - as the modules of torch have it
 
     @staticmethod
     def _get_device_index(device: Device, optional: bool = False) -> int:
-        index = plain(torch.device("hpu") if device is None else device)
-        return 0 if _mapped_to() == "cpu" else _torch_private.device_index(_module(), index, optional)
+        index, to = plain(torch.device("hpu") if device is None else device), _mapped_to()
+        return 0 if to == "cpu" else _torch_private.device_index(getattr(torch, to), index, optional)
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
@@ -105,18 +89,6 @@ def memory_stats(device: Device = None) -> dict[str, int]:
     }
 
 
-def _of_gaudi(name: str) -> Any:
-    """What Gaudi's module has and no other of torch; None where it is not of these."""
-    if name in _ALIASES:
-        return sys.modules[__name__]
-    if name in _FORMER:
-        return getattr(sys.modules[__name__], _FORMER[name])
-    if name in _MODULES:
-        return _MODULES[name]
-    return getattr(graphs, name) if name in graphs.__all__ else gaudi_switches.switch_named("hpu", name)
-
-
-_ALIASES = ("hpu", "memory", "random")  # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
 # Older names, which scripts and DeepSpeed use. torch.cuda warns of its own, and torch.xpu has none.
 _FORMER = {
     "memory_cached": "memory_reserved",
@@ -124,18 +96,24 @@ _FORMER = {
     "reset_max_memory_allocated": "reset_peak_memory_stats",
     "reset_max_memory_cached": "reset_peak_memory_stats",
 }
-_MODULES = {"graphs": graphs, "metrics": metrics}
+_OF_GAUDI: dict[str, Any] = {
+    "graphs": graphs,
+    "metrics": metrics,
+    **{name: getattr(graphs, name) for name in graphs.__all__},
+    # torch.cuda.memory and torch.cuda.random have functions of torch.cuda
+    **dict.fromkeys(("hpu", "memory", "random"), sys.modules[__name__]),
+}
 
 
 def __dir__() -> list[str]:
     own = {name for name, value in globals().items() if isinstance(value, types.FunctionType) and name[0] != "_"}
     own |= {
         *cpu_device.NAMES,
-        *_ALIASES,
         *_FORMER,
-        *graphs.__all__,
         *gaudi_switches.names_of("hpu"),
-        *_MODULES,
+        *_OF_GAUDI,
+        "device_count",
+        "set_device",
         "stream",
     }
     return sorted(own - {"asked_by_library", "plain"})
@@ -144,13 +122,15 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):  # Python asks for its own names and takes the plain answer
         raise AttributeError(name)
-    if (own := _of_gaudi(name)) is not None:
+    if name in _FORMER:
+        return getattr(sys.modules[__name__], _FORMER[name])
+    if (own := _OF_GAUDI.get(name) or gaudi_switches.switch_named("hpu", name)) is not None:
         return own
     try:
         device = _mapped_to()
     except RuntimeError as error:  # pickle asks all modules for names, and takes no other error
         raise AttributeError(str(error)) from None
-    module = _module()
+    module = getattr(torch, device)
     if device == "cpu" and name in cpu_device.NAMES:
         return getattr(cpu_device, name)
     if name in ("Stream", "Event"):  # torch.compile asks every device for these

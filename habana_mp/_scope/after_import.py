@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -20,7 +21,7 @@ def after_import(name: str, action: _Action) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Notices the first import of a module."""
+    """Notices the first import of a module, and then calls what waits for it."""
 
     def __init__(self, name: str, action: _Action) -> None:
         self.awaited = name, action
@@ -32,25 +33,14 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            load = functools.partial(self._load, spec.loader.exec_module)
+            spec.loader.exec_module = load  # type: ignore[method-assign]
         return spec
 
-
-class _Loader(importlib.abc.Loader):
-    """Loads a module, and then calls what waits for it."""
-
-    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
-        self.loader = loader
-        self.finder = finder
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        name = self.finder.awaited[0]
-        waiting = [each for each in sys.meta_path if isinstance(each, _Finder) and each.awaited[0] == name]
+    def _load(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        waiting = [each for each in sys.meta_path if isinstance(each, _Finder) and each.awaited[0] == self.awaited[0]]
         for each in waiting:  # the import asks the first of them alone
             sys.meta_path.remove(each)
-        self.loader.exec_module(module)
-        for each in reversed(waiting) if self.finder in waiting else [self.finder]:
+        exec_module(module)
+        for each in reversed(waiting) if self in waiting else [self]:
             each.awaited[1]()

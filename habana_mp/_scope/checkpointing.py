@@ -14,12 +14,13 @@ from habana_mp._scope import in_force, torch_autocast
 from habana_mp._torch_private import CHECKPOINT, COMPOSABLE_CHECKPOINT
 
 _checkpoint_generator = CHECKPOINT.get("generator")
-_checkpoint_forward = torch.utils.checkpoint.CheckpointFunction.forward
+_reentrant = torch.utils.checkpoint.CheckpointFunction
+_checkpoint_forward = _reentrant.forward
 
 
 def serve() -> None:
     """Put the patches in place for good, unless a conversion has."""
-    if torch.utils.checkpoint.CheckpointFunction.forward is _checkpoint_forward:
+    if _reentrant.forward is _checkpoint_forward:
         for owner, name, value in patches():
             setattr(owner, name, value)
 
@@ -30,11 +31,7 @@ def patches() -> Iterator[tuple[Any, str, Any]]:
         for holder in (owner, sys.modules.get(COMPOSABLE_CHECKPOINT)):
             if holder is not None:
                 yield holder, name, _carrying_state(_checkpoint_generator, 0)
-    yield (
-        torch.utils.checkpoint.CheckpointFunction,
-        "forward",
-        staticmethod(_carrying_state(_checkpoint_forward, 1)),
-    )
+    yield _reentrant, "forward", staticmethod(_carrying_state(_checkpoint_forward, 1))
 
 
 def _carrying_state(original: Callable[..., Any], position: int) -> Callable[..., Any]:

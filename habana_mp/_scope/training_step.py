@@ -32,7 +32,14 @@ def patches() -> Iterator[tuple[Any, ...]]:
     if _patches_of_autocast.installed():
         return
     yield from _of_optimizers()
-    for owner, name in _others():
+    # A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones.
+    schedulers: list[type] = [getattr(lr_scheduler, name) for name in lr_scheduler.__all__]
+    others = [
+        *((scheduler, "step") for scheduler in schedulers if "step" in vars(scheduler)),
+        (torch.optim.swa_utils.AveragedModel, "update_parameters"),
+        *((torch.amp.GradScaler, name) for name in ("scale", "unscale_", "step", "update")),
+    ]
+    for owner, name in others:
         yield owner, name, without_casts(made_of(vars(owner)[name]))
 
 
@@ -68,14 +75,3 @@ def _cell(step: Any) -> types.CellType | None:
             return cell
         step = getattr(step, "__wrapped__", None)
     return None
-
-
-def _others() -> Iterator[tuple[type, str]]:
-    """A learning rate may be a tensor, and so may the scale of a loss: rounded ones are other ones."""
-    for name in lr_scheduler.__all__:
-        scheduler: type = getattr(lr_scheduler, name)
-        if "step" in vars(scheduler):
-            yield scheduler, "step"
-    yield torch.optim.swa_utils.AveragedModel, "update_parameters"
-    for name in ("scale", "unscale_", "step", "update"):
-        yield torch.amp.GradScaler, name

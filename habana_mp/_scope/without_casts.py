@@ -22,7 +22,9 @@ _made: weakref.WeakKeyDictionary[_Function, _Function] = weakref.WeakKeyDictiona
 
 def without_casts(function: _Function) -> _Function:
     """A function whose calls run with casts off."""
-    return _remembered(with_casts_off(function, True), function)
+    made = with_casts_off(function, True)
+    _made[made] = function
+    return made
 
 
 def step_without_casts(step: _Function) -> _Function:
@@ -38,7 +40,8 @@ def step_without_casts(step: _Function) -> _Function:
         with CastsSwitched(True):
             return step(self, *args, **kwargs)
 
-    return _remembered(run, step)
+    _made[run] = step
+    return run
 
 
 def with_casts_off(function: _Function, off: bool) -> _Function:
@@ -80,8 +83,3 @@ def subclasses(kind: type) -> Iterator[type]:
     direct: list[type] = type.__subclasses__(kind)
     for each in direct:
         yield from subclasses(each)
-
-
-def _remembered(made: _Function, of: _Function) -> _Function:
-    _made[made] = of
-    return made

@@ -67,15 +67,18 @@ def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: s
     """What to say of an op that has failed on low tensors under a policy; "" and none where it is known only that one has."""
     dtypes = " and ".join(sorted({dtype_name(tensor.dtype) for tensor in tensors})) or policy._core.low_dtype
     given = f"{_OURS}{op or 'an op'} was given {dtypes} under the policy {policy.name!r}."
-    for tensor in tensors:
-        for maker in _makers(tensor):
-            rule = _lower_rule(policy, maker)
-            if rule is not None:
-                return f"{given} {rule.op} made it: {_place(rule)}. {_edit(rule)}"
-    rule = _lower_rule(policy, last_lower) if last_lower else None
+    makers = (_lower_rule(policy, maker) for tensor in tensors for maker in _makers(tensor))
+    made = next(filter(None, makers), None)
+    rule = made or (_lower_rule(policy, last_lower) if last_lower else None)
     if rule is None:
         return f"{given} Cast the tensor by hand (x.float()), or put the call in hmp.disable_casts()."
-    return f"{given} The last op of the lower list on this thread was {rule.op}: {_place(rule)}. {_edit(rule)}"
+    who = f"{rule.op} made it" if made else f"The last op of the lower list on this thread was {rule.op}"
+    where = f"{rule.file}:{rule.line}" if rule.file else "a list given in code"
+    return (
+        f'{given} {who}: the lower list names {rule.listed_as} ({where}). policy.with_edits("+{rule.op}:fp32"), or a file with the line '
+        f'"+{rule.op}" as fp32_file_path of hmp.convert (or fp32= of Policy.from_files), keeps {rule.op} in float32; or cast the tensor by '
+        "hand (x.float())."
+    )
 
 
 def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
@@ -130,18 +133,6 @@ def _lower_rule(policy: Policy, op: str) -> OpRule | None:
             (rule for name in ("conv2d", "conv1d", "conv3d") if (rule := policy._rule(name)).action == "lower"), None
         )
     return None
-
-
-def _place(rule: OpRule) -> str:
-    where = f"{rule.file}:{rule.line}" if rule.file else "a list given in code"
-    return f"the lower list names {rule.listed_as} ({where})"
-
-
-def _edit(rule: OpRule) -> str:
-    return (
-        f'policy.with_edits("+{rule.op}:fp32"), or a file with the line "+{rule.op}" as fp32_file_path of hmp.convert (or fp32= of '
-        f"Policy.from_files), keeps {rule.op} in float32; or cast the tensor by hand (x.float())."
-    )
 
 
 _core.set_error_note(_note)

@@ -6,7 +6,6 @@ wants to, once a step for example.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import habana_mp._core as _core
@@ -65,9 +64,7 @@ class CallListener:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         try:
             self._queue.close()
         finally:

@@ -15,7 +15,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._show.units import encodable
-from habana_mp._torch_private import LOG_PATHS, calling_frame
+from habana_mp._torch_private import calling_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -95,7 +95,11 @@ def _path(modules: list[torch.nn.Module]) -> str:
 def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
     """The path of ``module`` below ``outer``, "" where it is not there."""
     path = _names.get(outer, {}).get(id(module), "")
-    if not _is_at(path, outer, module):
+    try:
+        is_there = outer.get_submodule(path) is module
+    except AttributeError:
+        is_there = False
+    if not is_there:
         _names[outer] = _all_names(outer)
         path = _names[outer].get(id(module), "")
     return path
@@ -104,13 +108,6 @@ def _name_in(outer: torch.nn.Module, module: torch.nn.Module) -> str:
 # Of the modules that something was looked for in: a list of a thousand layers is not to be gone through for each of
 # them. An entry may be out of date, and is checked before it is used.
 _names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
-
-
-def _is_at(path: str, outer: torch.nn.Module, module: torch.nn.Module) -> bool:
-    found: torch.nn.Module | None = outer
-    for name in path.split("."):
-        found = None if found is None else LOG_PATHS.of(found, "children", {}).get(name)
-    return found is module
 
 
 def _all_names(outer: torch.nn.Module) -> dict[int, str]:

@@ -97,17 +97,11 @@ def choices() -> list[Choice]:
         >>> [row.input for row in hmp.cache.choices() if row.weight == (256, 256)]
         [(4, 256)]
     """
+    rows = _core.cache_choices()
+    shapes = ("weight", "input")
     return [
-        Choice(
-            each["op"],
-            tuple(each["weight"]),
-            tuple(each["input"]),
-            getattr(torch, each["dtype"]),
-            each["threads"],
-            each["by"],
-            each["microseconds"],
-        )
-        for each in _core.cache_choices()
+        Choice(**{**row, **{name: tuple(row[name]) for name in shapes}, "dtype": getattr(torch, row["dtype"])})
+        for row in rows
     ]
 
 

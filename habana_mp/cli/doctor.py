@@ -202,7 +202,7 @@ def _examine_environment(found: Examination) -> None:
     found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
     found.switches = [
         {
-            "module": switch.module,
+            "module": switch.modules,
             "names": switch.names,
             "on_gaudi": switch.on_gaudi,
             "here": gaudi_switches.said_of(switch),

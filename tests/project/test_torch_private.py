@@ -197,8 +197,6 @@ INSTANCES: dict[str, tuple[Callable[[], Any], Callable[[Any], bool]]] = {
     "HOOKS.after_step": (optimizer, lambda value: len(value) == 0),
     "HOOKS.of_gradient": (hooked, lambda value: len(value) == 1),
     "HOOKS.after_gradient": (hooked, lambda value: len(value) == 1),
-    "RNN.weights": (lambda: torch.nn.LSTM(1, 1), lambda value: isinstance(value[0], torch.nn.Parameter)),
-    "LOG_PATHS.children": (lambda: torch.nn.Sequential(torch.nn.ReLU()), lambda value: [*value] == ["0"]),
     "DRAW.results": (lambda: node_of(torch.exp), lambda value: value[0].dtype is torch.float32 and value[0].shape == [1]),
     "DRAW.born": (lambda: node_of(torch.exp), lambda value: isinstance(value(), int)),
     "DRAW.transposed": (convolution, lambda value: value is False),

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from habana_mp._gaudi.hpex.sparse import EmbeddingBagPreproc, add_up_, bags_of
+from habana_mp._gaudi.hpex.sparse import EmbeddingBagPreproc, bags_of
+from habana_mp.hmp import disable_casts
 
 __all__ = [
     "CustomSoftmax",
@@ -120,14 +121,6 @@ class RotaryPosEmbeddingMode(enum.Enum):
     PAIRWISE = 1
 
 
-def _turned(p: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: RotaryPosEmbeddingMode) -> torch.Tensor:
-    if mode is RotaryPosEmbeddingMode.BLOCKWISE:
-        first, second = p.chunk(2, dim=-1)
-        return p * cos + torch.cat((-second, first), dim=-1) * sin
-    first, second = p[..., ::2], p[..., 1::2]
-    return p * cos + torch.stack((-second, first), dim=-1).flatten(-2) * sin
-
-
 def apply_rotary_pos_emb(  # noqa: PLR0917 - Habana's arguments
     p: torch.Tensor,
     cos: torch.Tensor,
@@ -151,7 +144,11 @@ def apply_rotary_pos_emb(  # noqa: PLR0917 - Habana's arguments
     elif cos.shape[-2] != p.shape[-2] or offset:
         rows = slice(offset, offset + p.shape[-2])
         cos, sin = cos[..., rows, :], sin[..., rows, :]
-    return _turned(p, cos, sin, mode)
+    if mode is RotaryPosEmbeddingMode.BLOCKWISE:
+        first, second = p.chunk(2, dim=-1)
+        return p * cos + torch.cat((-second, first), dim=-1) * sin
+    first, second = p[..., ::2], p[..., 1::2]
+    return p * cos + torch.stack((-second, first), dim=-1).flatten(-2) * sin
 
 
 class RotaryPosEmbeddingHelperV1:
@@ -188,6 +185,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         return torch.nn.EmbeddingBag.forward(self, *args, **kwargs)
 
     @staticmethod
+    @disable_casts()
     def backward(  # noqa: PLR0917 - Habana's arguments
         weight_grad: torch.Tensor,
         grad_output: torch.Tensor,
@@ -197,7 +195,9 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         kernel_mode: int = 1,  # noqa: ARG004 - Habana's
     ) -> None:
         """Write the gradients of the rows that ``EmbeddingBagPreproc.forward`` has found into ``weight_grad``."""
-        add_up_(weight_grad, grad_output, indices, offsets, valid_count)
+        # The gradient of a row is the sum of those of its bags.
+        grads = bags_of(grad_output, indices, offsets, valid_count)
+        weight_grad[: len(grads)].copy_(grads)
 
 
 class EmbeddingBagPreProc(torch.nn.Module):

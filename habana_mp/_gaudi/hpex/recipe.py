@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from types import SimpleNamespace
 
 __all__ = ["DelayedScaling", "Format"]
 
@@ -16,8 +16,5 @@ class Format(enum.Enum):
     HYBRID = "hybrid"
 
 
-class DelayedScaling:
+class DelayedScaling(SimpleNamespace):
     """A recipe with any options, which are its attributes."""
-
-    def __init__(self, **options: Any) -> None:
-        vars(self).update(options)

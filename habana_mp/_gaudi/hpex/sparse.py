@@ -35,7 +35,8 @@ class EmbeddingBagPreproc:
             number of lookups.
         """
         lookups = indices.numel()
-        rows, order, counts = _grouped(indices)
+        rows, counts = torch.unique(indices, return_counts=True)
+        order = torch.argsort(indices, stable=True)
         device = indices.device
         bags = torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=device), offsets.diff().long())
         unique = torch.zeros(lookups, dtype=torch.int32, device=device)
@@ -43,12 +44,6 @@ class EmbeddingBagPreproc:
         begins = torch.full((lookups + 1,), lookups, dtype=torch.int32, device=device)
         begins[: rows.numel() + 1] = functional.pad(counts.cumsum(0), (1, 0)).int()
         return torch.tensor([rows.numel()], device=device), unique, bags[order].int(), begins
-
-
-def _grouped(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rows, the lookups in the order of their rows, and how many there are of each row."""
-    rows, counts = torch.unique(indices, return_counts=True)
-    return rows, torch.argsort(indices, stable=True), counts
 
 
 def bags_of(
@@ -59,22 +54,6 @@ def bags_of(
     return functional.embedding_bag(
         indices[:used_indices].long(), weights, offsets[:used_offsets].long(), mode="sum", include_last_offset=True
     )
-
-
-@disable_casts()
-def add_up_(
-    weight_grad: torch.Tensor,
-    grad_output: torch.Tensor,
-    bags: torch.Tensor,
-    begins: torch.Tensor,
-    valid_count: torch.Tensor,
-) -> None:
-    """Write the gradient of each row that is looked up into the first rows of ``weight_grad``: the sum of those of its bags."""
-    used_begins, used_bags = valid_count.tolist()
-    grads = functional.embedding_bag(
-        bags[:used_bags].long(), grad_output, begins[:used_begins].long(), mode="sum", include_last_offset=True
-    )
-    weight_grad[: used_begins - 1].copy_(grads)
 
 
 class SparseSGD:

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 
-from habana_mp._gaudi.hpex import recipe
-from habana_mp._gaudi.hpex.fp8 import fp8_autocast
 from habana_mp._gaudi.hpex.kernels import FusedSDPA
 
-__all__ = ["FusedAttention", "Linear", "fp8_autocast", "recipe"]
+__all__ = ["FusedAttention", "Linear"]
 
 
 class Linear(torch.nn.Linear):

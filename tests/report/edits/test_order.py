@@ -1,0 +1,71 @@
+"""What the order of edits is by: errors of many passes, and time where two edits help nearly alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._report.findings.edits import edits
+from habana_mp._report.form import report_of
+from tests.report.edits.net import recorded
+from tests.shared.fake_reports import loss, with_losses
+
+
+class Heavy(nn.Module):
+    """Three ops, whose weights bfloat16 rounds down alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.scale = nn.Parameter(torch.full((16,), 1.0039))
+        for layer in (self.first, self.second):
+            nn.init.constant_(layer.weight, 1.0039 / 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize(("passes", "off"), [(16, 0.1), (8, 0.1)])
+def test_what_ops_change_in_all_passes_alike_adds_up(passes, off) -> None:
+    """Independent changes of three ops would be foretold as 0.6 of what these are."""
+    net, policy = Heavy(), hmp.Policy.from_ops(lower=["linear", "mul"])
+    drawn = torch.Generator().manual_seed(0)
+    batches = [torch.rand(8, 16, generator=drawn) for _ in range(passes)]
+    changes = []
+    with hmp.report(values=True) as report:
+        for x in batches:
+            with hmp.autocast("cpu", policy=policy):
+                found = net(x).float().sum()
+            found.backward()
+            changes.append(found.item() - net(x).sum().item())
+    measured = (sum(each**2 for each in changes) / passes) ** 0.5
+    (foretold,) = report.errors().values()
+    assert foretold == pytest.approx(measured, rel=off)
+    by_presets = report.presets()
+    assert by_presets["hmp"] == pytest.approx(measured, rel=0.2)  # the same ops, and no others here
+
+
+def test_in_few_passes_signs_do_not_count() -> None:
+    net = Heavy()
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        net(torch.rand(8, 16, generator=torch.Generator().manual_seed(0))).float().sum().backward()
+    (foretold,) = report.errors().values()
+    changes = [report.loss_change(op) for op in ("linear", "mul")]
+    assert foretold < abs(sum(changes))
+
+
+@pytest.mark.parametrize(
+    ("slower", "first"), [(0.95, "+linear:fp32"), (0.25, "+add:fp32")], ids=["nearly alike: less time", "more helps"]
+)
+def test_time_decides_between_edits_that_help_nearly_alike(slower, first) -> None:
+    """``add`` helps most and takes more time than ``linear``, whose squared change is ``slower`` of its own."""
+    values = recorded("hmp").to_dict()
+    left = {"add": 1.0, "linear": slower}
+    for row in values["rows"]:
+        if "values" not in row:
+            continue
+        row["values"]["losses"] = [loss(left.pop(row["op"], 0.0))]
+        row["values"] |= {"ran_seconds": 1e-3, "other_seconds": 1.0 if row["op"] == "add" else 1e-3}
+    assert edits(report_of(with_losses(values)))[0].text == first

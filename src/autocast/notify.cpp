@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "base/name_numbers.h"
 #include "call/no_kernel.h"

@@ -1,7 +1,5 @@
 // The cast log in Python: opening it, asking for its level, and writing a text of
 // habana_mp/_watch/log.py.
-#include <Python.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cerrno>

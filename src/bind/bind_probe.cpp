@@ -1,5 +1,4 @@
 // What looks at the numbers of calls, for habana_mp/_evidence/.
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -7,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>

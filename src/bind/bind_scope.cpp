@@ -1,6 +1,5 @@
 // Whether casts are off on a thread, for Python: disable_casts, and the construction of modules;
 // and what holds inside calls of modules.
-#include <pybind11/pybind11.h>
 
 #include <stdexcept>
 #include <string>

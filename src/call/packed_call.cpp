@@ -8,8 +8,6 @@
 
 #include "call/cast_argument.h"
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
-#include "cast/tensors.h"
 #include "scope/state.h"
 
 namespace habana_mp {

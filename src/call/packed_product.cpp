@@ -1,13 +1,11 @@
 #include "call/packed_product.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <optional>
 
 #include "base/torch_private.h"

@@ -7,7 +7,6 @@
 
 #include <map>
 #include <type_traits>
-#include <utility>
 
 #include "base/torch_private.h"
 #include "call/cast_argument.h"

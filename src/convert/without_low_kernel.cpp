@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <string>
 
 #include "base/torch_private.h"
 #include "call/error_note.h"

@@ -10,7 +10,6 @@
 #include <cstdint>
 
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "evidence/readable.h"
 #include "evidence/rerun.h"

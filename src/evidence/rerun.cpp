@@ -13,7 +13,6 @@
 #include "base/op_schema.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "evidence/readable.h"
 #include "evidence/repeatable.h"

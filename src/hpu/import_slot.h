@@ -2,8 +2,6 @@
 // its global offset table that the dynamic linker fills in. Knows nothing of torch. ELF only.
 #pragma once
 
-#include <cstddef>
-
 namespace habana_mp {
 
 class ImportSlot {

@@ -2,7 +2,6 @@
 #include "policy/names.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 
 namespace habana_mp {

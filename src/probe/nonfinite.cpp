@@ -7,7 +7,6 @@
 #include <atomic>
 #include <mutex>
 #include <set>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,7 +13,6 @@
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/differences.h"
-#include "evidence/numbers.h"
 #include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cast/dtypes.h"
-#include "policy/dtype.h"
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"

@@ -4,7 +4,6 @@
 
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "base/process_wide.h"
 #include "watch/call_stack.h"

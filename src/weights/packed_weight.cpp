@@ -1,7 +1,5 @@
 #include "weights/packed_weight.h"
 
-#include <optional>
-
 #include "base/torch_private.h"
 
 namespace habana_mp {

@@ -4,13 +4,10 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/node.h"
-#include "cast/numbers.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
 #include "weights/weight_copy.h"

@@ -7,7 +7,7 @@
 #include "base/name_numbers.h"
 #include "call/no_kernel.h"
 #include "cast/tensors.h"
-#include "listen/decider_id.h"
+#include "listen/event.h"
 #include "scope/compound.h"
 
 namespace habana_mp {

@@ -10,6 +10,7 @@
 #include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp::watch {
 
@@ -62,6 +63,27 @@ bool writes(const Frame& frame) {
 // Whether nothing else lies in its memory.
 bool is_whole(const at::Tensor& tensor) {
   return tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
+}
+
+// Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.
+unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, SiteId site) {
+  const std::uint32_t version =
+      tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+  const std::uint64_t epoch = weight_cache().epoch();
+  const void* data = tensor.const_data_ptr();
+  const bool same = history.times > 0 && history.cast_to == to && history.version == version &&
+                    history.epoch == epoch && history.data == data &&
+                    history.numel == tensor.numel();
+  if (!same) {
+    history.times = 0;
+    history.first = site;
+    history.cast_to = to;
+    history.version = version;
+    history.epoch = epoch;
+    history.data = data;
+    history.numel = tensor.numel();
+  }
+  return ++history.times;
 }
 
 }  // namespace

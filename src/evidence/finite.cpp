@@ -11,7 +11,6 @@
 
 #include "cast/dtypes.h"
 #include "cast/parallel.h"
-#include "evidence/readable.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {

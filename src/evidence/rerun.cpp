@@ -14,7 +14,6 @@
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
-#include "evidence/readable.h"
 #include "evidence/repeatable.h"
 #include "policy/op_traits.h"
 #include "policy/roles.h"

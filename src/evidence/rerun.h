@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "cast/numbers.h"
+#include "cast/storage_check.h"
 #include "report/values.h"
 
 namespace habana_mp::evidence {
@@ -34,6 +36,14 @@ struct Op {
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
   std::size_t train = kNoArgument;             // or whether something is
 };
+
+// Whether the numbers are there to be read by ATen: of a strided tensor, not one of a compiler, of
+// a transform, of a subclass with Python of its own, or of memory that was given back (FSDP does
+// so).
+inline bool is_readable(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
+         is_ordinary(tensor) && holds_numbers(tensor);
+}
 
 // The op that is called, found once; null for what is no op of the dispatcher.
 const Op* op_of(const at::RecordFunction& call);

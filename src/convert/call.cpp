@@ -1,5 +1,4 @@
-#include "convert/call.h"
-
+// One call of a patched op.
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -24,7 +23,6 @@
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
-#include "convert/recast.h"
 #include "convert/without_low_kernel.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"

@@ -1,5 +1,3 @@
-#include "autocast/kernel.h"
-
 #include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -17,6 +15,7 @@
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
+#include "autocast/rules.h"
 #include "base/fork_safe_mutex.h"
 #include "call/error_note.h"
 #include "call/no_kernel.h"

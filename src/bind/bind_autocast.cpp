@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "autocast/catalogue.h"
-#include "autocast/kernel.h"
 #include "autocast/rules.h"
 #include "base/run_in_c.h"
 #include "bind/module.h"

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "cast/dtypes.h"
-#include "watch/made_nodes.h"
+#include "watch/backward_pass.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
 #include "weights/weight_cache.h"

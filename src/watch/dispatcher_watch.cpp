@@ -24,7 +24,6 @@
 #include "scope/regions.h"
 #include "watch/backward_pass.h"
 #include "watch/call_stack.h"
-#include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/where.h"
 

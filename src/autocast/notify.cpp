@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/name_numbers.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "cast/tensors.h"
 #include "policy/op_list.h"
 

@@ -10,10 +10,8 @@
 
 #include "base/patch_set.h"
 #include "bind/module.h"
-#include "call/error_note.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "call/packed_call.h"
-#include "call/refusal.h"
 #include "convert/low_results.h"
 #include "convert/patched_type.h"
 #include "policy/policy.h"

@@ -7,7 +7,7 @@
 
 #include "base/run_in_c.h"
 #include "bind/module.h"
-#include "call/error_note.h"
+#include "call/errors.h"
 #include "scope/casts_off.h"
 #include "scope/construction.h"
 #include "scope/module_calls.h"

@@ -12,9 +12,8 @@
 
 #include "base/python_error.h"
 #include "base/torch_private.h"
-#include "call/error_note.h"
+#include "call/errors.h"
 #include "call/packed_call.h"
-#include "call/refusal.h"
 #include "call/weight_ops.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"

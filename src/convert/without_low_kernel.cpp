@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "base/torch_private.h"
-#include "call/error_note.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"

@@ -71,7 +71,7 @@ std::string available_names() {
 Variant choose() {
   const char* wanted = std::getenv(kEnvironment);
   if (wanted == nullptr || *wanted == '\0') return available().back();
-  const auto named = std::ranges::find(kNames, std::string_view(wanted));
+  const auto* named = std::ranges::find(kNames, std::string_view(wanted));
   if (named == kNames.end()) {
     throw std::invalid_argument(std::string(kEnvironment) + "=" + wanted +
                                 " is not a variant. This CPU runs " + available_names());

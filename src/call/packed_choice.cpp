@@ -16,6 +16,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 
 namespace habana_mp {
 namespace {
@@ -61,7 +62,7 @@ class ProductTrial final : public Trial {
         weight_(made_up({shape.outputs, shape.inputs}, shape.to)),
         plain_(shape.layout == Layout::Addmm ? weight_.t().contiguous() : weight_),
         packed_{pack(plain_, {shape.layout})} {
-    packed_.data = packed_data(packed_.copy);
+    packed_.data = torch_private::packed_data(packed_.copy);
     if (shape.bias) bias_ = made_up({shape.outputs}, shape.to);
     const at::Tensor rows = made_up({shape.rows, shape.inputs}, shape.to);
     const at::Tensor few = rows.slice(0, 0, fewest_rows(shape.rows));
@@ -90,7 +91,7 @@ By unmeasured(const Shape& shape) {
   static const bool readable = [] {
     const at::Tensor plain = made_up({130, 97}, DType::BFloat16);
     WeightCache::Packed packed{pack(plain, {Layout::Linear})};
-    packed.data = packed_data(packed.copy);
+    packed.data = torch_private::packed_data(packed.copy);
     return is_readable(packed, plain);
   }();
   return readable && has_kernel(shape.to, shape.rows, shape.inputs, shape.outputs, shape.threads)

@@ -132,13 +132,14 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
   call.casts = {frame.casts.data(), frame.casts.size()};
   call.last_node = at::sequence_number::peek();
   call.in_optimizer = thread.in_optimizer;
+  const auto is_input = [&](const at::Tensor& result) {
+    const auto* memory = result.storage().unsafeGetStorageImpl();
+    return std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
+  };
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
-    const auto* memory = result.storage().unsafeGetStorageImpl();
-    const bool is_input =
-        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     const DType dtype = dtype_of(result);
-    if (!is_input) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
+    if (!is_input(result)) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
   }
   TensorHistories::Gone expired;
   const std::lock_guard guard(all().mutex);
@@ -151,14 +152,11 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
   }
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
-    const auto* memory = result.storage().unsafeGetStorageImpl();
-    const bool is_input =
-        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     // A view: the same numbers, made where they were made.
-    if (is_input && !writes(frame)) continue;
+    if (is_input(result) && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    if (!is_input || is_whole(result)) history->maker = frame.call.site;
+    if (!is_input(result) || is_whole(result)) history->maker = frame.call.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;

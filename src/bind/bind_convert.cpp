@@ -60,10 +60,8 @@ void bind_convert(py::module_& module) {
       .def("resume", &PatchSet::resume)
       .def("installed", &PatchSet::installed);
 
-  module.attr("PatchedFunctionBase") =
-      py::reinterpret_steal<py::object>(Py_NewRef(patched_function_type()));
-  module.attr("PatchedMethodBase") =
-      py::reinterpret_steal<py::object>(Py_NewRef(patched_method_type()));
+  module.attr("PatchedFunctionBase") = py::handle(patched_function_type());
+  module.attr("PatchedMethodBase") = py::handle(patched_method_type());
   module.def("enable_vectorcall", [](const py::object& type) {
     if (!enable_vectorcall(type.ptr())) throw py::error_already_set();
   });

@@ -14,7 +14,6 @@
 #include "bind/module.h"
 #include "bind/named.h"
 #include "cast/dtypes.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "policy/policy.h"
 #include "probe/comparison.h"

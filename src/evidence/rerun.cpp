@@ -14,7 +14,6 @@
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
-#include "evidence/repeatable.h"
 #include "policy/op_traits.h"
 #include "policy/roles.h"
 #include "scope/state.h"

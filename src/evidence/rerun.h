@@ -20,10 +20,24 @@ namespace habana_mp::evidence {
 
 inline constexpr std::size_t kNoArgument = static_cast<std::size_t>(-1);
 
+// Which ops may be run again to measure them, and why others may not (D50): a table of names over
+// what the schema of an op says (evidence/repeatable.cpp). Running again must be safe for every op
+// of torch that the table does not name; tests/evidence/rerun/test_repeatable.py looks at all of
+// them.
+
+// Of every call of the op; None where a call may be made again.
+report::Unmeasured why_not_again(const c10::OperatorHandle& op);
+
+// Whether the op runs Python for a tensor with these keys: what that does nobody knows.
+bool runs_python(const c10::OperatorHandle& op, c10::DispatchKeySet keys);
+
+// With each instrument that begins, so that kernels which were registered meanwhile are seen.
+void forget_kernels();
+
 // What must be known of an op to run it again.
 struct Op {
   c10::OperatorHandle handle;
-  // Why no call of it may be made again; see evidence/repeatable.h.
+  // Why no call of it may be made again.
   report::Unmeasured why_not = report::Unmeasured::None;
   bool computing = false;   // as policies mean it, or a part of what does
   bool repeatable = false;  // it computes, and may be run again

@@ -16,7 +16,6 @@
 #include "cast/by_memory.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
 #include "watch/dispatcher_watch.h"

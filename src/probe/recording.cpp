@@ -11,7 +11,6 @@
 #include "cast/dtypes.h"
 #include "cast/storage_check.h"
 #include "cast/tensors.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "probe/rows.h"
 #include "watch/dispatcher_watch.h"

@@ -13,7 +13,6 @@
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/differences.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"

@@ -11,7 +11,6 @@
 #include "cast/storage_check.h"
 #include "weights/weight.h"
 #include "weights/weight_copy.h"
-#include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {

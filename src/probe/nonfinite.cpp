@@ -18,7 +18,6 @@
 #include "evidence/finite.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
-#include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
 #include "watch/step_threads.h"
 

@@ -1,5 +1,4 @@
-#include "watch/dispatcher_watch.h"
-
+// What torch calls back with for every op, and the probe that looks at it.
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 

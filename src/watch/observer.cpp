@@ -7,7 +7,6 @@
 
 #include "base/process_wide.h"
 #include "watch/call_stack.h"
-#include "watch/dispatcher_watch.h"
 #include "watch/module_stack.h"
 #include "watch/observatory.h"
 #include "watch/probe.h"

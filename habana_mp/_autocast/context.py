@@ -1,6 +1,6 @@
 """``autocast``: a policy in force for a block, on this thread, at torch's dispatcher (F19 to F36, D28 to D33).
 
-What is in force where, and what a region changes, is src/scope/regions.h; the casts are src/autocast/kernel.h.
+What is in force where, and what a region changes, is src/scope/regions.h; the casts are src/autocast/kernel.cpp.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _text(error: BaseException) -> str:
-    """``message_of`` of src/call/error_note.h."""
+    """``message_of`` of src/call/errors.h."""
     try:
         return str(error).encode().decode()
     except Exception:  # noqa: BLE001 - whatever its __str__ raises

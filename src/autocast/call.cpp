@@ -1,12 +1,10 @@
 #include "autocast/call.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "call/weight_ops.h"
 #include "cast/node.h"
-#include "cast/tensors.h"
 
 namespace habana_mp::autocast {
 

@@ -1,8 +1,6 @@
 #include "autocast/catalogue.h"
 
 #include <algorithm>
-#include <optional>
-#include <string_view>
 #include <tuple>
 #include <utility>
 

@@ -1,5 +1,3 @@
-#include "autocast/kernel.h"
-
 #include <ATen/Operators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -17,10 +15,9 @@
 #include "autocast/call.h"
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
+#include "autocast/rules.h"
 #include "base/fork_safe_mutex.h"
-#include "call/error_note.h"
-#include "call/no_kernel.h"
-#include "call/refusal.h"
+#include "call/errors.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"
 #include "scope/regions.h"

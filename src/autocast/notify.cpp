@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "base/name_numbers.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "cast/tensors.h"
 #include "policy/op_list.h"
 

@@ -5,7 +5,7 @@
 #include "autocast/catalogue.h"
 #include "listen/watched_call.h"
 #include "policy/decide.h"
-#include "scope/rules.h"
+#include "scope/state.h"
 
 namespace habana_mp::autocast {
 

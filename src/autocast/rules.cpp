@@ -4,7 +4,7 @@
 
 #include "autocast/catalogue.h"
 #include "autocast/notify.h"
-#include "listen/decider_id.h"
+#include "listen/event.h"
 
 namespace habana_mp::autocast {
 

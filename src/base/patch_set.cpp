@@ -1,7 +1,6 @@
 #include "base/patch_set.h"
 
 #include <exception>
-#include <utility>
 
 #include "base/process_wide.h"
 

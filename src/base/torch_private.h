@@ -208,6 +208,7 @@ inline at::Tensor pack_linear(const at::Tensor& weight) {
   return linear_packer()->call(weight, std::nullopt);
 }
 
+// rows x inputs by a packed weight, plus a bias that may be undefined.
 inline at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed,
                                 const at::Tensor& bias) {
   const auto given = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;

@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "autocast/catalogue.h"
-#include "autocast/kernel.h"
 #include "autocast/rules.h"
 #include "base/run_in_c.h"
 #include "bind/module.h"
-#include "call/error_note.h"
+#include "call/errors.h"
 #include "scope/codes.h"
 #include "scope/compound.h"
 #include "scope/regions.h"

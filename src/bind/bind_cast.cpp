@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>

@@ -10,12 +10,10 @@
 
 #include "base/patch_set.h"
 #include "bind/module.h"
-#include "call/error_note.h"
-#include "call/no_kernel.h"
-#include "call/refusal.h"
+#include "call/errors.h"
+#include "call/packed_call.h"
 #include "convert/low_results.h"
 #include "convert/patched_type.h"
-#include "convert/recast.h"
 #include "policy/policy.h"
 #include "scope/casts_off.h"
 #include "scope/compound.h"
@@ -62,10 +60,8 @@ void bind_convert(py::module_& module) {
       .def("resume", &PatchSet::resume)
       .def("installed", &PatchSet::installed);
 
-  module.attr("PatchedFunctionBase") =
-      py::reinterpret_steal<py::object>(Py_NewRef(patched_function_type()));
-  module.attr("PatchedMethodBase") =
-      py::reinterpret_steal<py::object>(Py_NewRef(patched_method_type()));
+  module.attr("PatchedFunctionBase") = py::handle(patched_function_type());
+  module.attr("PatchedMethodBase") = py::handle(patched_method_type());
   module.def("enable_vectorcall", [](const py::object& type) {
     if (!enable_vectorcall(type.ptr())) throw py::error_already_set();
   });

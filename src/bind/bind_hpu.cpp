@@ -1,6 +1,5 @@
 // The names of HPU as those of another device, for habana_mp/_hpu/mapping.py.
 #include <c10/core/Device.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cstddef>

@@ -1,7 +1,5 @@
 // The cast log in Python: opening it, asking for its level, and writing a text of
 // habana_mp/_watch/log.py.
-#include <Python.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cerrno>
@@ -15,7 +13,6 @@
 
 #include "bind/module.h"
 #include "report/cast_log.h"
-#include "report/listening.h"
 
 namespace py = pybind11;
 
@@ -47,38 +44,6 @@ void open_log(int level, const std::string& path, py::object writer, py::object 
   }
 }
 
-// A call without the op that makes it, for the tests of the log.
-struct Said final : report::CallTexts {
-  std::string op, of_rule;
-  std::vector<std::pair<std::string, int>> casts;
-
-  std::string name() const override { return op; }
-  std::string original() const override { return op; }
-  std::string rule() const override { return of_rule; }
-  std::string argument(std::size_t i) const override { return casts[i].first; }
-  std::shared_ptr<const Policy> policy() const override { return nullptr; }
-};
-
-void notify_decided(const std::string& op, int to, int cause,
-                    const std::vector<std::pair<std::string, int>>& casts, const std::string& rule,
-                    const std::string& module, const std::string& source) {
-  Said said;
-  said.op = op;
-  said.of_rule = rule;
-  said.casts = casts;
-  std::vector<Arg> arguments;
-  for (const auto& [argument, from] : casts) {
-    arguments.push_back({static_cast<DType>(from), false, Role::Input});
-  }
-  const report::Where where = [&] { return std::pair(module, source); };
-  report::notify_decided(
-      {.decision = {static_cast<DType>(to), static_cast<Cause>(cause), role_bit(Role::Input)},
-       .casting = !casts.empty(),
-       .arguments = arguments,
-       .texts = &said,
-       .where = &where});
-}
-
 }  // namespace
 
 void bind_log(py::module_& module) {
@@ -92,11 +57,6 @@ void bind_log(py::module_& module) {
       "environment_has", [](const char* name) { return std::getenv(name) != nullptr; },
       py::arg("name"));
   module.def("write_log_text", &report::write_text, py::arg("text"));
-
-  py::module_ testing = module.def_submodule("_testing", "For the tests of this package only.");
-  testing.def("write_event", &notify_decided, py::arg("op"), py::arg("to"), py::arg("cause"),
-              py::arg("casts") = py::tuple(), py::arg("rule") = "", py::arg("module") = "",
-              py::arg("source") = "");
 }
 
 }  // namespace habana_mp

@@ -5,11 +5,11 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
-#include <span>
+#include <ranges>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -28,18 +28,12 @@ namespace py = pybind11;
 namespace habana_mp {
 namespace {
 
-// A tuple of the names in a table.
-template <typename Names>
-py::tuple tuple_of(const Names& names) {
+// A tuple of the names in a table, each of them by `name`.
+template <typename Table, typename Name = std::identity>
+py::tuple tuple_of(Table&& table, const Name& name = {}) {
   py::list out;
-  for (const auto& name : names) out.append(name);
+  for (const auto& each : table) out.append(std::invoke(name, each));
   return py::tuple(out);
-}
-
-std::vector<std::string> names_of(std::span<const DType> dtypes) {
-  std::vector<std::string> out;
-  for (const DType dtype : dtypes) out.emplace_back(dtype_name(dtype));
-  return out;
 }
 
 // A number from Python as an enum that has `count` values.
@@ -67,7 +61,9 @@ py::object to_python(Action action) { return py::str(action_name(action)); }
 py::object to_python(const std::optional<Action>& list) {
   return list ? to_python(*list) : py::str();
 }
-py::object to_python(const std::vector<DType>& dtypes) { return py::cast(names_of(dtypes)); }
+py::object to_python(const std::vector<DType>& dtypes) {
+  return py::list(tuple_of(dtypes, dtype_name));
+}
 py::object to_python(const std::vector<Entry>& entries) { return py::cast(entries); }
 
 template <typename T>
@@ -168,24 +164,20 @@ py::tuple to_python(const Decision& decision) {
 }
 
 void bind_tables(py::module_& m) {
-  py::list names, eligible_names, source_names;
+  const auto names_of = [](const auto& is_one) {
+    return tuple_of(kDTypes | std::views::filter(is_one), &DTypeRow::name);
+  };
   py::dict short_names;
-  for (const DTypeRow& row : kDTypes) {
-    names.append(row.name);
-    short_names[row.name] = row.short_name;
-    if (row.eligible) eligible_names.append(row.name);
-    if (may_be_cast(row.dtype)) source_names.append(row.name);
-  }
-  m.attr("DTYPES") = py::tuple(names);
+  for (const DTypeRow& row : kDTypes) short_names[row.name] = row.short_name;
+  m.attr("DTYPES") = tuple_of(kDTypes, &DTypeRow::name);
   m.attr("SHORT_DTYPE_NAMES") = short_names;
-  m.attr("ELIGIBLE_DTYPES") = py::tuple(eligible_names);
-  m.attr("SOURCE_DTYPES") = py::tuple(source_names);
+  m.attr("ELIGIBLE_DTYPES") = names_of(&DTypeRow::eligible);
+  m.attr("SOURCE_DTYPES") = names_of([](const DTypeRow& row) { return may_be_cast(row.dtype); });
   m.attr("COMPILED") = tuple_of(kCompiledNames);
-  m.attr("LOW_DTYPES") = tuple_of(names_of(kLowDTypes));
+  m.attr("LOW_DTYPES") = tuple_of(kLowDTypes, dtype_name);
   m.attr("ACTIONS") = tuple_of(kActionNames);
-  py::list lists, settings;
-  for (const Action list : kLists) lists.append(action_name(list));
-  m.attr("LISTS") = py::tuple(lists);
+  m.attr("LISTS") = tuple_of(kLists, action_name);
+  py::list settings;
   for_each_field(kPolicySettings, [&](const auto& field) { settings.append(field.key); });
   m.attr("POLICY_SETTINGS") = py::tuple(settings);
   m.attr("ROLES") = tuple_of(kRoleNames);

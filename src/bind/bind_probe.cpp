@@ -1,5 +1,4 @@
 // What looks at the numbers of calls, for habana_mp/_evidence/.
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -7,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -16,7 +14,6 @@
 #include "bind/module.h"
 #include "bind/named.h"
 #include "cast/dtypes.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "policy/policy.h"
 #include "probe/comparison.h"
@@ -27,49 +24,43 @@ namespace py = pybind11;
 
 namespace habana_mp {
 
+using namespace probe;
+using evidence::Choices;
+using evidence::Digest;
+using report::Site;
+
 // What Python reads, and what the pickle of a recording holds: the tensors that it kept of this
 // process are left out.
 template <>
-inline constexpr auto report::kFields<report::Site> =
+inline constexpr auto report::kFields<Site> =
     std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
                Field{"source", &Site::source}};
 template <>
-inline constexpr auto report::kFields<evidence::Digest> = std::tuple{
-    Field{"hash", &evidence::Digest::hash}, Field{"dtype", &evidence::Digest::dtype},
-    Field{"sizes", &evidence::Digest::sizes}, Field{"sample", &evidence::Digest::sample}};
+inline constexpr auto report::kFields<Digest> =
+    std::tuple{Field{"hash", &Digest::hash}, Field{"dtype", &Digest::dtype},
+               Field{"sizes", &Digest::sizes}, Field{"sample", &Digest::sample}};
 template <>
-inline constexpr auto report::kFields<evidence::Choices> = std::tuple{
-    Field{"numbers", &evidence::Choices::numbers}, Field{"width", &evidence::Choices::width}};
+inline constexpr auto report::kFields<Choices> =
+    std::tuple{Field{"numbers", &Choices::numbers}, Field{"width", &Choices::width}};
 template <>
-inline constexpr auto report::kFields<probe::RecordedArgument> =
-    std::tuple{Field{"hash", &probe::RecordedArgument::hash},
-               Field{"ran", &probe::RecordedArgument::ran},
-               Field{"maker", &probe::RecordedArgument::maker},
-               Field{"weight", &probe::RecordedArgument::weight},
-               Field{"seen", &probe::RecordedArgument::seen},
-               Field{"sizes", &probe::RecordedArgument::sizes}};
+inline constexpr auto report::kFields<RecordedArgument> =
+    std::tuple{Field{"hash", &RecordedArgument::hash},   Field{"ran", &RecordedArgument::ran},
+               Field{"maker", &RecordedArgument::maker}, Field{"weight", &RecordedArgument::weight},
+               Field{"seen", &RecordedArgument::seen},   Field{"sizes", &RecordedArgument::sizes}};
 template <>
-inline constexpr auto report::kFields<probe::RecordedCall> =
-    std::tuple{Field{"site", &probe::RecordedCall::site},
-               Field{"inner", &probe::RecordedCall::inner},
-               Field{"backward", &probe::RecordedCall::backward},
-               Field{"outer", &probe::RecordedCall::outer},
-               Field{"arguments", &probe::RecordedCall::arguments},
-               Field{"constants", &probe::RecordedCall::constants},
-               Field{"results", &probe::RecordedCall::results},
-               Field{"choices", &probe::RecordedCall::choices}};
+inline constexpr auto report::kFields<RecordedCall> = std::tuple{
+    Field{"site", &RecordedCall::site},           Field{"inner", &RecordedCall::inner},
+    Field{"backward", &RecordedCall::backward},   Field{"outer", &RecordedCall::outer},
+    Field{"arguments", &RecordedCall::arguments}, Field{"constants", &RecordedCall::constants},
+    Field{"results", &RecordedCall::results},     Field{"choices", &RecordedCall::choices}};
 template <>
-inline constexpr auto report::kFields<probe::RecordedGradient> =
-    std::tuple{Field{"weight", &probe::RecordedGradient::weight},
-               Field{"digest", &probe::RecordedGradient::digest}};
+inline constexpr auto report::kFields<RecordedGradient> = std::tuple{
+    Field{"weight", &RecordedGradient::weight}, Field{"digest", &RecordedGradient::digest}};
 template <>
-inline constexpr auto report::kFields<probe::Recording> =
-    std::tuple{Field{"sites", &probe::Recording::sites},
-               Field{"calls", &probe::Recording::calls},
-               Field{"lost", &probe::Recording::lost},
-               Field{"losses", &probe::Recording::losses},
-               Field{"gradients", &probe::Recording::gradients},
-               Field{"returned", &probe::Recording::returned}};
+inline constexpr auto report::kFields<Recording> =
+    std::tuple{Field{"sites", &Recording::sites},         Field{"calls", &Recording::calls},
+               Field{"lost", &Recording::lost},           Field{"losses", &Recording::losses},
+               Field{"gradients", &Recording::gradients}, Field{"returned", &Recording::returned}};
 
 namespace {
 
@@ -90,25 +81,25 @@ class Session {
   std::function<void()> end_;
 };
 
-std::shared_ptr<probe::Recording> recording_from(const py::dict& values) {
-  auto recording = std::make_shared<probe::Recording>();
+std::shared_ptr<Recording> recording_from(const py::dict& values) {
+  auto recording = std::make_shared<Recording>();
   read_named(values, *recording);
-  for (const probe::RecordedCall& call : recording->calls) {
+  for (const RecordedCall& call : recording->calls) {
     if (call.site >= recording->sites.size()) throw py::value_error("not a recording of habana_mp");
   }
   return recording;
 }
 
-std::vector<std::int64_t> makers_of(const probe::RecordedCall& call) {
+std::vector<std::int64_t> makers_of(const RecordedCall& call) {
   std::vector<std::int64_t> makers;
-  for (const probe::RecordedArgument& each : call.arguments) makers.push_back(each.maker);
+  for (const RecordedArgument& each : call.arguments) makers.push_back(each.maker);
   return makers;
 }
 
 // The floating dtypes that a call got its arguments in.
-py::list dtypes_of(const probe::RecordedCall& call) {
+py::list dtypes_of(const RecordedCall& call) {
   unsigned ran = 0;
-  for (const probe::RecordedArgument& each : call.arguments) {
+  for (const RecordedArgument& each : call.arguments) {
     ran |= dtype_bit(dtype_of_type(each.ran));
   }
   return dtypes_in(ran & kFloatingDTypes);
@@ -124,93 +115,88 @@ auto stopped(const py::list& returned, Stop stop) {
 }
 
 void bind_recording(py::module_& module) {
-  py::class_<report::Site>(module, "Site")
-      .def_readonly("op", &report::Site::op)
-      .def_readonly("module", &report::Site::module)
-      .def_readonly("rule", &report::Site::rule)
-      .def_readonly("source", &report::Site::source)
-      .def_property_readonly("policy", [](const report::Site& self) {
-        return self.policy == nullptr ? std::string() : self.policy->name();
-      });
-  py::class_<probe::RecordedCall>(module, "RecordedCall")
-      .def_readonly("site", &probe::RecordedCall::site)
-      .def_readonly("inner", &probe::RecordedCall::inner)
-      .def_readonly("backward", &probe::RecordedCall::backward)
-      .def_readonly("outer", &probe::RecordedCall::outer)
+  py::class_<Site> site(module, "Site");
+  for_each_field(report::kFields<Site>,
+                 [&](const auto& field) { site.def_readonly(field.name, field.member); });
+  site.def_property_readonly("policy", [](const Site& self) {
+    return self.policy == nullptr ? std::string() : self.policy->name();
+  });
+  py::class_<RecordedCall>(module, "RecordedCall")
+      .def_readonly("site", &RecordedCall::site)
+      .def_readonly("inner", &RecordedCall::inner)
+      .def_readonly("backward", &RecordedCall::backward)
+      .def_readonly("outer", &RecordedCall::outer)
       .def_property_readonly("makers", &makers_of)
       .def_property_readonly("dtypes", &dtypes_of);
-  py::class_<probe::Recording, std::shared_ptr<probe::Recording>>(module, "Recording")
-      .def_readonly("sites", &probe::Recording::sites)
-      .def_readonly("calls", &probe::Recording::calls)
-      .def_readonly("lost", &probe::Recording::lost)
-      .def_readonly("losses", &probe::Recording::losses)
-      .def_property_readonly("returned",
-                             [](const probe::Recording& self) { return self.returned.size(); })
-      .def(py::pickle([](const probe::Recording& recording) { return named(recording); },
-                      &recording_from));
+  py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
+      .def_readonly("sites", &Recording::sites)
+      .def_readonly("calls", &Recording::calls)
+      .def_readonly("lost", &Recording::lost)
+      .def_readonly("losses", &Recording::losses)
+      .def_property_readonly("returned", [](const Recording& self) { return self.returned.size(); })
+      .def(
+          py::pickle([](const Recording& recording) { return named(recording); }, &recording_from));
 }
 
 void bind_comparison(py::module_& module) {
-  using Argument = probe::ComparedCall::Argument;
+  using Argument = ComparedCall::Argument;
   py::class_<Argument>(module, "ComparedArgument")
       .def_readonly("maker", &Argument::maker)
       .def_readonly("first_maker", &Argument::first_maker);
-  py::class_<probe::ComparedCall>(module, "ComparedCall")
+  py::class_<ComparedCall>(module, "ComparedCall")
       .def_property_readonly(
           "kind",
-          [](const probe::ComparedCall& self) {
+          [](const ComparedCall& self) {
             return probe::kDifferenceNames[static_cast<std::size_t>(self.difference)];
           })
-      .def_readonly("match", &probe::ComparedCall::match)
-      .def_readonly("made", &probe::ComparedCall::made)
-      .def_readonly("total", &probe::ComparedCall::total)
-      .def_readonly("arguments", &probe::ComparedCall::arguments)
-      .def_readonly("seen", &probe::ComparedCall::seen)
+      .def_readonly("match", &ComparedCall::match)
+      .def_readonly("made", &ComparedCall::made)
+      .def_readonly("total", &ComparedCall::total)
+      .def_readonly("arguments", &ComparedCall::arguments)
+      .def_readonly("seen", &ComparedCall::seen)
       .def_property_readonly("flips",
-                             [](const probe::ComparedCall& self) {
+                             [](const ComparedCall& self) {
                                return py::make_tuple(self.flips.flipped, self.flips.choices);
                              })
-      .def_property_readonly("why", [](const probe::ComparedCall& self) {
+      .def_property_readonly("why", [](const ComparedCall& self) {
         return report::kUnmeasuredNames[static_cast<std::size_t>(self.why)];
       });
-  py::class_<probe::Comparison>(module, "ComparedRuns")
-      .def_property_readonly("first",
-                             [](const probe::Comparison& self) {
-                               return std::const_pointer_cast<probe::Recording>(self.first);
-                             })
-      .def_property_readonly("second",
-                             [](const probe::Comparison& self) {
-                               return std::const_pointer_cast<probe::Recording>(self.second);
-                             })
-      .def_readonly("calls", &probe::Comparison::calls)
-      .def_readonly("changes", &probe::Comparison::changes)
-      .def_readonly("gradients", &probe::Comparison::gradients)
-      .def_readonly("gradient_error", &probe::Comparison::gradient_error)
-      .def_readonly("same_gradients", &probe::Comparison::same_gradients)
+  py::class_<Comparison>(module, "ComparedRuns")
+      .def_property_readonly(
+          "first",
+          [](const Comparison& self) { return std::const_pointer_cast<Recording>(self.first); })
+      .def_property_readonly(
+          "second",
+          [](const Comparison& self) { return std::const_pointer_cast<Recording>(self.second); })
+      .def_readonly("calls", &Comparison::calls)
+      .def_readonly("changes", &Comparison::changes)
+      .def_readonly("gradients", &Comparison::gradients)
+      .def_readonly("gradient_error", &Comparison::gradient_error)
+      .def_readonly("same_gradients", &Comparison::same_gradients)
       .def_property_readonly("result_error",
-                             [](const probe::Comparison& self) {
+                             [](const Comparison& self) {
                                return evidence::distance(self.first->returned,
                                                          self.second->returned);
                              })
-      .def_property_readonly("same_results", [](const probe::Comparison& self) {
+      .def_property_readonly("same_results", [](const Comparison& self) {
         return evidence::same_bits(self.first->returned, self.second->returned);
       });
 }
 
 void bind_nonfinite(py::module_& module) {
-  py::class_<probe::GivenTensor>(module, "GivenTensor")
-      .def_readonly("dtype", &probe::GivenTensor::dtype)
-      .def_readonly("sizes", &probe::GivenTensor::sizes)
-      .def_readonly("smallest", &probe::GivenTensor::smallest)
-      .def_readonly("largest", &probe::GivenTensor::largest);
-  py::class_<probe::Nonfinite>(module, "Nonfinite")
-      .def_readonly("site", &probe::Nonfinite::site)
-      .def_readonly("inner", &probe::Nonfinite::inner)
-      .def_readonly("backward", &probe::Nonfinite::backward)
-      .def_readonly("nan", &probe::Nonfinite::nan)
-      .def_readonly("dtype", &probe::Nonfinite::dtype)
-      .def_readonly("finite_in_float32", &probe::Nonfinite::finite_in_float32)
-      .def_readonly("given", &probe::Nonfinite::given);
+  py::class_<GivenTensor>(module, "GivenTensor")
+      .def_readonly("dtype", &GivenTensor::dtype)
+      .def_readonly("sizes", &GivenTensor::sizes)
+      .def_readonly("smallest", &GivenTensor::smallest)
+      .def_readonly("largest", &GivenTensor::largest);
+  py::class_<Nonfinite>(module, "Nonfinite")
+      .def_readonly("site", &Nonfinite::site)
+      .def_readonly("inner", &Nonfinite::inner)
+      .def_readonly("backward", &Nonfinite::backward)
+      .def_readonly("nan", &Nonfinite::nan)
+      .def_readonly("dtype", &Nonfinite::dtype)
+      .def_readonly("finite_in_float32", &Nonfinite::finite_in_float32)
+      .def_readonly("given", &Nonfinite::given);
 }
 
 }  // namespace
@@ -250,7 +236,7 @@ void bind_probe(py::module_& module) {
       py::arg("returned"));
   module.def(
       "start_comparing",
-      [](const std::shared_ptr<probe::Recording>& first) {
+      [](const std::shared_ptr<Recording>& first) {
         probe::comparer().start(first);
         return std::make_unique<Session>([] { probe::comparer().stop_comparing({}); });
       },

@@ -1,6 +1,5 @@
 // The report for Python: opening and closing one, what it has counted as plain values, and the
 // modules whose forward runs.
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include "base/name_numbers.h"
-#include "base/python_error.h"
 #include "bind/module.h"
 #include "bind/named.h"
 #include "convert/patched_op.h"

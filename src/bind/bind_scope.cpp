@@ -1,6 +1,5 @@
 // Whether casts are off on a thread, for Python: disable_casts, and the construction of modules;
 // and what holds inside calls of modules.
-#include <pybind11/pybind11.h>
 
 #include <stdexcept>
 #include <string>
@@ -8,7 +7,7 @@
 
 #include "base/run_in_c.h"
 #include "bind/module.h"
-#include "call/error_note.h"
+#include "call/errors.h"
 #include "scope/casts_off.h"
 #include "scope/construction.h"
 #include "scope/module_calls.h"

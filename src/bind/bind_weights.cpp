@@ -13,7 +13,6 @@
 #include "weights/op_watch.h"
 #include "weights/weight.h"
 #include "weights/weight_cache.h"
-#include "weights/weight_memory.h"
 
 namespace py = pybind11;
 

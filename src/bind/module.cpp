@@ -3,7 +3,6 @@
 
 #include <system_error>
 
-#include "base/forked.h"
 #include "base/python_error.h"
 
 PYBIND11_MODULE(_core, module) {
@@ -15,7 +14,6 @@ PYBIND11_MODULE(_core, module) {
       habana_mp::set_python_error();
     }
   });
-  habana_mp::notice_forks();
   habana_mp::bind_policy(module);
   habana_mp::bind_log(module);
   habana_mp::bind_report(module);

@@ -3,7 +3,6 @@
 #include <ATen/Context.h>
 
 #include <atomic>
-#include <cstdint>
 
 #include "base/clock.h"
 #include "call/cast_argument.h"

@@ -16,6 +16,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 
 namespace habana_mp {
 namespace {
@@ -60,10 +61,12 @@ class ProductTrial final : public Trial {
       : shape_(shape),
         weight_(made_up({shape.outputs, shape.inputs}, shape.to)),
         plain_(shape.layout == Layout::Addmm ? weight_.t().contiguous() : weight_),
-        packed_{pack(plain_, {shape.layout})},
-        rows_(made_up({shape.rows, shape.inputs}, shape.to)) {
-    packed_.data = packed_data(packed_.copy);
+        packed_{pack(plain_, {shape.layout})} {
+    packed_.data = torch_private::packed_data(packed_.copy);
     if (shape.bias) bias_ = made_up({shape.outputs}, shape.to);
+    const at::Tensor rows = made_up({shape.rows, shape.inputs}, shape.to);
+    const at::Tensor few = rows.slice(0, 0, fewest_rows(shape.rows));
+    inputs_ = {rows, few, made_tiny(rows), made_tiny(few)};
   }
 
  private:
@@ -73,33 +76,14 @@ class ProductTrial final : public Trial {
             is_readable(packed_, weight_));
   }
 
-  bool is_equal(By way) const override {
-    const at::Tensor few = rows_.slice(0, 0, fewest_rows(shape_.rows));
-    return is_equal(way, rows_) && is_equal(way, few) && is_equal(way, made_tiny(rows_)) &&
-           is_equal(way, made_tiny(few));
-  }
-
-  at::Tensor run(By way) const override { return run(way, rows_, bias_); }
-
-  at::Tensor run(By way, const at::Tensor& rows, const at::Tensor& bias) const {
+  at::Tensor run(By way, const at::Tensor& rows, const at::Tensor& bias) const override {
     return way == By::PlainCopy ? product_of_plain(shape_.layout, rows, plain_, bias)
                                 : product(way, rows, packed_, bias);
-  }
-
-  bool is_equal(By way, const at::Tensor& rows) const {
-    const at::Tensor plain = run(By::PlainCopy, rows, bias_);
-    if (!has_bits_of(plain, run(way, rows, bias_))) return false;
-    if (!shape_.bias) return true;
-    // Most differences of the sums are lost when they are rounded; taken off a result they show.
-    const at::Tensor off = plain.select(0, 0).neg();
-    return has_bits_of(run(By::PlainCopy, rows, off), run(way, rows, off));
   }
 
   const Shape& shape_;
   const at::Tensor weight_, plain_;
   WeightCache::Packed packed_;
-  const at::Tensor rows_;
-  at::Tensor bias_;
 };
 
 // Without a measurement: how packed weights lie is looked at once.
@@ -107,7 +91,7 @@ By unmeasured(const Shape& shape) {
   static const bool readable = [] {
     const at::Tensor plain = made_up({130, 97}, DType::BFloat16);
     WeightCache::Packed packed{pack(plain, {Layout::Linear})};
-    packed.data = packed_data(packed.copy);
+    packed.data = torch_private::packed_data(packed.copy);
     return is_readable(packed, plain);
   }();
   return readable && has_kernel(shape.to, shape.rows, shape.inputs, shape.outputs, shape.threads)
@@ -168,11 +152,12 @@ class ConvolutionTrial final : public Trial {
       : shape_(shape),
         format_(shape.images.back() == 0 ? at::MemoryFormat::ChannelsLast
                                          : at::MemoryFormat::ChannelsLast3d),
-        images_(channels_last(made_up(sizes_of(shape.images), shape.to))),
         plain_(made_up(sizes_of(shape.weight), shape.to)
                    .contiguous(shape.form.channels_last ? format_ : at::MemoryFormat::Contiguous)),
-        packed_(pack(plain_, shape.form, images_.sizes())) {
+        packed_(pack(plain_, shape.form, sizes_of(shape.images))) {
     if (shape.bias) bias_ = made_up({shape.weight[0]}, shape.to);
+    const at::Tensor images = channels_last(made_up(sizes_of(shape.images), shape.to));
+    inputs_ = {images, channels_last(made_tiny(images))};
   }
 
  private:
@@ -183,30 +168,12 @@ class ConvolutionTrial final : public Trial {
            bytes_of_copy(packed_) <= plain_.nbytes() + plain_.nbytes() / 20 + kMostPadding;
   }
 
-  bool is_equal(By way) const override {
-    return is_equal(way, images_) && is_equal(way, channels_last(made_tiny(images_)));
-  }
-
-  bool is_equal(By way, const at::Tensor& images) const {
-    at::Tensor bias = bias_;
-    if (shape_.bias) {
-      // As for products: taken off a result, differences show.
-      const at::Tensor plain = run(By::PlainCopy, images, bias_);
-      bias = plain.flatten(2).select(2, 0).select(0, 0).neg();
-    }
-    const at::Tensor plain = run(By::PlainCopy, images, bias);
-    const at::Tensor packed = run(way, images, bias);
-    return has_bits_of(plain, packed) && plain.strides() == packed.strides();
-  }
-
-  at::Tensor run(By way) const override { return run(way, images_, bias_); }
-
   // By strides too, of which contiguous() leaves those of one pixel.
   at::Tensor channels_last(const at::Tensor& numbers) const {
     return at::empty(numbers.sizes(), numbers.options(), format_).copy_(numbers);
   }
 
-  at::Tensor run(By way, const at::Tensor& images, const at::Tensor& bias) const {
+  at::Tensor run(By way, const at::Tensor& images, const at::Tensor& bias) const override {
     const Convolution& of = shape_.form.convolution;
     if (way == By::OneDnn) return onednn_convolution(images, packed_, bias, of);
     const auto dims = static_cast<std::size_t>(images.dim() - 2);
@@ -220,8 +187,7 @@ class ConvolutionTrial final : public Trial {
 
   const ConvolutionShape& shape_;
   const at::MemoryFormat format_;
-  const at::Tensor images_, plain_, packed_;
-  at::Tensor bias_;
+  const at::Tensor plain_, packed_;
 };
 
 By unmeasured(const ConvolutionShape&) { return By::OneDnn; }

@@ -1,13 +1,11 @@
 #include "call/packed_product.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <optional>
 
 #include "base/torch_private.h"
@@ -65,10 +63,10 @@ at::Tensor by_our_kernel(const at::Tensor& input, const WeightCache::Packed& pac
 }
 
 at::Tensor by_onednn(const at::Tensor& input, const at::Tensor& packed, const at::Tensor& bias) {
-  if (input.dim() == 2) return onednn_product(input, packed, bias);
+  if (input.dim() == 2) return torch_private::packed_linear(input, packed, bias);
   at::DimVector sizes(input.sizes());
   sizes.back() = packed.size(0);
-  return onednn_product(input.view({-1, packed.size(1)}), packed, bias).view(sizes);
+  return torch_private::packed_linear(input.view({-1, packed.size(1)}), packed, bias).view(sizes);
 }
 
 }  // namespace

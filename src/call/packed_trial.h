@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "call/packed_product.h"
 #include "policy/dtype.h"
@@ -24,10 +25,6 @@ at::Tensor made_up(at::IntArrayRef sizes, DType dtype);
 // numbers, their products and the sums.
 at::Tensor made_tiny(const at::Tensor& numbers);
 
-// Whether two results have the same bits: a thread may take subnormals for zeros when it compares
-// numbers.
-bool has_bits_of(const at::Tensor& one, const at::Tensor& other);
-
 class Trial {
  public:
   virtual ~Trial() = default;
@@ -36,11 +33,14 @@ class Trial {
   Measured fastest() const;
 
  protected:
-  Trial() = default;
-
   virtual bool is_possible(By way) const = 0;
-  virtual bool is_equal(By way) const = 0;
-  virtual at::Tensor run(By way) const = 0;
+  virtual at::Tensor run(By way, const at::Tensor& input, const at::Tensor& bias) const = 0;
+
+  std::vector<at::Tensor> inputs_;  // that all ways have to agree on; the first one is timed
+  at::Tensor bias_;                 // may be undefined
+
+ private:
+  bool is_equal(By way, const at::Tensor& input) const;
 };
 
 }  // namespace habana_mp

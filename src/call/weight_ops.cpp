@@ -7,7 +7,6 @@
 
 #include <map>
 #include <type_traits>
-#include <utility>
 
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
@@ -79,54 +78,40 @@ std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& w
   return whole.call(input.contiguous(), weight, std::nullopt, to) + bias->to(to);
 }
 
-// The product with a packed weight, where it can be. Undefined for the ops that have none.
-template <typename AtenOp>
-struct Packed {
-  template <typename... Args>
-  static at::Tensor call(const Args&...) {
-    return {};
-  }
-};
-
 constexpr auto kCaller = WeightCache::Caller::Dispatcher;
 
-template <>
-struct Packed<at::_ops::linear> {
-  static at::Tensor call(const at::Tensor& input, const at::Tensor& weight,
-                         const std::optional<at::Tensor>& bias, at::ScalarType to) {
-    const at::Tensor added = bias.value_or(at::Tensor());
-    return packed_product(Layout::Linear, {input, weight, added, dtype_of_type(to), kCaller});
-  }
-};
+// The product with a packed weight, where it can be. Undefined for the ops that have none.
+template <typename AtenOp, typename... Args>
+at::Tensor call_packed(AtenOp, const Args&...) {
+  return {};
+}
 
-template <>
-struct Packed<at::_ops::addmm> {
-  static at::Tensor call(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight,
-                         const at::Scalar& beta, const at::Scalar& alpha, at::ScalarType to) {
-    if (!beta.equal(1) || !alpha.equal(1)) return {};
-    return packed_product(Layout::Addmm, {input, weight, bias, dtype_of_type(to), kCaller});
-  }
-};
+at::Tensor call_packed(at::_ops::linear, const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, at::ScalarType to) {
+  const at::Tensor added = bias.value_or(at::Tensor());
+  return packed_product(Layout::Linear, {input, weight, added, dtype_of_type(to), kCaller});
+}
 
-struct PackedConvolution {
-  static at::Tensor call(const at::Tensor& input, const at::Tensor& weight,
-                         const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
-                         c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
-                         const c10::SymInt& groups, at::ScalarType to) {
-    const auto known = [](c10::SymIntArrayRef numbers) {
-      return c10::asIntArrayRefSlowOpt(numbers);
-    };
-    if (!known(stride) || !known(padding) || !known(dilation) || groups.is_symbolic()) return {};
-    const at::Tensor added = bias.value_or(at::Tensor());
-    return packed_convolution(
-        {input, weight, added, dtype_of_type(to), kCaller},
-        {*known(padding), *known(stride), *known(dilation), groups.as_int_unchecked()});
-  }
-};
-template <>
-struct Packed<at::_ops::conv2d> : PackedConvolution {};
-template <>
-struct Packed<at::_ops::conv3d> : PackedConvolution {};
+at::Tensor call_packed(at::_ops::addmm, const at::Tensor& bias, const at::Tensor& input,
+                       const at::Tensor& weight, const at::Scalar& beta, const at::Scalar& alpha,
+                       at::ScalarType to) {
+  if (!beta.equal(1) || !alpha.equal(1)) return {};
+  return packed_product(Layout::Addmm, {input, weight, bias, dtype_of_type(to), kCaller});
+}
+
+template <typename AtenOp>
+  requires std::is_same_v<AtenOp, at::_ops::conv2d> || std::is_same_v<AtenOp, at::_ops::conv3d>
+at::Tensor call_packed(AtenOp, const at::Tensor& input, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                       const c10::SymInt& groups, at::ScalarType to) {
+  const auto known = [](c10::SymIntArrayRef numbers) { return c10::asIntArrayRefSlowOpt(numbers); };
+  if (!known(stride) || !known(padding) || !known(dilation) || groups.is_symbolic()) return {};
+  const at::Tensor added = bias.value_or(at::Tensor());
+  return packed_convolution(
+      {input, weight, added, dtype_of_type(to), kCaller},
+      {*known(padding), *known(stride), *known(dilation), groups.as_int_unchecked()});
+}
 
 template <typename AtenOp, typename Signature>
 struct WeightOp;
@@ -136,7 +121,7 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The product itself: of weights that the cache holds, or as a tracer sees it.
   static at::Tensor compute(Args... args, at::ScalarType to) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    at::Tensor packed = Packed<AtenOp>::call(args..., to);
+    at::Tensor packed = call_packed(AtenOp(), args..., to);
     return packed.defined() ? packed : AtenOp::call(lower(args, to)...);
   }
 

@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include <string>
-#include <utility>
 
 #include "base/torch_private.h"
 #include "cast/numbers.h"

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <cstdint>
 
-#include "base/forked.h"
 #include "kernels/cast_strided.h"
 
 namespace habana_mp {
@@ -16,10 +17,19 @@ inline constexpr std::int64_t kGrain = 1 << 15;
 // Below so many elements a cast is over sooner than other threads could take the GIL.
 inline constexpr std::int64_t kReleaseGilAbove = 1 << 16;
 
+namespace parallel_detail {
+
+// Set in a process that was forked from one that had this module. It has none of the threads of its
+// parent; those of OpenMP it would wait for, for ever.
+inline std::atomic<bool> forked{false};
+inline const int notices_forks = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+}  // namespace parallel_detail
+
 // at::parallel_for, on one thread in a forked process.
 template <typename Share>
 void in_parallel(std::int64_t begin, std::int64_t end, std::int64_t grain, const Share& share) {
-  if (end - begin <= grain || is_forked()) {
+  if (end - begin <= grain || parallel_detail::forked.load(std::memory_order_relaxed)) {
     share(begin, end);
   } else {
     at::parallel_for(begin, end, grain, share);

@@ -3,8 +3,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "base/torch_private.h"
-#include "cast/dtypes.h"
 #include "kernels/cast_kernels.h"
 #include "policy/decide.h"
 

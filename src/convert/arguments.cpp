@@ -1,12 +1,9 @@
 #include "convert/arguments.h"
 
 #include <torch/csrc/Dtype.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/torch_private.h"
 

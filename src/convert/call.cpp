@@ -1,5 +1,4 @@
-#include "convert/call.h"
-
+// One call of a patched op.
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -8,15 +7,13 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/python_error.h"
 #include "base/torch_private.h"
-#include "call/error_note.h"
+#include "call/errors.h"
 #include "call/packed_call.h"
-#include "call/refusal.h"
 #include "call/weight_ops.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
@@ -25,7 +22,6 @@
 #include "convert/notify.h"
 #include "convert/overrides.h"
 #include "convert/patched_op.h"
-#include "convert/recast.h"
 #include "convert/without_low_kernel.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"

@@ -5,9 +5,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/name_numbers.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "cast/tensors.h"
-#include "listen/decider_id.h"
+#include "listen/event.h"
 #include "scope/compound.h"
 
 namespace habana_mp {

@@ -14,10 +14,8 @@ namespace habana_mp {
 namespace {
 
 // The tensors of a call as it will be made, and what stands in for tensors, for __torch_function__.
-PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
-  const std::span<PyObject* const> others = arguments.overriders();
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(arguments.size() + others.size()));
-  if (tuple == nullptr) return nullptr;
+py::tuple tensor_tuple(const Arguments& arguments, PyObject* const* args) {
+  py::list found;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const FoundTensor& tensor = arguments.tensor(i);
     PyObject* value = args[tensor.argument];
@@ -26,43 +24,31 @@ PyObject* tensor_tuple(const Arguments& arguments, PyObject* const* args) {
       value = PyList_Check(value) ? PyList_GetItem(value, tensor.item)
                                   : PyTuple_GetItem(value, tensor.item);
     }
-    if (value == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), Py_NewRef(value));
+    if (value == nullptr) throw py::error_already_set();
+    found.append(py::handle(value));
   }
-  for (std::size_t i = 0; i < others.size(); ++i) {
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(arguments.size() + i), Py_NewRef(others[i]));
-  }
-  return tuple;
+  for (PyObject* other : arguments.overriders()) found.append(py::handle(other));
+  return py::tuple(found);
 }
 
-// 1 if a mode or a subclass among the tensors overrides the op, 0 if none does, -1 with a Python
-// error set.
-int has_overrides(const CallForm& form, const Arguments& arguments, PyObject* tensors) {
-  if (!form.overridable) return 0;
-  if (torch_private::in_function_mode()) return 1;
-  if (!arguments.overridden()) return 0;
+// Whether a mode or a subclass among the tensors overrides the op.
+bool has_overrides(const CallForm& form, const Arguments& arguments, const py::tuple& tensors) {
+  if (!form.overridable) return false;
+  if (torch_private::in_function_mode()) return true;
+  if (!arguments.overridden()) return false;
   static PyObject* has_torch_function = module_attribute("torch.overrides", "has_torch_function");
-  PyObject* answer = PyObject_CallOneArg(has_torch_function, tensors);
-  if (answer == nullptr) return -1;
-  const int truth = PyObject_IsTrue(answer);
-  Py_DECREF(answer);
-  return truth;
+  return py::bool_(py::handle(has_torch_function)(tensors));
 }
 
 // What __torch_function__ gets: what torch has under the op's name, as torch's own look-up by name
 // would find it, so that `func is F.linear` holds. It equals the original, which a table made
-// before the conversion has. A new reference.
-PyObject* override_argument(const PatchedOp& op) {
+// before the conversion has.
+py::object override_argument(const PatchedOp& op) {
   if (op.override_function == op.original)
-    return Py_NewRef(reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
-  PyObject* name = PyObject_GetAttrString(op.override_function, "__name__");
-  if (name == nullptr) return nullptr;
-  PyObject* function = PyObject_GetAttr(THPVariableClass, name);
-  Py_DECREF(name);
-  return function;
+    return py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(const_cast<PatchedOp*>(&op)));
+  const py::object name = py::handle(op.override_function).attr("__name__");
+  return py::handle(THPVariableClass).attr(name);
 }
 
 // The op that this thread has just passed to __torch_function__. When it is called from there, the
@@ -71,36 +57,29 @@ thread_local const PyObject* overriding = nullptr;
 
 // Whether torch.overrides failed to say that nobody implements the op: it names the op by its
 // __module__, which methods lack.
-bool is_unnamed_refusal(PyObject* function) {
-  if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
-  PyObject *type, *error, *traceback;
-  PyErr_Fetch(&type, &error, &traceback);
-  PyErr_NormalizeException(&type, &error, &traceback);
-  PyObject* object = PyObject_GetAttrString(error, "obj");
-  const bool is_function = object == function;
-  if (object == nullptr) PyErr_Clear();
-  Py_XDECREF(object);
-  PyErr_Restore(type, error, traceback);
-  return is_function;
+bool is_unnamed_refusal(const py::error_already_set& error, const py::object& function) {
+  return error.matches(PyExc_AttributeError) &&
+         py::getattr(error.value(), "obj", py::none()).is(function);
 }
 
 // Has __torch_function__ of a mode or of the `relevant` arguments do the call.
-PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* const* args,
+PyObject* call_overrider(const PatchedOp& op, const py::tuple& relevant, PyObject* const* args,
                          std::size_t nargsf, PyObject* kwnames) {
   static PyObject* handle = module_attribute("torch.overrides", "handle_torch_function");
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
   const Py_ssize_t named = kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames);
-  PyObject* function = override_argument(op);
-  if (function == nullptr) return nullptr;
-  const py::object keep = py::reinterpret_steal<py::object>(function);
-  c10::SmallVector<PyObject*, 12> stack{function, relevant};
+  const py::object function = override_argument(op);
+  c10::SmallVector<PyObject*, 12> stack{function.ptr(), relevant.ptr()};
   stack.append(args, args + positional + named);
-  overriding = function;
+  overriding = function.ptr();
   PyObject* result =
       PyObject_Vectorcall(handle, stack.data(), static_cast<std::size_t>(positional + 2), kwnames);
   overriding = nullptr;
   if (result != nullptr) return result;
-  if (is_unnamed_refusal(function)) {
+  py::error_already_set error;
+  if (!is_unnamed_refusal(error, function)) {
+    error.restore();
+  } else {
     PyErr_Format(PyExc_TypeError,
                  "no implementation found for %R on types that implement __torch_function__",
                  op.override_function);
@@ -113,13 +92,12 @@ PyObject* call_overrider(const PatchedOp& op, PyObject* relevant, PyObject* cons
   return nullptr;
 }
 
-// The function of a class's __torch_function__. A new reference, null with a Python error set.
-PyObject* torch_function_of(PyObject* type) {
-  PyObject* method = PyObject_GetAttrString(type, "__torch_function__");
-  if (method == nullptr || !PyMethod_Check(method)) return method;
-  PyObject* function = Py_NewRef(PyMethod_GET_FUNCTION(method));
-  Py_DECREF(method);
-  return function;
+// The function of a class's __torch_function__.
+py::object torch_function_of(PyObject* type) {
+  const py::object method = py::getattr(type, "__torch_function__", py::none());
+  return PyMethod_Check(method.ptr())
+             ? py::reinterpret_borrow<py::object>(PyMethod_GET_FUNCTION(method.ptr()))
+             : method;
 }
 
 }  // namespace
@@ -127,16 +105,13 @@ PyObject* torch_function_of(PyObject* type) {
 bool only_torch_sees(const Arguments& arguments) {
   if (torch_private::in_function_mode() || !arguments.overriders().empty()) return false;
   if (!arguments.overridden()) return true;
-  static PyObject* of_tensor = torch_function_of(THPVariableClass);
+  static PyObject* of_tensor = torch_function_of(THPVariableClass).release().ptr();
   static PyObject* disabled = module_attribute("torch._C", "_disabled_torch_function_impl");
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     PyObject* tensor = arguments.tensor(i).object;
     if (THPVariable_CheckExact(tensor)) continue;
-    PyObject* function = torch_function_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
-    const bool own = function != of_tensor && function != disabled;
-    if (function == nullptr) PyErr_Clear();
-    Py_XDECREF(function);
-    if (own) return false;
+    const py::object function = torch_function_of(reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+    if (function.ptr() != of_tensor && function.ptr() != disabled) return false;
   }
   return true;
 }
@@ -153,17 +128,15 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   }
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
 
-  PyObject* tensors = tensor_tuple(arguments, args);
-  if (tensors == nullptr) return nullptr;
-  const int overridden = has_overrides(op.form, arguments, tensors);
-  PyObject* result = nullptr;
-  if (overridden == 0) {
-    result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
-  } else if (overridden > 0) {
-    result = call_overrider(op, tensors, args, nargsf, kwnames);
+  try {
+    const py::tuple tensors = tensor_tuple(arguments, args);
+    return has_overrides(op.form, arguments, tensors)
+               ? call_overrider(op, tensors, args, nargsf, kwnames)
+               : PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
   }
-  Py_DECREF(tensors);
-  return result;
 }
 
 bool take_from_override(const PatchedOp& op) {

@@ -7,6 +7,7 @@
 
 #include <torch/csrc/python_headers.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -37,6 +38,10 @@ struct PatchedOp {
   // Of a function that the user registered, in regions of autocast: the policy that its rule is of.
   std::shared_ptr<const Policy>* region_policy;
 };
+
+// The slot: one call, decided, its arguments cast, and the original called.
+PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf,
+                     PyObject* kwnames);
 
 // D19: what runs inside an op of the lower or the fp32 list gets no rule of its own.
 inline bool is_atomic(const PatchedOp& op) {

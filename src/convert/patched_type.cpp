@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "convert/call.h"
 #include "convert/patched_op.h"
 
 namespace habana_mp {

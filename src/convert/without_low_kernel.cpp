@@ -3,11 +3,9 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <string>
 
 #include "base/torch_private.h"
-#include "call/error_note.h"
-#include "call/no_kernel.h"
+#include "call/errors.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"

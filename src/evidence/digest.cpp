@@ -127,10 +127,6 @@ bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b) {
                     [](const auto& x, const auto& y) { return x.hash == y.hash && x.hash != 0; });
 }
 
-double distance(const Digest& from, const Digest& to) {
-  return distance(std::vector<Digest>{from}, std::vector<Digest>{to});
-}
-
 double distance(const std::vector<Digest>& from, const std::vector<Digest>& to) {
   if (from.size() != to.size()) return std::numeric_limits<double>::quiet_NaN();
   double squares = 0, whole = 0;

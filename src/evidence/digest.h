@@ -29,7 +29,6 @@ bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b);
 // How far numbers are from others of their sizes, in parts of the size of the first ones: by the
 // samples, each of which stands for its tensor. NaN where the sizes differ, infinite where some
 // number is finite in one of them alone.
-double distance(const Digest& from, const Digest& to);
 double distance(const std::vector<Digest>& from, const std::vector<Digest>& to);
 
 }  // namespace habana_mp::evidence

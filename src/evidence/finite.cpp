@@ -10,9 +10,7 @@
 #include <cstdint>
 
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
 #include "cast/parallel.h"
-#include "evidence/readable.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -74,16 +72,12 @@ NotFinite not_finite(const at::Tensor& given) {
 }
 
 NotFinite not_finite(const c10::IValue& argument) {
-  if (argument.isTensor()) return not_finite(argument.toTensor());
   if (argument.isDouble()) return of_number(argument.toDouble());
   NotFinite all;
-  if (argument.isTensorList()) {
-    for (const at::Tensor& tensor : argument.toTensorVector()) all.add(not_finite(tensor));
-  } else if (argument.isOptionalTensorList()) {
-    for (const auto& tensor : argument.toOptionalTensorVector()) {
-      if (tensor) all.add(not_finite(*tensor));
-    }
-  }
+  with_tensors(argument, [&](const at::Tensor& tensor) {
+    all.add(not_finite(tensor));
+    return tensor;
+  });
   return all;
 }
 

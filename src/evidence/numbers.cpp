@@ -6,9 +6,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "cast/parallel.h"

@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
 
 namespace habana_mp::evidence {

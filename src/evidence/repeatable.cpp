@@ -1,5 +1,3 @@
-#include "evidence/repeatable.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "base/op_schema.h"
+#include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
 namespace {

@@ -13,10 +13,7 @@
 #include "base/op_schema.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
-#include "cast/numbers.h"
 #include "cast/tensors.h"
-#include "evidence/readable.h"
-#include "evidence/repeatable.h"
 #include "policy/op_traits.h"
 #include "policy/roles.h"
 #include "scope/state.h"
@@ -27,15 +24,16 @@ using report::Unmeasured;
 
 namespace {
 
+bool has_part(std::string_view op, std::initializer_list<std::string_view> parts) {
+  return std::ranges::any_of(
+      parts, [&](std::string_view part) { return op.find(part) != std::string_view::npos; });
+}
+
 // Of ops that computes() does not know, because no user calls them: what a backward pass is made
 // of, and what attention, norms and convolutions are.
 bool is_part(std::string_view op) {
-  for (const std::string_view part :
-       {"_backward", "softmax", "scaled_dot_product", "convolution", "_norm", "_rnn", "addmm",
-        "bilinear", "embedding_bag", "dropout"}) {
-    if (op.find(part) != std::string_view::npos) return true;
-  }
-  return false;
+  return has_part(op, {"_backward", "softmax", "scaled_dot_product", "convolution", "_norm", "_rnn",
+                       "addmm", "bilinear", "embedding_bag", "dropout"});
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -65,10 +63,7 @@ c10::WarningHandler& silent() {
 
 // What makes memory and fills it with nothing, or hands numbers on as they are.
 bool is_bare(std::string_view op) {
-  for (const std::string_view part : {"empty", "resize", "as_strided", "set_", "record_stream"}) {
-    if (op.find(part) != std::string_view::npos) return true;
-  }
-  return false;
+  return has_part(op, {"empty", "resize", "as_strided", "set_", "record_stream"});
 }
 
 // What writes to memory without reading it: that may hold anything before.

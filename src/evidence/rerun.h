@@ -12,16 +12,32 @@
 #include <optional>
 #include <vector>
 
+#include "cast/numbers.h"
+#include "cast/storage_check.h"
 #include "report/values.h"
 
 namespace habana_mp::evidence {
 
 inline constexpr std::size_t kNoArgument = static_cast<std::size_t>(-1);
 
+// Which ops may be run again to measure them, and why others may not (D50): a table of names over
+// what the schema of an op says (evidence/repeatable.cpp). Running again must be safe for every op
+// of torch that the table does not name; tests/evidence/rerun/test_repeatable.py looks at all of
+// them.
+
+// Of every call of the op; None where a call may be made again.
+report::Unmeasured why_not_again(const c10::OperatorHandle& op);
+
+// Whether the op runs Python for a tensor with these keys: what that does nobody knows.
+bool runs_python(const c10::OperatorHandle& op, c10::DispatchKeySet keys);
+
+// With each instrument that begins, so that kernels which were registered meanwhile are seen.
+void forget_kernels();
+
 // What must be known of an op to run it again.
 struct Op {
   c10::OperatorHandle handle;
-  // Why no call of it may be made again; see evidence/repeatable.h.
+  // Why no call of it may be made again.
   report::Unmeasured why_not = report::Unmeasured::None;
   bool computing = false;   // as policies mean it, or a part of what does
   bool repeatable = false;  // it computes, and may be run again
@@ -34,6 +50,14 @@ struct Op {
   std::size_t dropout = kNoArgument;           // the argument that says how much is dropped
   std::size_t train = kNoArgument;             // or whether something is
 };
+
+// Whether the numbers are there to be read by ATen: of a strided tensor, not one of a compiler, of
+// a transform, of a subclass with Python of its own, or of memory that was given back (FSDP does
+// so).
+inline bool is_readable(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_meta() &&
+         is_ordinary(tensor) && holds_numbers(tensor);
+}
 
 // The op that is called, found once; null for what is no op of the dispatcher.
 const Op* op_of(const at::RecordFunction& call);

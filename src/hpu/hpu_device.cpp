@@ -38,13 +38,9 @@ struct Name {
 
 std::atomic<DeviceType> target = kNone;
 
-// Where a library of torch calls its parser.
-struct ParserCall {
-  ImportSlot slot;
-  void* original = nullptr;
-};
-ParserCall in_python;   // libtorch_python: every argument that is a device
-ParserCall in_scripts;  // libtorch_cpu: the constants of TorchScript
+// Where the libraries of torch call its parser.
+ImportSlot in_python;   // libtorch_python: every argument that is a device
+ImportSlot in_scripts;  // libtorch_cpu: the constants of TorchScript
 
 // Which of the two names a device string begins with; empty for any other.
 std::string_view name_in(std::string_view text) {
@@ -211,12 +207,12 @@ void restore_type() {
 
 // All of them or none.
 void exchange_parsers() {
-  in_python.original = in_python.slot.exchange(reinterpret_cast<void*>(&parse));
-  if (!in_scripts.slot) return;
+  in_python.replace(reinterpret_cast<void*>(&parse));
+  if (!in_scripts) return;
   try {
-    in_scripts.original = in_scripts.slot.exchange(reinterpret_cast<void*>(&parse));
+    in_scripts.replace(reinterpret_cast<void*>(&parse));
   } catch (...) {
-    in_python.slot.exchange(in_python.original);
+    in_python.restore();
     throw;
   }
 }
@@ -224,20 +220,17 @@ void exchange_parsers() {
 }  // namespace
 
 void map_to(DeviceType type) {
-  const bool first = target.load() == kNone;
-  if (first) {
-    in_python.slot = ImportSlot::find(&THPDeviceType, torch_private::kDeviceParser);
-    in_scripts.slot =
+  if (target.load() == kNone) {
+    in_python = ImportSlot::find(&THPDeviceType, torch_private::kDeviceParser);
+    in_scripts =
         ImportSlot::find(torch_private::inside_libtorch_cpu(), torch_private::kDeviceParser);
-    if (!in_python.slot) {
+    if (!in_python) {
       throw std::runtime_error(
           "this build of torch does not read device names through c10::Device: \"hpu\" cannot be "
           "mapped to another device");
     }
     type_property.find();
     index_property.find();
-  }
-  if (first) {
     exchange_parsers();
     patch_type();
   }
@@ -246,9 +239,8 @@ void map_to(DeviceType type) {
 
 void unmap() {
   if (target.load() == kNone) return;
-  for (ParserCall* call : {&in_python, &in_scripts}) {
-    if (call->slot) call->slot.exchange(call->original);
-  }
+  in_python.restore();
+  if (in_scripts) in_scripts.restore();
   restore_type();
   target = kNone;
 }

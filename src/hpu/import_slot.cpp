@@ -33,52 +33,44 @@ struct Library {
   std::uintptr_t read_only_begin = 0;
   std::uintptr_t read_only_end = 0;
 
-  void read_dynamic(const ElfW(Dyn) * entry);
-  void* slot_of(const char* symbol) const;
-};
-
-void Library::read_dynamic(const ElfW(Dyn) * entry) {
-  const auto at = [&](std::uintptr_t address) {  // glibc has relocated these, musl has not
-    return address < base ? address + base : address;
-  };
-  const ElfW(Rela)* calls_begin = nullptr;
-  const ElfW(Rela)* data_begin = nullptr;
-  std::size_t calls_bytes = 0;
-  std::size_t data_bytes = 0;
-  for (; entry->d_tag != DT_NULL; ++entry) {
-    const std::uintptr_t value = entry->d_un.d_ptr;
-    if (entry->d_tag == DT_JMPREL) {
-      calls_begin = reinterpret_cast<const ElfW(Rela)*>(at(value));
-    } else if (entry->d_tag == DT_PLTRELSZ) {
-      calls_bytes = value;
-    } else if (entry->d_tag == DT_RELA) {
-      data_begin = reinterpret_cast<const ElfW(Rela)*>(at(value));
-    } else if (entry->d_tag == DT_RELASZ) {
-      data_bytes = value;
-    } else if (entry->d_tag == DT_SYMTAB) {
-      symbols = reinterpret_cast<const ElfW(Sym)*>(at(value));
-    } else if (entry->d_tag == DT_STRTAB) {
-      names = reinterpret_cast<const char*>(at(value));
-    }
+  void read_dynamic(const ElfW(Dyn) * entries) {
+    const auto value = [&](std::int64_t tag) {
+      const ElfW(Dyn)* entry = entries;
+      while (entry->d_tag != DT_NULL && entry->d_tag != tag) ++entry;
+      return entry->d_tag == tag ? std::uintptr_t{entry->d_un.d_ptr} : 0;
+    };
+    const auto at = [&]<typename T>(std::int64_t tag, const T*& place) {
+      const std::uintptr_t address = value(tag);
+      if (address == 0) return;
+      // glibc has relocated it, musl has not
+      place = reinterpret_cast<const T*>(address < base ? address + base : address);
+    };
+    const auto relocations = [&](std::int64_t tag, std::int64_t tag_of_bytes) {
+      const ElfW(Rela)* first = nullptr;
+      at(tag, first);
+      return std::span(first, value(tag_of_bytes) / sizeof(ElfW(Rela)));
+    };
+    calls = relocations(DT_JMPREL, DT_PLTRELSZ);
+    data = relocations(DT_RELA, DT_RELASZ);
+    at(DT_SYMTAB, symbols);
+    at(DT_STRTAB, names);
   }
-  calls = {calls_begin, calls_bytes / sizeof(ElfW(Rela))};
-  data = {data_begin, data_bytes / sizeof(ElfW(Rela))};
-}
 
-void* Library::slot_of(const char* symbol) const {
-  if (symbols == nullptr || names == nullptr) return nullptr;
-  for (const auto& relocations : {calls, data}) {
-    for (const ElfW(Rela) & relocation : relocations) {
-      const auto kind = static_cast<unsigned>(ELF64_R_TYPE(relocation.r_info));
-      if (kind != kJumpSlot && kind != kGlobalData) continue;
-      const ElfW(Sym) & named = symbols[ELF64_R_SYM(relocation.r_info)];
-      if (std::strcmp(names + named.st_name, symbol) == 0) {
-        return reinterpret_cast<void*>(base + relocation.r_offset);
+  void* slot_of(const char* symbol) const {
+    if (symbols == nullptr || names == nullptr) return nullptr;
+    for (const auto& relocations : {calls, data}) {
+      for (const ElfW(Rela) & relocation : relocations) {
+        const auto kind = static_cast<unsigned>(ELF64_R_TYPE(relocation.r_info));
+        if (kind != kJumpSlot && kind != kGlobalData) continue;
+        const ElfW(Sym) & named = symbols[ELF64_R_SYM(relocation.r_info)];
+        if (std::strcmp(names + named.st_name, symbol) == 0) {
+          return reinterpret_cast<void*>(base + relocation.r_offset);
+        }
       }
     }
+    return nullptr;
   }
-  return nullptr;
-}
+};
 
 struct Search {
   std::uintptr_t inside;

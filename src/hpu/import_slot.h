@@ -2,8 +2,6 @@
 // its global offset table that the dynamic linker fills in. Knows nothing of torch. ELF only.
 #pragma once
 
-#include <cstddef>
-
 namespace habana_mp {
 
 class ImportSlot {
@@ -14,12 +12,16 @@ class ImportSlot {
 
   explicit operator bool() const { return address_ != nullptr; }
 
-  // From now on the library calls `function`; returns what it called before. std::system_error
-  // where the system does not let the slot be written.
-  void* exchange(void* function);
+  // From now on the library calls `function`, until restore(). std::system_error where the system
+  // does not let the slot be written.
+  void replace(void* function) { original_ = exchange(function); }
+  void restore() { exchange(original_); }
 
  private:
+  void* exchange(void* function);
+
   void** address_ = nullptr;
+  void* original_ = nullptr;
   bool read_only_ = false;
 };
 

@@ -1,6 +1,8 @@
 // Which variant runs. See cast_kernels.h.
 #include "kernels/cast_kernels.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -19,33 +21,18 @@ namespace {
 
 constexpr const char* kEnvironment = "HABANA_MP_CAST_VARIANT";
 
-struct Named {
-  Variant variant;
-  const char* name;
-};
-constexpr Named kNames[] = {{Variant::Scalar, "scalar"},
-                            {Variant::Avx2, "avx2"},
-                            {Variant::Avx512, "avx512"},
-                            {Variant::Avx512Bf16, "avx512_bf16"},
-                            {Variant::Neon, "neon"}};
-
-const KernelTable& table_of(Variant variant) {
-  switch (variant) {
+// Both by the variant; of another processor there are no kernels.
+constexpr std::array kNames = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+constexpr const KernelTable* kTables[kNames.size()] = {
+    &kScalarKernels,
 #if defined(__x86_64__)
-    case Variant::Avx2:
-      return kAvx2Kernels;
-    case Variant::Avx512:
-      return kAvx512Kernels;
-    case Variant::Avx512Bf16:
-      return kAvx512Bf16Kernels;
+    &kAvx2Kernels,
+    &kAvx512Kernels,
+    &kAvx512Bf16Kernels,
 #elif defined(__aarch64__)
-    case Variant::Neon:
-      return kNeonKernels;
+    nullptr,         nullptr, nullptr, &kNeonKernels,
 #endif
-    default:
-      return kScalarKernels;
-  }
-}
+};
 
 std::vector<Variant> detect() {
   std::vector<Variant> found{Variant::Scalar};
@@ -69,10 +56,7 @@ std::vector<Variant> detect() {
 }
 
 bool is_available(Variant variant) {
-  for (const Variant other : available()) {
-    if (other == variant) return true;
-  }
-  return false;
+  return std::ranges::find(available(), variant) != available().end();
 }
 
 std::string available_names() {
@@ -87,37 +71,25 @@ std::string available_names() {
 Variant choose() {
   const char* wanted = std::getenv(kEnvironment);
   if (wanted == nullptr || *wanted == '\0') return available().back();
-  for (const Named& named : kNames) {
-    if (std::string_view(wanted) != named.name) continue;
-    if (is_available(named.variant)) return named.variant;
+  const auto* named = std::ranges::find(kNames, std::string_view(wanted));
+  if (named == kNames.end()) {
     throw std::invalid_argument(std::string(kEnvironment) + "=" + wanted +
-                                " is a variant that this CPU cannot run. It runs " +
-                                available_names());
+                                " is not a variant. This CPU runs " + available_names());
   }
+  const auto variant = static_cast<Variant>(named - kNames.begin());
+  if (is_available(variant)) return variant;
   throw std::invalid_argument(std::string(kEnvironment) + "=" + wanted +
-                              " is not a variant. This CPU runs " + available_names());
+                              " is a variant that this CPU cannot run. It runs " +
+                              available_names());
 }
 
-// Null until first used. Two threads may both choose, and choose the same.
-std::atomic<const KernelTable*> active_table{nullptr};
-
-const KernelTable& active_kernels() {
-  const KernelTable* table = active_table.load(std::memory_order_relaxed);
-  if (table == nullptr) {
-    table = &table_of(choose());
-    active_table.store(table, std::memory_order_relaxed);
-  }
-  return *table;
-}
+// Two threads may both choose, and choose the same.
+constexpr int kNotChosen = -1;
+std::atomic<int> chosen{kNotChosen};
 
 }  // namespace
 
-const char* variant_name(Variant variant) {
-  for (const Named& named : kNames) {
-    if (named.variant == variant) return named.name;
-  }
-  return "unknown";
-}
+const char* variant_name(Variant variant) { return kNames[static_cast<std::size_t>(variant)]; }
 
 std::span<const Variant> available() {
   static const std::vector<Variant> found = detect();
@@ -125,11 +97,12 @@ std::span<const Variant> available() {
 }
 
 Variant active() {
-  const KernelTable& kernels = active_kernels();
-  for (const Variant variant : available()) {
-    if (&table_of(variant) == &kernels) return variant;
+  int variant = chosen.load(std::memory_order_relaxed);
+  if (variant == kNotChosen) {
+    variant = static_cast<int>(choose());
+    chosen.store(variant, std::memory_order_relaxed);
   }
-  return Variant::Scalar;
+  return static_cast<Variant>(variant);
 }
 
 void force(Variant variant) {
@@ -138,15 +111,15 @@ void force(Variant variant) {
                                 " is a variant that this CPU cannot run. It runs " +
                                 available_names());
   }
-  active_table.store(&table_of(variant), std::memory_order_relaxed);
+  chosen.store(static_cast<int>(variant), std::memory_order_relaxed);
 }
 
-void reset() { active_table.store(nullptr, std::memory_order_relaxed); }
+void reset() { chosen.store(kNotChosen, std::memory_order_relaxed); }
 
 Kernel kernel(DType from, DType to, Stores stores) {
-  const KernelTable& kernels = active_kernels();
-  const auto& chosen = stores == Stores::Streaming ? kernels.streaming : kernels.cached;
-  const Kernel found = chosen[static_cast<int>(from)][static_cast<int>(to)];
+  const KernelTable& kernels = *kTables[static_cast<std::size_t>(active())];
+  const auto& table = stores == Stores::Streaming ? kernels.streaming : kernels.cached;
+  const Kernel found = table[static_cast<int>(from)][static_cast<int>(to)];
   if (found == nullptr) {
     throw std::invalid_argument(std::string("no cast from ") + dtype_name(from) + " to " +
                                 dtype_name(to));

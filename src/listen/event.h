@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "policy/decide.h"
 #include "policy/policy.h"
@@ -14,6 +15,12 @@
 namespace habana_mp::listen {
 
 enum class FrontEnd : std::uint8_t { None, Convert, Autocast };
+
+// Numbers of what decides calls, by its content: a region that is made anew at each step has one.
+// They are hashes, so nothing is kept of policies that come and go.
+std::uint64_t decider_id(const Policy& policy, FrontEnd front_end);
+// Of a rule of the conversion with this number.
+std::uint64_t decider_id(std::uint64_t conversion, std::string_view rule);
 
 struct Cast {
   DType from;

@@ -2,7 +2,6 @@
 // must not know Python, torch or any rule.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -23,16 +22,15 @@ struct DTypeRow {
   const char* cast_name;   // what the cast log prints of a cast to it (F111, D25)
   std::size_t bytes;       // of one number; of Other nobody asks
   bool eligible;           // casts go from and to it (D10)
-  std::uint8_t low;        // 0: no policy runs its lower list in it; else its place in kLowDTypes
 };
 
 inline constexpr DTypeRow kDTypes[] = {
-    {DType::Other, "other", "other", "to_other", 0, false, 0},
-    {DType::Float8, "float8", "fp8", "to_fp8", 1, false, 0},
-    {DType::Float16, "float16", "fp16", "to_fp16", 2, true, 2},
-    {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true, 1},
-    {DType::Float32, "float32", "fp32", "to_fp32", 4, true, 0},
-    {DType::Float64, "float64", "fp64", "to_fp64", 8, false, 0},
+    {DType::Other, "other", "other", "to_other", 0, false},
+    {DType::Float8, "float8", "fp8", "to_fp8", 1, false},
+    {DType::Float16, "float16", "fp16", "to_fp16", 2, true},
+    {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true},
+    {DType::Float32, "float32", "fp32", "to_fp32", 4, true},
+    {DType::Float64, "float64", "fp64", "to_fp64", 8, false},
 };
 inline constexpr std::size_t kDTypeCount = std::size(kDTypes);
 
@@ -69,24 +67,10 @@ inline constexpr std::uint32_t kSourceDTypes = kEligibleDTypes | dtype_bit(DType
 constexpr bool eligible(DType dtype) { return (kEligibleDTypes & dtype_bit(dtype)) != 0; }
 constexpr bool may_be_cast(DType dtype) { return (kSourceDTypes & dtype_bit(dtype)) != 0; }
 
-constexpr bool may_be_low(DType dtype) { return row_of(dtype).low != 0; }
-
-inline constexpr std::uint32_t kLowBits = [] {
-  std::uint32_t bits = 0;
-  for (const DTypeRow& row : kDTypes) bits |= row.low != 0 ? dtype_bit(row.dtype) : 0;
-  return bits;
-}();
-
 // What a policy may run its lower list in; the first is the default.
-inline constexpr auto kLowDTypes = [] {
-  constexpr auto kCount = static_cast<std::size_t>(
-      std::ranges::count_if(kDTypes, [](const DTypeRow& row) { return row.low != 0; }));
-  std::array<DType, kCount> low{};
-  for (const DTypeRow& row : kDTypes) {
-    if (row.low != 0) low[row.low - 1u] = row.dtype;
-  }
-  return low;
-}();
+inline constexpr std::array kLowDTypes = {DType::BFloat16, DType::Float16};
+inline constexpr std::uint32_t kLowBits = dtype_bit(kLowDTypes[0]) | dtype_bit(kLowDTypes[1]);
+constexpr bool may_be_low(DType dtype) { return (kLowBits & dtype_bit(dtype)) != 0; }
 
 // By any of its names: "bfloat16", "bf16", "torch.bfloat16". Other for a text that is none.
 constexpr DType dtype_named(std::string_view text) {

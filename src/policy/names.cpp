@@ -2,7 +2,6 @@
 #include "policy/names.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 
 namespace habana_mp {
@@ -181,8 +180,7 @@ bool is_dunder(std::string_view name) {
 }
 
 const Operator* find_operator(std::string_view symbol) {
-  const auto found = std::find_if(kOperators.begin(), kOperators.end(),
-                                  [symbol](const Operator& o) { return o.symbol == symbol; });
+  const auto* found = std::ranges::find(kOperators, symbol, &Operator::symbol);
   return found == kOperators.end() ? nullptr : &*found;
 }
 
@@ -200,7 +198,7 @@ class Levels {
   void add(const Level& names) {
     Level level;
     for (const std::string& name : names) {
-      if (std::find(seen_.begin(), seen_.end(), name) != seen_.end()) continue;
+      if (std::ranges::find(seen_, name) != seen_.end()) continue;
       seen_.push_back(name);
       level.push_back(name);
     }
@@ -217,7 +215,7 @@ class Levels {
 Level family_of(std::string_view name) {
   Level family;
   for (const Names<4>& names : kFamilies) {
-    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    if (std::ranges::find(names, name) == names.end()) continue;
     for (const std::string_view other : names) {
       if (other != name && !other.empty()) family.emplace_back(other);
     }
@@ -318,10 +316,10 @@ NamesOfHome names_of_home(std::string_view home_name) {
   Level reached;
   const std::vector<std::string>& spellings = levels.seen();
   const auto spelled = [&](std::string_view home) {
-    return std::find(spellings.begin(), spellings.end(), home) != spellings.end();
+    return std::ranges::find(spellings, home) != spellings.end();
   };
   for (const Reached& row : kReached) {
-    if (std::none_of(row.homes.begin(), row.homes.end(), spelled)) continue;
+    if (std::ranges::none_of(row.homes, spelled)) continue;
     for (const std::string_view name : row.names) {
       if (!name.empty() && !spelled(name)) reached.emplace_back(name);
     }

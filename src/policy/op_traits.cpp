@@ -82,12 +82,6 @@ NameSet set_of(std::string_view names) {
   return all;
 }
 
-NameSet all_not_computing() {
-  NameSet all;
-  for (const NotComputing& group : kNotComputing) add_names(all, group.ops);
-  return all;
-}
-
 // Found by running torch's own samples of every op under both front ends (make zoo): those whose
 // dtype the rules of other ops decide.
 constexpr std::string_view kCompounds =
@@ -192,7 +186,11 @@ bool may_lack_low_kernel(std::string_view op) {
 std::span<const NotComputing> not_computing() { return kNotComputing; }
 
 bool computes(std::string_view op) {
-  static const NameSet left_out = all_not_computing();
+  static const NameSet left_out = [] {
+    NameSet all;
+    for (const NotComputing& group : kNotComputing) add_names(all, group.ops);
+    return all;
+  }();
   const std::string_view own = without_module(op);
   return !left_out.contains(out_of_place(own)) && own.find("quantize") == std::string_view::npos &&
          !is_low_level(own);

@@ -2,11 +2,8 @@
 #include "policy/policy.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <stdexcept>
-#include <type_traits>
-#include <utility>
 
 #include "policy/names.h"
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
-#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "cast/tensors.h"
-#include "evidence/choices.h"
 #include "evidence/numbers.h"
 #include "evidence/shadows.h"
 

@@ -1,4 +1,5 @@
-// A call that is looked at as a whole: what it was given, to be run again from there.
+// A call that is looked at as a whole: what it was given, to be run again from there; which calls
+// are looked at so, and which row of a report their numbers belong to.
 #pragma once
 
 #include <ATen/SequenceNumber.h>
@@ -11,7 +12,7 @@
 #include "evidence/differences.h"
 #include "evidence/rerun.h"
 #include "report/values.h"
-#include "watch/probe.h"
+#include "watch/call_stack.h"
 
 namespace habana_mp::probe {
 
@@ -49,5 +50,16 @@ struct Off {
   bool ran = false;                                   // else it would be off by it in the low dtype
   std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/inner_gradients.h
 };
+
+// The frame that a call is counted with: of a row, or of a backward pass; null outside of any.
+const watch::Frame* counted_with(const watch::Thread& thread);
+
+// Whether the ops inside of the op have rules of their own, and so rows: they are looked at
+// instead.
+bool is_transparent(const watch::Frame& frame, const evidence::Op& op);
+// The same of a call, for whose insides torch.autocast may cast: its arguments and results would
+// not show that it ran low.
+bool is_transparent(const watch::Frame& frame, const evidence::Op& op,
+                    c10::ArrayRef<c10::IValue> inputs);
 
 }  // namespace habana_mp::probe

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <mutex>
 #include <set>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -17,11 +16,8 @@
 #include "cast/by_memory.h"
 #include "cast/tensors.h"
 #include "evidence/finite.h"
-#include "evidence/readable.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "watch/call_stack.h"
-#include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
 #include "watch/step_threads.h"
 

@@ -11,11 +11,9 @@
 #include "cast/dtypes.h"
 #include "cast/storage_check.h"
 #include "cast/tensors.h"
-#include "evidence/readable.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
-#include "probe/rows.h"
-#include "watch/dispatcher_watch.h"
+#include "probe/measured_call.h"
+#include "watch/call_stack.h"
 #include "watch/observatory.h"
 
 namespace habana_mp::probe {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,19 +13,15 @@
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/differences.h"
-#include "evidence/numbers.h"
-#include "evidence/repeatable.h"
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "probe/inherited_errors.h"
 #include "probe/measured_call.h"
 #include "probe/measures.h"
-#include "probe/rows.h"
 #include "scope/regions.h"
 #include "watch/backward_pass.h"
 #include "watch/call_stack.h"
-#include "watch/dispatcher_watch.h"
 #include "watch/observatory.h"
 #include "watch/observer.h"
 #include "watch/step_threads.h"

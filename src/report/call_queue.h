@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "report/listening.h"
@@ -28,10 +28,22 @@ class CallQueue final : public Listener {
 
   CallQueue() : Listener(Hears::Calls) {}
 
-  void ended(const Call& call, const Site& site) override;
+  void ended(const Call& call, const Site& site) override {
+    if (calls_.size() == kMostCalls) {
+      ++lost_;
+      return;
+    }
+    calls_.push_back({.site = site,
+                      .ns = call.ns,
+                      .input_dtypes = call.input_dtypes,
+                      .ran = call.ran,
+                      .casts = {call.casts.begin(), call.casts.end()},
+                      .first_node = call.first_node,
+                      .last_node = call.last_node});
+  }
 
   // Those since the last time, under the observer's lock. Beyond kMostCalls none is kept.
-  std::vector<EndedCall> take();
+  std::vector<EndedCall> take() { return std::exchange(calls_, {}); }
   // How many were not kept, in all. Without the lock.
   std::uint64_t lost() const { return lost_; }
 

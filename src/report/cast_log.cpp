@@ -15,7 +15,6 @@
 #include <iterator>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 

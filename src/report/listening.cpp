@@ -8,13 +8,9 @@ namespace habana_mp::report {
 namespace {
 
 // Never destroyed: at exit a listener may belong to an interpreter that is gone.
-struct All {
-  Listeners decisions, calls;
-};
-
 Listeners& of(Hears what) {
-  All& all = process_wide<All>();
-  return what == Hears::Decisions ? all.decisions : all.calls;
+  auto& [decisions, calls] = process_wide<std::pair<Listeners, Listeners>>();
+  return what == Hears::Decisions ? decisions : calls;
 }
 
 void update(Hears what) { listen::set_heard(what, !of(what).empty()); }

@@ -1,7 +1,6 @@
 #include "report/report.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace habana_mp::report {
 namespace {

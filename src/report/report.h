@@ -98,7 +98,6 @@ class Report final : public Listener {
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
                      unsigned times) override;
 
-  std::uint64_t start_ns() const { return start_ns_; }
   std::size_t row_count() const { return rows_.size(); }
   const Row& row(SiteId site) const { return rows_[site]; }
   // Whether calls are measured for it.

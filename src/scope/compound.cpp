@@ -8,7 +8,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
-#include "listen/decider_id.h"
+#include "listen/event.h"
 
 namespace habana_mp::autocast {
 namespace {

@@ -3,8 +3,6 @@
 // they do under autocast.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>

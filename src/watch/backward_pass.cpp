@@ -1,5 +1,6 @@
 #include "watch/backward_pass.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "base/name_numbers.h"
 #include "base/process_wide.h"
 #include "scope/regions.h"
+#include "watch/observatory.h"
 #include "watch/where.h"
 
 namespace habana_mp::watch {
@@ -27,6 +29,20 @@ std::vector<int>& running() {
   thread_local std::vector<int> passes;
   return passes;
 }
+
+constexpr std::size_t kMostNodes = 1 << 20;
+constexpr int kMostSteps = 16;  // calls inside one another
+
+struct Nodes {
+  std::atomic<int> wanted{0};
+  struct Made {
+    std::uint64_t last;
+    report::SiteId site;
+  };
+  std::map<std::uint64_t, Made> made;  // by the first one; with the lock of the observer
+};
+
+Nodes& nodes() { return process_wide<Nodes>(); }
 
 }  // namespace
 
@@ -52,5 +68,34 @@ BackwardPass backward_pass() {
 void enter_node() { running().push_back(autocast::graph_task()); }
 
 void leave_node() { running().pop_back(); }
+
+void keep_nodes(bool wanted) {
+  if (wanted) {
+    ++nodes().wanted;
+  } else if (--nodes().wanted == 0) {
+    const std::lock_guard guard(all().mutex);
+    nodes().made.clear();
+  }
+}
+
+void note_nodes(const report::Call& call) {
+  if (nodes().wanted.load(std::memory_order_relaxed) == 0 || call.last_node <= call.first_node)
+    return;
+  auto& made = nodes().made;
+  // Of calls inside one another that begin with the same node the inner one ends first, and stays.
+  if (made.size() < kMostNodes)
+    made.try_emplace(call.first_node, Nodes::Made{call.last_node, call.site});
+}
+
+report::SiteId site_of_node(std::uint64_t number) {
+  const std::lock_guard guard(all().mutex);
+  const auto& made = nodes().made;
+  auto found = made.upper_bound(number);
+  for (int step = 0; step < kMostSteps && found != made.begin(); ++step) {
+    --found;
+    if (number < found->second.last) return found->second.site;
+  }
+  return report::kNone;
+}
 
 }  // namespace habana_mp::watch

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "cast/dtypes.h"
-#include "policy/dtype.h"
-#include "watch/made_nodes.h"
+#include "watch/backward_pass.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp::watch {
 
@@ -65,6 +65,27 @@ bool is_whole(const at::Tensor& tensor) {
   return tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
 }
 
+// Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.
+unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, SiteId site) {
+  const std::uint32_t version =
+      tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+  const std::uint64_t epoch = weight_cache().epoch();
+  const void* data = tensor.const_data_ptr();
+  const bool same = history.times > 0 && history.cast_to == to && history.version == version &&
+                    history.epoch == epoch && history.data == data &&
+                    history.numel == tensor.numel();
+  if (!same) {
+    history.times = 0;
+    history.first = site;
+    history.cast_to = to;
+    history.version = version;
+    history.epoch = epoch;
+    history.data = data;
+    history.numel = tensor.numel();
+  }
+  return ++history.times;
+}
+
 }  // namespace
 
 void show(Frame& frame, Tensors inputs) {
@@ -111,13 +132,14 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
   call.casts = {frame.casts.data(), frame.casts.size()};
   call.last_node = at::sequence_number::peek();
   call.in_optimizer = thread.in_optimizer;
+  const auto is_input = [&](const at::Tensor& result) {
+    const auto* memory = result.storage().unsafeGetStorageImpl();
+    return std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
+  };
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
-    const auto* memory = result.storage().unsafeGetStorageImpl();
-    const bool is_input =
-        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     const DType dtype = dtype_of(result);
-    if (!is_input) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
+    if (!is_input(result)) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
   }
   TensorHistories::Gone expired;
   const std::lock_guard guard(all().mutex);
@@ -130,14 +152,11 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
   }
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.has_storage()) continue;
-    const auto* memory = result.storage().unsafeGetStorageImpl();
-    const bool is_input =
-        std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
     // A view: the same numbers, made where they were made.
-    if (is_input && !writes(frame)) continue;
+    if (is_input(result) && !writes(frame)) continue;
     History* history = all().histories.get(result);
     if (history == nullptr) continue;
-    if (!is_input || is_whole(result)) history->maker = frame.call.site;
+    if (!is_input(result) || is_whole(result)) history->maker = frame.call.site;
     const bool same = frame.path != kNone && dtype_of(result) == all().paths[frame.path].to;
     history->path = same ? frame.path : kNone;
     history->path_ns = frame.path_ns;

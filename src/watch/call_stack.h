@@ -68,4 +68,9 @@ void leave_out(std::uint64_t ns);
 // The call has made a cast.
 void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
 
+// Torch calls back for every op that it dispatches. An op that no rule has decided is a row of the
+// report where no other op has called it. With the lock of the observer.
+at::CallbackHandle watch_dispatcher();
+void unwatch_dispatcher(at::CallbackHandle handle);
+
 }  // namespace habana_mp::watch

@@ -1,5 +1,4 @@
-#include "watch/dispatcher_watch.h"
-
+// What torch calls back with for every op, and the probe that looks at it.
 #include <ATen/Parallel.h>
 #include <pybind11/pybind11.h>
 
@@ -24,7 +23,6 @@
 #include "scope/regions.h"
 #include "watch/backward_pass.h"
 #include "watch/call_stack.h"
-#include "watch/made_nodes.h"
 #include "watch/observatory.h"
 #include "watch/where.h"
 
@@ -186,9 +184,7 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }
 
-struct BackwardNodes {
-  at::CallbackHandle callback = 0;  // with the lock of the observer
-};
+at::CallbackHandle backward_nodes = 0;  // with the lock of the observer
 
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
   enter_node();
@@ -222,17 +218,16 @@ void set_probe(Probe& probe) {
   listen::set_heard(listen::Hears::Numbers, true);
   keep_nodes(true);
   const std::lock_guard guard(all().mutex);
-  process_wide<BackwardNodes>().callback =
-      at::addGlobalCallback(at::RecordFunctionCallback(node_begins, node_ends)
-                                .needsInputs(true)
-                                .scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  backward_nodes = at::addGlobalCallback(at::RecordFunctionCallback(node_begins, node_ends)
+                                             .needsInputs(true)
+                                             .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   look_at_callbacks();
 }
 
 void remove_probe(Probe& probe) {
   {
     const std::lock_guard guard(all().mutex);
-    at::removeCallback(process_wide<BackwardNodes>().callback);
+    at::removeCallback(backward_nodes);
     look_at_callbacks();
   }
   keep_nodes(false);

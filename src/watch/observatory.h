@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "base/fork_safe_mutex.h"

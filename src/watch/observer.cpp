@@ -4,11 +4,9 @@
 
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "base/process_wide.h"
 #include "watch/call_stack.h"
-#include "watch/dispatcher_watch.h"
 #include "watch/module_stack.h"
 #include "watch/observatory.h"
 #include "watch/probe.h"
@@ -29,127 +27,116 @@ const report::Where& kWhere = *new report::Where(where);  // never destroyed
 
 class ObservesCalls final : public listen::Observer {
  public:
-  bool begins(const listen::DecidedCall& call, c10::function_ref<Tensors()> inputs) override;
-  bool in_call() override;
-  void casts(const at::Tensor& source, const at::Tensor& result, const report::Cast& cast) override;
-  void forget_casts() override;
-  void abandon() override;
-  void ends(Tensors results) override;
-  std::uint64_t origin_here() override;
+  bool begins(const listen::DecidedCall& decided, c10::function_ref<Tensors()> inputs) override {
+    report::Call call{.key = {.op = decided.op,
+                              .decider_id = decided.decider_id,
+                              .front_end = decided.front_end,
+                              .outcome = report::outcome_of(decided.decision.cause)},
+                      .decision = decided.decision,
+                      .casting = decided.casting,
+                      .arguments = decided.arguments,
+                      .texts = &decided.texts,
+                      .where = &kWhere};
+    if (listen::anyone_hears(Hears::Decisions)) {
+      const pybind11::gil_scoped_acquire gil;
+      report::notify_decided(call);
+    }
+    if (!watching()) return false;
+    Thread& thread = this_thread();
+    if (thread.epoch == 0) return false;
+    // The dispatcher watch has begun a frame for the same call already.
+    Frame* dispatched = nullptr;
+    if (decided.dispatched && !thread.frames.empty() &&
+        thread.frames.back().kind == Frame::Kind::Dispatched) {
+      dispatched = &thread.frames.back();
+      dispatched->shown = false;
+    }
+    if (!decided.dispatched && thread.in_function_of(decided.op)) return false;
+    // They are the caller's, and may be gone before the call ends.
+    call.texts = nullptr;
+    call.where = nullptr;
+    call.arguments = {};
+    call.key.module = thread.modules.path();
+    call.site = site_of(call.key, [&] {
+      const pybind11::gil_scoped_acquire gil;
+      return Site{.policy = decided.texts.policy(),
+                  .rule = decided.texts.rule(),
+                  .source = source_here(),
+                  .in_force = decided.front_end};
+    });
+    Frame frame{.kind = Frame::Kind::Decided, .hides = decided.hides, .epoch = thread.epoch};
+    if (dispatched != nullptr) {
+      dispatched->call.site = call.site;
+      frame.probed = dispatched->probed;
+    }
+    if (frame.probed != nullptr) frame.probed->site = call.site;
+    if (call.decision.cause != Cause::None) frame.runs_in = call.decision.to;
+    frame.call = std::move(call);
+    show(frame, inputs());
+    frame.start = now_ns();
+    push(thread, std::move(frame));
+    return true;
+  }
+
+  bool in_call() override {
+    const Frame* frame = top();
+    return frame != nullptr && frame->kind == Frame::Kind::Decided;
+  }
+
+  void casts(const at::Tensor& source, const at::Tensor& result,
+             const report::Cast& cast) override {
+    if (!in_call()) return;
+    Frame& frame = *top();
+    if (Probe* looking = probe_here()) {
+      if (result.defined()) looking->casts(source, result);
+      auto& kept = frame.probed != nullptr ? frame.probed->casts : frame.cast_tensors;
+      kept.emplace_back(source, result);
+    }
+    notify_cast(frame, source, cast);
+  }
+
+  void forget_casts() override {
+    Frame* frame = top();
+    if (frame == nullptr) return;
+    frame->casts.clear();
+    frame->cast_tensors.clear();
+    if (frame->probed != nullptr) frame->probed->casts.clear();
+  }
+
+  void abandon() override {
+    Thread& thread = this_thread();
+    if (!thread.frames.empty()) pop(thread);
+  }
+
+  void ends(Tensors results) override {
+    Thread& thread = this_thread();
+    if (thread.frames.empty()) return;  // the last listener left meanwhile
+    const Frame frame = pop(thread);
+    finish(thread, frame, results);
+  }
+
+  std::uint64_t origin_here() override {
+    const Frame* frame = top();
+    if (frame == nullptr || frame->call.site == kNone) return 0;
+    return (this_thread().epoch << 32) | frame->call.site;
+  }
+
   at::Tensor cast_back(std::uint64_t origin, const at::Tensor& gradient, DType to,
-                       c10::function_ref<at::Tensor()> cast) override;
+                       c10::function_ref<at::Tensor()> cast) override {
+    if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return cast();
+    const std::uint64_t start = now_ns();
+    const DType from = dtype_of(gradient);
+    at::Tensor result = cast();
+    if (from == to) return result;
+    const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
+    if (Probe* looking = probe_here()) looking->casts(gradient, result);
+    const std::lock_guard guard(all().mutex);
+    if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
+    const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
+    for_listeners([&](report::Listener& listener) { listener.cast_back(site, made); });
+    return result;
+  }
 };
-
-bool ObservesCalls::begins(const listen::DecidedCall& decided,
-                           c10::function_ref<Tensors()> inputs) {
-  report::Call call{.key = {.op = decided.op,
-                            .decider_id = decided.decider_id,
-                            .front_end = decided.front_end,
-                            .outcome = report::outcome_of(decided.decision.cause)},
-                    .decision = decided.decision,
-                    .casting = decided.casting,
-                    .arguments = decided.arguments,
-                    .texts = &decided.texts,
-                    .where = &kWhere};
-  if (listen::anyone_hears(Hears::Decisions)) {
-    const pybind11::gil_scoped_acquire gil;
-    report::notify_decided(call);
-  }
-  if (!watching()) return false;
-  Thread& thread = this_thread();
-  if (thread.epoch == 0) return false;
-  // The dispatcher watch has begun a frame for the same call already.
-  Frame* dispatched = nullptr;
-  if (decided.dispatched && !thread.frames.empty() &&
-      thread.frames.back().kind == Frame::Kind::Dispatched) {
-    dispatched = &thread.frames.back();
-    dispatched->shown = false;
-  }
-  if (!decided.dispatched && thread.in_function_of(decided.op)) return false;
-  // They are the caller's, and may be gone before the call ends.
-  call.texts = nullptr;
-  call.where = nullptr;
-  call.arguments = {};
-  call.key.module = thread.modules.path();
-  call.site = site_of(call.key, [&] {
-    const pybind11::gil_scoped_acquire gil;
-    return Site{.policy = decided.texts.policy(),
-                .rule = decided.texts.rule(),
-                .source = source_here(),
-                .in_force = decided.front_end};
-  });
-  Frame frame{.kind = Frame::Kind::Decided, .hides = decided.hides, .epoch = thread.epoch};
-  if (dispatched != nullptr) {
-    dispatched->call.site = call.site;
-    frame.probed = dispatched->probed;
-  }
-  if (frame.probed != nullptr) frame.probed->site = call.site;
-  if (call.decision.cause != Cause::None) frame.runs_in = call.decision.to;
-  frame.call = std::move(call);
-  show(frame, inputs());
-  frame.start = now_ns();
-  push(thread, std::move(frame));
-  return true;
-}
-
-bool ObservesCalls::in_call() {
-  const Frame* frame = top();
-  return frame != nullptr && frame->kind == Frame::Kind::Decided;
-}
-
-void ObservesCalls::casts(const at::Tensor& source, const at::Tensor& result,
-                          const report::Cast& cast) {
-  if (!in_call()) return;
-  Frame& frame = *top();
-  if (Probe* looking = probe_here()) {
-    if (result.defined()) looking->casts(source, result);
-    auto& kept = frame.probed != nullptr ? frame.probed->casts : frame.cast_tensors;
-    kept.emplace_back(source, result);
-  }
-  notify_cast(frame, source, cast);
-}
-
-void ObservesCalls::forget_casts() {
-  Frame* frame = top();
-  if (frame == nullptr) return;
-  frame->casts.clear();
-  frame->cast_tensors.clear();
-  if (frame->probed != nullptr) frame->probed->casts.clear();
-}
-
-void ObservesCalls::abandon() {
-  Thread& thread = this_thread();
-  if (!thread.frames.empty()) pop(thread);
-}
-
-void ObservesCalls::ends(Tensors results) {
-  Thread& thread = this_thread();
-  if (thread.frames.empty()) return;  // the last listener left meanwhile
-  const Frame frame = pop(thread);
-  finish(thread, frame, results);
-}
-
-std::uint64_t ObservesCalls::origin_here() {
-  const Frame* frame = top();
-  if (frame == nullptr || frame->call.site == kNone) return 0;
-  return (this_thread().epoch << 32) | frame->call.site;
-}
-
-at::Tensor ObservesCalls::cast_back(std::uint64_t origin, const at::Tensor& gradient, DType to,
-                                    c10::function_ref<at::Tensor()> cast) {
-  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return cast();
-  const std::uint64_t start = now_ns();
-  const DType from = dtype_of(gradient);
-  at::Tensor result = cast();
-  if (from == to) return result;
-  const report::Cast made{from, to, false, bytes_of(gradient, to), start, now_ns() - start};
-  if (Probe* looking = probe_here()) looking->casts(gradient, result);
-  const std::lock_guard guard(all().mutex);
-  if (origin >> 32 != epoch.load(std::memory_order_relaxed)) return result;
-  const auto site = static_cast<SiteId>(origin & 0xFFFFFFFFU);
-  for_listeners([&](report::Listener& listener) { listener.cast_back(site, made); });
-  return result;
-}
 
 }  // namespace
 

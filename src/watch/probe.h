@@ -53,6 +53,11 @@ namespace detail {
 inline std::atomic<Probe*> probe{nullptr};
 }
 
+// From now on the probe looks at the numbers of calls, until it is removed. std::runtime_error
+// while another one does.
+void set_probe(Probe& probe);
+void remove_probe(Probe& probe);
+
 // Null where the numbers are nobody's business.
 inline Probe* probe() { return detail::probe.load(std::memory_order_relaxed); }
 

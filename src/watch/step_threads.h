@@ -3,14 +3,24 @@
 // none of the step (D50).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+
+#include "base/torch_private.h"
 
 namespace habana_mp::watch {
 
 // A new step on this thread: its number, never 0.
-std::uint64_t begin_step();
+inline std::uint64_t begin_step() {
+  static std::atomic<std::uint64_t> steps{0};
+  const std::uint64_t step = ++steps;
+  torch_private::mark_thread(step, true);
+  return step;
+}
+
 // On another thread than it began on it does nothing: the number is not given again.
-void end_step(std::uint64_t step);
-bool in_step(std::uint64_t step);
+inline void end_step(std::uint64_t step) { torch_private::mark_thread(step, false); }
+
+inline bool in_step(std::uint64_t step) { return step != 0 && torch_private::is_marked(step); }
 
 }  // namespace habana_mp::watch

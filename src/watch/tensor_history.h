@@ -2,8 +2,6 @@
 // last cast, and how often it was cast as it is.
 #pragma once
 
-#include <ATen/core/TensorBase.h>
-
 #include <cstdint>
 
 #include "cast/by_memory.h"
@@ -28,8 +26,5 @@ struct History {
 };
 
 using TensorHistories = ByMemory<History>;  // with the observer's lock
-
-// Counts a cast of the tensor: how many there were of it as it is now, to the same dtype.
-unsigned count_cast(History& history, const at::TensorBase& tensor, DType to, report::SiteId site);
 
 }  // namespace habana_mp

@@ -2,8 +2,6 @@
 
 #include <pybind11/stl.h>
 
-#include <utility>
-
 #include "base/process_wide.h"
 
 namespace habana_mp::watch {

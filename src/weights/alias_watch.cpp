@@ -1,6 +1,5 @@
 #include "weights/alias_watch.h"
 
-#include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "weights/weight_cache.h"

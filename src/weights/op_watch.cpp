@@ -126,96 +126,36 @@ void call_and_notify(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
+using Kernels = std::vector<c10::RegistrationHandleRAII>;
+
 // Its mutex is never held while the dispatcher is called, which has a lock of its own.
-class OpWatch {
- public:
-  void start();
-  void stop();
-  // An op is defined: under the dispatcher's lock, and before it has kernels, so it is noted.
-  void note(const c10::OperatorHandle& op);
-  // Watches what has been noted.
-  void watch_noted();
-
- private:
-  using Kernels = std::vector<c10::RegistrationHandleRAII>;
-  static void watch(const c10::OperatorHandle& op, Kernels& kernels);
-
-  ForkSafeMutex mutex_;
-  Kernels kernels_;
-  std::optional<c10::RegistrationHandleRAII> listener_;
-  bool started_ = false;
-  std::vector<c10::OperatorName> noted_;
-  std::atomic<bool> any_noted_ = false;
+struct OpWatch {
+  ForkSafeMutex mutex;
+  Kernels kernels;
+  std::optional<c10::RegistrationHandleRAII> listener;
+  bool started = false;
+  std::vector<c10::OperatorName> noted;
+  std::atomic<bool> any_noted = false;
 };
 
-OpWatch& op_watch() { return process_wide<OpWatch>(); }
+OpWatch& here() { return process_wide<OpWatch>(); }
 
 struct Listener final : c10::OpRegistrationListener {
+  // An op is defined: under the dispatcher's lock, and before it has kernels, so it is noted.
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
-    if (op.hasSchema() && may_write_unseen(op)) op_watch().note(op);
+    if (!op.hasSchema() || !may_write_unseen(op)) return;
+    {
+      const std::lock_guard lock(here().mutex);
+      here().noted.push_back(op.operator_name());
+      here().any_noted = true;
+    }
+    // Its first call may be before the next copy is made.
+    weight_cache().end_all(Ended::Alias);
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
 };
 
-void OpWatch::start() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(started_, true)) return;
-  }
-  // It is called for the ops that are there, too.
-  auto listener =
-      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>());
-  {
-    const std::lock_guard lock(mutex_);
-    listener_.emplace(std::move(listener));
-  }
-  weight_cache().before_look = [] { op_watch().watch_noted(); };
-}
-
-void OpWatch::stop() {
-  weight_cache().before_look = nullptr;
-  Kernels kernels;
-  std::optional<c10::RegistrationHandleRAII> listener;
-  {
-    const std::lock_guard lock(mutex_);
-    started_ = false;
-    listener.swap(listener_);
-    kernels.swap(kernels_);
-  }
-  listener.reset();
-  kernels.clear();
-  const std::lock_guard lock(mutex_);
-  noted_.clear();  // the next listener is called for all of them again
-}
-
-void OpWatch::note(const c10::OperatorHandle& op) {
-  {
-    const std::lock_guard lock(mutex_);
-    noted_.push_back(op.operator_name());
-    any_noted_ = true;
-  }
-  // Its first call may be before the next copy is made.
-  weight_cache().end_all(Ended::Alias);
-}
-
-void OpWatch::watch_noted() {
-  if (!any_noted_.load(std::memory_order_acquire)) return;
-  std::vector<c10::OperatorName> names;
-  {
-    const std::lock_guard lock(mutex_);
-    names.swap(noted_);
-  }
-  Kernels kernels;
-  for (const c10::OperatorName& name : names) {
-    const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (op) watch(*op, kernels);
-  }
-  const std::lock_guard lock(mutex_);
-  std::move(kernels.begin(), kernels.end(), std::back_inserter(kernels_));
-  any_noted_ = !noted_.empty();
-}
-
-void OpWatch::watch(const c10::OperatorHandle& op, Kernels& kernels) {
+void watch(const c10::OperatorHandle& op, Kernels& kernels) {
   // Who has a kernel here moves the version counters in it.
   if (op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) return;
   const auto add = [&](c10::DispatchKey key) {
@@ -231,9 +171,54 @@ void OpWatch::watch(const c10::OperatorHandle& op, Kernels& kernels) {
   }
 }
 
+void watch_noted() {
+  if (!here().any_noted.load(std::memory_order_acquire)) return;
+  std::vector<c10::OperatorName> names;
+  {
+    const std::lock_guard lock(here().mutex);
+    names.swap(here().noted);
+  }
+  Kernels kernels;
+  for (const c10::OperatorName& name : names) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op) watch(*op, kernels);
+  }
+  const std::lock_guard lock(here().mutex);
+  std::move(kernels.begin(), kernels.end(), std::back_inserter(here().kernels));
+  here().any_noted = !here().noted.empty();
+}
+
 }  // namespace
 
-void watch_ops() { op_watch().start(); }
-void unwatch_ops() { op_watch().stop(); }
+void watch_ops() {
+  {
+    const std::lock_guard lock(here().mutex);
+    if (std::exchange(here().started, true)) return;
+  }
+  // It is called for the ops that are there, too.
+  auto listener =
+      c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>());
+  {
+    const std::lock_guard lock(here().mutex);
+    here().listener.emplace(std::move(listener));
+  }
+  weight_cache().before_look = watch_noted;
+}
+
+void unwatch_ops() {
+  weight_cache().before_look = nullptr;
+  Kernels kernels;
+  std::optional<c10::RegistrationHandleRAII> listener;
+  {
+    const std::lock_guard lock(here().mutex);
+    here().started = false;
+    listener.swap(here().listener);
+    kernels.swap(here().kernels);
+  }
+  listener.reset();
+  kernels.clear();
+  const std::lock_guard lock(here().mutex);
+  here().noted.clear();  // the next listener is called for all of them again
+}
 
 }  // namespace habana_mp

@@ -1,7 +1,5 @@
 #include "weights/packed_weight.h"
 
-#include <optional>
-
 #include "base/torch_private.h"
 
 namespace habana_mp {
@@ -39,15 +37,8 @@ bool is_packed_from(const at::Tensor& copy, const Form& form, const at::Tensor& 
   return copy.size(0) == weight.size(turned ? 1 : 0) && copy.size(1) == weight.size(turned ? 0 : 1);
 }
 
-const void* packed_data(const at::Tensor& copy) { return torch_private::packed_data(copy); }
-
 std::size_t bytes_of_copy(const at::Tensor& copy) {
   return copy.is_mkldnn() ? torch_private::packed_bytes(copy) : copy.nbytes();
-}
-
-at::Tensor onednn_product(const at::Tensor& rows, const at::Tensor& packed,
-                          const at::Tensor& bias) {
-  return torch_private::packed_linear(rows, packed, bias);
 }
 
 at::Tensor onednn_convolution(const at::Tensor& images, const at::Tensor& packed,

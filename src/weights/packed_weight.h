@@ -49,16 +49,11 @@ at::Tensor pack(const at::Tensor& low, const Form& form, at::IntArrayRef images 
 // Whether the copy was packed of a weight of these sizes and strides.
 bool is_packed_from(const at::Tensor& copy, const Form& form, const at::Tensor& weight);
 
-// The memory of a packed copy; null where torch does not tell.
-const void* packed_data(const at::Tensor& copy);
-
 // Bytes that a copy takes, its padding included.
 std::size_t bytes_of_copy(const at::Tensor& copy);
 
-// By oneDNN: rows x inputs by a packed weight, plus a bias that may be undefined.
-at::Tensor onednn_product(const at::Tensor& rows, const at::Tensor& packed, const at::Tensor& bias);
-
-// The same of images whose channels come last in memory.
+// By oneDNN: images whose channels come last in memory, by a packed weight, plus a bias that may be
+// undefined.
 at::Tensor onednn_convolution(const at::Tensor& images, const at::Tensor& packed,
                               const at::Tensor& bias, const Convolution& convolution);
 

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <cstddef>
-
 #include "base/torch_private.h"
 #include "cast/numbers.h"
 

@@ -4,17 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/node.h"
-#include "cast/numbers.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
 #include "weights/weight_copy.h"
-#include "weights/weight_memory.h"
 
 namespace habana_mp {
 namespace {
@@ -191,7 +187,7 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   was_cached = found->copy.copy.defined();
   if (was_cached) return std::move(found->copy);
   Packed made{.copy = make_copy(weight, to, form, std::move(found->memory), images)};
-  if (form.layout != Layout::Plain) made.data = packed_data(made.copy);
+  if (form.layout != Layout::Plain) made.data = torch_private::packed_data(made.copy);
   if (found->keep && store(weight, std::move(now), made, form)) drop_source(weight);
   return made;
 }

@@ -6,8 +6,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <utility>
-
 #include "base/torch_private.h"
 #include "cast/node.h"
 #include "cast/numbers.h"

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "autocast/kernel.h"
 #include "autocast/rules.h"
 #include "call/cast_argument.h"
 #include "call/weight_ops.h"

@@ -1,7 +1,6 @@
-#include "listen/decider_id.h"
+#include "listen/event.h"
 
 #include <functional>
-#include <string>
 
 namespace habana_mp::listen {
 namespace {

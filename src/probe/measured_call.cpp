@@ -1,4 +1,4 @@
-#include "probe/rows.h"
+#include "probe/measured_call.h"
 
 #include <algorithm>
 

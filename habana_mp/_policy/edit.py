@@ -5,12 +5,14 @@ The text of an entry is read by src/policy/op_list.cpp, and ``str`` of an ``Entr
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import habana_mp._core as core
 from habana_mp._core import Entry
+from habana_mp._policy.read_file import read_text
 from habana_mp._show.did_you_mean import did_you_mean, near
 from habana_mp._show.units import encodable
 
@@ -85,6 +87,16 @@ def edits_in(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if edit := line.partition("#")[0].strip():
             yield number, edit
+
+
+def edits_of(path: str | os.PathLike[str]) -> Iterator[tuple[str, Edit]]:
+    """Those of a file, each with its place. Raises OSError, or ValueError with the place and what is wrong."""
+    for number, text in edits_in(read_text(path, core.MAX_LIST_BYTES)):
+        place = f"{os.fspath(path)}, line {number}"
+        try:
+            yield place, read_edit(text)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
 
 
 def are_edits(text: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 import habana_mp._core as core
 from habana_mp._cast import dtype_name, low_name
-from habana_mp._policy.edit import ALL_LISTS, LISTS, Edit, listed, read_edit
+from habana_mp._policy.edit import ALL_LISTS, LISTS, Edit, edits_of, listed, read_edit
 from habana_mp._policy.folder import SHIPPED, hint_of_file, hint_of_name, presets, read_folder
 from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import ListFile, ListPath, after_edits, after_files, read_argument
@@ -240,25 +240,29 @@ class Policy:
             check_known(each, f"the {title} list", strict=strict)
         return cls(made)
 
-    def with_edits(self, *edits: str | Edit | ReportedEdit, strict: bool = False) -> Policy:
+    def with_edits(self, *edits: str | Edit | ReportedEdit | os.PathLike[str], strict: bool = False) -> Policy:
         """Return the same policy with edits of its lists.
 
         Args:
             *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op
                 into a list ("lower", "fp32", "promote" or "error") and removes it from the others. "-mm" removes it from all lists.
                 "+layer_norm@float16:fp32" and "-mm@bfloat16" edit the lists for one low dtype and change nothing for the other.
-                "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit them for these modules.
+                "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit them for these modules. A ``Path`` is a file with an edit on each
+                line, such as ``habana-mp report --write-edits`` writes.
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
-            ValueError: a text is not an edit.
-            TypeError: an edit is neither a string nor an edit of a report.
+            ValueError: a text is not an edit. For one of a file, the message begins with the file and the line.
+            TypeError: an edit is neither a string, nor an edit of a report, nor a path.
+            OSError: a file cannot be read.
 
         Example:
             >>> Policy.load("torch-cuda").with_edits("+layer_norm:lower", "-mm").rule("layer_norm").action
             'lower'
         """
-        read = [*map(read_edit, edits)]
+        read: list[Edit] = []
+        for edit in edits:
+            read += (each for _, each in edits_of(edit)) if isinstance(edit, os.PathLike) else [read_edit(edit)]
         name = self.name if self.name.endswith("+edits") else f"{self.name}+edits"
         made = Policy(self._core.replaced(name=name, entries=after_edits(self._core.entries, read)))
         check_known([edit.entry for edit in read], "the edits", strict=strict)

@@ -125,6 +125,16 @@ class Left:
     rounding: float = 0.0
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """Which ``part`` of the calls of a row moves to the low dtype, and which part of their results other rows round, too, in what was measured of
+    these.
+    """
+
+    part: float = 1.0
+    rounded: float = 0.0
+
+
 class Objective:
     """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
@@ -164,12 +174,11 @@ class Objective:
         return "the losses" if len(self.names) > 1 else next(iter(self.names.values()))
 
     def errors(
-        self, left: Mapping[int, Left] = MappingProxyType({}), low: Mapping[int, float] = MappingProxyType({})
+        self, left: Mapping[int, Left] = MappingProxyType({}), low: Mapping[int, Lowered] = MappingProxyType({})
     ) -> dict[str, float]:
         """Of each loss, by the line that called backward, or of "outputs".
 
-        ``left``: of rows in float32, what is left of their errors, by their numbers; ``low``: of rows in the low dtype, which part of their
-        results other rows round, too, in what was measured of them.
+        ``left``: of rows in float32, what is left of their errors, by their numbers; ``low``: of rows in the low dtype, how much of them is.
         """
         found = {}
         for loss, scale in self._scales.items():
@@ -180,7 +189,9 @@ class Objective:
                 if number in left:
                     total += kept * squares(row, loss) + left[number].rounding * rounding
                 elif number in low:
-                    total += max(0.0, squares(row, loss, "low") - low[number] * rounding)
+                    kept = low[number].part
+                    total += kept * max(0.0, squares(row, loss, "low") - low[number].rounded * rounding)
+                    total += (1 - kept) * squares(row, loss)
                 else:
                     total += squares(row, loss)
                 own = kept * _change(row, loss, "low" if number in low else "ran") / scale

@@ -14,13 +14,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-import habana_mp._core as core
 from habana_mp._cast import low_name
-from habana_mp._policy.edit import LISTS, Edit, edits_in, read_edit
+from habana_mp._policy.edit import LISTS, Edit, edits_of, read_edit
 from habana_mp._policy.list_file import ListFile, parse_list
 from habana_mp._policy.names import check_known, known_names
 from habana_mp._policy.policy import with_files
-from habana_mp._policy.read_file import read_text
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._show.units import encodable
 from habana_mp.cli.console import Problem, user_errors
@@ -149,7 +147,12 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
             yield read_edit(value)
             continue
         try:
-            lines = [*edits_in(read_text(value, core.MAX_LIST_BYTES))]
+            for place, edit in edits_of(value):
+                try:
+                    check_known([edit.entry], value, strict=True)
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}") from None
+                yield edit
         except ValueError as error:
             raise Problem(f"--edit {error}") from None
         except OSError as error:
@@ -157,15 +160,6 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
             is_op = re.split("[:@ ]", value)[0] in known_names()  # whose sign was forgotten
             why = "an edit begins with + or -" if is_op else error.strerror
             raise Problem(f"--edit {value}: {why}. {accepted}") from None
-        for number, text in lines:
-            if not _is_edit(text):
-                raise Problem(f"--edit {value}, line {number}: an edit is +op:list or -op, not {text!r:.60}")
-            try:
-                edit = read_edit(text)
-                check_known([edit.entry], value, strict=True)
-            except ValueError as error:
-                raise Problem(f"--edit {value}, line {number}: {error}") from None
-            yield edit
 
 
 def _changed(policy: Policy, lists: dict[str, tuple[str, ...]], edits: Sequence[Edit], low_dtype: str | None) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 
@@ -109,7 +110,7 @@ def report(
         before = None if baseline is None else hmp.CastReport.load(baseline)
     process = os.getpid()
     with hmp.report(values=values) as seen:
-        seen.title = script.name
+        seen.title = shlex.join([script.name, *sys.argv[1:]])
         ending = ending_of(script)
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending

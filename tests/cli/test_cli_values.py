@@ -149,7 +149,7 @@ def test_a_script_that_fails_ends_as_it_does(here):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("linear", "--edit edits.txt, line 1: an edit is +op:list or -op, not 'linear'"),
+        ("linear", "--edit edits.txt, line 1: 'linear' is not an edit of a policy: it begins with neither + nor -"),
         ("# why\n+linear", "linear"),
         (b"+mm:fp32  # caf\xe9", "--edit edits.txt: 'utf-8' codec can't decode"),
         (

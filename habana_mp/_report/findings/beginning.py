@@ -95,10 +95,13 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
     policies = {(each.name, each.text): each for each in report.policies}
     (name, text), own = next(iter(policies.items()), (("", ""), None))
     is_preset = len(policies) == 1 and name in presets() and text == str(Policy.load(name))
-    is_script = report.title.endswith(".py") and own is not None and own.front_end == "convert"
-    if is_preset and is_script:
+    try:
+        script = shlex.split(report.title)  # with its arguments
+    except ValueError:  # a title of the user's
+        script = []
+    if is_preset and script and script[0].endswith(".py") and own is not None and own.front_end == "convert":
         options = [option for edit in edits for option in ("--edit", edit.text)]
-        return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title])
+        return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, *script])
     policy = f"hmp.Policy.load({name!r})" if is_preset else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
 

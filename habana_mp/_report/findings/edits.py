@@ -24,7 +24,7 @@ _NEARLY = 0.9  # of the best edit's gain: among these the one that costs less ti
 _NOTHING = 0.01  # of the error: what is left then needs no more edits
 _MOST_TRIED = 32
 _MOST_PAIRED = 8
-_WHY_NO_EDIT = "no op makes 5 % of an error that reached a loss or projected outputs, and none in float32 would save time for 1 % of it"
+_WHY_NO_EDIT = "no op makes 5 % of the error of a loss or of projected outputs, and none saves time in the low dtype for less than 1 % of it"
 _WORTH = 0.01  # of a step: what takes less is not worth the low dtype
 
 
@@ -255,7 +255,11 @@ class _Sequence:
             if effect.seconds < 0 or effect.casts < 0:  # else it would gain nothing
                 found.append((effect.seconds, entry, wide))
         for _, entry, wide in sorted(found, key=lambda each: each[0]):
-            if entry in self._new():
+            effect = self._effect("lower", entry)
+            more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+            # What helps alone may cost time behind the edits before it, and bring their error back.
+            helps = more.seconds < 0 or more.casts < 0
+            if entry in self._new() and helps and self._error(effect) <= self._after + _SMALL:
                 yield self._edit(entry, "lower", wide)
 
     def _edit(self, entry: Entry, title: str, rows: list[Row]) -> Edit:

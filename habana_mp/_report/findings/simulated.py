@@ -17,7 +17,7 @@ from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row, Values
-from habana_mp._report.numbers import Left
+from habana_mp._report.numbers import Left, Lowered
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
@@ -42,13 +42,13 @@ class Effect:
     """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about.
 
     ``left`` is what each row keeps of its error that moves to float32: what it hands to ops that cast it back is rounded there. ``low`` are
-    the rows that move to the low dtype, with the part of their results that the errors of rows in it already count as rounded.
+    the rows that move to the low dtype.
     """
 
     casts: int = 0
     seconds: float = 0.0
     left: dict[int, Left] = field(default_factory=dict)
-    low: dict[int, float] = field(default_factory=dict)
+    low: dict[int, Lowered] = field(default_factory=dict)
 
 
 class Simulation:
@@ -77,6 +77,15 @@ class Simulation:
         self._by_first_now = self._in_place.union(
             number for number, row in enumerate(self._rows) if row.decision == "first input"
         )
+        low = [
+            number for number, row in enumerate(self._rows) if self._low in row.runs_in and row.decision not in _FOLLOWS
+        ]
+        inside = {
+            number: [other for other in low if self._rows[other].module == row.module]
+            for number, row in enumerate(self._rows)
+            if row.runs_in == [_WIDE] and row.values and row.values.ran.squares
+        }
+        self._low_inside = {number: others for number, others in inside.items() if others}
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
@@ -104,9 +113,28 @@ class Simulation:
         return Effect(
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,
-            {row: self._left(row, moved, listed, following) for row in wide},
-            {row: self._read_low(row, moved) for row, to in moved.items() if to == self._low},
+            {row: self._left(row, moved, listed, following) for row in wide}
+            | dict.fromkeys(self._wide_inside(moved), Left()),
+            {
+                row: Lowered(1.0 if row in listed else 1 - self._wide_part(row, moved), self._read_low(row, moved))
+                for row, to in moved.items()
+                if to == self._low
+            },
         )
+
+    def _wide_inside(self, moved: Mapping[int, str]) -> Iterator[int]:
+        """Rows in float32 whose error low ops inside of them make, such as a gru's linear layers, where all of these move to float32."""
+        for number, inside in self._low_inside.items():
+            if number not in moved and all(moved.get(other) == _WIDE for other in inside):
+                yield number
+
+    def _wide_part(self, number: int, moved: dict[int, str]) -> float:
+        """Which part of the calls of a row that follows its inputs is given something in float32, at most."""
+        edges = self._edges.get(number, [])
+        if number in self._by_first:
+            edges = [edge for edge in edges if edge.first] or edges
+        wide = sum(edge.count for edge in edges if self._given(edge, moved) == _WIDE)
+        return min(1.0, wide / max(1, self._rows[number].calls))
 
     def under(self, policy: Policy) -> Effect:
         """Of another policy for the whole model. What ran past the lists stays as it is."""
@@ -117,6 +145,8 @@ class Simulation:
                 continue
             rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
             to = {"lower": self._low, "fp32": _WIDE}.get(rule.action)
+            if rule.action == "rest" and rule.rest == "fp32" and _core.computes(encodable(row.op)):
+                to = _WIDE
             first = (rule.action == "rest" and rule.rest == "first_input") or number in self._in_place
             if to is not None:
                 listed[number] = to
@@ -227,6 +257,8 @@ class Simulation:
         if number in self._by_first:
             edges = [edge for edge in edges if edge.first] or edges
         given = [self._given(edge, moved) for edge in edges]
+        if anew and self._rows[number].runs_in == [_WIDE] and self._low in given and self._wide_part(number, moved) < 1:
+            return self._low  # some calls
         if any(to == _WIDE and (anew or edge.maker in moved) for edge, to in zip(edges, given, strict=True)):
             return _WIDE
         return self._low if given and all(to == self._low for to in given) else ""

@@ -4,10 +4,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <mutex>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
+#include "base/fork_safe_mutex.h"
+#include "base/process_wide.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -15,6 +17,13 @@ namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+struct Lock {
+  ForkSafeMutex mutex;
+};
+
+// Of what all of them have: two backward passes may run through one graph at once.
+Lock& lock() { return process_wide<Lock>(); }
 
 // Of a node that hands a gradient on to the result.
 class Adds final : public torch::autograd::FunctionPostHook {
@@ -35,16 +44,20 @@ class Adds final : public torch::autograd::FunctionPostHook {
 }  // namespace
 
 void InnerGradients::add(const at::Tensor& gradient) {
-  const OutOfSight out_of_sight;
-  const std::lock_guard guard(mutex_);
-  sum_ = sum_.defined() ? sum_.add(gradient) : gradient;
+  const std::lock_guard guard(lock().mutex);
+  parts_.push_back(gradient);
 }
 
 at::Tensor InnerGradients::without(const at::Tensor& gradient) {
+  std::vector<at::Tensor> parts;
+  {
+    const std::lock_guard guard(lock().mutex);
+    parts.swap(parts_);
+  }
   const OutOfSight out_of_sight;
-  const std::lock_guard guard(mutex_);
-  const at::Tensor inner = std::exchange(sum_, {});
-  return inner.defined() ? gradient.sub(inner) : gradient;
+  at::Tensor left = gradient;
+  for (const at::Tensor& part : parts) left = left.sub(part);
+  return left;
 }
 
 std::shared_ptr<InnerGradients> inner_gradients(const at::Tensor& result,

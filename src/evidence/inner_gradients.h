@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <vector>
 
 namespace habana_mp::evidence {
 
@@ -19,8 +19,7 @@ class InnerGradients {
   at::Tensor without(const at::Tensor& gradient);
 
  private:
-  std::mutex mutex_;
-  at::Tensor sum_;
+  std::vector<at::Tensor> parts_;
 };
 
 // Of one of the results of a call; null where no other is made of it. `since`: the sequence number

@@ -357,6 +357,16 @@ def is_fastpath_enabled() -> bool:
     return bool(torch.backends.mha._is_fastpath_enabled)
 
 
+def nn_modules_of(trace: Any) -> Any:
+    """The modules that the code which Dynamo traces just now is called in, by the translator of that code."""
+    return getattr(trace, "nn_module_stack", None)
+
+
+def add_call(trace: Any, function: Callable[..., Any], *args: Any) -> None:
+    """Puts a call into the graph that Dynamo makes just now."""
+    trace.output.create_node("call_function", function, args, {})
+
+
 def mode_key(mode: Any) -> Any:
     """The dispatch key of a mode; None for one that acts at the usual place."""
     return getattr(mode, "_dispatch_key", None)

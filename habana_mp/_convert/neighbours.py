@@ -62,8 +62,8 @@ def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | N
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
     """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
-    weight = getattr(self, "weight_ih_l0", None)
-    if isinstance(weight, torch.Tensor) and input.dtype != weight.dtype and not casts_off():
+    weight = next(self.parameters(), None)  # not by its name: a parametrization would compute it once more
+    if weight is not None and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
     _rnn_check_input(self, input, batch_sizes)
 

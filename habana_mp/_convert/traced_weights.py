@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ WEIGHTS_OF_FUNCTIONS: dict[str, frozenset[int | str]] = {
 def constant(function: _F) -> _F:
     """A function that is not Dynamo's to read: it runs it while it traces, on constants."""
 
+    @functools.wraps(function)  # Dynamo writes its name into the user's globals
     def run(*args: Any) -> Any:
         return function(*args)
 

@@ -105,15 +105,15 @@ def _init_process_group(original: Callable[..., Any], *args: Any, device_id: Dev
     original(*args, device_id=device_id, **kwargs)
 
 
-def _init_mesh(original: Callable[..., Any], mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+def _init_mesh(original: Callable[..., Any], self: Any, /, device_type: str, *args: Any, **kwargs: Any) -> None:
     # DTensor asks the module of the type what it can do, and has ways of its own for "hpu".
-    original(mesh, _plain_type(device_type), *args, **kwargs)
+    original(self, _plain_type(device_type), *args, **kwargs)
 
 
-def _init_ddp(original: Callable[..., Any], ddp: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+def _init_ddp(original: Callable[..., Any], self: Any, /, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     # A script has one Gaudi for each process, and names it. Torch refuses that for CPU, of which there is one.
     kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
-    original(ddp, module, None, None, *args[2:], **kwargs)
+    original(self, module, None, None, *args[2:], **kwargs)
 
 
 def _custom_fwd(original: Callable[..., Any], fwd: Any = None, *, device_type: str, **kwargs: Any) -> Any:

@@ -138,12 +138,13 @@ class Policy:
         text = os.fspath(name_or_path)
         if isinstance(name_or_path, str):
             name = ALIASES.get(text, text)
-            if name in _loaded:
+            if cls is Policy and name in _loaded:
                 return _loaded[name]
             if text.startswith("name=") and " low_dtype=" in text:
                 return cls(core.Policy.parse(encodable(text)))
             if name in presets():
-                return _loaded.setdefault(name, cls(read_folder(SHIPPED / name, shipped=True)))
+                made = cls(read_folder(SHIPPED / name, shipped=True))
+                return _loaded.setdefault(name, made) if cls is Policy else made
         if (config := gaudi_config_at(text)) is not None:
             read = read_gaudi_config(config)
             if read.base is None:

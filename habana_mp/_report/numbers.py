@@ -184,17 +184,17 @@ class Objective:
         for loss, scale in self._scales.items():
             total, mean, squared_means = 0.0, 0.0, 0.0
             for number, row in enumerate(self._rows):
-                rounding = squares(row, loss, "rounding")
-                kept = left[number].ran if number in left else 1.0
+                which: Literal["ran", "low"] = "low" if number in low else "ran"
+                whole, rounding = squares(row, loss, which), squares(row, loss, "rounding")
                 if number in left:
-                    total += kept * squares(row, loss) + left[number].rounding * rounding
+                    kept = left[number].ran * whole + left[number].rounding * rounding
                 elif number in low:
-                    kept = low[number].part
-                    total += kept * max(0.0, squares(row, loss, "low") - low[number].rounded * rounding)
-                    total += (1 - kept) * squares(row, loss)
+                    part = low[number].part
+                    kept = part * max(0.0, whole - low[number].rounded * rounding) + (1 - part) * squares(row, loss)
                 else:
-                    total += squares(row, loss)
-                own = kept * _change(row, loss, "low" if number in low else "ran") / scale
+                    kept = whole
+                total += kept
+                own = min(1.0, kept / whole) * _change(row, loss, which) / scale if whole else 0.0
                 mean += own
                 squared_means += own * own
             mean_square = total / scale

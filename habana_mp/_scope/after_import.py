@@ -33,14 +33,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            load = functools.partial(self._load, spec.loader.exec_module)
+            load = functools.partial(self._load, spec.loader)
             spec.loader.exec_module = load  # type: ignore[method-assign]
         return spec
 
-    def _load(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def _load(self, loader: importlib.abc.Loader, module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)  # that of a zip file has other modules, too
         waiting = [each for each in sys.meta_path if isinstance(each, _Finder) and each.awaited[0] == self.awaited[0]]
         for each in waiting:  # the import asks the first of them alone
             sys.meta_path.remove(each)
-        exec_module(module)
+        loader.exec_module(module)
         for each in reversed(waiting) if self in waiting else [self]:
             each.awaited[1]()

@@ -23,7 +23,9 @@ from habana_mp._torch_private import (
     MODULE_CALLS,
     TRACE_END,
     TRACED_MODULES,
+    add_call,
     calling_frame,
+    nn_modules_of,
     set_autocast_enabled,
 )
 
@@ -123,7 +125,7 @@ def leave_all() -> None:
 
 def _trace(trace: Any, off: bool) -> None:
     if trace is not None:  # what lowers the graph, or runs it, no longer knows which module a call was in
-        trace.output.create_node("call_function", torch.set_autocast_enabled, (CASTS_OFF, off), {})
+        add_call(trace, torch.set_autocast_enabled, CASTS_OFF, off)
 
 
 def _where_entered() -> tuple[bool, Any]:
@@ -135,7 +137,7 @@ def _where_entered() -> tuple[bool, Any]:
         return False, None
     if _module(frame).startswith(f"{DYNAMO}.") and TRACE_END.works:
         trace = TRACE_END.translator.current_tx()
-        called_in = getattr(trace, "nn_module_stack", None) or _is_in_forward(frame)
+        called_in = nn_modules_of(trace) or _is_in_forward(frame)
         return bool(called_in) and not _is_in_traced_backward(frame), trace
     # Checkpointing, DataParallel and graphs enter what they have found: nobody has written it there.
     return not _module(frame).startswith("torch.") and _is_in_forward(frame), None

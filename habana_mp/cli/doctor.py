@@ -202,12 +202,13 @@ def _examine_environment(found: Examination) -> None:
     found.flags = [{**flag._asdict(), "value": os.environ.get(flag.name)} for flag in gaudi_flags.FLAGS]
     found.switches = [
         {
-            "module": switch.modules,
+            "module": module,
             "names": switch.names,
             "on_gaudi": switch.on_gaudi,
             "here": gaudi_switches.said_of(switch),
         }
         for switch in gaudi_switches.SWITCHES
+        for module in switch.modules.split()
     ]
     with found.noting_problem():
         gaudi_flags.asked_level()

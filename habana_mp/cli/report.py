@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 
@@ -110,7 +109,7 @@ def report(
         before = None if baseline is None else hmp.CastReport.load(baseline)
     process = os.getpid()
     with hmp.report(values=values) as seen:
-        seen.title = shlex.join([script.name, *sys.argv[1:]])
+        seen.title = script.name
         ending = ending_of(script)
     if os.getpid() != process:  # a child that the script forked and that came to its end
         raise SystemExit if ending is None else ending

@@ -80,8 +80,14 @@ std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& w
 
 constexpr auto kCaller = WeightCache::Caller::Dispatcher;
 
+template <typename AtenOp>
+constexpr bool kPacked =
+    std::is_same_v<AtenOp, at::_ops::linear> || std::is_same_v<AtenOp, at::_ops::addmm> ||
+    std::is_same_v<AtenOp, at::_ops::conv2d> || std::is_same_v<AtenOp, at::_ops::conv3d>;
+
 // The product with a packed weight, where it can be. Undefined for the ops that have none.
 template <typename AtenOp, typename... Args>
+  requires(!kPacked<AtenOp>)
 at::Tensor call_packed(AtenOp, const Args&...) {
   return {};
 }

@@ -22,7 +22,7 @@ struct Difference {
 using Use = std::function<void(double change, double rounding)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
-// difference. `inner` is not part of that gradient. False where there is no room for it: what waits
+// difference. `inner` is taken off that gradient. False where there is no room for it: what waits
 // takes 4 GiB at most.
 bool wait_for_gradient(const at::Tensor& result, Difference difference,
                        std::shared_ptr<InnerGradients> inner, Use use);

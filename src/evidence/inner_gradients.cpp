@@ -10,6 +10,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "base/torch_private.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {
@@ -25,34 +26,40 @@ struct Lock {
 // Of what all of them have: two backward passes may run through one graph at once.
 Lock& lock() { return process_wide<Lock>(); }
 
-// Of a node that hands a gradient on to the result.
+// Of a node that hands a gradient on to the result. It keeps nothing once nobody waits for that.
 class Adds final : public torch::autograd::FunctionPostHook {
  public:
-  Adds(std::shared_ptr<InnerGradients> to, std::size_t edge) : to_(std::move(to)), edge_(edge) {}
+  Adds(const std::shared_ptr<InnerGradients>& to, std::size_t edge) : to_(to), edge_(edge) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    if (edge_ < outputs.size() && outputs[edge_].defined() && !c10::GradMode::is_enabled())
-      to_->add(outputs[edge_]);
+    if (edge_ >= outputs.size() || !outputs[edge_].defined() || c10::GradMode::is_enabled())
+      return outputs;
+    if (const auto to = to_.lock()) to->add(outputs[edge_]);
     return outputs;
   }
 
  private:
-  std::shared_ptr<InnerGradients> to_;
+  std::weak_ptr<InnerGradients> to_;
   std::size_t edge_;
 };
 
 }  // namespace
 
 void InnerGradients::add(const at::Tensor& gradient) {
+  const int pass = torch_private::graph_task();
   const std::lock_guard guard(lock().mutex);
-  parts_.push_back(gradient);
+  parts_.emplace_back(pass, gradient);
 }
 
 at::Tensor InnerGradients::without(const at::Tensor& gradient) {
+  const int pass = torch_private::graph_task();
   std::vector<at::Tensor> parts;
   {
     const std::lock_guard guard(lock().mutex);
-    parts.swap(parts_);
+    std::erase_if(parts_, [&](const auto& part) {
+      if (part.first == pass) parts.push_back(part.second);
+      return part.first <= pass;  // a pass before this one that raised
+    });
   }
   const OutOfSight out_of_sight;
   at::Tensor left = gradient;

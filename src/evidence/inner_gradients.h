@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace habana_mp::evidence {
@@ -19,7 +20,7 @@ class InnerGradients {
   at::Tensor without(const at::Tensor& gradient);
 
  private:
-  std::vector<at::Tensor> parts_;
+  std::vector<std::pair<int, at::Tensor>> parts_;  // by the backward pass
 };
 
 // Of one of the results of a call; null where no other is made of it. `since`: the sequence number

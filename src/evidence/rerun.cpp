@@ -167,7 +167,9 @@ bool has_floating(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 Unmeasured why_not_again(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
-  if (op.why_not != Unmeasured::None && !drops_nothing(op, arguments)) return op.why_not;
+  // Of those with a reserve, no call: also where they drop nothing.
+  const bool draws_nothing = op.why_not == Unmeasured::Random && drops_nothing(op, arguments);
+  if (op.why_not != Unmeasured::None && !draws_nothing) return op.why_not;
   if (op.dropout < arguments.size()) {
     const c10::IValue& share = arguments[op.dropout];
     if (share.isDouble() && share.toDouble() > 0) return Unmeasured::Random;

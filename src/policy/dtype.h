@@ -69,7 +69,11 @@ constexpr bool may_be_cast(DType dtype) { return (kSourceDTypes & dtype_bit(dtyp
 
 // What a policy may run its lower list in; the first is the default.
 inline constexpr std::array kLowDTypes = {DType::BFloat16, DType::Float16};
-inline constexpr std::uint32_t kLowBits = dtype_bit(kLowDTypes[0]) | dtype_bit(kLowDTypes[1]);
+inline constexpr std::uint32_t kLowBits = [] {
+  std::uint32_t bits = 0;
+  for (const DType low : kLowDTypes) bits |= dtype_bit(low);
+  return bits;
+}();
 constexpr bool may_be_low(DType dtype) { return (kLowBits & dtype_bit(dtype)) != 0; }
 
 // By any of its names: "bfloat16", "bf16", "torch.bfloat16". Other for a text that is none.

@@ -184,7 +184,8 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   if (!op->computing || !evidence::has_floating(inputs)) return nullptr;
   if (!backward && is_transparent(*frame, *op, inputs)) return nullptr;
   const Unmeasured why = measured ? evidence::why_not_again(*op, inputs) : Unmeasured::Thread;
-  // The ops inside of it are; also of a recurrent layer that no list has, where one may have those.
+  // Of others the ops inside are measured. So they are of a recurrent layer that no list has: a
+  // list may have these.
   const bool decided = frame->kind == Frame::Kind::Decided;
   const bool whole = why == Unmeasured::None && (decided || op->why_not == Unmeasured::None);
   if (op->composite && !whole) return nullptr;

@@ -124,6 +124,7 @@ def test_distributed() -> None:
     x = X.to("hpu")
     dist.all_reduce(x)
     mesh = dist.init_device_mesh("hpu", (1,))
+    assert dist.DeviceMesh("hpu", mesh=[0]).device_type == mesh.device_type
     from torch.distributed.tensor import Shard, distribute_tensor
 
     shards = distribute_tensor(X, mesh, [Shard(0)])

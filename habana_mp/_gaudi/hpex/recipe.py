@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from types import SimpleNamespace
+from typing import Any
 
 __all__ = ["DelayedScaling", "Format"]
 
@@ -16,5 +16,8 @@ class Format(enum.Enum):
     HYBRID = "hybrid"
 
 
-class DelayedScaling(SimpleNamespace):
+class DelayedScaling:
     """A recipe with any options, which are its attributes."""
+
+    def __init__(self, **options: Any) -> None:
+        vars(self).update(options)

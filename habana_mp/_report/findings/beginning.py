@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
@@ -95,13 +97,12 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
     policies = {(each.name, each.text): each for each in report.policies}
     (name, text), own = next(iter(policies.items()), (("", ""), None))
     is_preset = len(policies) == 1 and name in presets() and text == str(Policy.load(name))
-    try:
-        script = shlex.split(report.title)  # with its arguments
-    except ValueError:  # a title of the user's
-        script = []
-    if is_preset and script and script[0].endswith(".py") and own is not None and own.front_end == "convert":
+    is_script = report.title.endswith(".py") and own is not None and own.front_end == "convert"
+    if is_preset and is_script:
         options = [option for edit in edits for option in ("--edit", edit.text)]
-        return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, *script])
+        # They are no part of a report: only those of the script that runs here are known.
+        arguments = sys.argv[1:] if Path(sys.argv[0]).name == Path(report.title).name else []
+        return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title, *arguments])
     policy = f"hmp.Policy.load({name!r})" if is_preset else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
 

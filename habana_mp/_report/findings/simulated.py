@@ -145,7 +145,8 @@ class Simulation:
                 continue
             rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
             to = {"lower": self._low, "fp32": _WIDE}.get(rule.action)
-            if rule.action == "rest" and rule.rest == "fp32" and _core.computes(encodable(row.op)):
+            computes = _core.computes(encodable(row.op)) and number not in self._in_place
+            if rule.action == "rest" and rule.rest == "fp32" and computes:
                 to = _WIDE
             first = (rule.action == "rest" and rule.rest == "first_input") or number in self._in_place
             if to is not None:

@@ -133,3 +133,22 @@ class TestTransformerEncoder:
         with torch.no_grad():
             out, weights = model(x, x, x)
         assert (out.dtype, weights.dtype) == (BF16, FP32)  # linear lower, softmax fp32 (D19)
+
+
+def test_a_parametrized_weight_is_computed_as_often_as_without_lists() -> None:
+    """Spectral norm changes its state with each look at the weight."""
+    counts = []
+
+    class Counts(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            counts.append(1)
+            return weight
+
+    layer = nn.LSTM(8, 8)
+    nn.utils.parametrize.register_parametrization(layer, "weight_ih_l0", Counts())
+    layer(torch.randn(3, 2, 8))
+    alone = len(counts)
+    hmp.convert(policy=hmp.Policy.from_ops(lower=["mm"]))
+    counts.clear()
+    layer(torch.randn(3, 2, 8))
+    assert len(counts) <= alone

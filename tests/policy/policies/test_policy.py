@@ -294,3 +294,12 @@ def test_wrong_types_are_reported(make) -> None:
 def test_several_edits_at_once_are_explained() -> None:
     with pytest.raises(TypeError, match=r"several are given one by one, with_edits\(\*edits\)$"):
         hmp.Policy.load("hmp").with_edits(["+mm:lower"])
+
+
+def test_a_preset_is_kept_for_its_class() -> None:
+    class Own(Policy):
+        pass
+
+    assert type(Own.load("hmp-o1")) is Own
+    assert type(Policy.load("hmp-o1")) is Policy
+    assert Policy.load("hmp-o1") is Policy.load("hmp-o1")

@@ -76,21 +76,24 @@ OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"title": "'a b.py' --steps 1", "policies": [HMP]},
-            "habana-mp report --values --policy hmp --edit +mul:fp32 --edit '+mul in a.*:fp32' 'a b.py' --steps 1",
-        ),
-        ({"title": "it's mine.py", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
+        ({"title": "a b.py", "policies": [HMP]}, "habana-mp report --values --policy hmp --edit +mul:fp32 --edit '+mul in a.*:fp32' 'a b.py'"),
         ({"title": "", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "pack.train", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [HMP | {"front_end": "autocast"}]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [HMP, OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
     ],
-    ids=["script", "own title", "python", "module", "region", "own policy", "two policies"],
+    ids=["script", "python", "module", "region", "own policy", "two policies"],
 )  # fmt: skip
 def test_how_to_try_edits(changes, line):
     assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line
+
+
+def test_how_to_try_edits_of_the_script_that_runs(monkeypatch):
+    """Without its arguments it would be another program."""
+    monkeypatch.setattr("sys.argv", ["some/train.py", "--load", "a b.pt"])
+    line = how_to_try(off(title="train.py", policies=[HMP]), [edit("mul", 0.5)])
+    assert line == "habana-mp report --values --policy hmp --edit +mul:fp32 train.py --load 'a b.pt'"
 
 
 class Net(nn.Module):

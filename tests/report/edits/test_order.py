@@ -8,7 +8,9 @@ from torch import nn
 
 from habana_mp import hmp
 from habana_mp._report.findings.edits import edits
+from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
+from habana_mp._report.numbers import Objective
 from tests.report.edits.net import recorded
 from tests.shared.fake_reports import loss, with_losses
 
@@ -69,3 +71,38 @@ def test_time_decides_between_edits_that_help_nearly_alike(slower, first) -> Non
         row["values"]["losses"] = [loss(left.pop(row["op"], 0.0))]
         row["values"] |= {"ran_seconds": 1e-3, "other_seconds": 1.0 if row["op"] == "add" else 1e-3}
     assert edits(report_of(with_losses(values)))[0].text == first
+
+
+class Between(nn.Module):
+    """An op between two layers, whose results the second one rounds anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).exp()).square().mean()
+
+
+@pytest.mark.parametrize(("before", "after"), [("fp32", "lower"), ("lower", "fp32")])
+@pytest.mark.parametrize("passes", [7, 8])
+def test_what_is_rounded_anyway_is_no_change_in_all_passes(before, after, passes) -> None:
+    torch.manual_seed(0)
+    net, x = Between(), torch.randn(32, 64)
+    lists = {"lower": ["linear"], "fp32": ["mean", "square"]}
+    lists[before] = [*lists[before], "exp"]
+    policy = hmp.Policy.from_ops(**lists)
+
+    def recorded(policy):
+        with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
+            for _ in range(passes):
+                net(x).backward()
+        return report
+
+    report = recorded(policy)
+    data = report._data()
+    row = next(number for number, each in enumerate(data.rows) if each.op == "exp")
+    effect = Simulation(data).effect({row: {"fp32": "float32", "lower": "bfloat16"}[after]})
+    (foretold,) = Objective(data).errors(effect.left, effect.low).values()
+    (measured,) = recorded(policy.with_edits(f"+exp:{after}")).errors().values()
+    assert foretold == pytest.approx(measured, rel=0.2)

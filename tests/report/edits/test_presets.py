@@ -86,3 +86,15 @@ def test_no_edit_for_speed_brings_the_error_back() -> None:
     assert [each.text for each in found] == ["+linear:fp32"]
     left = off(STEPS["index_add"], hmp.Policy.load("balanced").with_edits(*found))
     assert left < 1e-6
+
+
+def test_what_is_written_in_place_keeps_its_dtype_where_the_rest_is_float32() -> None:
+    other = nn.Linear(64, 64)
+
+    def step(x):
+        y = LINEAR(x)
+        y.add_(1.37)
+        y.mul_(1.1)
+        return other(y)
+
+    assert report_of(step, "balanced").presets()["hmp-o2"] == pytest.approx(off(step, "hmp-o2"), rel=0.25)

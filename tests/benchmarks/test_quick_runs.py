@@ -170,7 +170,7 @@ CASES = [
         {
             "planted ops that need float32, 1, 3 or 5 in a model: all found, of 3": 3,
             "innocent ops in float32, median": 0,
-            "tuned against the fastest of all choices within the budget, slowest model": 1.03,
+            "tuned: time over float32, slowest model": 1.03,
             "runs beyond those that were announced, n // 2 + 20 for n ops": 0,
             "balanced: time against torch.autocast, median of 4": 1.02,
         },

@@ -151,7 +151,7 @@ def _edits_in(values: Iterable[str]) -> Iterator[Edit]:
                 try:
                     check_known([edit.entry], value, strict=True)
                 except ValueError as error:
-                    raise ValueError(f"{place}: {error}") from None
+                    raise Problem(f"--edit {place}: {error}") from None
                 yield edit
         except ValueError as error:
             raise Problem(f"--edit {error}") from None

@@ -58,7 +58,7 @@ at::Tensor InnerGradients::without(const at::Tensor& gradient) {
     const std::lock_guard guard(lock().mutex);
     std::erase_if(parts_, [&](const auto& part) {
       if (part.first == pass) parts.push_back(part.second);
-      return part.first <= pass;  // a pass before this one that raised
+      return part.first == pass;  // what a pass has left that raised goes with the graph
     });
   }
   const OutOfSight out_of_sight;

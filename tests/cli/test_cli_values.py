@@ -49,6 +49,11 @@ def test_shares_of_an_error_that_is_not_known_are_not_shown(here):
     assert "of all error" not in spoiled
 
 
+def test_the_command_of_the_advice_runs_the_same_program(here):
+    printed = call("report", "--values", "train.py", "--exit").stderr
+    assert " --edit +linear:fp32 train.py --exit\n" in printed
+
+
 def test_without_values_nothing_is_measured(here):
     call("report", "--json", "out.json", "train.py")
     assert not any("values" in row for row in json.loads(Path("out.json").read_text())["rows"])

@@ -101,7 +101,8 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
     if is_preset and is_script:
         options = [option for edit in edits for option in ("--edit", edit.text)]
         # They are no part of a report: only those of the script that runs here are known.
-        arguments = sys.argv[1:] if Path(sys.argv[0]).name == Path(report.title).name else []
+        runs_here = [Path(each).name for each in sys.argv[:1]] == [Path(report.title).name]
+        arguments = sys.argv[1:] if runs_here else []
         return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title, *arguments])
     policy = f"hmp.Policy.load({name!r})" if is_preset else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"

@@ -194,6 +194,10 @@ class _Sequence:
         own = {number: self._dtype[title] for entry in entries for number in self._numbers[entry]}
         return self._simulation.effect(own if alone else {**self._listed, **own})
 
+    def _more(self, effect: Effect) -> Effect:
+        """The casts and the time that it adds to those of the edits so far."""
+        return Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+
     def _error(self, effect: Effect) -> float:
         """What the order is by: 1 is that of now."""
         return self._objective.weighed(self._objective.errors(effect.left, effect.low))
@@ -255,17 +259,17 @@ class _Sequence:
             if effect.seconds < 0 or effect.casts < 0:  # else it would gain nothing
                 found.append((effect.seconds, entry, wide))
         for _, entry, wide in sorted(found, key=lambda each: each[0]):
-            effect = self._effect("lower", entry)
-            more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
             # What helps alone may cost time behind the edits before it, and bring their error back.
-            helps = more.seconds < 0 or more.casts < 0
-            if entry in self._new() and helps and self._error(effect) <= self._after + _SMALL:
+            effect = self._effect("lower", entry)
+            more = self._more(effect)
+            helps = (more.seconds < 0 or more.casts < 0) and self._error(effect) <= self._after + _SMALL
+            if entry in self._new() and helps:
                 yield self._edit(entry, "lower", wide)
 
     def _edit(self, entry: Entry, title: str, rows: list[Row]) -> Edit:
         """Take the edit; ``rows`` are those whose error it is about."""
         effect, alone = self._effect(title, entry), self._effect(title, entry, alone=True)
-        more = Effect(effect.casts - self._so_far.casts, effect.seconds - self._so_far.seconds)
+        more = self._more(effect)
         errors = [self._objective.errors(each.left, each.low) for each in (Effect(), self._so_far, effect, alone)]
         now, _, after, own = map(together, errors)
         first = not self._listed

@@ -130,11 +130,13 @@ class Simulation:
 
     def _wide_part(self, number: int, moved: dict[int, str]) -> float:
         """Which part of the calls of a row that follows its inputs is given something in float32, at most."""
-        edges = self._edges.get(number, [])
-        if number in self._by_first:
-            edges = [edge for edge in edges if edge.first] or edges
-        wide = sum(edge.count for edge in edges if self._given(edge, moved) == _WIDE)
+        wide = sum(edge.count for edge in self._followed_edges(number) if self._given(edge, moved) == _WIDE)
         return min(1.0, wide / max(1, self._rows[number].calls))
+
+    def _followed_edges(self, number: int) -> list[Edge]:
+        """The arguments whose dtype a row takes that no list decides about."""
+        edges = self._edges.get(number, [])
+        return ([edge for edge in edges if edge.first] if number in self._by_first else []) or edges
 
     def under(self, policy: Policy) -> Effect:
         """Of another policy for the whole model. What ran past the lists stays as it is."""
@@ -254,9 +256,7 @@ class Simulation:
 
     def _followed(self, number: int, moved: dict[int, str], *, anew: bool) -> str:
         """The dtype in which a row runs that follows its inputs, "" where these do not change it. ``anew``: a list decided before."""
-        edges = self._edges.get(number, [])
-        if number in self._by_first:
-            edges = [edge for edge in edges if edge.first] or edges
+        edges = self._followed_edges(number)
         given = [self._given(edge, moved) for edge in edges]
         if anew and self._rows[number].runs_in == [_WIDE] and self._low in given and self._wide_part(number, moved) < 1:
             return self._low  # some calls

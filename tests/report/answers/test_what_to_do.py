@@ -89,13 +89,6 @@ def test_how_to_try_edits(changes, line):
     assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line
 
 
-def test_how_to_try_edits_of_the_script_that_runs(monkeypatch):
-    """Without its arguments it would be another program."""
-    monkeypatch.setattr("sys.argv", ["some/train.py", "--load", "a b.pt"])
-    line = how_to_try(off(title="train.py", policies=[HMP]), [edit("mul", 0.5)])
-    assert line == "habana-mp report --values --policy hmp --edit +mul:fp32 train.py --load 'a b.pt'"
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -38,11 +38,12 @@ def tune(
 ) -> Tuned:
     """Find the fastest policy whose results stay within an error budget. The search runs a step of a model.
 
-    One run measures how much the low dtype of each op would change the results: under ``start``, or in float32 with ``others="lower"``. Two more runs measure how much time it would
-    save. This gives an order in which ops go to float32: first those whose float32 removes most error for its costs. Then the step runs
-    under policies along this order, and under the first edits that ``CastReport.edits`` returns, which measures the error of ops together. The
-    last runs time the best policies, float32 and the start in turns. With n ops there are at most n // 2 + 44 runs, and n // 2 + 20 with
-    ``cost="numbers"``. After each run, modules, optimizers, schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
+    One run measures how much the low dtype of each op would change the results: under ``start``, or in float32 with ``others="lower"``. Two
+    more runs measure how much time it would save. This gives an order in which ops go to float32: first those whose float32 removes most
+    error for its costs. Then the step runs under policies along this order, and under the first edits that ``CastReport.edits`` returns,
+    which measures the error of ops together. The last runs time the best policies, float32 and the start in turns. With n ops there are at
+    most n // 2 + 44 runs, and n // 2 + 20 with ``cost="numbers"``. After each run, modules, optimizers, schedulers, scalers, other tensors
+    that the step has names for, and random numbers are restored.
 
     Args:
         step: a function without arguments that returns outputs or a loss. A step that does not call backward is inference: it runs

@@ -1,4 +1,4 @@
-"""What a stranger measured beside reports (38): presets whose rest is float32, ops in two dtypes in one module, layers made of ops, edits for speed."""
+"""What reports foretell beside what is measured (38): presets whose rest is float32, ops in two dtypes in one module, layers made of ops, edits for speed."""
 
 from __future__ import annotations
 

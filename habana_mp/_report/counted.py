@@ -12,7 +12,7 @@ from habana_mp._cast import dtype_name
 from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
-from habana_mp._report.data import CompiledGraph, Edge, InForce, Loss, Missed, PingPong, Report, Row, Timeline
+from habana_mp._report.data import CompiledGraph, Edge, InForce, Loss, Missed, PingPong, Read, Report, Row, Timeline
 from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
@@ -63,6 +63,7 @@ def report_of_counts(
         losses=convert(counted["losses"], list[Loss]) if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
+        reads=convert(counted["reads"], list[Read]),
         advice=[],
     )
     return with_advice(report)

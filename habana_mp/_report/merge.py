@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec import UNSET, structs
 
 from habana_mp._report.added import added, added_alike, added_counts, key
-from habana_mp._report.data import Edge, PingPong, Rank, Recast, Report, Timeline, Totals, Uneven
+from habana_mp._report.data import Edge, PingPong, Rank, Read, Recast, Report, Timeline, Totals, Uneven
 
 _Found = TypeVar("_Found", PingPong, Recast)
 
@@ -33,6 +33,7 @@ def merged(reports: Sequence[Report]) -> Report:
         never_seen=[each for each in first.never_seen if all(each in other.never_seen for other in reports)],
         timeline=_timeline(first, rows[0]),
         edges=UNSET if whole.low_dtype is UNSET else _edges(reports, rows),
+        reads=_reads(reports, rows),
         steps=first.steps,
         ranks=ranks,
         uneven=_uneven(ranks),
@@ -56,6 +57,15 @@ def _edges(reports: Sequence[Report], rows: list[list[int]]) -> list[Edge]:
         for report, places in zip(reports, rows, strict=True)
         for edge in report.edges or []
     )
+
+
+def _reads(reports: Sequence[Report], rows: list[list[int]]) -> list[Read]:
+    found = []
+    for report, places in zip(reports, rows, strict=True):
+        for read in report.reads:
+            first, second = sorted(places[each] if each >= 0 else -1 for each in (read.first, read.second))
+            found.append(structs.replace(read, maker=places[read.maker], first=first, second=second))
+    return added_alike(found)
 
 
 def _ranks(report: Report) -> list[Rank]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from habana_mp._report.added import added_counts
-from habana_mp._report.data import Error, Report, Row
+from habana_mp._report.data import Error, Read, Report, Row
 
 OUTPUTS = "outputs"
 _MANY_PASSES = 8  # with fewer, the signs of one pass would count for too much of a mean
@@ -118,21 +118,36 @@ def _total(rows: list[Row], loss: str | None, which: Run) -> float:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Which of the rows that read a result round it: of each by its number the part that does, and how often it reads."""
+
+    parts: Mapping[int, float] = MappingProxyType({})
+    counts: Mapping[int, int] = MappingProxyType({})
+
+    def part(self, beside: Collection[int] = ()) -> float:
+        """Of all of them, or of those that are not in ``beside``, by how often they read."""
+        counts = {reader: count for reader, count in self.counts.items() if reader not in beside}
+        weighed = sum(self.parts[reader] * count for reader, count in counts.items())
+        return weighed / sum(counts.values()) if weighed else 0.0
+
+
+@dataclass(frozen=True)
 class Left:
-    """Which part of the squares of its changes a row keeps: of those as it ran, and of those that rounding its float32 results makes."""
+    """Which part of the squares of its changes a row keeps that moves to float32: of those as it ran, and of those that rounding makes where others
+    round its results.
+    """
 
     ran: float = 0.0
-    rounding: float = 0.0
+    rounding: float = 1.0
+    rounded: Rounded = Rounded()
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """Which ``part`` of the calls of a row moves to the low dtype, and which part of their results other rows round, too, in what was measured of
-    these.
-    """
+    """Which ``part`` of the calls of a row moves to the low dtype, and who rounds their results, too, in what was measured of these."""
 
     part: float = 1.0
-    rounded: float = 0.0
+    rounded: Rounded = Rounded()
 
 
 class Objective:
@@ -150,6 +165,9 @@ class Objective:
         self._scales: dict[str | None, float] = (
             {each: passes.get(each, 0.0) for each in losses} if losses else {None: report.projected_squares or 0.0}
         )
+        self._reads: dict[tuple[int, str | None], list[Read]] = {}
+        for read in report.reads:
+            self._reads.setdefault((read.maker, read.loss), []).append(read)
         self.names = self._named(losses)
         self._now = self.errors() if self.known else {}
 
@@ -185,12 +203,14 @@ class Objective:
             total, mean, squared_means = 0.0, 0.0, 0.0
             for number, row in enumerate(self._rows):
                 which: Literal["ran", "low"] = "low" if number in low else "ran"
-                whole, rounding = squares(row, loss, which), squares(row, loss, "rounding")
+                whole = squares(row, loss, which)
                 if number in left:
+                    rounding = self._rounding(number, loss, left[number].rounded)
                     kept = left[number].ran * whole + left[number].rounding * rounding
                 elif number in low:
                     part = low[number].part
-                    kept = part * max(0.0, whole - low[number].rounded * rounding) + (1 - part) * squares(row, loss)
+                    rounding = self._rounding(number, loss, low[number].rounded)
+                    kept = part * max(0.0, whole - rounding) + (1 - part) * squares(row, loss)
                 else:
                     kept = whole
                 total += kept
@@ -202,6 +222,25 @@ class Objective:
                 mean_square = max(0.0, mean_square - squared_means) + mean * mean
             found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
         return found
+
+    def _rounding(self, number: int, loss: str | None, rounded: Rounded) -> float:
+        """The squares of the changes that some readers of a row make by rounding its results.
+
+        All round the same numbers, so that their changes cancel or add up. Where the gradients of some readers are not known these have what the
+        others leave, and where none are all have the same.
+        """
+        pairs = self._reads.get((number, loss), [])
+        if not pairs or not any(rounded.parts.values()):
+            return rounded.part() * squares(self._rows[number], loss, "rounding")
+        others = rounded.part(beside={pair.second for pair in pairs})
+
+        def part(reader: int) -> float:
+            return others if reader < 0 else rounded.parts.get(reader, 0.0) - others
+
+        twice = sum(
+            (1 + (pair.first != pair.second)) * part(pair.first) * part(pair.second) * pair.product for pair in pairs
+        )
+        return max(0.0, twice)
 
     def error(self) -> float:
         """Of all losses together, as the step ran."""

@@ -183,6 +183,24 @@ py::list recast_of(const watch::Snapshot& now) {
   return tensors;
 }
 
+// Of what one row alone reads no pairs are needed.
+py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_site) {
+  constexpr std::size_t kPairsOfOne = 3;  // all, the one, and both
+  py::list reads;
+  const auto row_of = [&](SiteId site) { return site == report::kNone ? -1 : row_of_site[site]; };
+  for (const auto& [key, own] : now.report.reads()) {
+    if (own.products.size() <= kPairsOfOne || row_of(key.maker) < 0) continue;
+    const bool outputs = key.loss == report::Report::kOutputs;
+    const py::object loss = outputs ? py::object(py::none()) : py::object(name_of(key.loss));
+    for (const auto& [readers, product] : own.products) {
+      const int first = row_of(readers.first), second = row_of(readers.second);
+      reads.append(py::make_tuple(row_of(key.maker), std::min(first, second),
+                                  std::max(first, second), loss, product));
+    }
+  }
+  return reads;
+}
+
 // What a report has counted, by the names of habana_mp/_report/data/.
 py::dict values(const report::Report& report) {
   const watch::Snapshot now = watch::snapshot_of(report);
@@ -208,6 +226,7 @@ py::dict values(const report::Report& report) {
                                 edge.numbers, edge.first));
   }
   result["edges"] = edges;
+  result["reads"] = reads_of(now, row_of_site);
   result["compiled"] = now.report.compiled();
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
   py::list losses;

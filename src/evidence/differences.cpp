@@ -2,16 +2,20 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "cast/by_memory.h"
 #include "cast/numbers.h"
+#include "evidence/handed_gradients.h"
 #include "evidence/numbers.h"
 #include "evidence/rerun.h"
 
@@ -31,11 +35,25 @@ std::int64_t bytes_of(const Difference& difference) {
 struct Kept {
   Difference difference;
   Use use;
+  report::SiteId maker = report::kNone;
+  bool read = false;
+
+  const at::Tensor& rounding() const {
+    return difference.rounding.defined() ? difference.rounding : difference.numbers;
+  }
+};
+
+// A result that waits, for those that are given it or a view of it.
+struct Result {
+  std::uint64_t number = 0;
+  std::uint32_t version = 0;
+  at::ScalarType dtype = at::kFloat;
 };
 
 struct Differences {
   ForkSafeMutex mutex;
   std::unordered_map<std::uint64_t, Kept> by_number;
+  ByMemory<Result> results;
   std::uint64_t made = 0;
   std::int64_t bytes = 0;
 };
@@ -88,37 +106,126 @@ class Waiting {
       change = product(gradient, numbers);
       rounded = rounding.defined() ? product(gradient, rounding) : change;
     }
-    kept.use(change, rounded);
+    kept.use(change, rounded, kept.read);
   }
 
   std::uint64_t number_;
   std::shared_ptr<InnerGradients> inner_;
 };
 
+// With the lock.
+Result* result_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.requires_grad() || tensor.is_leaf()) return nullptr;
+  Result* result = differences().results.find(tensor);
+  const bool same = result != nullptr && result->version == tensor._version() &&
+                    result->dtype == tensor.scalar_type();
+  return same ? result : nullptr;
+}
+
+// Whether a view of the result would be the same view of the other one.
+bool lies_like(const at::Tensor& other, const at::Tensor& result) {
+  return result.has_storage() && result.is_non_overlapping_and_dense() &&
+         result.storage_offset() == 0 && other.strides() == result.strides() &&
+         result.storage().nbytes() == static_cast<std::size_t>(result.numel()) * result.itemsize();
+}
+
+// What one that reads a view of a result is told in a backward pass.
+class Reading {
+ public:
+  Reading(std::uint64_t number, const at::Tensor& view, UseRead use)
+      : number_(number),
+        sizes_(view.sizes().vec()),
+        strides_(view.strides().vec()),
+        offset_(view.storage_offset()),
+        use_(std::move(use)) {}
+
+  void operator()(const at::Tensor& gradient) const {
+    at::Tensor rounding;
+    report::SiteId maker = report::kNone;
+    {
+      const std::lock_guard guard(differences().mutex);
+      const auto found = differences().by_number.find(number_);
+      if (found == differences().by_number.end()) return;
+      rounding = found->second.rounding();
+      maker = found->second.maker;
+    }
+    if (gradient.layout() != at::kStrided || !is_ordinary(gradient) || gradient.sizes() != sizes_)
+      return;
+    double product = 0;
+    {
+      const OutOfSight out_of_sight;
+      product = evidence::product(gradient, rounding.as_strided(sizes_, strides_, offset_));
+    }
+    use_(maker, product);
+  }
+
+ private:
+  std::uint64_t number_;
+  std::vector<std::int64_t> sizes_, strides_;
+  std::int64_t offset_;
+  UseRead use_;
+};
+
 }  // namespace
 
 bool wait_for_gradient(const at::Tensor& result, Difference difference,
-                       std::shared_ptr<InnerGradients> inner, Use use) {
+                       std::shared_ptr<InnerGradients> inner, report::SiteId maker, Use use) {
   if (!difference.numbers.defined() || !result.requires_grad() || result.is_leaf()) return true;
   const std::int64_t bytes = bytes_of(difference);
   std::uint64_t number = 0;
+  ByMemory<Result>::Gone gone;
   {
     const std::lock_guard guard(differences().mutex);
     Differences& kept = differences();
     if (kept.bytes + bytes > kMostBytes) return false;
     kept.bytes += bytes;
     number = ++kept.made;
-    kept.by_number.emplace(number, Kept{std::move(difference), std::move(use)});
+    Kept made{std::move(difference), std::move(use), maker};
+    if (maker != report::kNone && lies_like(made.rounding(), result)) {
+      *kept.results.get(result) = {number, result._version(), result.scalar_type()};
+      gone = kept.results.take_expired();
+    }
+    kept.by_number.emplace(number, std::move(made));
   }
   auto waiting = std::make_shared<const Waiting>(number, std::move(inner));
   result.register_hook([waiting](const at::Tensor& gradient) { waiting->gradient(gradient); });
   return true;
 }
 
+void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
+                   const UseRead& use) {
+  std::vector<Receiver> receivers;
+  {
+    const std::lock_guard guard(differences().mutex);
+    for (const at::Tensor& argument : arguments) {
+      const Result* result = result_of(argument);
+      const bool twice = std::ranges::any_of(
+          receivers, [&](const Receiver& each) { return each.tensor.is_same(argument); });
+      if (result == nullptr || twice) continue;
+      const auto waits = differences().by_number.find(result->number);
+      if (waits == differences().by_number.end()) continue;
+      waits->second.read = true;
+      receivers.push_back({argument, Reading(result->number, argument, use)});
+    }
+  }
+  if (receivers.empty()) return;
+  std::uint64_t since = node_number(receivers.front().tensor);
+  for (const Receiver& each : receivers) since = std::min(since, node_number(each.tensor));
+  on_gradients(results, arguments, since, receivers);
+}
+
+bool any_waits(c10::ArrayRef<at::Tensor> tensors) {
+  const std::lock_guard guard(differences().mutex);
+  return std::ranges::any_of(
+      tensors, [](const at::Tensor& tensor) { return result_of(tensor) != nullptr; });
+}
+
 void forget_differences() {
   decltype(Differences::by_number) unused;
+  ByMemory<Result>::Gone gone;
   const std::lock_guard guard(differences().mutex);
   unused.swap(differences().by_number);
+  gone = differences().results.take_all();
   differences().bytes = 0;
 }
 

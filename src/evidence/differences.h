@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "evidence/inner_gradients.h"
+#include "report/site.h"
 
 namespace habana_mp::evidence {
 
@@ -19,13 +20,24 @@ struct Difference {
 };
 
 // What is done with the two products. On any thread, without the GIL; what it throws is lost.
-using Use = std::function<void(double change, double rounding)>;
+// `read`: watch_readers has found some that use the result.
+using Use = std::function<void(double change, double rounding, bool read)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
-// difference. `inner` is taken off that gradient. False where there is no room for it: what waits
-// takes 4 GiB at most.
+// difference. `inner` is taken off that gradient. `maker`: who has made the result, kNone where the
+// difference is another's. False where there is no room for it: what waits takes 4 GiB at most.
 bool wait_for_gradient(const at::Tensor& result, Difference difference,
-                       std::shared_ptr<InnerGradients> inner, Use use);
+                       std::shared_ptr<InnerGradients> inner, report::SiteId maker, Use use);
+
+// Of one that uses a result which waits: what its part of the gradient makes of the rounding.
+using UseRead = std::function<void(report::SiteId maker, double rounding)>;
+
+// A call has ended that was given `arguments`, as they were before any cast.
+void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
+                   const UseRead& use);
+
+// Whether one of the tensors, or what it is a view of, waits for its gradient.
+bool any_waits(c10::ArrayRef<at::Tensor> tensors);
 
 // None waits any more.
 void forget_differences();

@@ -80,7 +80,7 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
     at::Tensor difference;
     const double before = evidence::error_of(own, full, &difference).squares;
     if (!constant) {
-      waiting.push_back({pairs[i].result, {difference}, origin, true});
+      waiting.push_back({pairs[i].result, {difference}, origin, true, true});
       continue;
     }
     const double here = evidence::error_of(result, own, nullptr).squares;

@@ -119,7 +119,8 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 bool wait(Off& off) {
   return evidence::wait_for_gradient(
       off.result, std::move(off.difference), std::move(off.inner),
-      [site = off.site, ran = off.ran](double change, double rounding) {
+      off.inherited ? report::kNone : off.site,
+      [site = off.site, ran = off.ran](double change, double rounding, bool read) {
         const auto [pass, loss] = watch::backward_pass();
         const report::Change found{.pass = pass,
                                    .loss = loss,
@@ -127,13 +128,37 @@ bool wait(Off& off) {
                                    .low = change,
                                    .rounding = rounding};
         const std::lock_guard guard(all().mutex);
-        for_listeners([&](report::Listener& listener) { listener.changed(site, found); });
+        for_listeners([&](report::Listener& listener) {
+          listener.changed(site, found);
+          if (read) listener.read(site, report::kNone, found);
+        });
       });
 }
 
 // What is inside of it is not looked at: its own, or all that can be known of it.
 bool hides(const MeasuredCall& context) {
   return context.why == Unmeasured::None || context.why == Unmeasured::Reserve;
+}
+
+std::vector<at::Tensor> given_tensors(const MeasuredCall& context) {
+  std::vector<at::Tensor> given;
+  for (const at::Tensor& tensor : tensors_in(context.arguments))
+    given.push_back(context.given(tensor));
+  return given;
+}
+
+// Of an op that is made of others, these read what it is given where they are looked at.
+void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  if (context.op == nullptr || context.backward || (context.op->composite && !hides(context)))
+    return;
+  evidence::watch_readers(
+      given_tensors(context), tensors_in(results),
+      [site = context.site](SiteId maker, double rounding) {
+        const auto [pass, loss] = watch::backward_pass();
+        const report::Change found{.pass = pass, .loss = loss, .rounding = rounding};
+        const std::lock_guard guard(all().mutex);
+        for_listeners([&](report::Listener& listener) { listener.read(maker, site, found); });
+      });
 }
 
 // Whether a call ran low. What torch.autocast casts it casts unseen: the results show it.
@@ -172,7 +197,14 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   if (op == nullptr) return nullptr;
   const auto inputs = call.inputs();
   const bool measured = is_measured_thread();
-  if (measured && !backward && op->moves && is_shadowed(inputs)) {
+  const auto given = [&] {
+    MeasuredCall call;
+    call.arguments.assign(inputs.begin(), inputs.end());
+    if (frame->kind == Frame::Kind::Decided) call.casts = frame->cast_tensors;
+    return given_tensors(call);
+  };
+  const bool reads = measured && !backward && evidence::any_waits(given());
+  if (measured && !backward && op->moves && (reads || is_shadowed(inputs))) {
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
     moving->arguments.assign(inputs.begin(), inputs.end());
@@ -192,7 +224,8 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   // Without what-ifs only that is measured which ran low.
   const bool may_cast =
       !backward && !autocast::excluded_here().has_all(c10::autocast_dispatch_keyset);
-  if ((backward || !what_to_measure().what_if) && !may_cast && !has_low(inputs)) return nullptr;
+  const bool runs_as_given = (backward || !what_to_measure().what_if) && !may_cast;
+  if (runs_as_given && !reads && !has_low(inputs)) return nullptr;
   auto context = std::make_unique<MeasuredCall>();
   context->op = op;
   context->why = why;
@@ -215,6 +248,7 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   const auto& context = static_cast<const MeasuredCall&>(kept);
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
+  watch_readers(context, call.outputs());
   if (context.why != Unmeasured::None) return end_unmeasured(context, call.outputs());
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (hands_on(context, call.outputs())) return;

@@ -42,6 +42,8 @@ class Listener {
   virtual void measured(SiteId /*site*/, const Values& /*values*/) {}
   // The gradient of a result of the site has come.
   virtual void changed(SiteId /*site*/, const Change& /*change*/) {}
+  // A call of `reader` has handed back its part of that gradient. kNone: all have.
+  virtual void read(SiteId /*maker*/, SiteId /*reader*/, const Change& /*change*/) {}
   // Between the two a backward pass is one of a random sum of outputs, in place of a loss.
   virtual void begin_projection() {}
   virtual void end_projection() {}

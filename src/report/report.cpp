@@ -5,6 +5,7 @@
 namespace habana_mp::report {
 namespace {
 
+constexpr std::size_t kMostReaders = 16;  // of what one site makes
 constexpr std::size_t kMostWanting = 16;  // sites that are named of those that want a tensor
 
 template <typename T>
@@ -105,7 +106,33 @@ void Report::changed(SiteId site, const Change& change) {
   known.changes.squares_rounding += grown(known.last.rounding, change.rounding);
 }
 
-void Report::begin_projection() { projecting_ = true; }
+void Reads::add(std::int64_t of_pass, SiteId reader, double change) {
+  if (pass != of_pass) now.clear();
+  pass = of_pass;
+  auto own = std::ranges::find(now, reader, &std::pair<SiteId, double>::first);
+  if (own == now.end()) {
+    if (now.size() == kMostReaders) return;
+    own = now.insert(now.end(), {reader, 0});
+  }
+  for (const auto& [other, sum] : now) {
+    const double more = other == reader ? change * (2 * sum + change) : change * sum;
+    products[std::minmax(reader, other)] += more;
+  }
+  own->second += change;
+}
+
+void Report::read(SiteId maker, SiteId reader, const Change& change) {
+  if (!has_values_) return;
+  const ReadsKey key{maker, projecting_ ? kOutputs : change.loss};
+  if (reads_.size() >= kMostSites && !reads_.contains(key)) return;
+  // Passes of a loss have numbers above zero.
+  reads_[key].add(projecting_ ? -projections_ : change.pass + 1, reader, change.rounding);
+}
+
+void Report::begin_projection() {
+  projecting_ = true;
+  ++projections_;
+}
 
 void Report::end_projection() {
   projecting_ = false;
@@ -178,6 +205,8 @@ std::size_t Report::bytes() const {
   for (const Row& row : rows_) all += row.casts.capacity() * sizeof(CastCount);
   for (const auto& row : changes_) all += sizeof(row) + row.capacity() * sizeof(LossChanges);
   constexpr std::size_t kNode = 48;  // of a map
+  for (const auto& [key, reads] : reads_)
+    all += sizeof(key) + sizeof(reads) + kNode + reads.products.size() * (kNode + sizeof(double));
   all += edges_.size() * (sizeof(EdgeKey) + sizeof(Edge) + kNode);
   for (const auto& [graph, ran] : compiled_) all += sizeof(ran) + kNode + graph.capacity();
   all += ping_pong_.size() * (sizeof(PingPongKey) + sizeof(PingPong) + kNode);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "policy/dtype.h"
@@ -82,6 +83,17 @@ struct Recast {
   std::vector<SiteId> sites;  // that wanted them
 };
 
+// The changes that the rounding of what one site makes brings by those that read it: of each pair
+// of readers the sum of products over backward passes, as parts of one tensor cancel or add up.
+// kNone: of all readers together.
+struct Reads {
+  std::map<std::pair<SiteId, SiteId>, double> products;
+  std::int64_t pass = 0;
+  std::vector<std::pair<SiteId, double>> now;  // in that pass
+
+  void add(std::int64_t of_pass, SiteId reader, double change);
+};
+
 class Report final : public Listener {
  public:
   explicit Report(std::uint64_t start_ns, bool has_values = false, std::uint64_t step = 0)
@@ -118,8 +130,16 @@ class Report final : public Listener {
   const std::vector<LossChanges>& changes(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
+  void read(SiteId maker, SiteId reader, const Change& change) override;
   void begin_projection() override;
   void end_projection() override;
+  struct ReadsKey {
+    SiteId maker;
+    std::uint32_t loss;  // a line, or kOutputs
+    auto operator<=>(const ReadsKey&) const = default;
+  };
+  static constexpr std::uint32_t kOutputs = UINT32_MAX;
+  const std::map<ReadsKey, Reads>& reads() const { return reads_; }
   const std::vector<Moment>& moments() const { return moments_; }
   std::uint64_t stride() const { return stride_; }  // one in so many casts is a moment
   struct PingPongKey {
@@ -161,6 +181,8 @@ class Report final : public Listener {
   std::vector<Loss> losses_;
   std::vector<std::vector<LossChanges>> changes_;  // of the rows
   bool projecting_ = false;
+  std::int64_t projections_ = 0;
+  std::map<ReadsKey, Reads> reads_;
   std::vector<Moment> moments_;
   std::uint64_t stride_ = 1;
   std::uint64_t seen_ = 0;

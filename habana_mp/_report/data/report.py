@@ -24,6 +24,7 @@ from habana_mp._report.data.base import (
     Decision,
     DType,
     ListName,
+    Number,
     Seconds,
     Size,
 )
@@ -192,6 +193,18 @@ class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     first: Count = 0
 
 
+class Read(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What rounding the results of a row changes in a loss, by those that read them: the number of the row, those of two readers, or -1 for all
+    readers together, the line of the loss or None for the outputs, and the sum of products of the two changes over backward passes.
+    """
+
+    maker: Annotated[Count, Adds.KEY]
+    first: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
+    second: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
+    loss: Annotated[str | None, Adds.KEY]
+    product: Number
+
+
 class Advice(Data, frozen=True):
     """One line of advice, and its evidence.
 
@@ -279,6 +292,11 @@ class Report(Totals, frozen=True, kw_only=True):
         Adds.FIRST,
         "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, of how many numbers, and how many of them were first arguments. Only with values.",
     ] = UNSET
+    reads: Annotated[
+        list[Read],
+        Adds.FIRST,
+        "What rounding the results of a row changes in a loss, by the rows that read them: the number of the row that made them, those of two readers, or -1 for all readers together, the loss or null for the outputs, and the sum of the products of the two changes. Only with values, of rows with several readers.",
+    ] = field(default_factory=list)
     steps: Annotated[
         list[Seconds] | UnsetType,
         Adds.FIRST,
@@ -310,6 +328,7 @@ class Report(Totals, frozen=True, kw_only=True):
         for path, numbers in (
             ("timeline.events", [event.row for event in self.timeline.events]),
             ("edges", [number for edge in self.edges or [] for number in (edge.maker, edge.row)]),
+            ("reads", [number for read in self.reads for number in (read.maker, read.first, read.second)]),
         ):
             if numbers and max(numbers) >= len(self.rows):
                 raise ValueError(f"{path} must have numbers of {len(self.rows)} rows, not {max(numbers)}")

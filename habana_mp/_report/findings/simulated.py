@@ -6,6 +6,7 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row, Values
-from habana_mp._report.numbers import Left, Lowered
+from habana_mp._report.numbers import Left, Lowered, Rounded
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
@@ -163,7 +164,7 @@ class Simulation:
     def _left(self, number: int, moved: dict[int, str], listed: Collection[int], following: Collection[int]) -> Left:
         rounded = self._rounded(number, moved)
         if number in listed:
-            return Left(rounding=rounded)
+            return Left(rounded=rounded)
         # Of a row that follows its inputs those calls alone move that are given something in float32, if by an earlier call of the row.
         wide = sum(
             edge.count
@@ -171,45 +172,40 @@ class Simulation:
             if (edge.dtype != _WIDE or number in following) and self._given(edge, moved) == _WIDE
         )
         part = min(1.0, wide / max(1, self._rows[number].calls))
-        return Left(1 - part, part * rounded)
+        return Left(1 - part, part, rounded)
 
-    def _rounded(self, number: int, moved: dict[int, str]) -> float:
-        """Which part of the float32 results of a row ops cast back to the low dtype."""
-        readers = self._readers(number, moved)
+    def _rounded(self, number: int, moved: dict[int, str]) -> Rounded:
+        """Who casts the float32 results of a row back to the low dtype."""
         if self._is_cast_on_the_way(number, moved):
-            return 1.0
-        back = sum(
-            count for reader, count in readers.items() if moved.get(reader, self._wanted(reader, moved)) == self._low
+            users = self._users[number]
+            return Rounded({edge.row: 1.0 for edge in users}, {edge.row: edge.count for edge in users})
+        return self._readers(number, moved, lambda row: moved.get(row, self._wanted(row, moved)) == self._low)
+
+    def _read_low(self, number: int, moved: dict[int, str]) -> Rounded:
+        """Who uses the results of a row in the low dtype."""
+        return self._readers(
+            number,
+            moved,
+            lambda row: row != number and (moved.get(row) or self._rows[row].runs_in) in (self._low, [self._low]),
         )
-        return back / sum(readers.values()) if back else 0.0
 
-    def _read_low(self, number: int, moved: dict[int, str]) -> float:
-        """Which part of the results of a row other rows in the low dtype use."""
-        readers = self._readers(number, moved)
-        low = sum(
-            count
-            for reader, count in readers.items()
-            if reader != number and (moved.get(reader) or self._rows[reader].runs_in) in (self._low, [self._low])
-        )
-        return low / sum(readers.values()) if low else 0.0
-
-    def _readers(self, number: int, moved: dict[int, str]) -> dict[int, int]:
-        """The rows that use a result, and how often. Views, relu and the like hand its numbers on as they are: those that use theirs count.
-
-        The users of a view may be those of what it is a view of.
-        """
-        found: dict[int, int] = {}
-        waiting, seen = [number], {number}
-        while waiting:
-            for edge in self._users.get(waiting.pop(), []):
-                user = edge.row
-                if user in moved and self._hands_on(self._rows[user], edge):
-                    if user not in seen:
-                        seen.add(user)
-                        waiting.append(user)
-                else:
-                    found[user] = max(found.get(user, 0), edge.count)
-        return found
+    def _readers(
+        self, number: int, moved: dict[int, str], rounds: Callable[[int], bool], seen: frozenset[int] = frozenset()
+    ) -> Rounded:
+        """Who uses a result. Relu and the like hand its numbers on as they are: those that use theirs count."""
+        parts: dict[int, float] = {}
+        counts: Counter[int] = Counter()
+        for edge in self._users.get(number, []):
+            user = edge.row
+            if user in moved and user not in seen and self._hands_on(self._rows[user], edge):
+                behind = self._readers(user, moved, rounds, seen | {number})
+                if not behind.counts:  # a view: its users are among those of what it is a view of
+                    continue
+                parts[user] = behind.part()
+            else:
+                parts[user] = float(rounds(user))
+            counts[user] += edge.count
+        return Rounded(parts, counts)
 
     def _hands_on(self, row: Row, edge: Edge) -> bool:
         """Whether those that use the result of a row use the argument: of calls in several places it is not known of which."""

@@ -29,7 +29,8 @@ _SCRIPTS = ("copy", "units", "report", "ops", "modules", "lanes", "timeline", "p
 def page(report: Report) -> str:
     shares = _error_shares(report)
     data = report.to_dict()
-    data.pop("edges", None)
+    for name in ("edges", "reads"):
+        data.pop(name, None)
     for values, row, share in zip(data["rows"], report.rows, shares, strict=True):
         values |= {"precision": sums.precision(row), "error_share": share}
     return whole_page(

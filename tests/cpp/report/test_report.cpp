@@ -237,3 +237,33 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
   CHECK(report.backward_ns() == 0);
   CHECK((report.row_count() < 2 || report.row(1).casts.empty()));
 }
+
+TEST_CASE("of what several sites read, the changes of each pair are multiplied in each pass") {
+  Report report(0, true), without(0);
+  const auto read = [&](Report& of, int pass, SiteId reader, double change) {
+    of.read(1, reader, {.pass = pass, .loss = 5, .rounding = change});
+  };
+  for (Report* of : {&report, &without}) {
+    read(*of, 7, 2, 3), read(*of, 7, 3, -2), read(*of, 7, 2, 1), read(*of, 7, kNone, 2);
+    read(*of, 8, 2, 1), read(*of, 8, 3, 1), read(*of, 8, kNone, 2);
+  }
+  REQUIRE(report.reads().size() == 1);
+  const auto& products = report.reads().at({1, 5}).products;
+  using Pair = std::pair<SiteId, SiteId>;
+  CHECK(products.at(Pair{2, 2}) == 4 * 4 + 1);
+  CHECK(products.at(Pair{3, 3}) == 4 + 1);
+  CHECK(products.at(Pair{2, 3}) == 4 * -2 + 1);
+  CHECK(products.at(Pair{kNone, 2}) == 4 * 2 + 2);
+  CHECK(products.at(Pair{kNone, kNone}) == 4 + 4);
+  CHECK(without.reads().empty());
+}
+
+TEST_CASE("each random sum of outputs is a pass of its own for those that read") {
+  Report report(0, true);
+  for (const double change : {3.0, -4.0}) {
+    report.begin_projection();
+    report.read(1, 2, {.pass = 2, .loss = 5, .rounding = change});
+    report.end_projection();
+  }
+  CHECK(report.reads().at({1, Report::kOutputs}).products.begin()->second == 25);
+}

@@ -1,0 +1,144 @@
+"""A float32 result that several ops read is rounded by those that cast it back: what that changes follows from the gradient of each reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+from habana_mp._report.findings.simulated import Simulation
+from habana_mp._report.form import report_of
+from habana_mp._report.numbers import Objective
+
+PASSES = 6
+WIDE = hmp.Policy.from_ops(fp32=["linear", "mul", "sub"])
+LOW = hmp.Policy.from_ops(lower=["linear", "mul"], fp32=["sub"])  # mul reads low numbers, sub casts them
+MIXED = hmp.Policy.from_ops(lower=["mul"], fp32=["linear", "sub"])  # mul casts what sub reads as it is
+
+Form = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # what mul and sub are given
+
+FORMS: dict[str, Form] = {
+    "the result": lambda h: (h, h),
+    "views": lambda h: (h.transpose(0, 1).unsqueeze(0), h.view(2, -1)),
+    "parts": lambda h: (h[:, ::2], h[:, 1:]),
+    "an expanded view": lambda h: (h.unsqueeze(0).expand(3, -1, -1), h),
+    "read twice": lambda h: (torch.cat([h, h]), h),
+    "behind relu": lambda h: (torch.relu(h + 9), h),
+}
+
+
+def numbers(like: torch.Tensor) -> torch.Tensor:
+    """That bfloat16 holds."""
+    return torch.randn(like.shape).bfloat16().double()
+
+
+@contextmanager
+def autocast(policy: hmp.Policy) -> Iterator[None]:
+    with hmp.autocast("cpu", policy=policy):
+        yield
+
+
+@contextmanager
+def convert(policy: hmp.Policy) -> Iterator[None]:
+    hmp.convert(policy=policy)
+    try:
+        yield
+    finally:
+        hmp.revert()
+
+
+class Step:
+    """A loss that is linear in what two ops read of one result, so that the first order is all of it."""
+
+    def __init__(self, form: str = "the result", *, by_mul: float = 1.0, by_sub: float = 1.0) -> None:
+        self._form, self._by_mul, self._by_sub = form, by_mul, by_sub
+
+    def loss(self, number: int, region: Callable[[hmp.Policy], object], policy: hmp.Policy) -> torch.Tensor:
+        torch.manual_seed(number)
+        x, weight = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
+        with region(policy):  # type: ignore[attr-defined]
+            to_mul, to_sub = FORMS[self._form](F.linear(x, weight))
+            made, taken = torch.mul(to_mul, 2.0), torch.sub(to_sub, 0.0)
+        u = numbers(made)
+        v = u if made.shape == taken.shape else numbers(taken)
+        return self._by_mul * (made.double() / 2 * u).sum() + self._by_sub * (taken.double() * v).sum()
+
+    def report(self, policy: hmp.Policy, region: Callable[[hmp.Policy], object] = autocast) -> hmp.CastReport:
+        with hmp.report(values=True) as report:
+            for number in range(PASSES):
+                self.loss(number, region, policy).backward()
+        return report
+
+    def measured(self, policy: hmp.Policy) -> float:
+        with torch.no_grad():
+            off = [self.loss(i, autocast, policy) - self.loss(i, autocast, WIDE) for i in range(PASSES)]
+        return math.hypot(*off) / math.sqrt(PASSES)
+
+
+def foretold(report: hmp.CastReport, dtype: str) -> float:
+    """The error with linear in this dtype."""
+    data = report_of(report.to_dict())
+    rows = [number for number, row in enumerate(data.rows) if row.op == "linear"]
+    effect = Simulation(data).effect(dict.fromkeys(rows, dtype))
+    (error,) = Objective(data).errors(effect.left, effect.low).values()
+    return error
+
+
+@pytest.mark.parametrize("region", [autocast, convert])
+@pytest.mark.parametrize(
+    ("by_mul", "by_sub"),
+    [(1, 1), (1, -1), (1, 0.125), (0.125, 1), (1, 0), (0, 1)],
+    ids=["alike", "they cancel", "most by mul", "most by sub", "mul alone", "sub alone"],
+)
+def test_the_error_that_is_left_in_float32_is_exact(region, by_mul, by_sub):
+    step = Step(by_mul=by_mul, by_sub=by_sub)
+    assert foretold(step.report(LOW, region), "float32") == pytest.approx(step.measured(MIXED), rel=0.02, abs=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_readers_of_views_are_known(form):
+    step = Step(form, by_sub=-0.5)
+    assert foretold(step.report(LOW), "float32") == pytest.approx(step.measured(MIXED), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("by_mul", "by_sub"), [(1, 1), (1, -1), (1, 0.125), (0.125, 1)], ids=["alike", "they cancel", "by mul", "by sub"]
+)
+def test_what_a_low_reader_rounds_already_does_not_count_twice(by_mul, by_sub):
+    step = Step(by_mul=by_mul, by_sub=by_sub)
+    # Of the rounding and the computation of linear, which are independent.
+    assert foretold(step.report(MIXED), "bfloat16") == pytest.approx(step.measured(LOW), rel=0.25, abs=1e-4)
+
+
+def test_readers_are_known_of_outputs_too():
+    step = Step(by_sub=-1)
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 16), torch.randn(16, 16, requires_grad=True)
+
+    def out(policy):
+        with hmp.autocast("cpu", policy=policy):
+            h = F.linear(x, weight)
+            return torch.sub(torch.mul(h, 1.0), h)
+
+    with hmp.report(values=True) as report:
+        report.project(out(LOW), k=64)
+    assert step is not None
+    assert foretold(report, "float32") > 0
+
+
+def test_pairs_of_readers_are_merged():
+    report = Step(by_sub=-1).report(LOW)
+    both = hmp.CastReport.merged([report, report])
+    assert foretold(both, "float32") == pytest.approx(foretold(report, "float32"), rel=1e-6)
+    assert [2 * read[4] for read in report.to_dict()["reads"]] == [read[4] for read in both.to_dict()["reads"]]
+
+
+def test_files_without_pairs_of_readers_are_read():
+    data = Step(by_sub=-1).report(LOW).to_dict()
+    assert data.pop("reads")
+    assert report_of(data).reads == []

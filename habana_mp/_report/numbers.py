@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -121,8 +121,8 @@ def _total(rows: list[Row], loss: str | None, which: Run) -> float:
 class Rounded:
     """Which of the rows that read a result round it: of each by its number the part that does, and how often it reads."""
 
-    parts: Mapping[int, float] = MappingProxyType({})
-    counts: Mapping[int, int] = MappingProxyType({})
+    parts: Mapping[int, float] = field(default_factory=dict)
+    counts: Mapping[int, int] = field(default_factory=dict)
 
     def part(self, beside: Collection[int] = ()) -> float:
         """Of all of them, or of those that are not in ``beside``, by how often they read."""
@@ -139,7 +139,7 @@ class Left:
 
     ran: float = 0.0
     rounding: float = 1.0
-    rounded: Rounded = Rounded()
+    rounded: Rounded = field(default_factory=Rounded)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Lowered:
     """Which ``part`` of the calls of a row moves to the low dtype, and who rounds their results, too, in what was measured of these."""
 
     part: float = 1.0
-    rounded: Rounded = Rounded()
+    rounded: Rounded = field(default_factory=Rounded)
 
 
 class Objective:
@@ -210,14 +210,14 @@ class Objective:
                 elif number in low:
                     part = low[number].part
                     rounding = self._rounding(number, loss, low[number].rounded)
-                    kept = part * max(0.0, whole - rounding) + (1 - part) * squares(row, loss)
+                    kept = part * (whole - rounding) + (1 - part) * squares(row, loss)  # those that read it lose that
                 else:
                     kept = whole
                 total += kept
-                own = min(1.0, kept / whole) * _change(row, loss, which) / scale if whole else 0.0
+                own = min(1.0, max(0.0, kept) / whole) * _change(row, loss, which) / scale if whole else 0.0
                 mean += own
                 squared_means += own * own
-            mean_square = total / scale
+            mean_square = max(0.0, total) / scale
             if loss is not None and scale >= _MANY_PASSES:
                 mean_square = max(0.0, mean_square - squared_means) + mean * mean
             found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)

@@ -191,7 +191,7 @@ py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_sit
   for (const auto& [key, own] : now.report.reads()) {
     if (own.products.size() <= kPairsOfOne || row_of(key.maker) < 0) continue;
     const bool outputs = key.loss == report::Report::kOutputs;
-    const py::object loss = outputs ? py::object(py::none()) : py::object(name_of(key.loss));
+    const py::object loss = outputs ? py::none() : py::object(py::str(name_of(key.loss)));
     for (const auto& [readers, product] : own.products) {
       const int first = row_of(readers.first), second = row_of(readers.second);
       reads.append(py::make_tuple(row_of(key.maker), std::min(first, second),

@@ -46,7 +46,7 @@ struct Kept {
 // A result that waits, for those that are given it or a view of it.
 struct Result {
   std::uint64_t number = 0;
-  std::uint32_t version = 0;
+  std::int64_t version = 0;
   at::ScalarType dtype = at::kFloat;
 };
 
@@ -216,8 +216,8 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
 
 bool any_waits(c10::ArrayRef<at::Tensor> tensors) {
   const std::lock_guard guard(differences().mutex);
-  return std::ranges::any_of(
-      tensors, [](const at::Tensor& tensor) { return result_of(tensor) != nullptr; });
+  return std::ranges::any_of(tensors,
+                             [](const at::Tensor& tensor) { return result_of(tensor) != nullptr; });
 }
 
 void forget_differences() {

@@ -47,7 +47,7 @@ std::uint64_t node_number(const at::Tensor& tensor) {
 }
 
 std::size_t on_gradients(c10::ArrayRef<at::Tensor> results, c10::ArrayRef<at::Tensor> inputs,
-                  std::uint64_t since, const std::vector<Receiver>& receivers) {
+                         std::uint64_t since, const std::vector<Receiver>& receivers) {
   std::size_t hooks = 0;
   std::vector<Node*> waiting;
   std::unordered_set<const Node*> seen;

@@ -222,7 +222,7 @@ std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key
 
 void Comparer::wait(Off off) {
   evidence::wait_for_gradient(off.result, std::move(off.difference), std::move(off.inner),
-                              [this, site = off.site](double change, double) {
+                              report::kNone, [this, site = off.site](double change, double, bool) {
                                 const std::lock_guard guard(mutex_);
                                 changes_[site] += change;
                               });

@@ -63,7 +63,7 @@ def report_of_counts(
         losses=convert(counted["losses"], list[Loss]) if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
-        reads=convert(counted["reads"], list[Read]),
+        reads=convert(counted["reads"], list[Read]) if low_dtype else UNSET,
         advice=[],
     )
     return with_advice(report)

@@ -33,7 +33,7 @@ def merged(reports: Sequence[Report]) -> Report:
         never_seen=[each for each in first.never_seen if all(each in other.never_seen for other in reports)],
         timeline=_timeline(first, rows[0]),
         edges=UNSET if whole.low_dtype is UNSET else _edges(reports, rows),
-        reads=_reads(reports, rows),
+        reads=UNSET if whole.low_dtype is UNSET else _reads(reports, rows),
         steps=first.steps,
         ranks=ranks,
         uneven=_uneven(ranks),
@@ -62,7 +62,7 @@ def _edges(reports: Sequence[Report], rows: list[list[int]]) -> list[Edge]:
 def _reads(reports: Sequence[Report], rows: list[list[int]]) -> list[Read]:
     found = []
     for report, places in zip(reports, rows, strict=True):
-        for read in report.reads:
+        for read in report.reads or []:
             first, second = sorted(places[each] if each >= 0 else -1 for each in (read.first, read.second))
             found.append(structs.replace(read, maker=places[read.maker], first=first, second=second))
     return added_alike(found)

@@ -166,7 +166,7 @@ class Objective:
             {each: passes.get(each, 0.0) for each in losses} if losses else {None: report.projected_squares or 0.0}
         )
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
-        for read in report.reads:
+        for read in report.reads or []:
             self._reads.setdefault((read.maker, read.loss), []).append(read)
         self.names = self._named(losses)
         self._now = self.errors() if self.known else {}

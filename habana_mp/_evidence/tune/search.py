@@ -217,7 +217,7 @@ class Search:
         noise = self._time_in_turns(own) if self._in_seconds else None
         chosen = self._point_of(policy) or own
         if noise is not None:
-            chosen = fastest(self._points, noise, self._base)
+            chosen = fastest(self._points, noise, self._base, self._wide)
         # Where the policy has each part, by its names for modules too.
         lines = lines_of(chosen.policy)
         rules = [lines.policy_of(lines.of(part.modules))._rule(part.op) for part in self._parts]

@@ -59,7 +59,8 @@ class Tuned(Short, Document):
     """The result of ``tune``. ``print`` shows the ops that moved, and a table of the policies that ran.
 
     Attributes:
-        policy: the fastest policy within the budget. Among those that are as fast within ``noise``, it has the fewest changes of ``start``.
+        policy: the fastest policy within the budget. Among those that are as fast within ``noise``, it is float32 throughout, or has the fewest
+            changes of ``start``.
         start: the policy that the search started from.
         budget: the largest accepted error.
         error: the error of ``policy`` on the step.
@@ -71,7 +72,8 @@ class Tuned(Short, Document):
         parts: each op of the search with its list, in the order of the calls.
         chosen: the point of ``policy``.
         float32_seconds: the time of the step in float32, without a policy if ``cost`` is "seconds".
-        noise: by how much the times of policies that were timed in turns differ by chance, in seconds; None with ``cost="numbers"``.
+        noise: by how much the times of policies that were timed in turns differ by chance, in seconds, and at least 2 % of the shortest; None
+            with ``cost="numbers"``.
 
     Example:
         >>> found = hmp.tune(lambda: model(x), 1e-2, cost="numbers")

@@ -13,6 +13,8 @@ from habana_mp._show.units import time
 
 # Best times of two equal policies are seldom further apart than four such gaps: in at most 1 of 10 pairs, if times have an exponential tail.
 _GAPS = 4
+# Two searches find the same lists only where they need not tell times apart that are nearer, whatever the gaps were.
+_ALIKE = 0.02
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,14 +60,15 @@ def timed_in_turns(
     """The points with the best of their times, and by how much these differ by chance, in seconds.
 
     One runs after another in each round, so that what else the machine does reaches all of them. The chance is measured by how far the
-    second best time of a policy is from the best: slow runs do not count.
+    second best time of a policy is from the best: slow runs do not count. It is at least 2 % of the shortest time.
     """
     times: list[list[float]] = [[] for _ in points]
     for _ in range(rounds):
         for point, own in zip(points, times, strict=True):
             own.append(seconds_of(point))
     ordered = [sorted(own) for own in times]
-    noise = _GAPS * statistics.median(own[1] - own[0] for own in ordered)
+    gap = statistics.median(own[1] - own[0] for own in ordered)
+    noise = max(_GAPS * gap, _ALIKE * min(own[0] for own in ordered))
     return [replace(point, seconds=own[0], timed=rounds) for point, own in zip(points, ordered, strict=True)], noise
 
 
@@ -77,9 +80,14 @@ def as_fast(points: Collection[Point], noise: float) -> list[Point]:
     return [point for point in timed if point.seconds <= limit]
 
 
-def fastest(points: Collection[Point], noise: float, start: Policy) -> Point:
-    """Among the points that are as fast as the fastest one, that with the fewest changes of the start, then with the smallest error."""
+def fastest(points: Collection[Point], noise: float, start: Policy, float32: Policy) -> Point:
+    """Among the points that are as fast as the fastest one, float32, else that with the fewest changes of the start, then with the smallest error."""
     return min(
         as_fast(points, noise),
-        key=lambda point: (len(PolicyDiff.between(start, point.policy).ops), point.error, point.seconds),
+        key=lambda point: (
+            point.policy != float32,
+            len(PolicyDiff.between(start, point.policy).ops),
+            point.error,
+            point.seconds,
+        ),
     )

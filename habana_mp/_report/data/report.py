@@ -293,10 +293,10 @@ class Report(Totals, frozen=True, kw_only=True):
         "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, of how many numbers, and how many of them were first arguments. Only with values.",
     ] = UNSET
     reads: Annotated[
-        list[Read],
+        list[Read] | UnsetType,
         Adds.FIRST,
         "What rounding the results of a row changes in a loss, by the rows that read them: the number of the row that made them, those of two readers, or -1 for all readers together, the loss or null for the outputs, and the sum of the products of the two changes. Only with values, of rows with several readers.",
-    ] = field(default_factory=list)
+    ] = UNSET
     steps: Annotated[
         list[Seconds] | UnsetType,
         Adds.FIRST,
@@ -328,7 +328,7 @@ class Report(Totals, frozen=True, kw_only=True):
         for path, numbers in (
             ("timeline.events", [event.row for event in self.timeline.events]),
             ("edges", [number for edge in self.edges or [] for number in (edge.maker, edge.row)]),
-            ("reads", [number for read in self.reads for number in (read.maker, read.first, read.second)]),
+            ("reads", [number for read in self.reads or [] for number in (read.maker, read.first, read.second)]),
         ):
             if numbers and max(numbers) >= len(self.rows):
                 raise ValueError(f"{path} must have numbers of {len(self.rows)} rows, not {max(numbers)}")

@@ -141,4 +141,4 @@ def test_pairs_of_readers_are_merged():
 def test_files_without_pairs_of_readers_are_read():
     data = Step(by_sub=-1).report(LOW).to_dict()
     assert data.pop("reads")
-    assert report_of(data).reads == []
+    assert not report_of(data).reads

@@ -22,9 +22,8 @@ def remarks(found: Any) -> Iterator[str]:
     if found.check_error is not None:
         above = "above the budget" if found.check_error > found.budget else "within the budget"
         yield f"error on the data of check: {found._beside(found.check_error)}, {above}"
-    if any(_is_float32(found, point) for point in _near(found)):
-        alone = _is_float32(found, found.chosen)
-        yield f"float32 is {'the fastest: run without a policy' if alone else 'as fast, within the noise of the times'}"
+    if _is_float32(found, found.chosen):
+        yield f"float32 is {'as fast' if len(_near(found)) > 1 else 'the fastest'}: run without a policy"
 
 
 def _is_float32(found: Any, point: Any) -> bool:
@@ -75,4 +74,5 @@ def choice(found: Any) -> str:
     if not others:
         return "chosen: within the budget, the shortest time"
     noise = in_unit(found.noise, unit_of(found.noise))
-    return f"chosen: within the budget, and the fewest changes of {found.start.name} among those within {noise} of the shortest time, which is noise: {others}"
+    why = "no error" if _is_float32(found, found.chosen) else f"the fewest changes of {found.start.name}"
+    return f"chosen: within the budget, and {why} among those within {noise} of the shortest time, which is noise: {others}"

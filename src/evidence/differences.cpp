@@ -1,5 +1,6 @@
 #include "evidence/differences.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -96,6 +97,7 @@ class Waiting {
       if (found == differences().by_number.end()) return;
       kept = found->second;
     }
+    if (!kept.use) return;
     const auto& [numbers, rounding] = kept.difference;
     const bool fits = gradient.layout() == at::kStrided && is_ordinary(gradient) &&
                       gradient.sizes() == numbers.sizes();
@@ -212,6 +214,26 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
   std::uint64_t since = node_number(receivers.front().tensor);
   for (const Receiver& each : receivers) since = std::min(since, node_number(each.tensor));
   on_gradients(results, arguments, since, receivers);
+}
+
+void hand_on(const at::Tensor& source, const at::Tensor& copy) {
+  Kept kept;
+  {
+    const std::lock_guard guard(differences().mutex);
+    const Result* result = result_of(source);
+    const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
+    if (waits == differences().by_number.end()) return;
+    waits->second.read = true;
+    kept = waits->second;
+  }
+  at::Tensor rounding;
+  {
+    const OutOfSight out_of_sight;
+    rounding = at::empty_like(copy, copy.options().dtype(at::kBFloat16));
+    rounding.copy_(
+        kept.rounding().as_strided(source.sizes(), source.strides(), source.storage_offset()));
+  }
+  wait_for_gradient(copy, {rounding}, nullptr, kept.maker, nullptr);
 }
 
 bool any_waits(c10::ArrayRef<at::Tensor> tensors) {

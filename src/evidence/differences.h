@@ -25,7 +25,8 @@ using Use = std::function<void(double change, double rounding, bool read)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
 // difference. `inner` is taken off that gradient. `maker`: who has made the result, kNone where the
-// difference is another's. False where there is no room for it: what waits takes 4 GiB at most.
+// difference is another's. `use` may be empty. False where there is no room for it: what waits
+// takes 4 GiB at most.
 bool wait_for_gradient(const at::Tensor& result, Difference difference,
                        std::shared_ptr<InnerGradients> inner, report::SiteId maker, Use use);
 
@@ -35,6 +36,9 @@ using UseRead = std::function<void(report::SiteId maker, double rounding)>;
 // A call has ended that was given `arguments`, as they were before any cast.
 void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
                    const UseRead& use);
+
+// `copy` has the numbers of `source`: those that read it read what `source` is, or is a view of.
+void hand_on(const at::Tensor& source, const at::Tensor& copy);
 
 // Whether one of the tensors, or what it is a view of, waits for its gradient.
 bool any_waits(c10::ArrayRef<at::Tensor> tensors);

@@ -34,13 +34,12 @@ evidence::Flips flips_of(const MeasuredCall& context, const std::vector<c10::IVa
                             evidence::choices_of(op, context.arguments, right));
 }
 
-// Numbers as they are in another dtype.
+}  // namespace
+
 bool is_copy(const evidence::Op& op) {
   const std::string_view name = op.handle.schema().name();
   return name == "aten::_to_copy" || name == "aten::clone";
 }
-
-}  // namespace
 
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
   const auto tensors = tensors_in(arguments);

@@ -15,6 +15,8 @@ namespace habana_mp::probe {
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
 bool is_shadowed(const MeasuredCall& context);  // its arguments, or what they are casts of
 
+bool is_copy(const evidence::Op& op);  // the same numbers, in another dtype at most
+
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
 // Both give what the op chooses, and how much of it float32 would choose otherwise.
 evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,

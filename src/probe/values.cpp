@@ -151,6 +151,11 @@ std::vector<at::Tensor> given_tensors(const MeasuredCall& context) {
 void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
   if (context.op == nullptr || context.backward || (context.op->composite && !hides(context)))
     return;
+  if (is_copy(*context.op) && !results.empty() && results.front().isTensor()) {
+    const at::Tensor &source = context.arguments.front().toTensor(),
+                     &copy = results.front().toTensor();
+    if (copy.element_size() >= source.element_size()) return evidence::hand_on(source, copy);
+  }
   evidence::watch_readers(
       given_tensors(context), tensors_in(results),
       [site = context.site](SiteId maker, double rounding) {

@@ -63,6 +63,10 @@ class Simulation:
         for edge in report.edges or []:
             self._edges.setdefault(edge.row, []).append(edge)
             self._users.setdefault(edge.maker, []).append(edge)
+        # By the maker: those that read what it makes, also inside of an op that was given it.
+        self._read_by: dict[int, set[int]] = {}
+        for read in report.reads or []:
+            self._read_by.setdefault(read.maker, set()).add(read.second)
         # By the maker: ops that return what they are given, such as dropout in eval mode. They may cast it.
         self._passing: dict[int, list[int]] = {}
         for edge in report.edges or []:
@@ -114,7 +118,7 @@ class Simulation:
         return Effect(
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,
-            {row: self._left(row, moved, listed, following) for row in wide}
+            {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
             | dict.fromkeys(self._wide_inside(moved), Left()),
             {
                 row: Lowered(1.0 if row in listed else 1 - self._wide_part(row, moved), self._read_low(row, moved))
@@ -128,6 +132,13 @@ class Simulation:
         for number, inside in self._low_inside.items():
             if number not in moved and all(moved.get(other) == _WIDE for other in inside):
                 yield number
+
+    def _stays_low_inside(self, number: int, moved: Mapping[int, str]) -> bool:
+        """Whether a row is looked at op by op, and a list keeps one of these low: attention in float32 with its ``matmul`` in a list."""
+        given = {edge.row for edge in self._users.get(number, [])}
+        inside = self._read_by.get(number, set()) - given - {-1}
+        others = (row for row in inside if row != number)
+        return number in inside and any(self._rows[row].runs_in == [self._low] and row not in moved for row in others)
 
     def _wide_part(self, number: int, moved: dict[int, str]) -> float:
         """Which part of the calls of a row that follows its inputs is given something in float32, at most."""
@@ -178,7 +189,8 @@ class Simulation:
         """Who casts the float32 results of a row back to the low dtype."""
         if self._is_cast_on_the_way(number, moved):
             users = self._users[number]
-            return Rounded({edge.row: 1.0 for edge in users}, {edge.row: edge.count for edge in users})
+            every = {edge.row for edge in users} | self._read_by.get(number, set())
+            return Rounded(dict.fromkeys(every, 1.0), {edge.row: edge.count for edge in users})
         return self._readers(number, moved, lambda row: moved.get(row, self._wanted(row, moved)) == self._low)
 
     def _read_low(self, number: int, moved: dict[int, str]) -> Rounded:
@@ -205,7 +217,8 @@ class Simulation:
             else:
                 parts[user] = float(rounds(user))
             counts[user] += edge.count
-        return Rounded(parts, counts)
+        inside = self._read_by.get(number, set()) - parts.keys() - {-1}
+        return Rounded(parts | {reader: float(rounds(reader)) for reader in inside}, counts)
 
     def _hands_on(self, row: Row, edge: Edge) -> bool:
         """Whether those that use the result of a row use the argument: of calls in several places it is not known of which."""

@@ -203,7 +203,9 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
       const Result* result = result_of(argument);
       const bool twice = std::ranges::any_of(
           receivers, [&](const Receiver& each) { return each.tensor.is_same(argument); });
-      if (result == nullptr || twice) continue;
+      const bool view = std::ranges::any_of(
+          results, [&](const at::Tensor& made) { return memory_of(made) == memory_of(argument); });
+      if (result == nullptr || twice || view) continue;
       const auto waits = differences().by_number.find(result->number);
       if (waits == differences().by_number.end()) continue;
       waits->second.read = true;

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "base/torch_private.h"
+#include "cast/dtypes.h"
 #include "cast/numbers.h"
 
 namespace habana_mp {
@@ -16,8 +17,11 @@ bool is_parameter(const at::Tensor& tensor) {
 }  // namespace
 
 bool may_be_weight(const at::Tensor& tensor) {
-  if (tensor.scalar_type() != at::kFloat || tensor.numel() < smallest_weight(tensor.dim()) ||
-      !tensor.is_leaf() || tensor.is_inference() || !tensor.is_non_overlapping_and_dense()) {
+  const DType dtype = dtype_of(tensor);
+  // Not float8: a copy would take the memory that it saves (D49).
+  if ((dtype != DType::Float32 && !may_be_low(dtype)) ||
+      tensor.numel() < smallest_weight(tensor.dim()) || !tensor.is_leaf() ||
+      tensor.is_inference() || !tensor.is_non_overlapping_and_dense()) {
     return false;
   }
   // Images that require grad are as small as weights of convolutions, and change at every call.

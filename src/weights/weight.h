@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/torch_private.h"
 #include "weights/offloaded_memory.h"
@@ -60,14 +61,18 @@ inline bool is_shared(const at::Tensor& weight) {
          !torch_private::is_sole_owner_of_python_object(*storage.unsafeGetStorageImpl());
 }
 
-// Where the samples of a weight lie, in ascending order: spread over it, the last number too.
+// Where the samples of a weight lie, four bytes each, in ascending order: spread over it, the last
+// number too. Those of a low weight may lie in the middle of such four.
 inline constexpr std::int64_t kSamples = 17;
-inline std::array<const std::uint32_t*, kSamples> samples_in(const at::Tensor& weight) {
-  const auto* numbers = static_cast<const std::uint32_t*>(weight.const_data_ptr());
-  const std::int64_t step = weight.numel() / (kSamples - 1);
-  std::array<const std::uint32_t*, kSamples> samples{};
-  for (std::int64_t i = 0; i < kSamples - 1; ++i) samples[i] = numbers + i * step;
-  samples.back() = numbers + weight.numel() - 1;
+using Sample = std::uint32_t;
+inline std::array<const std::byte*, kSamples> samples_in(const at::Tensor& weight) {
+  const auto* memory = static_cast<const std::byte*>(weight.const_data_ptr());
+  const std::int64_t bytes = static_cast<std::int64_t>(weight.nbytes());
+  const std::int64_t step =
+      weight.numel() / (kSamples - 1) * static_cast<std::int64_t>(weight.itemsize());
+  std::array<const std::byte*, kSamples> samples{};
+  for (std::int64_t i = 0; i < kSamples - 1; ++i) samples[i] = memory + i * step;
+  samples.back() = memory + bytes - sizeof(Sample);
   return samples;
 }
 
@@ -75,10 +80,15 @@ inline std::array<const std::uint32_t*, kSamples> samples_in(const at::Tensor& w
 inline std::uint64_t samples_of(const at::Tensor& weight) {
   if (!weight.is_cpu()) return 0;
   const auto samples = samples_in(weight);
-  std::uint64_t hash = *samples.back();
+  const auto read = [](const std::byte* at) {
+    Sample sample = 0;
+    std::memcpy(&sample, at, sizeof(sample));
+    return sample;
+  };
+  std::uint64_t hash = read(samples.back());
   // Not one after the other in memory's time: the loads do not wait for each other.
   for (std::int64_t i = 0; i < kSamples - 1; ++i) {
-    hash = (hash ^ *samples[i]) * 0x9E3779B97F4A7C15U;
+    hash = (hash ^ read(samples[i])) * 0x9E3779B97F4A7C15U;
   }
   return hash;
 }

@@ -32,7 +32,7 @@ void drop_source(const at::Tensor& weight) {
 }  // namespace
 
 bool WeightCache::accepts(const at::Tensor& tensor, DType to) {
-  return weight_cache().enabled_.load(std::memory_order_relaxed) && to != DType::Float32 &&
+  return weight_cache().enabled_.load(std::memory_order_relaxed) && dtype_of(tensor) != to &&
          may_be_weight(tensor);
 }
 

@@ -1,8 +1,8 @@
-// The weight cache: the low-precision copies of a model's weights, cast once and used until the
-// weight changes.
+// The weight cache: the copies of a model's weights in another dtype, low ones of float32 weights
+// and float32 ones of low weights, cast once and used until the weight changes.
 //
-// What may be in it: float32 parameters, that is leaf tensors that require grad, and
-// torch.nn.Parameter that do not; not those for which a cast costs less than the look-up.
+// What may be in it: parameters, that is leaf tensors that require grad, and torch.nn.Parameter
+// that do not; not those for which a cast costs less than the look-up.
 //
 // A weight must never be stale, and torch does not record every change: `.data` and NumPy aliases
 // write past the version counter, fused optimizers do not move it. So a copy is used only while

@@ -102,12 +102,6 @@ class TestCounts:
         F.linear(torch.randn(1, columns), nn.Parameter(torch.randn(N, columns)))
         assert hmp.cache.info().misses == entries
 
-    def test_casts_to_float32_are_not(self):
-        hmp.convert(policy=hmp.Policy.from_ops(fp32=["linear"]))
-        p = nn.Parameter(torch.randn(N, N, dtype=BF16))
-        use(p)
-        assert hmp.cache.info().misses == 0
-
     def test_hmp_cast_gives_memory_of_its_own(self):
         hmp.convert()
         p = weight()

@@ -82,15 +82,7 @@ class Simulation:
         self._by_first_now = self._in_place.union(
             number for number, row in enumerate(self._rows) if row.decision == "first input"
         )
-        low = [
-            number for number, row in enumerate(self._rows) if self._low in row.runs_in and row.decision not in _FOLLOWS
-        ]
-        inside = {
-            number: [other for other in low if self._rows[other].module == row.module]
-            for number, row in enumerate(self._rows)
-            if row.runs_in == [_WIDE] and row.values and row.values.ran.squares
-        }
-        self._low_inside = {number: others for number, others in inside.items() if others}
+        self._inside = dict(self._looked_into())
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
@@ -103,7 +95,10 @@ class Simulation:
         """
         casts, size = 0, 0.0
         self._by_first = self._by_first_now if by_first is None else by_first
-        moved = self._moved(listed, following)
+        hidden = {row for number, inside in self._inside.items() if listed.get(number) == _WIDE for row in inside}
+        listed = {row: dtype for row, dtype in listed.items() if row not in hidden}
+        following = {*following, *hidden}
+        moved = self._moved(listed, following, hidden)
         for row in {
             *listed,
             *following,
@@ -119,7 +114,7 @@ class Simulation:
             casts,
             size * self._seconds_of_byte + ops * self._with_backward,
             {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
-            | dict.fromkeys(self._wide_inside(moved), Left()),
+            | dict(self._left_inside(moved)),
             {
                 row: Lowered(1.0 if row in listed else 1 - self._wide_part(row, moved), self._read_low(row, moved))
                 for row, to in moved.items()
@@ -127,18 +122,36 @@ class Simulation:
             },
         )
 
-    def _wide_inside(self, moved: Mapping[int, str]) -> Iterator[int]:
-        """Rows in float32 whose error low ops inside of them make, such as a gru's linear layers, where all of these move to float32."""
-        for number, inside in self._low_inside.items():
-            if number not in moved and all(moved.get(other) == _WIDE for other in inside):
-                yield number
+    def _looked_into(self) -> Iterator[tuple[int, set[int]]]:
+        """Rows that are looked at op by op, such as recurrent layers, as they read what they make without being given it; with each, the rows inside of
+        it in the low dtype.
+        """
+        for number, readers in self._read_by.items():
+            inside = readers - {edge.row for edge in self._users.get(number, [])} - {-1}
+            low = {row for row in inside if self._rows[row].runs_in == [self._low]}
+            if number in inside and self._kept_low(low):
+                yield number, low - {number}
+
+    def _kept_low(self, inside: Collection[int]) -> list[int]:
+        """Those of the rows inside of another one that a list decides."""
+        return [row for row in inside if self._rows[row].decision == "lower"]
+
+    def _wide_inside(self, moved: Mapping[int, str]) -> list[int]:
+        """Rows whose error low ops inside of them make, such as a gru's linear layers, where all of these move to float32."""
+        return [
+            number
+            for number, inside in self._inside.items()
+            if all(moved.get(row) == _WIDE for row in self._kept_low(inside))
+        ]
+
+    def _left_inside(self, moved: dict[int, str]) -> Iterator[tuple[int, Left]]:
+        for number in self._wide_inside(moved):
+            yield from ((row, Left()) for row in self._inside[number])
+            yield number, Left(rounded=self._rounded(number, moved)) if number in moved else Left()
 
     def _stays_low_inside(self, number: int, moved: Mapping[int, str]) -> bool:
-        """Whether a row is looked at op by op, and a list keeps one of these low: attention in float32 with its ``matmul`` in a list."""
-        given = {edge.row for edge in self._users.get(number, [])}
-        inside = self._read_by.get(number, set()) - given - {-1}
-        others = (row for row in inside if row != number)
-        return number in inside and any(self._rows[row].runs_in == [self._low] and row not in moved for row in others)
+        """Whether a list keeps something inside of a row low: attention in float32 with its ``matmul`` in a list."""
+        return any(row not in moved for row in self._kept_low(self._inside.get(number, ())))
 
     def _wide_part(self, number: int, moved: dict[int, str]) -> float:
         """Which part of the calls of a row that follows its inputs is given something in float32, at most."""
@@ -241,21 +254,33 @@ class Simulation:
         other = max(0.0, values.other_seconds - values.calls * self._other_overhead)
         return other - max(0.0, ran - inside)
 
-    def _moved(self, listed: Mapping[int, str], following: Collection[int] = ()) -> dict[int, str]:
-        """The rows that would run in another dtype, with it: those in a list, and those that follow them."""
+    def _moved(
+        self, listed: Mapping[int, str], following: Collection[int] = (), hidden: Collection[int] = ()
+    ) -> dict[int, str]:
+        """The rows that would run in another dtype, with it: those in a list, and those that follow them. ``hidden``: no list is asked of them, as they
+        are inside of an op in float32.
+        """
         moved = {
             number: dtype
             for number, dtype in listed.items()
             if (row := self._rows[number]).policy and row.runs_in and row.runs_in != [dtype]
-        }
+        } | dict.fromkeys(hidden, _WIDE)
         waiting = [*following, *(edge.row for number in moved for edge in self._users.get(number, []))]
+        for number in self._wide_inside(moved):
+            settled = [
+                row
+                for row in (number, *self._inside[number])
+                if self._rows[row].decision in _FOLLOWS and self._rows[row].runs_in == [self._low]
+            ]
+            moved |= dict.fromkeys(settled, _WIDE)
+            waiting += [edge.row for row in settled for edge in self._users.get(row, [])]
         left = _MOST_VISITS * len(self._rows)  # of rows that follow each other in a circle
         while waiting and left:
             left -= 1
             number = waiting.pop()
             row = self._rows[number]
             follows = number in following or (row.decision in _FOLLOWS and row.op not in _CASTS)
-            if number in listed or not follows or not row.runs_in:
+            if number in listed or number in hidden or not follows or not row.runs_in:
                 continue
             to = self._followed(number, moved, anew=number in following)
             if to not in ("", moved.get(number, row.runs_in[0] if len(row.runs_in) == 1 else "")):

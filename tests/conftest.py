@@ -63,7 +63,7 @@ scope/test_interrupts
 scope/test_many_policies
 scope/test_nested_regions
 weights/offload/test_offload_memory
-weights/test_packed_bits
+weights/packed/test_packed_bits
 zoo/test_compiles
 zoo/test_looks
 zoo/test_zoo

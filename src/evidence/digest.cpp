@@ -2,10 +2,13 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/nan_to_num.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -93,6 +96,23 @@ std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {
   return std::max<std::uint64_t>(hash, 1);
 }
 
+double norm_of(const at::Tensor& words) {
+  if (words.scalar_type() != at::kFloat || !words.device().is_cpu())
+    return words.to(at::kDouble).nan_to_num(0, 0, 0).norm().item<double>();
+  const auto* numbers = words.const_data_ptr<float>();
+  std::atomic<double> squares{0};
+  in_parallel(0, words.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    // Four sums, which a processor computes at once.
+    std::array<double, 4> sums{};
+    for (std::int64_t i = begin; i < end; ++i) {
+      const double number = numbers[i];
+      sums[static_cast<std::size_t>(i & 3)] += std::isfinite(numbers[i]) ? number * number : 0.0;
+    }
+    squares.fetch_add((sums[0] + sums[1]) + (sums[2] + sums[3]), std::memory_order_relaxed);
+  });
+  return std::sqrt(squares);
+}
+
 }  // namespace
 
 std::uint64_t hash_of(const at::Tensor& tensor) {
@@ -111,10 +131,13 @@ Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled) {
   digest.sizes = tensor.sizes().vec();
   const at::Tensor words = in_words(plain);
   digest.hash = hash_of_words(words, tensor.sizes());
+  digest.norm = norm_of(words);
   if (most_sampled == 0) return digest;
-  const std::int64_t step = (std::max<std::int64_t>(1, words.numel()) - 1) / most_sampled + 1;
+  const auto apart =
+      static_cast<std::uint64_t>((std::max<std::int64_t>(1, words.numel()) - 1) / most_sampled + 1);
+  digest.step = static_cast<std::int64_t>(std::bit_ceil(apart));
   const at::Tensor sample =
-      words.slice(0, 0, words.numel(), step).to(at::kCPU, at::kFloat).contiguous();
+      words.slice(0, 0, words.numel(), digest.step).to(at::kCPU, at::kFloat).contiguous();
   digest.sample.resize(static_cast<std::size_t>(sample.numel()));
   if (sample.numel() > 0)
     std::memcpy(digest.sample.data(), sample.const_data_ptr(),
@@ -127,31 +150,60 @@ bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b) {
                     [](const auto& x, const auto& y) { return x.hash == y.hash && x.hash != 0; });
 }
 
+std::int64_t numel_of(const Digest& digest) {
+  std::int64_t numbers = 1;
+  for (const std::int64_t size : digest.sizes) numbers *= size;
+  return numbers;
+}
+
+void Distance::add(double first, double second) {
+  ++pairs_;
+  if (std::isfinite(first) != std::isfinite(second) ||
+      (std::isinf(first) && std::isinf(second) && first != second))
+    infinite_ = true;
+  const bool large = std::abs(first) > kLargestNumber && std::abs(second) > kLargestNumber;
+  if (!std::isfinite(first) || !std::isfinite(second) || large) return;
+  squares_ += (second - first) * (second - first);
+  whole_ += first * first;
+}
+
+void Distance::add(const Distance& tensor, double stands_for) {
+  squares_ += tensor.squares_ * stands_for;
+  whole_ += tensor.whole_ * stands_for;
+  infinite_ = infinite_ || tensor.infinite_;
+  pairs_ += tensor.pairs_;
+}
+
+double Distance::value() const {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  if (infinite_) return kInfinite;
+  if (whole_ > 0) return std::sqrt(squares_ / whole_);
+  return squares_ > 0 ? kInfinite : 0.0;
+}
+
+double Distance::beside(double size) const {
+  if (infinite_ || size <= 0 || pairs_ == 0) return value();
+  return std::sqrt(squares_ / static_cast<double>(pairs_)) / size;
+}
+
 double distance(const std::vector<Digest>& from, const std::vector<Digest>& to) {
-  if (from.size() != to.size()) return std::numeric_limits<double>::quiet_NaN();
-  double squares = 0, whole = 0;
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  if (from.size() != to.size()) return kUnknown;
+  Distance all;
   for (std::size_t n = 0; n < from.size(); ++n) {
-    const std::vector<float>&first = from[n].sample, &second = to[n].sample;
-    if (from[n].sizes != to[n].sizes || first.size() != second.size())
-      return std::numeric_limits<double>::quiet_NaN();
-    double of_this = 0, whole_of_this = 0;
-    for (std::size_t i = 0; i < first.size(); ++i) {
-      const double a = first[i], b = second[i];
-      if (std::isfinite(a) != std::isfinite(b) || (std::isinf(a) && std::isinf(b) && a != b))
-        return std::numeric_limits<double>::infinity();
-      if (!std::isfinite(a) || (std::abs(a) > kLargestNumber && std::abs(b) > kLargestNumber))
-        continue;
-      of_this += (b - a) * (b - a);
-      whole_of_this += a * a;
-    }
-    double numbers = 1;
-    for (const std::int64_t size : from[n].sizes) numbers *= static_cast<double>(size);
-    const double stands_for = first.empty() ? 0.0 : numbers / static_cast<double>(first.size());
-    squares += of_this * stands_for;
-    whole += whole_of_this * stands_for;
+    const Digest &first = from[n], &second = to[n];
+    if (first.sizes != second.sizes) return kUnknown;
+    const std::int64_t step = std::max(first.step, second.step);
+    const auto own = static_cast<std::size_t>(step / first.step);
+    const auto other = static_cast<std::size_t>(step / second.step);
+    Distance tensor;
+    for (std::size_t i = 0; i * own < first.sample.size() && i * other < second.sample.size(); ++i)
+      tensor.add(first.sample[i * own], second.sample[i * other]);
+    if (tensor.pairs() == 0 && first.hash != second.hash) return kUnknown;
+    if (tensor.pairs() > 0)
+      all.add(tensor, static_cast<double>(numel_of(first)) / static_cast<double>(tensor.pairs()));
   }
-  if (whole > 0) return std::sqrt(squares / whole);
-  return squares > 0 ? std::numeric_limits<double>::infinity() : 0.0;
+  return all.value();
 }
 
 }  // namespace habana_mp::evidence

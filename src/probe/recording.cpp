@@ -33,14 +33,28 @@ std::string text_of(const c10::IValue& value) {
   return text.str();
 }
 
+constexpr std::uint64_t kHashBegin = 14695981039346656037U;  // FNV-1a
+constexpr std::uint64_t kHashPrime = 1099511628211U;
+constexpr std::size_t kMostText = 256;
+
+// A list of numbers may be as long as a tensor.
+std::string shortened(std::string text) {
+  if (text.size() <= kMostText) return text;
+  std::uint64_t hash = kHashBegin;
+  for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * kHashPrime;
+  text.resize(kMostText);
+  while (!text.empty() && static_cast<unsigned char>(text.back()) > 0x7F) text.pop_back();
+  return text + "... " + std::to_string(hash);
+}
+
 // Beyond it a recording keeps no more leaves, and no more samples.
 constexpr std::uint64_t kMostKeptBytes = std::uint64_t{256} << 20;
 
 // What stands for the numbers of memory that is overwritten.
 std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
-  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
+  std::uint64_t hash = kHashBegin;
   for (const std::int64_t size : tensor.sizes())
-    hash = (hash ^ static_cast<std::uint64_t>(size)) * 1099511628211U;
+    hash = (hash ^ static_cast<std::uint64_t>(size)) * kHashPrime;
   return hash;
 }
 
@@ -155,7 +169,7 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
   RecordedCall& noted = running.noted;
   for (const c10::IValue& value : call.inputs()) {
     noted.others.push_back(holds_tensors(value) ? c10::IValue() : value);
-    if (!holds_tensors(value)) noted.constants += text_of(value) + ", ";
+    if (!holds_tensors(value)) noted.constants += shortened(text_of(value)) + ", ";
   }
   std::uint64_t bytes = 0;
   for (const at::Tensor& argument : tensors_of(call.inputs())) {
@@ -253,6 +267,7 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   noted.site = running.site;
   noted.inner = running.op->handle.schema().name();
   noted.backward = running.backward;
+  noted.moves = running.op->moves;
   const auto given = tensors_of(running.arguments);
   if (!running.called_itself) {
     for (std::size_t i = 0; i < std::min(given.size(), noted.arguments.size()); ++i) {
@@ -319,8 +334,9 @@ void Recorder::node_begins(const at::RecordFunction& node) {
   }
 }
 
-void Recorder::start() {
+void Recorder::start(std::string_view name) {
   evidence::forget_kernels();
+  if (watch::probe() == nullptr) name_ = name;
   watch::set_probe(*this);
   step_.store(watch::begin_step());
   paused_.store(false);

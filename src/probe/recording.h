@@ -41,9 +41,10 @@ struct RecordedCall {
   report::SiteId site = report::kNone;
   std::string inner{};  // the op of the dispatcher: "aten::exp"
   bool backward = false;
+  bool moves = false;            // the op only moves numbers about
   std::int64_t outer = kNoCall;  // the call that it is inside of
   std::vector<RecordedArgument> arguments{};
-  std::string constants{};  // the other arguments
+  std::string constants{};  // the other arguments; of a long text the beginning and a hash
   std::vector<evidence::Digest> results{};
   evidence::Choices choices{};
   // In the process that it ran in: the arguments that no call has made, tensors in the order of
@@ -99,7 +100,7 @@ struct RunningCall final : MeasuredCall {
 // Records all that a step calls, until it is stopped.
 class Recorder : public watch::Probe {
  public:
-  std::string_view name() const override { return "compare"; }
+  std::string_view name() const override { return name_; }
   bool hears_here() const override { return watch::in_step(step_.load()); }
   std::unique_ptr<watch::ProbedCall> begins(const watch::Thread& thread,
                                             const at::RecordFunction& call) override;
@@ -108,8 +109,8 @@ class Recorder : public watch::Probe {
   void casts(const at::Tensor& source, const at::Tensor& result) override;
   void node_begins(const at::RecordFunction& node) override;
 
-  // std::runtime_error where another probe looks at the numbers.
-  void start();
+  // For a function of this name. std::runtime_error where another probe looks at the numbers.
+  void start(std::string_view name);
   // With what the step returned. Nothing where it does not run.
   std::shared_ptr<Recording> stop(const std::vector<at::Tensor>& returned);
 
@@ -134,6 +135,7 @@ class Recorder : public watch::Probe {
   bool take_place(RunningCall& running);
   void lose();
 
+  std::string_view name_ = "compare";
   std::unordered_map<const c10::TensorImpl*, std::int64_t> weights_;  // with the lock
   std::atomic<std::uint64_t> kept_bytes_{0};                          // of leaves and samples
   Makers made_;                                                       // with the lock

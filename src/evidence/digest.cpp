@@ -6,7 +6,6 @@
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -35,37 +34,45 @@ std::uint64_t mixed(std::uint64_t word, std::uint64_t place) {
   return x * kSecond;
 }
 
-template <typename Word>
-std::uint64_t sum_of(const void* numbers, std::int64_t begin, std::int64_t end) {
-  const auto* words = static_cast<const Word*>(numbers);
-  std::uint64_t sum = 0;
-  for (std::int64_t i = begin; i < end; ++i) sum += mixed(words[i], static_cast<std::uint64_t>(i));
-  return sum;
-}
-
+// Numbers of 32 bits are taken two at a time, and the last one of an odd number of them alone.
 std::uint64_t hash_on_cpu(const at::Tensor& words) {
-  const auto sum = words.itemsize() == 4 ? sum_of<std::uint32_t> : sum_of<std::uint64_t>;
-  const void* numbers = words.const_data_ptr();
+  const auto* bytes = static_cast<const char*>(words.const_data_ptr());
+  const std::int64_t size = words.numel() * static_cast<std::int64_t>(words.itemsize());
+  const std::int64_t whole = size / 8;
   std::atomic<std::uint64_t> all{0};
-  in_parallel(0, words.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    all.fetch_add(sum(numbers, begin, end), std::memory_order_relaxed);
+  in_parallel(0, whole, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    std::uint64_t sum = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + i * 8, 8);
+      sum += mixed(word, static_cast<std::uint64_t>(i));
+    }
+    all.fetch_add(sum, std::memory_order_relaxed);
   });
-  return all;
+  if (size % 8 == 0) return all;
+  std::uint32_t last = 0;
+  std::memcpy(&last, bytes + whole * 8, 4);
+  return all + mixed(last, static_cast<std::uint64_t>(whole));
 }
 
+// The same by ATen.
 std::uint64_t hash_elsewhere(const at::Tensor& words) {
   const auto signed_of = [](std::uint64_t x) { return static_cast<std::int64_t>(x); };
-  at::Tensor x = words.view(words.itemsize() == 4 ? at::kInt : at::kLong).to(at::kLong);
-  if (words.itemsize() == 4) x = x.bitwise_and(signed_of(kLowHalf));
-  const at::Tensor places = at::arange(words.numel(), x.options()).mul(signed_of(kPlace));
+  // As pairs, memory begins at a whole one.
+  const at::Tensor own = words.storage_offset() % 2 == 0 ? words : words.clone();
+  const std::int64_t paired = words.itemsize() == 4 ? words.numel() / 2 * 2 : words.numel();
+  at::Tensor x = own.slice(0, 0, paired).view(at::kLong);
+  if (paired < words.numel())
+    x = at::cat(
+        {x, own.slice(0, paired).view(at::kInt).to(at::kLong).bitwise_and(signed_of(kLowHalf))});
+  const at::Tensor places = at::arange(x.numel(), x.options()).mul(signed_of(kPlace));
   x = x.bitwise_xor(places).mul(signed_of(kFirst));
   x = x.bitwise_xor(x.bitwise_right_shift(32).bitwise_and(signed_of(kLowHalf)));
   return static_cast<std::uint64_t>(x.mul(signed_of(kSecond)).sum().item<std::int64_t>());
 }
 
 // In a row, in float32, float64 or int64: what is computed in less than these is exact in them.
-at::Tensor in_words(const at::Tensor& tensor) {
-  at::Tensor plain = tensor.detach();
+at::Tensor in_words(at::Tensor plain) {
   if (plain.is_complex()) plain = at::view_as_real(plain);
   if (!plain.is_floating_point()) {
     plain = plain.to(at::kLong);
@@ -97,20 +104,11 @@ std::uint64_t hash_of_words(const at::Tensor& words, at::IntArrayRef sizes) {
 }
 
 double norm_of(const at::Tensor& words) {
-  if (words.scalar_type() != at::kFloat || !words.device().is_cpu())
-    return words.to(at::kDouble).nan_to_num(0, 0, 0).norm().item<double>();
-  const auto* numbers = words.const_data_ptr<float>();
-  std::atomic<double> squares{0};
-  in_parallel(0, words.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-    // Four sums, which a processor computes at once.
-    std::array<double, 4> sums{};
-    for (std::int64_t i = begin; i < end; ++i) {
-      const double number = numbers[i];
-      sums[static_cast<std::size_t>(i & 3)] += std::isfinite(numbers[i]) ? number * number : 0.0;
-    }
-    squares.fetch_add((sums[0] + sums[1]) + (sums[2] + sums[3]), std::memory_order_relaxed);
-  });
-  return std::sqrt(squares);
+  if (words.is_floating_point()) {
+    const double squares = words.dot(words).item<double>();
+    if (std::isfinite(squares)) return std::sqrt(squares);
+  }
+  return words.to(at::kDouble).nan_to_num(0, 0, 0).norm().item<double>();
 }
 
 }  // namespace

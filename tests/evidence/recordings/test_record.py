@@ -98,7 +98,7 @@ def test_a_norm_is_that_of_all_numbers(model, here):
     record("a.rec", lambda: numbers * 2)
     (call,) = [call for call in file.load("a.rec").run.values()["calls"] if call["inner"] == "aten::mul"]
     (result,) = call["results"]
-    assert result["norm"] == pytest.approx((numbers * 2).double().norm().item(), rel=1e-12)
+    assert result["norm"] == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
     assert (result["step"], len(result["sample"]) // 4) == (4, 1250)
 
 

@@ -119,6 +119,26 @@ std::uint64_t hash_of(const at::Tensor& tensor) {
   return plain.defined() ? hash_of_words(in_words(plain), tensor.sizes()) : 0;
 }
 
+std::uint64_t looks_of(const at::Tensor& tensor) {
+  constexpr std::int64_t kLookedAt = 32;
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_cpu() ||
+      !is_ordinary(tensor) || tensor.is_inference() || tensor.is_conj() || tensor.is_neg() ||
+      !tensor.is_contiguous() || !holds_numbers(tensor))
+    return 0;
+  Fnv hash;
+  hash.add(static_cast<std::uint64_t>(tensor._version()));
+  hash.add(static_cast<std::uint64_t>(tensor.storage_offset()));
+  hash.add(static_cast<std::uint64_t>(tensor.scalar_type()));
+  for (const std::int64_t size : tensor.sizes()) hash.add(static_cast<std::uint64_t>(size));
+  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  const auto itemsize = static_cast<std::int64_t>(tensor.itemsize());
+  const std::int64_t step = std::max<std::int64_t>(1, tensor.numel() / kLookedAt);
+  for (std::int64_t i = 0; i < tensor.numel(); i += step) {
+    for (std::int64_t byte = 0; byte < itemsize; ++byte) hash.add(bytes[i * itemsize + byte]);
+  }
+  return std::max<std::uint64_t>(hash.value, 1);
+}
+
 Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled) {
   Digest digest;
   if (!tensor.defined()) return digest;

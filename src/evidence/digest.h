@@ -27,6 +27,17 @@ std::int64_t numel_of(const Digest& digest);
 Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled = kMostSampled);
 std::uint64_t hash_of(const at::Tensor& tensor);
 
+// A hash of what would change with the numbers of a tensor: its place, form and version, and some
+// of its numbers, because not all that writes to it counts versions. 0 of a tensor that has to be
+// hashed each time.
+std::uint64_t looks_of(const at::Tensor& tensor);
+
+// A hash of numbers in their order (FNV-1a).
+struct Fnv {
+  std::uint64_t value = 14695981039346656037U;
+  void add(std::uint64_t number) { value = (value ^ number) * 1099511628211U; }
+};
+
 // Whether two lists have the same numbers, bit for bit, and all of them could be read.
 bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b);
 

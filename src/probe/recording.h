@@ -125,11 +125,20 @@ class Recorder : public watch::Probe {
   std::atomic<std::uint64_t> step_{0};
 
  private:
-  using Makers = ByMemory<std::int64_t>;  // calls
+  // What is known of memory: who made it, and the hash of a tensor in it.
+  struct Made {
+    std::int64_t call = kNoCall;
+    std::uint64_t hash = 0;
+    std::uint64_t looks =
+        0;  // how the tensor looked then: its place, form and version, and some of its numbers
+  };
+  using Makers = ByMemory<Made>;
 
   void record(const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
+  std::uint64_t hash_of(const at::Tensor& tensor);
+  void note_hash(const at::Tensor& tensor, std::uint64_t hash);
   std::int64_t weight_of(const at::Tensor& tensor);
   void note_maker(const at::Tensor& tensor, std::int64_t call);
   bool take_place(RunningCall& running);

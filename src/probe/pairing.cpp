@@ -250,7 +250,7 @@ void Pairing::classify(ComparedCall& compared, const RecordedCall& call) const {
   } else if (whole && call.constants != there.constants) {
     compared.difference = Difference::Given;
     compared.made = compared.same_inputs ? compared.total : kUnknown;
-  } else if (whole && !same_dtypes(there, call)) {
+  } else if (same_op && !same_dtypes(there, call)) {
     compared.difference = Difference::Precision;
     if (compared.same_inputs) compared.made = compared.total;
   } else if (compared.same_inputs) {

@@ -50,6 +50,8 @@ def test_a_trainer_and_an_engine(here):
     assert gap.largest == pytest.approx((other - own).abs().max().item(), rel=1e-5)
     assert f"log-probabilities: {gap}" in str(found)
     assert found.to_dict()["log_probabilities"]["tokens"] == 15
+    assert "nats per token" in found.to_html()
+    assert any(row.module == "GPT: h.0.attn.qkv" and row.kind == "precision" for row in found.rows)
 
 
 def test_the_ops_that_make_the_gap(here):

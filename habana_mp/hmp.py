@@ -24,9 +24,10 @@ from habana_mp._scope.disable_casts import disable_casts
 
 if TYPE_CHECKING:
     from habana_mp._draw.drawing import draw
-    from habana_mp._evidence.compare import compare
+    from habana_mp._evidence.compare import assert_same, compare
     from habana_mp._evidence.comparison import Comparison
     from habana_mp._evidence.nonfinite import find_nonfinite
+    from habana_mp._evidence.recordings.record import record
     from habana_mp._evidence.tune.tune import tune
     from habana_mp._evidence.tune.tuned import Tuned
     from habana_mp._explain.explanation import explain
@@ -39,6 +40,7 @@ __all__ = [
     "Policy",
     "PolicyState",
     "Tuned",
+    "assert_same",
     "autocast",
     "cache",
     "cast",
@@ -54,6 +56,7 @@ __all__ = [
     "is_autocast_available",
     "is_converted",
     "presets",
+    "record",
     "register_op",
     "report",
     "revert",
@@ -67,10 +70,12 @@ _AT_FIRST_USE = {
     "CastReport": "_report.cast_report",
     "Comparison": "_evidence.comparison",
     "Tuned": "_evidence.tune.tuned",
+    "assert_same": "_evidence.compare",
     "compare": "_evidence.compare",
     "draw": "_draw.drawing",
     "explain": "_explain.explanation",
     "find_nonfinite": "_evidence.nonfinite",
+    "record": "_evidence.recordings.record",
     "report": "_report.cast_report",
     "tune": "_evidence.tune.tune",
 }

@@ -1,4 +1,5 @@
-"""A pytest plugin with the fixture ``assert_casts``, which asserts exactly which casts a call makes.
+"""A pytest plugin with two fixtures: ``assert_casts`` asserts exactly which casts a call makes, and ``assert_same`` that a step has the numbers
+of a recording that the repository keeps. ``pytest --hmp-record`` writes these recordings.
 
 To use it, write ``pytest_plugins = ["habana_mp.pytest_plugin"]`` in the conftest.py of your project. It is not an entry point, because
 pytest would then import torch for every project in the environment.
@@ -9,10 +10,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from habana_mp._evidence.compare import compare
+from habana_mp._evidence.recordings.file import SUFFIX
+from habana_mp._evidence.recordings.record import record
 from habana_mp._policy.names import names_of
 from habana_mp._report.cast_report import CastReport, report
 from habana_mp._report.findings.asked import dtype_name
@@ -31,6 +37,44 @@ def _assert_casts() -> Callable[[Callable[[], object], Expected], CastReport]:
     and for keys and counts that are not accepted.
     """
     return assert_casts
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--hmp-record", action="store_true", help="assert_same writes its recordings and compares nothing")
+
+
+@pytest.fixture(name="assert_same")
+def _assert_same(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """``assert_same(step, "mlp", rtol=1e-5)`` fails unless the step has the numbers of ``recordings/mlp.rec`` beside the file of the test.
+
+    ``pytest --hmp-record`` writes the recordings of the selected tests. ``rtol`` and ``modules`` are those of ``compare``. The step has no
+    arguments and returns the values to compare at the end, if any. Raises what ``compare`` raises.
+    """
+    folder = request.path.parent / "recordings"
+    writes = bool(request.config.getoption("--hmp-record"))
+
+    def assert_same(
+        step: Callable[[], Any], name: str, *, modules: Mapping[str, str] | None = None, rtol: float = 0.0
+    ) -> None:
+        __tracebackhide__ = True
+        path = folder / f"{name}{SUFFIX}"
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with record(path) as run:
+                run.returns(step())
+            return
+        if not path.exists():
+            pytest.fail(f"{_shown(path)} does not exist. pytest --hmp-record writes it", pytrace=False)
+        found = compare(step, path, modules=modules, rtol=rtol)
+        if not found.same:
+            pytest.fail(str(found), pytrace=False)
+
+    return assert_same
+
+
+def _shown(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def assert_casts(function: Callable[[], object], expected: Expected) -> CastReport:

@@ -11,7 +11,9 @@ Example:
 from habana_mp._autocast.set_policies import PoliciesHandle
 from habana_mp._draw.picture import Drawing, Node
 from habana_mp._evidence.comparison import Difference
+from habana_mp._evidence.log_probabilities import LogProbabilities
 from habana_mp._evidence.nonfinite import GivenTensor, Nonfinite
+from habana_mp._evidence.recordings.record import Recording
 from habana_mp._evidence.tune.parts import Part
 from habana_mp._evidence.tune.tuned import TunedPart
 from habana_mp._evidence.tune.turns import Point
@@ -33,6 +35,7 @@ __all__ = [
     "Explanations",
     "GivenTensor",
     "LocalError",
+    "LogProbabilities",
     "LossError",
     "Node",
     "Nonfinite",
@@ -42,6 +45,7 @@ __all__ = [
     "Point",
     "PoliciesHandle",
     "PolicyDiff",
+    "Recording",
     "ReportDiff",
     "TunedPart",
 ]

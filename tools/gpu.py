@@ -26,7 +26,7 @@ BENCHMARKS = ("inference", "training", "decode", "casts", "overhead")
 HEAD = "| device | what ran | on | result | date | commit |"
 # What building, these tests and these benchmarks import. Each has a pin.
 NEEDED = (
-    "click graphviz Jinja2 msgspec networkx rich cmake ninja pybind11 scikit-build-core pytest pytest-timeout matplotlib transformers"
+    "click graphviz Jinja2 msgspec networkx rich safetensors cmake ninja pybind11 scikit-build-core pytest pytest-timeout matplotlib transformers"
 ).split()
 _MINIMUM = re.search(r'"torch>=(\d+)\.(\d+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 assert _MINIMUM

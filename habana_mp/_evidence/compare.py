@@ -1,37 +1,45 @@
-"""``compare``: a step under two policies, or two steps under one, and where their numbers differ."""
+"""``compare`` and ``assert_same``: two runs, of which each runs here or has been recorded in a file, and where their numbers differ."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 import habana_mp._core as _core
 from habana_mp._autocast.context import autocast
 from habana_mp._autocast.models_called import on_models_called
-from habana_mp._compiled.rounding import uncompiled
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
+from habana_mp._evidence.looking import check_nothing_runs, log_probabilities_of, looking, numbers_of
+from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load, policy_of
+from habana_mp._evidence.recordings.record import kept_log_probabilities
+from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._evidence.two_runs import TwoRuns
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import Policy
-from habana_mp._report.cast_report import CastReport
 from habana_mp._report.projections import project
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
-from habana_mp._torch_private import DRAW
 
 _PROJECTIONS = 8
-_Named = Policy | str | os.PathLike[str]
+_Found = TypeVar("_Found")
+_Path = str | os.PathLike[str]
+_Named = Policy | _Path
 
 
 def compare(
-    step: Callable[[], Any], a: _Named | Callable[[], Any] | None = None, b: _Named | None = None
+    step: Callable[[], Any] | _Path,
+    a: _Named | Callable[[], Any] | None = None,
+    b: _Named | None = None,
+    *,
+    modules: Mapping[str, str] | None = None,
+    rtol: float = 0.0,
 ) -> Comparison:
-    """Run a step under two policies and show where the numbers differ; or run two steps and check that they give the same bits.
+    """Run a step under two policies and show where the numbers differ; or compare two steps, a step and a recording, or two recordings.
 
     The calls of the two runs are paired by module, op and order, and their results are compared. If they differ, the op runs once more, on
     the inputs of run b and in the dtypes of run a. This separates the difference that the op makes from the one that it passes on. With a
@@ -39,14 +47,21 @@ def compare(
     schedulers, scalers, other tensors that the step has names for, and random numbers are restored.
 
     Args:
-        step: a function without arguments. Return the values to compare at the end, such as logits.
+        step: a function without arguments. Return the values to compare at the end, such as logits. Or the path of a recording, which
+            ``record`` wrote and whose name ends in ``.rec``: run a. Nothing runs then, so no op runs once more and there are no shares.
         a: the policy of the first run: a ``Policy``, its name or path, or None for plain PyTorch without casts. Or a second step: then
-            both steps run under the policy in force.
+            both steps run under the policy in force. Or the path of a recording, which is run a: the step runs under the policy in
+            force. Beside a recording as ``step``: the path of another one, which is run b.
         b: the policy of the second run, or None.
+        modules: names of modules in run a, and those that run b has for them: ``{"blocks": "model.layers"}``. A name is a path below
+            the outermost module, with all that is inside of it. ``*`` stands for one name: ``{"h.*.attn": "layers.*.attention"}``.
+        rtol: relative tolerance, 0 or more. A call counts as the same if its results differ by at most ``rtol``, relative to their size
+            (root of the summed squares). So do losses, gradients and results.
 
     Raises:
-        TypeError: ``step`` is not callable, or a policy has a wrong type.
-        ValueError: there is no such policy.
+        TypeError: ``step`` is not callable and no path, or a policy has a wrong type.
+        ValueError: there is no such policy; ``rtol`` is negative or no number; a file is no recording, or is damaged.
+        OSError: a recording cannot be read.
         RuntimeError: another comparison or search is running, a report measures values, or a conversion is in force and policies are
             given. The step uses something that cannot be restored: an iterator, a queue, a lazy module before its first call.
         BaseException: what the steps raise.
@@ -57,18 +72,62 @@ def compare(
         False
 
     See Also:
-        report, find_nonfinite, set_policies
+        record, assert_same, report, find_nonfinite, set_policies
     """
+    terms = Terms.of(modules, rtol)
+    if is_recording(step):
+        if not is_recording(a) or b is not None:
+            raise TypeError(
+                f"beside a recording, compare takes the path of a second one, which ends in {SUFFIX}, not {a!r}"
+            )
+        return _files(load(step), load(a), terms)
     if not callable(step):
-        raise TypeError(f"step must be a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments or a recording, not {step!r}")
+    if is_recording(a):
+        if b is not None:
+            raise TypeError(
+                "compare runs a step beside a recording under the policy in force, so a policy cannot be given as well"
+            )
+        return _beside(load(a), step, terms)
     if callable(a) and not isinstance(a, Policy):
         if b is not None:
             raise TypeError("compare runs two steps under the policy in force, so a policy cannot be given as well")
-        return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()))
+        return _compared((step, a), (_name_of(step), _name_of(a)), (ExitStack(), ExitStack()), terms)
     check_no_conversion("compare")
     policies = [_policy(each) for each in (a, b)]
     names = ["no casts" if policy is None else policy.name for policy in policies]
-    return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])), diff_of(*policies))
+    diff = diff_of(*policies)
+    return _compared((step, step), (names[0], names[1]), (under(policies[0]), under(policies[1])), terms, diff)
+
+
+def assert_same(
+    recording: _Path, step: Callable[[], Any], *, modules: Mapping[str, str] | None = None, rtol: float = 0.0
+) -> None:
+    """Raise if a step has other numbers than a recording. For tests: a recording in the repository is the reference.
+
+    Args:
+        recording: the path of the reference, which ``record`` wrote.
+        step: a function without arguments, which runs under the policy in force. It returns what was given to ``returns``, if anything.
+        modules: as in ``compare``.
+        rtol: as in ``compare``. Other machines and versions of torch round otherwise: 1e-5 is usual for float32, 1e-2 for bfloat16.
+
+    Raises:
+        AssertionError: the numbers differ. The message names the first op that does.
+        TypeError, ValueError, OSError, RuntimeError, BaseException: as in ``compare``.
+
+    Example:
+        >>> with hmp.record("reference.rec") as run:
+        ...     run.returns(model(x))
+        >>> hmp.assert_same("reference.rec", lambda: model(x), rtol=1e-5)
+
+    See Also:
+        record, compare
+    """
+    if not is_recording(recording):
+        raise ValueError(f"{recording!r}: the name of a recording ends in {SUFFIX}")
+    if not callable(step):
+        raise TypeError(f"step must be a function without arguments, not {step!r}")
+    compare(step, recording, modules=modules, rtol=rtol).assert_same()
 
 
 def diff_of(a: Policy | None, b: Policy | None) -> PolicyDiff | None:
@@ -76,21 +135,48 @@ def diff_of(a: Policy | None, b: Policy | None) -> PolicyDiff | None:
     return None if a is None or b is None else PolicyDiff.between(a, b) or None
 
 
-def recorded(run: Callable[[], Any]) -> Any:
-    """The numbers of a run, for ``compared_with``; they may be pickled."""
-    return _run(run, _core.start_recording, _core.stop_recording)
+def recorded(run: Callable[[], Any]) -> Kept:
+    """The numbers of a run, for ``compared_with``."""
+    with looking(lambda: _core.start_recording(by_compare=True)):
+        returned = run()
+        found = _core.stop_recording(numbers_of(returned))
+    return Kept(_ran(found), kept_log_probabilities(returned))
 
 
-def compared_with(first: Any, run: Callable[[], Any], *, other_process: bool = False) -> TwoRuns:
+def compared_with(first: Kept, run: Callable[[], Any], terms: Terms) -> TwoRuns:
     """A run beside a recorded one, of this process or another one."""
     notes: list[str] = []
+    with looking(lambda: _core.start_comparing(first.run, terms.names_in(first.run), terms.rtol)):
+        returned = run()
+        numbers = numbers_of(returned)
+        own = log_probabilities_of(returned)
+        if numbers and not _core.compares_backward():
+            notes.extend(_projected(numbers if own is None else [own]))
+        found = _core.stop_comparing(numbers)
+    return TwoRuns(_ran(found), terms, (first, kept_log_probabilities(returned)), notes)
 
-    def stop(returned: list[torch.Tensor]) -> Any:
-        if returned and not _core.compares_backward():
-            notes.extend(_projected(returned))
-        return _core.stop_comparing(returned)
 
-    return TwoRuns(_run(run, lambda: _core.start_comparing(first), stop), notes, other_process=other_process)
+def _ran(found: _Found | None) -> _Found:
+    if found is None:
+        raise RuntimeError("the step has ended what looks at it")
+    return found
+
+
+def _files(first: Kept, second: Kept, terms: Terms) -> Comparison:
+    found = _core.compared(first.run, second.run, terms.names_in(first.run), terms.rtol)
+    runs = TwoRuns(found, terms, (first, second.log_probabilities), both_files=True)
+    return runs.comparison((first.file, second.file), diff_of(policy_of(first), policy_of(second)))
+
+
+def _beside(first: Kept, step: Callable[[], Any], terms: Terms) -> Comparison:
+    check_nothing_runs("compare")
+    kept = KeptState(step)
+    with kept.watching():
+        try:
+            runs = compared_with(first, step, terms)
+        finally:
+            kept.restore()
+    return runs.comparison((first.file, _name_of(step)), diff_of(policy_of(first), in_force.policy))
 
 
 def _projected(returned: list[torch.Tensor]) -> Iterator[str]:
@@ -112,7 +198,11 @@ def _end() -> None:
 
 
 def _compared(
-    steps: tuple[Any, Any], names: tuple[str, str], contexts: tuple[Any, Any], policy_diff: PolicyDiff | None = None
+    steps: tuple[Any, Any],
+    names: tuple[str, str],
+    contexts: tuple[Any, Any],
+    terms: Terms,
+    policy_diff: PolicyDiff | None = None,
 ) -> Comparison:
     # Before anything is noted: what is noted is put back.
     check_nothing_runs("compare")
@@ -123,26 +213,10 @@ def _compared(
                 first = recorded(steps[0])
             kept.restore()
             with contexts[1]:
-                runs = compared_with(first, steps[1])
+                runs = compared_with(first, steps[1], terms)
         finally:
             kept.restore()
     return runs.comparison(names, policy_diff)
-
-
-def _run(step: Callable[[], Any], start: Callable[[], Any], stop: Callable[[list[torch.Tensor]], Any]) -> Any:
-    with uncompiled(), CastReport(own_thread=True):
-        session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
-        try:
-            return stop(numbers_of(step()))
-        finally:
-            session.end()
-
-
-def check_nothing_runs(name: str) -> None:
-    """What looks at the numbers of calls does so one at a time; set_probe in src/watch has the same words, too late for what is put back."""
-    if running := _core.probe_name():
-        why = "is already running. Only one step can be recorded at a time"
-        raise RuntimeError(f"{name} {why if running == name else f'cannot run inside {running}'}")
 
 
 def check_no_conversion(name: str) -> None:
@@ -151,18 +225,6 @@ def check_no_conversion(name: str) -> None:
         raise RuntimeError(
             f"{name} runs the step under its own policies, but a conversion is in force. Call hmp.revert() first"
         )
-
-
-def numbers_of(returned: Any) -> list[torch.Tensor]:
-    """The tensors and numbers in what a step returns, in the order of their paths."""
-    leaves, _ = DRAW.leaves(returned)
-    found = []
-    for _, leaf in sorted(leaves, key=lambda each: DRAW.path_text(each[0])):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, (int, float)):
-            found.append(torch.tensor(leaf, dtype=torch.float64, device="cpu"))
-    return found
 
 
 def _policy(named: object) -> Policy | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any
 
+from habana_mp._evidence.log_probabilities import LogProbabilities
 from habana_mp._policy.diff import PolicyDiff, words
 from habana_mp._show.short import Short
 from habana_mp._show.units import counted
@@ -53,6 +54,7 @@ class Difference(Short):
         unmeasured: the reason why ``made`` or ``total`` is None; "" if both are measured.
         choices: how many choices an op makes by its numbers: classes of argmax, what topk takes, places of sort, truth values of a comparison.
         flipped: how many of these choices are others in run b.
+        counterpart: what run a has in place of the calls, if that is not the same op in a module of the same path: "linear in GPT: qkv".
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -76,9 +78,11 @@ class Difference(Short):
     unmeasured: str = ""
     choices: int = 0
     flipped: int = 0
+    counterpart: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self._place}, in the {self.phase} pass: {self.why}"]
+        lines += [f"  in run a {self.counterpart}"] if self.counterpart else []
         lines += [f"  at {self.source}"] if self.source else []
         return "\n".join(lines)
 
@@ -121,6 +125,8 @@ class Comparison(Short, Document):
         lost: how many calls were not compared.
         notes: remarks, such as calls that could not be compared.
         policy_diff: what the policies of run a and run b decide otherwise; None if one of the runs has none, or both have the same one.
+        log_probabilities: the log-probabilities of both runs, if both returned ``{"log_probabilities": tensor}``; else None.
+        rtol: the tolerance within which numbers count as the same.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -140,6 +146,8 @@ class Comparison(Short, Document):
     lost: int
     notes: tuple[str, ...] = ()
     policy_diff: PolicyDiff | None = None
+    log_probabilities: LogProbabilities | None = None
+    rtol: float = 0.0
 
     def assert_same(self) -> None:
         """Raise if the runs differ. For tests.
@@ -154,7 +162,8 @@ class Comparison(Short, Document):
         a, b = self.names
         lines = [f"a: {a}", f"b: {b}", *self._policies(), *self.notes]
         if self.same:
-            lines.append(f"The same numbers in {counted(self.calls, 'call')}.")
+            within = f" within {self.rtol:g}" if self.rtol else ""
+            lines.append(f"The same numbers in {counted(self.calls, 'call')}{within}.")
         if self.first is not None:
             lines += ["", "first difference", indent(str(self.first), "  ")]
         if self.worst is not None and self.worst != self.first:
@@ -162,6 +171,7 @@ class Comparison(Short, Document):
         lines += ["", *self._flips()] if self.flips() else []
         lines += ["", *self._table()] if self.rows else []
         lines += ["", *self._ends()] if not self.same else []
+        lines += [*self._log_probabilities()] if self.log_probabilities is not None else []
         return "\n".join(lines)
 
     def _line(self) -> str:
@@ -187,6 +197,23 @@ class Comparison(Short, Document):
     def makers(self) -> tuple[Difference, ...]:
         """Return the rows that make a difference or have no counterpart, the largest first."""
         return tuple(largest_first(self.rows))
+
+    def main_makers(self, part: float = 0.9) -> tuple[Difference, ...]:
+        """Return the fewest rows that together have at least ``part`` of all shares, the largest first. Empty if no shares are known."""
+        rows: list[Difference] = []
+        for row in largest_first(self.rows):
+            if not row.share or sum(each.share for each in rows) >= part:
+                break
+            rows.append(row)
+        return tuple(rows)
+
+    def _log_probabilities(self) -> Iterator[str]:
+        yield f"log-probabilities: {self.log_probabilities}"
+        main = self.main_makers()
+        if main:
+            some = ", ".join(f"{row._place} {percent(row.share, 1.0)}" for row in main[:_MOST_NAMES])
+            more = f", and {counted(len(main) - _MOST_NAMES, 'more op')}" if len(main) > _MOST_NAMES else ""
+            yield f"  90 % of the {'change of the loss' if self.losses[1] else 'gap'}: {some}{more}"
 
     def flips(self) -> tuple[Difference, ...]:
         """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""

@@ -7,15 +7,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 import habana_mp._core as _core
 from habana_mp._evidence.comparison import Comparison, Difference, largest_first
+from habana_mp._evidence.log_probabilities import LogProbabilities
+from habana_mp._evidence.recordings.file import Kept
+from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._report.numbers import UNMEASURED
+from habana_mp._show.module_path import ModulePath
 from habana_mp._show.units import counted
 
 _Key = tuple[str, str, bool, str]  # op, module, backward, kind
 _ONLY_A = "only in a"
+_JOINS = ("aten::cat", "aten::stack")  # they promote dtypes, and else only move numbers
 
 
 class _Site(NamedTuple):
@@ -23,6 +30,10 @@ class _Site(NamedTuple):
     module: str
     rule: str
     source: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.op} in {self.module}" if self.module else self.op
 
 
 class _Run:
@@ -45,7 +56,7 @@ class _Run:
 
 
 _NOT_SEEN = "it has tensors whose numbers cannot be read (subclasses, quantized ones)"
-_OTHER_SIZES = "its results have different sizes in the two runs"
+_BOTH_FILES = "both runs are recordings, so it does not run once more"
 _OTHER_PROCESS = "its inputs in run a, which was another process, are gone"
 _NOT_AGAIN = "it cannot run once more as in run a"
 
@@ -53,8 +64,19 @@ _NOT_AGAIN = "it cannot run once more as in run a"
 class TwoRuns:
     """Run b beside run a. A call is meant by its number in its run."""
 
-    def __init__(self, found: _core.ComparedRuns, notes: Iterable[str] = (), *, other_process: bool = False) -> None:
-        self._other_process = other_process
+    def __init__(
+        self,
+        found: _core.ComparedRuns,
+        terms: Terms,
+        kept: tuple[Kept, torch.Tensor | None],
+        notes: Iterable[str] = (),
+        *,
+        both_files: bool = False,
+    ) -> None:
+        """``kept`` is run a, and the log-probabilities of run b."""
+        first, log_probabilities = kept
+        self._terms, self._other_process, self._both_files = terms, bool(first.file), both_files
+        self._log_probabilities = first.log_probabilities, log_probabilities
         self.a, self.b = _Run(found.first), _Run(found.second)
         self._compared = found.calls
         self._choices: dict[tuple[str, str, bool], int] = {}
@@ -70,10 +92,8 @@ class TwoRuns:
     def comparison(self, names: tuple[str, str], policy_diff: PolicyDiff | None = None) -> Comparison:
         differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
-        losses = not self.a.losses or not self.b.losses or [*map(repr, self.a.losses)] == [*map(repr, self.b.losses)]
         notes = self._notes_on_ends(matched)
-        results = self._same_results or not self._have_results
-        same = not (differs or notes) and losses and self._same_gradients and results
+        same = not (differs or notes) and self._same_ends()
         rows = self._rows()
         return Comparison(
             names=names,
@@ -88,13 +108,43 @@ class TwoRuns:
             lost=self.a.lost + self.b.lost,
             notes=(*self._notes, *notes),
             policy_diff=policy_diff,
+            log_probabilities=self._compared_log_probabilities(),
+            rtol=self._terms.rtol,
         )
+
+    def _same_ends(self) -> bool:
+        """Whether losses, gradients and results are the same, as far as both runs have them."""
+        rtol = self._terms.rtol
+        losses = not self.a.losses or not self.b.losses or self._same_losses(rtol)
+        gradients = self._same_gradients or _within(self._gradient_error, rtol)
+        return (
+            losses and gradients and (not self._have_results or self._same_results or _within(self._result_error, rtol))
+        )
+
+    def _same_losses(self, rtol: float) -> bool:
+        if len(self.a.losses) != len(self.b.losses):
+            return False
+        return all(
+            repr(a) == repr(b) or abs(b - a) <= rtol * abs(a) for a, b in zip(self.a.losses, self.b.losses, strict=True)
+        )
+
+    def _compared_log_probabilities(self) -> LogProbabilities | None:
+        a, b = self._log_probabilities
+        return None if a is None or b is None or a.shape != b.shape else LogProbabilities.of(a, b)
 
     def _notes_on_ends(self, matched: int) -> list[str]:
         """What keeps the runs from being proved the same beside their calls."""
         notes = [] if matched else ["The two runs have no call in common."]
         if self._have_results and self._result_error is None:
             notes.append("The results of the steps have different sizes and are not compared.")
+        a, b = self._log_probabilities
+        if a is not None and b is not None and a.shape != b.shape:
+            notes.append(f"log_probabilities has {len(a)} tokens in run a and {len(b)} in run b, and is not compared.")
+        in_parts = sum(each.partner in ("whole", "parts") for each in self._compared)
+        if in_parts and not self._terms.rtol:
+            notes.append(
+                f"{counted(in_parts, 'call')} have results that are parts of others. Samples of them are compared, so without rtol they never count as the same."
+            )
         if lost := self.a.lost + self.b.lost:
             notes.append(
                 f"{counted(lost, 'call')} could not be compared. compare covers the first 65,536 calls of a run whose numbers can be read."
@@ -107,7 +157,7 @@ class TwoRuns:
 
     def _known_in_a(self) -> set[int]:
         """Calls of a that are calls of b, and what is inside of them and round them: one run may see an op where the other sees its parts."""
-        known = {each.match for each in self._compared if each.match >= 0}
+        known = {number for each in self._compared if each.match >= 0 for number in (each.match, *each.more)}
         for number in [*known]:
             outer = self.a.calls[number].outer
             while outer >= 0 and outer not in known:
@@ -172,22 +222,45 @@ class TwoRuns:
             runs_in=(_dtypes(self.a, other), _dtypes(self.b, own)),
             rules=("" if other < 0 else self.a.site(other).rule, site.rule),
             source=site.source,
-            unmeasured=self._why_unmeasured(each),
+            unmeasured=self._why_unmeasured(each, own),
             choices=self._choices[key[:3]] if flipped else 0,
             flipped=flipped,
+            counterpart=self._counterpart(each[0], own),
         )
 
-    def _why_unmeasured(self, calls: list[_core.ComparedCall]) -> str:
+    def _counterpart(self, call: _core.ComparedCall, number: int) -> str:
+        """What run a has in place of a call, if that is not the same op in a module of the same path."""
+        if call.match < 0:
+            return ""
+        a, b = self.a.site(call.match), self.b.site(number)
+        if call.partner == "call" and ModulePath.of(a.module).path == ModulePath.of(b.module).path:
+            return ""
+        places = dict.fromkeys(self.a.site(each).place for each in (call.match, *call.more))
+        return ", ".join(places)
+
+    def _why_unmeasured(self, calls: list[_core.ComparedCall], number: int) -> str:
         """Of a row in which a difference is not measured in any of the calls."""
         if all(math.isnan(call.total) for call in calls):
             call = calls[0]
-            return "run a has no such call" if call.match < 0 else _OTHER_SIZES if call.seen else _NOT_SEEN
+            if call.match < 0:
+                return f"run a has no such call{' of these sizes' if self._terms.rtol else ''}"
+            return self._why_no_total(call, number) if call.seen else _NOT_SEEN
         if not all(math.isnan(call.made) for call in calls):
             return ""
         reasons = (UNMEASURED[call.why] if call.why in UNMEASURED else self._why_not_again(call) for call in calls)
         return ", ".join(dict.fromkeys(reasons))
 
+    def _why_no_total(self, call: _core.ComparedCall, number: int) -> str:
+        a, b = self.a.calls[call.match].sizes, self.b.calls[number].sizes
+        if call.partner != "call":
+            return "the samples of the two runs have no numbers in common"
+        if a == b:
+            return "one of the runs has no sample of its results, because a recording has little room"
+        return f"its results have different sizes, {_sizes(a)} in run a and {_sizes(b)} in run b"
+
     def _why_not_again(self, call: _core.ComparedCall) -> str:
+        if self._both_files and call.seen:
+            return _BOTH_FILES
         if self._other_process and call.kind == "given":
             return _OTHER_PROCESS
         return _NOT_AGAIN if call.seen else _NOT_SEEN
@@ -213,11 +286,10 @@ class TwoRuns:
             if each.kind in ("same", "only in b"):
                 continue
             for given in each.arguments:
-                if given.maker >= 0 and self._is_unmatched(given.maker):
+                if given.maker >= 0 and self._makes(self.b, given.maker, self._is_unmatched):
                     return rows[self._key(_back(given.maker, self.b, self._is_unmatched))]
-                if given.first_maker >= 0 and given.first_maker not in self._known:
-                    before = _back(given.first_maker, self.a, lambda call: call not in self._known)
-                    return rows[self.a.key(before, _ONLY_A)]
+                if given.first_maker >= 0 and self._makes(self.a, given.first_maker, self._is_unknown):
+                    return rows[self.a.key(_back(given.first_maker, self.a, self._is_unknown), _ONLY_A)]
             row = rows[self._key(number)]
             if each.kind != "passed on":
                 return row
@@ -227,8 +299,20 @@ class TwoRuns:
             return replace(row, kind="written" if same_makers else "given")
         return next((row for row in rows.values() if row.kind.startswith("only")), None)
 
+    def _makes(self, run: _Run, number: int, is_unmatched: Callable[[int], bool]) -> bool:
+        """Whether a call without a counterpart may make a difference: with ``rtol``, none that only moves what the other run has too."""
+        if not is_unmatched(number):
+            return False
+        call = run.calls[number]
+        if not self._terms.rtol or not (call.moves or call.inner in _JOINS):
+            return True
+        return any(0 <= maker < number and self._makes(run, maker, is_unmatched) for maker in call.makers)
+
     def _is_unmatched(self, number: int) -> bool:
         return self._compared[number].kind == "only in b"
+
+    def _is_unknown(self, number: int) -> bool:
+        return number not in self._known
 
 
 def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:
@@ -242,6 +326,14 @@ def _back(number: int, run: _Run, is_unmatched: Callable[[int], bool]) -> int:
 
 def _dtypes(run: _Run, number: int) -> str:
     return "" if number < 0 else ", ".join(run.calls[number].dtypes)
+
+
+def _sizes(sizes: list[list[int]]) -> str:
+    return ", ".join(map(str, sizes[:2])) + (", ..." if len(sizes) > 2 else "")
+
+
+def _within(error: float | None, rtol: float) -> bool:
+    return rtol > 0 and error is not None and error <= rtol
 
 
 def _part(value: float) -> float | None:

@@ -14,6 +14,7 @@ _COMMANDS = {
     "run": "run",
     "report": "report",
     "find-nonfinite": "evidence.find_nonfinite",
+    "record": "evidence.record",
     "compare": "evidence.compare",
     "tune": "evidence.tune",
     "diff": "diff",
@@ -29,7 +30,7 @@ Exit codes:
        something, or a limit of report or the budget of tune is exceeded
   2    an error in the command line or in a file that it names
   130  interrupted
-run and report end with the exit code of the script.
+run, report and record end with the exit code of the script.
 
 \b
 Completion of commands, presets and op names, in bash, zsh and fish:

@@ -1,4 +1,5 @@
-"""Options of a command that are behind its script. The script gets them, so a warning says so if it seems to know nothing of them.
+"""Options of a command that are behind its script. The script gets them, so a warning says so if it seems to know nothing of them; or
+the command takes them.
 
 Knows scripts and options, no policies.
 """
@@ -15,6 +16,7 @@ from types import CodeType
 import click
 
 from habana_mp._show.stream import say
+from habana_mp.cli.console import Problem
 from habana_mp.cli.script import Script, constants
 
 
@@ -36,6 +38,18 @@ def warn_of_options_behind(script: Script, arguments: Sequence[str], command: cl
             f"Warning: the script gets {', '.join(unknown)}. Put options of habana-mp before {script.name}",
             err=True,
         )
+
+
+def taken(arguments: list[str], option: str, what: str) -> str | None:
+    """The value of an option among the arguments of a script, which then lack both; None if it is not there."""
+    if option not in arguments:
+        return None
+    place = arguments.index(option)
+    if place + 1 == len(arguments):
+        raise Problem(f"{option} takes {what}")
+    _, value = arguments[place : place + 2]
+    del arguments[place : place + 2]
+    return value
 
 
 def _codes(script: Script) -> Iterator[CodeType]:

@@ -28,14 +28,20 @@ from habana_mp.hmp import Policy, presets
 DEFAULT = "balanced"
 
 
+# Plain PyTorch: also regions of hmp.autocast cast nothing.
+NONE = Policy.from_ops(name="none")
+
+
 class PolicyParameter(click.ParamType):  # type: ignore[type-arg, unused-ignore] # click 8.1 has no type arguments
-    """A preset, a folder, a gaudi_config.json or the text of a policy. Gives a ``Policy``."""
+    """A preset, a folder, a gaudi_config.json, the text of a policy, or "none". Gives a ``Policy``."""
 
     name = "policy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Policy:  # noqa: ARG002
         if isinstance(value, Policy):
             return value
+        if value == NONE.name:
+            return NONE
         with user_errors():
             return Policy.load(value)
 
@@ -106,7 +112,7 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
             "--policy",
             type=PolicyParameter(),
             metavar="P",
-            help=f"A preset, a folder, a gaudi_config.json or the text of a policy. Default: {default}{about}",
+            help=f"A preset, a folder, a gaudi_config.json, the text of a policy, or none, which casts nothing. Default: {default}{about}",
         )
         @_list_option("--lower", "the lower precision")
         @_list_option("--fp32", "float32")

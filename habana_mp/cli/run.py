@@ -18,9 +18,10 @@ from habana_mp._hpu import gaudi_flags
 from habana_mp._hpu.mapping import is_real, map_hpu
 from habana_mp._hpu.torch_hpu import NAMES
 from habana_mp._scope import in_force
+from habana_mp._scope.disable_casts import disable_casts
 from habana_mp.cli.behind import warn_of_options_behind
 from habana_mp.cli.console import Problem, user_errors
-from habana_mp.cli.parameters import DEFAULT, policy_options
+from habana_mp.cli.parameters import DEFAULT, NONE, policy_options
 from habana_mp.cli.script import Script, constants, open_script, run_script
 from habana_mp.hmp import Policy, convert
 
@@ -74,6 +75,8 @@ def _prepare(running: contextlib.ExitStack, policy: Policy | None, device: str |
     with user_errors():
         if policy is not None:
             running.enter_context(_names_for_modules(policy))
+        if policy is NONE:  # in regions of the script, too
+            running.enter_context(disable_casts())
         convert(policy=policy or DEFAULT)
         in_force.cli_policy, in_force.is_cli_default = policy, policy is None
     if device is not None:

@@ -29,16 +29,16 @@ using evidence::Choices;
 using evidence::Digest;
 using report::Site;
 
-// What Python reads, and what the pickle of a recording holds: the tensors that it kept of this
-// process are left out.
+// What Python reads, and what the file of a recording holds (habana_mp/_evidence/recordings/): the
+// tensors that it kept of this process are left out.
 template <>
 inline constexpr auto report::kFields<Site> =
     std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
                Field{"source", &Site::source}};
 template <>
-inline constexpr auto report::kFields<Digest> =
-    std::tuple{Field{"hash", &Digest::hash}, Field{"dtype", &Digest::dtype},
-               Field{"sizes", &Digest::sizes}, Field{"sample", &Digest::sample}};
+inline constexpr auto report::kFields<Digest> = std::tuple{
+    Field{"hash", &Digest::hash}, Field{"dtype", &Digest::dtype}, Field{"sizes", &Digest::sizes},
+    Field{"norm", &Digest::norm}, Field{"step", &Digest::step},   Field{"sample", &Digest::sample}};
 template <>
 inline constexpr auto report::kFields<Choices> =
     std::tuple{Field{"numbers", &Choices::numbers}, Field{"width", &Choices::width}};
@@ -50,9 +50,10 @@ inline constexpr auto report::kFields<RecordedArgument> =
 template <>
 inline constexpr auto report::kFields<RecordedCall> = std::tuple{
     Field{"site", &RecordedCall::site},           Field{"inner", &RecordedCall::inner},
-    Field{"backward", &RecordedCall::backward},   Field{"outer", &RecordedCall::outer},
-    Field{"arguments", &RecordedCall::arguments}, Field{"constants", &RecordedCall::constants},
-    Field{"results", &RecordedCall::results},     Field{"choices", &RecordedCall::choices}};
+    Field{"backward", &RecordedCall::backward},   Field{"moves", &RecordedCall::moves},
+    Field{"outer", &RecordedCall::outer},         Field{"arguments", &RecordedCall::arguments},
+    Field{"constants", &RecordedCall::constants}, Field{"results", &RecordedCall::results},
+    Field{"choices", &RecordedCall::choices}};
 template <>
 inline constexpr auto report::kFields<RecordedGradient> = std::tuple{
     Field{"weight", &RecordedGradient::weight}, Field{"digest", &RecordedGradient::digest}};
@@ -96,6 +97,12 @@ std::vector<std::int64_t> makers_of(const RecordedCall& call) {
   return makers;
 }
 
+std::vector<std::vector<std::int64_t>> sizes_of(const RecordedCall& call) {
+  std::vector<std::vector<std::int64_t>> sizes;
+  for (const Digest& each : call.results) sizes.push_back(each.sizes);
+  return sizes;
+}
+
 // The floating dtypes that a call got its arguments in.
 py::list dtypes_of(const RecordedCall& call) {
   unsigned ran = 0;
@@ -103,6 +110,14 @@ py::list dtypes_of(const RecordedCall& call) {
     ran |= dtype_bit(dtype_of_type(each.ran));
   }
   return dtypes_in(ran & kFloatingDTypes);
+}
+
+// The modules are those of the sites.
+Terms terms_of(const std::shared_ptr<Recording>& first, std::vector<std::string> modules,
+               double tolerance) {
+  if (first != nullptr && !modules.empty() && modules.size() != first->sites.size())
+    throw py::value_error("one module for each site of the first run");
+  return {std::move(modules), tolerance};
 }
 
 // Runs without the GIL what looks at all that a step has returned.
@@ -125,8 +140,10 @@ void bind_recording(py::module_& module) {
       .def_readonly("site", &RecordedCall::site)
       .def_readonly("inner", &RecordedCall::inner)
       .def_readonly("backward", &RecordedCall::backward)
+      .def_readonly("moves", &RecordedCall::moves)
       .def_readonly("outer", &RecordedCall::outer)
       .def_property_readonly("makers", &makers_of)
+      .def_property_readonly("sizes", &sizes_of)
       .def_property_readonly("dtypes", &dtypes_of);
   py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
       .def_readonly("sites", &Recording::sites)
@@ -134,8 +151,9 @@ void bind_recording(py::module_& module) {
       .def_readonly("lost", &Recording::lost)
       .def_readonly("losses", &Recording::losses)
       .def_property_readonly("returned", [](const Recording& self) { return self.returned.size(); })
-      .def(
-          py::pickle([](const Recording& recording) { return named(recording); }, &recording_from));
+      .def("values", [](const Recording& recording) { return named(recording); });
+  module.def("recording_of", &recording_from, py::arg("values"),
+             "ValueError where the values are not those of a recording");
 }
 
 void bind_comparison(py::module_& module) {
@@ -149,7 +167,12 @@ void bind_comparison(py::module_& module) {
           [](const ComparedCall& self) {
             return probe::kDifferenceNames[static_cast<std::size_t>(self.difference)];
           })
+      .def_property_readonly("partner",
+                             [](const ComparedCall& self) {
+                               return probe::kPartnerNames[static_cast<std::size_t>(self.partner)];
+                             })
       .def_readonly("match", &ComparedCall::match)
+      .def_readonly("more", &ComparedCall::more)
       .def_readonly("made", &ComparedCall::made)
       .def_readonly("total", &ComparedCall::total)
       .def_readonly("arguments", &ComparedCall::arguments)
@@ -223,10 +246,13 @@ void bind_probe(py::module_& module) {
       },
       py::arg("tensor"), "A copy that no listener and no probe hears of");
   py::class_<Session>(module, "ProbeSession").def("end", &Session::end);
-  module.def("start_recording", [] {
-    probe::recorder().start();
-    return std::make_unique<Session>([] { probe::recorder().stop({}); });
-  });
+  module.def(
+      "start_recording",
+      [](bool by_compare) {
+        probe::recorder().start(by_compare ? "compare" : "record");
+        return std::make_unique<Session>([] { probe::recorder().stop({}); });
+      },
+      py::arg("by_compare"));
   module.def(
       "stop_recording",
       [](const py::list& returned) {
@@ -236,11 +262,19 @@ void bind_probe(py::module_& module) {
       py::arg("returned"));
   module.def(
       "start_comparing",
-      [](const std::shared_ptr<Recording>& first) {
-        probe::comparer().start(first);
+      [](const std::shared_ptr<Recording>& first, std::vector<std::string> modules,
+         double tolerance) {
+        probe::comparer().start(first, terms_of(first, std::move(modules), tolerance));
         return std::make_unique<Session>([] { probe::comparer().stop_comparing({}); });
       },
-      py::arg("first"));
+      py::arg("first"), py::arg("modules"), py::arg("tolerance"));
+  module.def(
+      "compared",
+      [](const std::shared_ptr<Recording>& first, const std::shared_ptr<Recording>& second,
+         std::vector<std::string> modules, double tolerance) {
+        return probe::compared(first, second, terms_of(first, std::move(modules), tolerance));
+      },
+      py::arg("first"), py::arg("second"), py::arg("modules"), py::arg("tolerance"));
   module.def("compares_backward", [] { return probe::comparer().ran_backward(); });
   module.def("begin_compared_projection", [] { probe::comparer().begin_projection(); });
   module.def("end_compared_projection", [] { probe::comparer().end_projection(); });

@@ -1,6 +1,7 @@
 // A struct whose fields are declared (report::kFields) as a dict of them for Python, and back.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -22,6 +23,20 @@ inline pybind11::list dtypes_in(unsigned bits) {
     if ((bits & dtype_bit(row.dtype)) != 0) names.append(row.name);
   }
   return names;
+}
+
+// By the name that torch has for it in Python: "float32"; "" is that of no tensor.
+inline std::string name_of(c10::ScalarType type) {
+  return type == c10::ScalarType::Undefined ? std::string()
+                                            : std::string(c10::getDtypeNames(type).first);
+}
+
+inline c10::ScalarType scalar_type_named(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(c10::ScalarType::Undefined); ++i) {
+    const auto type = static_cast<c10::ScalarType>(i);
+    if (name_of(type) == name) return type;
+  }
+  throw pybind11::value_error("no dtype of torch: " + name.substr(0, 40));
 }
 
 template <typename T>
@@ -55,6 +70,8 @@ pybind11::object named(const T& value) {
     py::list list;
     for (const auto& each : value) list.append(named<kFinite>(each));
     return list;
+  } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
+    return py::str(name_of(value));
   } else if constexpr (std::is_enum_v<T>) {
     return py::int_(static_cast<int>(value));
   } else if constexpr (std::is_same_v<T, std::vector<float>>) {
@@ -74,8 +91,8 @@ void read_named(const pybind11::handle& from, T& value) {
     std::apply([&](const auto&... field) { (read(field), ...); }, report::kFields<T>);
   } else if constexpr (kIsList<T>) {
     for (const py::handle& each : from) read_named(each, value.emplace_back());
-  } else if constexpr (std::is_enum_v<T>) {
-    value = static_cast<T>(from.cast<int>());
+  } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
+    value = scalar_type_named(from.cast<std::string>());
   } else if constexpr (std::is_same_v<T, std::vector<float>>) {
     const auto bytes = from.cast<std::string>();
     value.resize(bytes.size() / sizeof(float));

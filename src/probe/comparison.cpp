@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
-#include <stdexcept>
-#include <string_view>
 #include <utility>
 
 #include "base/process_wide.h"
@@ -18,6 +16,7 @@
 #include "evidence/shadows.h"
 #include "probe/inherited_errors.h"
 #include "probe/measures.h"
+#include "probe/parts.h"
 #include "watch/observatory.h"
 
 namespace habana_mp::probe {
@@ -26,32 +25,7 @@ namespace {
 using report::Unmeasured;
 using watch::all;
 
-constexpr std::size_t kMostCandidates = 64;  // that a call is compared with
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
-
-bool same_dtypes(const RecordedCall& a, const RecordedCall& b) {
-  const auto same = [](const RecordedArgument& x, const RecordedArgument& y) {
-    return x.ran == y.ran;
-  };
-  return std::equal(a.arguments.begin(), a.arguments.end(), b.arguments.begin(), b.arguments.end(),
-                    same);
-}
-
-bool same_results(const RecordedCall& a, const RecordedCall& b) {
-  return std::equal(a.results.begin(), a.results.end(), b.results.begin(), b.results.end(),
-                    [](const auto& x, const auto& y) { return x.hash == y.hash; });
-}
-
-// Without the way in which it writes its result.
-std::string_view plain_name(std::string_view inner) {
-  if (inner.ends_with('_') && !inner.ends_with("__")) inner.remove_suffix(1);
-  return inner;
-}
-
-// By module and op: how calls of two runs are paired.
-std::string key_of(const report::Site& site, const RecordedCall& call) {
-  return site.module + '\n' + std::string(plain_name(call.inner)) + (call.backward ? "\nb" : "\nf");
-}
 
 // The arguments of the call as they are in the first run, those left alone that calls have made.
 std::vector<c10::IValue> as_first(const RunningCall& running) {
@@ -96,7 +70,8 @@ bool fits_first(const RunningCall& running) {
 void pair_gradients(Comparison& found) {
   std::map<std::int64_t, std::int64_t> first_weights;  // by those of the second
   for (std::size_t i = 0; i < found.calls.size(); ++i) {
-    if (found.calls[i].match == kNoCall) continue;
+    // A part of a weight is not the whole.
+    if (found.calls[i].match == kNoCall || found.calls[i].partner != Partner::Call) continue;
     const RecordedCall& b = found.second->calls[i];
     const RecordedCall& a = found.first->calls[static_cast<std::size_t>(found.calls[i].match)];
     for (std::size_t k = 0; k < std::min(a.arguments.size(), b.arguments.size()); ++k) {
@@ -121,24 +96,53 @@ void pair_gradients(Comparison& found) {
   found.same_gradients = evidence::same_bits(a, b);
 }
 
+// What is left to do when all calls have been looked at.
+Comparison finished(Pairing& pairing, std::shared_ptr<const Recording> second) {
+  pair_parts(pairing, *second);
+  Comparison comparison;
+  comparison.first = pairing.first();
+  comparison.second = std::move(second);
+  const std::vector<RecordedCall>& calls = comparison.second->calls;
+  std::vector<bool> has_paired(calls.size());  // inside of it
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const ComparedCall* found = pairing.compared(static_cast<std::int64_t>(i));
+    for (std::int64_t outer = calls[i].outer;
+         found != nullptr && found->match != kNoCall && outer != kNoCall;
+         outer = calls[static_cast<std::size_t>(outer)].outer)
+      has_paired[static_cast<std::size_t>(outer)] = true;
+  }
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const ComparedCall* found = pairing.compared(static_cast<std::int64_t>(i));
+    // One run may see an op where the other sees its parts.
+    const std::int64_t outer = calls[i].outer;
+    const bool known = found == nullptr || has_paired[i] ||
+                       (outer != kNoCall && !has_paired[static_cast<std::size_t>(outer)] &&
+                        found->match == kNoCall);
+    comparison.calls.push_back(known ? ComparedCall{.difference = Difference::None} : *found);
+  }
+  pair_gradients(comparison);
+  return comparison;
+}
+
 }  // namespace
 
-void Comparer::start(std::shared_ptr<const Recording> first) {
-  if (first == nullptr)
-    throw std::invalid_argument(
-        "record a first run before the second: there is nothing to compare with");
-  std::map<std::string, Candidates> candidates;
-  for (std::size_t i = 0; i < first->calls.size(); ++i) {
-    const RecordedCall& call = first->calls[i];
-    if (call.inner.empty()) continue;  // it has raised
-    candidates[key_of(first->sites[call.site], call)].calls.push_back(static_cast<std::int64_t>(i));
+Comparison compared(std::shared_ptr<const Recording> first, std::shared_ptr<const Recording> second,
+                    Terms terms) {
+  Pairing pairing(first, std::move(terms));
+  for (std::size_t i = 0; i < second->calls.size(); ++i) {
+    const RecordedCall& call = second->calls[i];
+    const auto number = static_cast<std::int64_t>(i);
+    if (call.inner.empty() || pairing.is_inside(number, call)) continue;
+    pairing.pair(number, call, second->sites[call.site]);
   }
-  Recorder::start();
+  return finished(pairing, std::move(second));
+}
+
+void Comparer::start(std::shared_ptr<const Recording> first, Terms terms) {
+  Pairing pairing(std::move(first), std::move(terms));
+  Recorder::start("compare");
   const std::lock_guard guard(mutex_);
-  first_ = std::move(first);
-  candidates_ = std::move(candidates);
-  taken_.assign(first_->calls.size(), false);
-  compared_.clear();
+  pairing_.emplace(std::move(pairing));
   changes_.clear();
   projected_.clear();
 }
@@ -163,63 +167,6 @@ void Comparer::end_projection() {
   paused_.store(false);
 }
 
-// Below zero where the two have nothing in common but their op and place.
-int Comparer::likeness(const RecordedCall& call, const RecordedCall& candidate) const {
-  if (call.arguments.size() != candidate.arguments.size()) return -8;
-  int likeness = call.constants == candidate.constants ? 1 : 0;
-  likeness += candidate.outer == kNoCall ? 2 : 0;
-  bool agrees = call.arguments.size() < 2;
-  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
-    const RecordedArgument& a = candidate.arguments[i];
-    const RecordedArgument& b = call.arguments[i];
-    const auto maker = compared_.find(b.maker);
-    if (a.hash == b.hash) {
-      likeness += 4;
-      agrees = true;
-    } else if (maker != compared_.end() && a.maker != kNoCall && maker->second.match == a.maker) {
-      likeness += 3;
-      agrees = true;
-    } else {
-      likeness += a.sizes != b.sizes ? -2 : a.maker == b.maker ? 1 : 0;
-    }
-  }
-  return agrees ? likeness : -1;
-}
-
-bool Comparer::is_taken(std::int64_t candidate) const {
-  // With a call goes what is inside of it.
-  for (std::int64_t i = candidate; i != kNoCall;
-       i = first_->calls[static_cast<std::size_t>(i)].outer) {
-    if (taken_[static_cast<std::size_t>(i)]) return true;
-  }
-  return false;
-}
-
-std::int64_t Comparer::match_of(const RecordedCall& call, const std::string& key) {
-  const auto found = candidates_.find(key);
-  if (found == candidates_.end()) return kNoCall;
-  Candidates& candidates = found->second;
-  std::int64_t best = kNoCall;
-  int most = std::numeric_limits<int>::min();
-  std::size_t seen = 0;
-  for (std::size_t i = candidates.next; i < candidates.calls.size() && seen < kMostCandidates;
-       ++i) {
-    const std::int64_t candidate = candidates.calls[i];
-    if (is_taken(candidate)) {
-      candidates.next += i == candidates.next ? 1 : 0;
-      continue;
-    }
-    ++seen;
-    const RecordedCall& there = first_->calls[static_cast<std::size_t>(candidate)];
-    const int like = likeness(call, there);
-    if (like <= most || like < 0) continue;
-    most = like;
-    best = candidate;
-  }
-  if (best != kNoCall) taken_[static_cast<std::size_t>(best)] = true;
-  return best;
-}
-
 void Comparer::wait(Off off) {
   evidence::wait_for_gradient(off.result, std::move(off.difference), std::move(off.inner),
                               report::kNone, [this, site = off.site](double change, double, bool) {
@@ -231,14 +178,10 @@ void Comparer::wait(Off off) {
 // How far the call is from itself as the first run ran it, on what it was given here. Where it
 // cannot run again, what it differs by is made here if it was given the same.
 double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& results,
-                         ComparedCall& compared, bool same_inputs) {
+                         ComparedCall& compared) {
   const bool kept = !running.match->others.empty() || running.match->arguments.empty();
-  if (compared.difference == Difference::Given && !kept) {  // it ran in another process
-    const bool all_given = std::all_of(
-        compared.arguments.begin(), compared.arguments.end(),
-        [](const auto& each) { return each.maker == kNoCall && each.first_maker == kNoCall; });
-    return all_given ? compared.total : kUnknown;
-  }
+  // It ran in another process.
+  if (compared.difference == Difference::Given && !kept) return compared.made;
   const evidence::OutOfSight out_of_sight;
   std::vector<c10::IValue> arguments = as_first(running);
   std::vector<evidence::Compared> pairs;
@@ -251,7 +194,7 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
     if (other) pairs = evidence::compared(results, *other);
     if (!other) compared.why = Unmeasured::Kernel;
   }
-  if (pairs.empty()) return same_inputs ? compared.total : kUnknown;
+  if (pairs.empty()) return compared.same_inputs ? compared.total : kUnknown;
   std::vector<Off> waiting;
   if (!running.backward) follow_shadows(running, results, pairs, waiting);
   report::Error error;
@@ -272,95 +215,55 @@ double Comparer::made_by(RunningCall& running, const std::vector<c10::IValue>& r
 
 void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& results) {
   const RecordedCall& call = running.noted;
-  ComparedCall compared;
+  ComparedCall found;
   std::shared_ptr<const Recording> first;
-  std::string key;
+  report::Site site;
   {
     const std::lock_guard guard(all().mutex);
-    key = key_of(all().sites[call.site], call);
+    site = all().sites[call.site];
   }
   {
     const std::lock_guard guard(mutex_);
-    if (first_ == nullptr) return;
-    first = first_;
-    compared.match = match_of(call, key);
+    if (!pairing_) return;
+    first = pairing_->first();
+    found = pairing_->pair(running.number, call, site);
   }
   const bool shadowed = !call.backward && is_shadowed(running);
   if (shadowed && running.op->moves) move_shadow(running, results);
-  if (compared.match != kNoCall) {
-    const RecordedCall& there = first->calls[static_cast<std::size_t>(compared.match)];
-    running.match = &there;
-    bool leaf_differs = false;
-    for (std::size_t i = 0; i < std::min(call.arguments.size(), there.arguments.size()); ++i) {
-      const RecordedArgument& a = there.arguments[i];
-      const RecordedArgument& b = call.arguments[i];
-      compared.seen = compared.seen && a.seen && b.seen;
-      if (a.hash == b.hash) continue;
-      compared.arguments.push_back({b.maker, a.maker});
-      leaf_differs = leaf_differs || (a.maker == kNoCall && b.maker == kNoCall);
-    }
-    for (const evidence::Digest& result : call.results)
-      compared.seen =
-          compared.seen && (result.hash != 0 || result.dtype == at::ScalarType::Undefined);
-    const bool lower = !same_dtypes(there, call);
-    const bool same_inputs =
-        compared.arguments.empty() && call.arguments.size() == there.arguments.size();
-    compared.total = evidence::distance(there.results, call.results);
-    compared.flips = evidence::flips_of(there.choices, call.choices);
-    if (same_results(there, call)) {
-      compared.difference = Difference::None;
-    } else if (leaf_differs) {
-      compared.difference = Difference::Given;
-    } else if (running.op->moves && !same_inputs) {
-      compared.difference = Difference::PassedOn;
-    } else if (call.constants != there.constants) {
-      compared.difference = Difference::Given;
-    } else if (lower) {
-      compared.difference = Difference::Precision;
-    } else if (same_inputs) {
-      compared.difference = Difference::Result;
-      compared.made = compared.total;
-    } else {
-      compared.difference = Difference::PassedOn;
-    }
-    const bool made =
-        compared.difference == Difference::Given || compared.difference == Difference::Precision;
-    const bool inherits = compared.difference == Difference::PassedOn && shadowed;
-    if (made) {
-      compared.made = made_by(running, results, compared, same_inputs);
-    } else if (inherits) {
-      made_by(running, results, compared, same_inputs);  // for what it inherits
-    }
-  } else {
-    compared.made = compared.total = kUnknown;
+  if (found.match == kNoCall) return;
+  running.match = &first->calls[static_cast<std::size_t>(found.match)];
+  const bool made =
+      found.difference == Difference::Given || found.difference == Difference::Precision;
+  const bool inherits = found.difference == Difference::PassedOn && shadowed;
+  if (made) {
+    found.made = made_by(running, results, found);
+    const std::lock_guard guard(mutex_);
+    ComparedCall* own = pairing_ ? pairing_->compared(running.number) : nullptr;
+    if (own == nullptr) return;
+    own->made = found.made;
+    own->why = found.why;
+  } else if (inherits) {
+    made_by(running, results, found);  // for what it inherits
   }
-  const std::lock_guard guard(mutex_);
-  compared_[running.number] = std::move(compared);
 }
 
 std::optional<Comparison> Comparer::stop_comparing(const std::vector<at::Tensor>& returned) {
-  Comparison comparison;
-  comparison.second = stop(returned);
-  if (comparison.second == nullptr) return std::nullopt;
+  std::shared_ptr<Recording> second = stop(returned);
+  if (second == nullptr) return std::nullopt;
+  std::optional<Pairing> pairing;
+  std::map<report::SiteId, double> changes;
   {
     const std::lock_guard guard(mutex_);
-    comparison.first = std::exchange(first_, nullptr);
-    comparison.changes = std::exchange(changes_, {});
+    pairing.swap(pairing_);
+    changes = std::exchange(changes_, {});
     for (const auto& [site, squares] : std::exchange(projected_, {}))
-      comparison.changes[site] = std::sqrt(squares);
-    for (std::size_t i = 0; i < comparison.second->calls.size(); ++i) {
-      const auto found = compared_.find(static_cast<std::int64_t>(i));
-      comparison.calls.push_back(found == compared_.end()
-                                     ? ComparedCall{.difference = Difference::None}
-                                     : std::move(found->second));
-    }
-    compared_.clear();
-    candidates_.clear();
-    taken_.clear();
+      changes[site] = std::sqrt(squares);
   }
   evidence::forget_shadows();
   evidence::forget_differences();
-  pair_gradients(comparison);
+  if (!pairing) return std::nullopt;
+  Comparison comparison = finished(*pairing, std::move(second));
+  comparison.changes = std::move(changes);
   return comparison;
 }
 

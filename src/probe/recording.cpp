@@ -33,15 +33,26 @@ std::string text_of(const c10::IValue& value) {
   return text.str();
 }
 
+constexpr std::size_t kMostText = 256;
+
+// A list of numbers may be as long as a tensor.
+std::string shortened(std::string text) {
+  if (text.size() <= kMostText) return text;
+  evidence::Fnv hash;
+  for (const char letter : text) hash.add(static_cast<unsigned char>(letter));
+  text.resize(kMostText);
+  while (!text.empty() && static_cast<unsigned char>(text.back()) > 0x7F) text.pop_back();
+  return text + "... " + std::to_string(hash.value);
+}
+
 // Beyond it a recording keeps no more leaves, and no more samples.
 constexpr std::uint64_t kMostKeptBytes = std::uint64_t{256} << 20;
 
 // What stands for the numbers of memory that is overwritten.
 std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
-  std::uint64_t hash = 14695981039346656037U;  // FNV-1a
-  for (const std::int64_t size : tensor.sizes())
-    hash = (hash ^ static_cast<std::uint64_t>(size)) * 1099511628211U;
-  return hash;
+  evidence::Fnv hash;
+  for (const std::int64_t size : tensor.sizes()) hash.add(static_cast<std::uint64_t>(size));
+  return hash.value;
 }
 
 bool holds_tensors(const c10::IValue& value) {
@@ -108,14 +119,40 @@ at::Tensor RunningCall::reference(const at::Tensor& argument, const at::Tensor& 
 
 std::int64_t Recorder::maker_of(const at::Tensor& tensor) {
   const std::lock_guard guard(mutex_);
-  const std::int64_t* call = made_.find(tensor);
-  return call == nullptr ? kNoCall : *call;
+  const Made* made = made_.find(tensor);
+  return made == nullptr ? kNoCall : made->call;
+}
+
+// Most tensors are looked at when they are made, and again by each call that is given them.
+std::uint64_t Recorder::hash_of(const at::Tensor& tensor) {
+  const std::uint64_t looks = evidence::looks_of(tensor);
+  if (looks != 0) {
+    const std::lock_guard guard(mutex_);
+    const Made* made = made_.find(tensor);
+    if (made != nullptr && made->looks == looks) return made->hash;
+  }
+  const std::uint64_t hash = evidence::hash_of(tensor);
+  if (looks != 0) note_hash(tensor, hash);
+  return hash;
+}
+
+void Recorder::note_hash(const at::Tensor& tensor, std::uint64_t hash) {
+  const std::uint64_t looks = evidence::looks_of(tensor);
+  if (looks == 0 || hash == 0) return;
+  Makers::Gone gone;
+  const std::lock_guard guard(mutex_);
+  if (recording_ == nullptr) return;
+  if (Made* made = made_.get(tensor)) {
+    made->hash = hash;
+    made->looks = looks;
+  }
+  gone = made_.take_expired();
 }
 
 void Recorder::note_maker(const at::Tensor& tensor, std::int64_t call) {
   Makers::Gone gone;
   const std::lock_guard guard(mutex_);
-  if (std::int64_t* place = made_.get(tensor)) *place = call;
+  if (Made* made = made_.get(tensor)) made->call = call;
   gone = made_.take_expired();
 }
 
@@ -155,7 +192,7 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
   RecordedCall& noted = running.noted;
   for (const c10::IValue& value : call.inputs()) {
     noted.others.push_back(holds_tensors(value) ? c10::IValue() : value);
-    if (!holds_tensors(value)) noted.constants += text_of(value) + ", ";
+    if (!holds_tensors(value)) noted.constants += shortened(text_of(value)) + ", ";
   }
   std::uint64_t bytes = 0;
   for (const at::Tensor& argument : tensors_of(call.inputs())) {
@@ -164,7 +201,7 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
     at::Tensor& leaf = noted.leaves.emplace_back();
     if (!given.defined()) continue;
     const bool overwritten = running.op->overwrites && noted.arguments.size() == 1;
-    one.hash = overwritten ? hash_of_sizes(given) : evidence::hash_of(given);
+    one.hash = overwritten ? hash_of_sizes(given) : hash_of(given);
     one.seen = one.hash != 0;
     one.ran = argument.scalar_type();
     one.maker = maker_of(given);
@@ -253,6 +290,7 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   noted.site = running.site;
   noted.inner = running.op->handle.schema().name();
   noted.backward = running.backward;
+  noted.moves = running.op->moves;
   const auto given = tensors_of(running.arguments);
   if (!running.called_itself) {
     for (std::size_t i = 0; i < std::min(given.size(), noted.arguments.size()); ++i) {
@@ -274,6 +312,7 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
     const bool room = kept_bytes_.load() + bytes < kMostKeptBytes;
     noted.results.push_back(
         evidence::digest_of(result, room ? std::max<std::int64_t>(most, 16) : 0));
+    note_hash(result, noted.results.back().hash);
     bytes += noted.results.back().sample.size() * sizeof(float);
   }
   if (kept_bytes_.load() + bytes < kMostKeptBytes)
@@ -319,8 +358,9 @@ void Recorder::node_begins(const at::RecordFunction& node) {
   }
 }
 
-void Recorder::start() {
+void Recorder::start(std::string_view name) {
   evidence::forget_kernels();
+  if (watch::probe() == nullptr) name_ = name;
   watch::set_probe(*this);
   step_.store(watch::begin_step());
   paused_.store(false);

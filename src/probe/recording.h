@@ -41,9 +41,10 @@ struct RecordedCall {
   report::SiteId site = report::kNone;
   std::string inner{};  // the op of the dispatcher: "aten::exp"
   bool backward = false;
+  bool moves = false;            // the op only moves numbers about
   std::int64_t outer = kNoCall;  // the call that it is inside of
   std::vector<RecordedArgument> arguments{};
-  std::string constants{};  // the other arguments
+  std::string constants{};  // the other arguments; of a long text the beginning and a hash
   std::vector<evidence::Digest> results{};
   evidence::Choices choices{};
   // In the process that it ran in: the arguments that no call has made, tensors in the order of
@@ -99,7 +100,7 @@ struct RunningCall final : MeasuredCall {
 // Records all that a step calls, until it is stopped.
 class Recorder : public watch::Probe {
  public:
-  std::string_view name() const override { return "compare"; }
+  std::string_view name() const override { return name_; }
   bool hears_here() const override { return watch::in_step(step_.load()); }
   std::unique_ptr<watch::ProbedCall> begins(const watch::Thread& thread,
                                             const at::RecordFunction& call) override;
@@ -108,8 +109,8 @@ class Recorder : public watch::Probe {
   void casts(const at::Tensor& source, const at::Tensor& result) override;
   void node_begins(const at::RecordFunction& node) override;
 
-  // std::runtime_error where another probe looks at the numbers.
-  void start();
+  // For a function of this name. std::runtime_error where another probe looks at the numbers.
+  void start(std::string_view name);
   // With what the step returned. Nothing where it does not run.
   std::shared_ptr<Recording> stop(const std::vector<at::Tensor>& returned);
 
@@ -124,16 +125,26 @@ class Recorder : public watch::Probe {
   std::atomic<std::uint64_t> step_{0};
 
  private:
-  using Makers = ByMemory<std::int64_t>;  // calls
+  // What is known of memory: who made it, and the hash of a tensor in it.
+  struct Made {
+    std::int64_t call = kNoCall;
+    std::uint64_t hash = 0;
+    std::uint64_t looks =
+        0;  // how the tensor looked then: its place, form and version, and some of its numbers
+  };
+  using Makers = ByMemory<Made>;
 
   void record(const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
+  std::uint64_t hash_of(const at::Tensor& tensor);
+  void note_hash(const at::Tensor& tensor, std::uint64_t hash);
   std::int64_t weight_of(const at::Tensor& tensor);
   void note_maker(const at::Tensor& tensor, std::int64_t call);
   bool take_place(RunningCall& running);
   void lose();
 
+  std::string_view name_ = "compare";
   std::unordered_map<const c10::TensorImpl*, std::int64_t> weights_;  // with the lock
   std::atomic<std::uint64_t> kept_bytes_{0};                          // of leaves and samples
   Makers made_;                                                       // with the lock

@@ -20,6 +20,7 @@
 
 #include "base/process_wide.h"
 #include "report/listening.h"
+#include "report/module_path.h"
 
 namespace habana_mp::report {
 namespace {
@@ -99,10 +100,9 @@ bool any_matches(const std::vector<std::string>& patterns, const std::string& te
   });
 }
 
-// Whether a path, or one that it lies below, is meant. "Net: encoder.layers.0" is without "Net: ".
-bool inside_any(const std::vector<std::string>& patterns, std::string module) {
-  const std::size_t colon = module.find(": ");
-  std::string path = colon == std::string::npos ? std::string() : module.substr(colon + 2);
+// Whether a path, or one that it lies below, is meant.
+bool inside_any(const std::vector<std::string>& patterns, const std::string& module) {
+  std::string path(ModulePath(module).path);
   for (;;) {
     if (any_matches(patterns, path)) return true;
     const std::size_t dot = path.rfind('.');

@@ -17,7 +17,7 @@ import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp.cli import main, speed
 
-COMMANDS = ["run", "report", "find-nonfinite", "compare", "tune", "diff", "explain", "lists", "doctor"]
+COMMANDS = ["run", "report", "find-nonfinite", "record", "compare", "tune", "diff", "explain", "lists", "doctor"]
 LISTS = ["presets", "show", "diff", "check", "edit", "schema"]
 
 
@@ -86,7 +86,7 @@ def completed(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["r"], ["run", "report"]),
+        (["r"], ["run", "report", "record"]),
         (["explain", "layer_"], ["layer_norm"]),
         (["explain", "pow.Tensor_S"], ["pow.Tensor_Scalar", "pow.Tensor_Scalar_out"]),
         (["explain", "mm", "--policy", "torch-c"], ["torch-cpu", "torch-cuda"]),

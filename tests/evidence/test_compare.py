@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import pickle
 import random
 
 import numpy as np
@@ -213,7 +212,7 @@ def tensors_of(values):
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((3,), TypeError, "step must be a function without arguments, not 3"),
+        ((3,), TypeError, "step must be a function without arguments or a recording, not 3"),
         ((print, 3), TypeError, "a policy must be a Policy, the name of a preset"),
         ((print, None, "no-such"), ValueError, "Unknown policy 'no-such'"),
         ((print, print, "hmp"), TypeError, "compare runs two steps under the policy in force"),
@@ -281,20 +280,6 @@ def test_what_is_shown_and_written(net, tmp_path, monkeypatch):
     assert "<svg" in page
     assert "Net: first" in page
     assert found._repr_html_().startswith("<iframe")
-
-
-def test_a_recording_may_be_pickled(net):
-    from habana_mp._evidence.compare import compared_with, recorded
-
-    first = pickle.loads(pickle.dumps(recorded(training(net))))
-    net.zero_grad()
-    assert compared_with(first, training(net)).comparison(("a", "b")).same
-    net.zero_grad()
-    with torch.no_grad():
-        net.norm.bias += 1
-    found = compared_with(first, training(net)).comparison(("a", "b"))
-    assert (found.first.op, found.first.kind) == ("layer_norm", "given")
-    assert found.first.made == found.first.total > 0
 
 
 def test_a_training_loop_is_compared_to_its_end(net):

@@ -349,14 +349,14 @@ def test_a_call_that_outlives_its_run(model):
 
 
 def test_a_session_ends_with_its_object():
-    session = _core.start_recording()
+    session = _core.start_recording(by_compare=True)
     assert _core.probe_name() == "compare"
     del session
     assert _core.probe_name() == ""
     assert _core.stop_recording([]) is None
     assert _core.stop_comparing([]) is None
     with pytest.raises(ValueError, match="record a first run"):
-        _core.start_comparing(None)
+        _core.start_comparing(None, [], 0)
 
 
 def test_an_optimizer_that_keeps_lists_is_put_back():

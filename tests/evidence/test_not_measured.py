@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from measured_net import NORM_WIDE, Net, X, loss_of
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._evidence.compare import compared_with, recorded
 from habana_mp.cli import main
 
 WIDE = hmp.Policy.from_ops(lower=[], rest="fp32", name="wide")
@@ -193,21 +192,23 @@ def in_turn(*steps):
     return step
 
 
-def in_another_process():
-    """As habana-mp compare does: run a leaves a pickled recording."""
+def beside_a_recording():
+    """As habana-mp compare does."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
-    first = pickle.loads(pickle.dumps(recorded(lambda: model(X.exp()))))
-    with torch.no_grad():
-        model[0].weight += 1
-    return compared_with(first, lambda: model((X + 0.1).exp()), other_process=True).comparison(("a", "b"))
+    with tempfile.TemporaryDirectory() as folder:
+        with hmp.record(f"{folder}/a.rec") as run:
+            run.returns(model(X.exp()))
+        with torch.no_grad():
+            model[0].weight += 1
+        return hmp.compare(lambda: model((X + 0.1).exp()), f"{folder}/a.rec")
 
 
 NUMBERS = torch.arange(4)
 COMPARED = {  # the op, and why its difference is not measured
     "only in a": (lambda: hmp.compare(in_turn(lambda: X.sin().cos(), X.sin), None), "cos", "run b has no such call"),
     "only in b": (lambda: hmp.compare(in_turn(X.sin, lambda: X.sin().cos()), None), "cos", "run a has no such call"),
-    "another process": (in_another_process, "linear", "its inputs in run a, which was another process, are gone"),
-    "other sizes": (lambda: hmp.compare(in_turn(X.sin, X[:8].sin), None), "sin", "its results have different sizes in the two runs"),
+    "a recording": (beside_a_recording, "linear", "its inputs in run a, which was another process, are gone"),
+    "other sizes": (lambda: hmp.compare(in_turn(X.sin, X[:8].sin), None), "sin", "its results have different sizes, [64, 16] in run a and [8, 16] in run b"),
     "whole numbers": (lambda: hmp.compare(in_turn(lambda: NUMBERS + 1, lambda: NUMBERS * 1 + 2), None), "add", "it cannot run once more as in run a"),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ READS = {
     ),
     "the path of a module": (
         re.compile(r"""(?<!rule)\.(r?partition|split|find)\(["']: ["']\)"""),
-        {"habana_mp/_show/module_path.py", "src/report/cast_log.cpp"},
+        {"habana_mp/_show/module_path.py", "src/report/module_path.h"},
     ),
     "a row of a report": (
         re.compile(

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from habana_mp._evidence.compare import numbers_of, under
+from habana_mp._evidence.compare import under
 from habana_mp._evidence.kept_state import KeptState
+from habana_mp._evidence.looking import numbers_of
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport

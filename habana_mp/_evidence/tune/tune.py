@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from habana_mp._evidence.compare import check_no_conversion, check_nothing_runs
+from habana_mp._evidence.compare import check_no_conversion
+from habana_mp._evidence.looking import check_nothing_runs
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search

@@ -31,4 +31,4 @@ def test_indices_of_one_run_never_meet_the_sizes_of_another(op: str) -> None:
     """Their backward passes count each index in a list as long as the table, and do not look whether it lies inside."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, op], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "its results have different sizes in the two runs" in done.stdout
+    assert "its results have different sizes, " in done.stdout

@@ -1,0 +1,56 @@
+"""What ``compare``, ``record`` and ``tune`` share about a step whose numbers are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+import habana_mp._core as _core
+from habana_mp._compiled.rounding import uncompiled
+from habana_mp._report.cast_report import CastReport
+from habana_mp._torch_private import DRAW
+
+_PROBABILITIES = "log_probabilities"
+
+
+def check_nothing_runs(name: str) -> None:
+    """What looks at the numbers of calls does so one at a time; set_probe in src/watch has the same words, too late for what is put back."""
+    if running := _core.probe_name():
+        why = "is already running. Only one step can be recorded at a time"
+        raise RuntimeError(f"{name} {why if running == name else f'cannot run inside {running}'}")
+
+
+@contextmanager
+def looking(start: Callable[[], _core.ProbeSession]) -> Iterator[None]:
+    """From ``start`` on, what this thread calls is recorded op by op."""
+    with uncompiled(), CastReport(own_thread=True):
+        session = start()  # what it begins ends with it, also where an interrupt takes the way round the rest
+        try:
+            yield
+        finally:
+            session.end()
+
+
+def numbers_of(returned: Any) -> list[torch.Tensor]:
+    """The tensors and numbers in what a step returns, in the order of their paths."""
+    leaves, _ = DRAW.leaves(returned)
+    found = []
+    for _, leaf in sorted(leaves, key=lambda each: DRAW.path_text(each[0])):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, (int, float)):
+            found.append(torch.tensor(leaf, dtype=torch.float64, device="cpu"))
+    return found
+
+
+def log_probabilities_of(returned: Any) -> torch.Tensor | None:
+    """What a step returns as ``{"log_probabilities": ...}``: a natural logarithm for each token."""
+    found = returned.get(_PROBABILITIES) if isinstance(returned, Mapping) else None
+    if found is None:
+        return None
+    if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+        raise TypeError(f"{_PROBABILITIES} must be a floating tensor with a number for each token, not {found!r:.80}")
+    return found

@@ -1,0 +1,331 @@
+#include "probe/parts.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "evidence/digest.h"
+#include "probe/slices.h"
+#include "report/module_path.h"
+
+namespace habana_mp::probe {
+namespace {
+
+using evidence::Digest;
+using evidence::Distance;
+
+constexpr std::size_t kMostCandidates = 64;
+constexpr double kAlike = 0.1;  // results that are as near are those of the same formula
+// One op or another of them multiplies with a weight.
+constexpr std::array kProducts = {"aten::linear", "aten::addmm", "aten::mm",
+                                  "aten::matmul", "aten::bmm",   "aten::baddbmm"};
+
+// A call of one of the runs that has no partner yet, or several that are looked at as one.
+struct Open {
+  std::vector<std::int64_t> numbers;
+  const RecordedCall* call = nullptr;
+  std::string_view path;
+  bool is_open = true;
+};
+
+struct Group {
+  std::vector<Open*> first, second;
+};
+using Groups = std::map<std::string, Group>;
+
+std::string_view kind_of(const RecordedCall& call) {
+  const bool product = std::find(kProducts.begin(), kProducts.end(), call.inner) != kProducts.end();
+  return product ? "product" : std::string_view(call.inner);
+}
+
+double known(const Distance& distance) { return distance.pairs() == 0 ? NAN : distance.value(); }
+
+// In parts of the size of the whole: one part may be noise, such as the gradient of a bias of keys.
+double of_part(const Open& whole, const Distance& distance) {
+  const Digest& all = whole.call->results[0];
+  const double size =
+      all.norm / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, numel_of(all))));
+  return distance.pairs() == 0 ? NAN : distance.beside(size);
+}
+
+class Parts {
+ public:
+  Parts(Pairing& pairing, const Recording& second) : pairing_(pairing), second_(second) {}
+
+  void run() {
+    find_open();
+    // A module that one run calls once for a whole sequence, and the other for each token.
+    in_groups([](std::string_view path) { return path; }, &kind_of, /*exact=*/false);
+    // Modules below the same one: projections.
+    const auto above = [](std::string_view path) { return path.substr(0, path.rfind('.') + 1); };
+    in_groups(above, &kind_of, /*exact=*/true);
+    join();
+    in_groups(above, &kind_of, /*exact=*/true);
+    by_value();
+    for (std::size_t i = 0; i < second_.calls.size(); ++i) {
+      ComparedCall* found = pairing_.compared(static_cast<std::int64_t>(i));
+      if (found == nullptr || found->match == kNoCall) continue;
+      if (pairing_.terms().tolerance > 0 && found->partner == Partner::Call &&
+          has_other_sizes(*found, second_.calls[i])) {
+        pairing_.release(*found);
+        continue;
+      }
+      if (found->partner != Partner::Call || found->difference == Difference::PassedOn)
+        pairing_.classify(*found, second_.calls[i]);
+    }
+  }
+
+ private:
+  void find_open() {
+    const Recording& first = *pairing_.first();
+    std::vector<bool> open_first(first.calls.size()), open_second(second_.calls.size());
+    std::vector<bool> round_first(first.calls.size()), round_second(second_.calls.size());
+    std::vector<bool> other_sizes(first.calls.size());
+    for (std::size_t i = 0; i < second_.calls.size(); ++i) {
+      const ComparedCall* found = pairing_.compared(static_cast<std::int64_t>(i));
+      if (found == nullptr || found->match == kNoCall) continue;
+      if (has_other_sizes(*found, second_.calls[i]))
+        other_sizes[static_cast<std::size_t>(found->match)] = open_second[i] = true;
+      mark_round(round_second, second_.calls, second_.calls[i].outer);
+    }
+    for (std::size_t i = 0; i < first.calls.size(); ++i) {
+      if (pairing_.has_partner(static_cast<std::int64_t>(i)))
+        mark_round(round_first, first.calls, first.calls[i].outer);
+    }
+    const auto inside = [](const std::vector<bool>& open, std::int64_t outer) {
+      return outer != kNoCall && open[static_cast<std::size_t>(outer)];
+    };
+    for (std::size_t i = 0; i < first.calls.size(); ++i) {
+      const RecordedCall& call = first.calls[i];
+      const auto number = static_cast<std::int64_t>(i);
+      if (call.inner.empty() || call.results.empty() || round_first[i]) continue;
+      if (pairing_.is_taken(number) && !other_sizes[i]) continue;
+      open_first[i] = true;
+      if (!inside(open_first, call.outer))
+        first_.push_back(
+            {{number}, &call, report::ModulePath(pairing_.module_of_first(call)).path});
+    }
+    for (std::size_t i = 0; i < second_.calls.size(); ++i) {
+      const RecordedCall& call = second_.calls[i];
+      const ComparedCall* found = pairing_.compared(static_cast<std::int64_t>(i));
+      if (found == nullptr || call.results.empty() || round_second[i]) continue;
+      if (found->match != kNoCall && !open_second[i]) continue;
+      open_second[i] = true;
+      if (!inside(open_second, call.outer))
+        second_open_.push_back({{static_cast<std::int64_t>(i)},
+                                &call,
+                                report::ModulePath(second_.sites[call.site].module).path});
+    }
+  }
+
+  bool has_other_sizes(const ComparedCall& found, const RecordedCall& call) const {
+    const RecordedCall& there = pairing_.first()->calls[static_cast<std::size_t>(found.match)];
+    return !call.results.empty() && !there.results.empty() &&
+           call.results[0].sizes != there.results[0].sizes;
+  }
+
+  static void mark_round(std::vector<bool>& round, const std::vector<RecordedCall>& calls,
+                         std::int64_t outer) {
+    for (; outer != kNoCall; outer = calls[static_cast<std::size_t>(outer)].outer)
+      round[static_cast<std::size_t>(outer)] = true;
+  }
+
+  template <typename Place, typename Kind>
+  Groups grouped(Place place, Kind kind) {
+    Groups groups;
+    const auto key = [&](const Open& open) {
+      return std::string(place(open.path)) + '\n' + std::string(kind(*open.call)) +
+             (open.call->backward ? "\nb" : "\nf");
+    };
+    for (Open& open : first_) {
+      if (open.is_open && !open.path.empty()) groups[key(open)].first.push_back(&open);
+    }
+    for (Open& open : second_open_) {
+      if (open.is_open && !open.path.empty()) groups[key(open)].second.push_back(&open);
+    }
+    return groups;
+  }
+
+  template <typename Place, typename Kind>
+  void in_groups(Place place, Kind kind, bool exact) {
+    for (auto& [key, group] : grouped(place, kind)) {
+      divide(group.first, group.second, exact, /*whole_is_first=*/true);
+      divide(group.second, group.first, exact, /*whole_is_first=*/false);
+    }
+  }
+
+  // Each whole gets the parts that are nearest to it.
+  void divide(const std::vector<Open*>& wholes, const std::vector<Open*>& parts, bool exact,
+              bool whole_is_first) {
+    for (std::size_t w = 0; w < wholes.size(); ++w) {
+      if (!wholes[w]->is_open) continue;
+      std::vector<Open*> best;
+      double nearest = std::numeric_limits<double>::infinity();
+      const auto offer = [&](const std::vector<Open*>& own) {
+        if (own.empty()) return;
+        const double distance = known(together(*wholes[w], own, whole_is_first));
+        if (!best.empty() && !(distance < nearest)) return;
+        best = own;
+        nearest = distance;
+      };
+      std::vector<Open*> own;
+      for (std::size_t begin = 0; begin < parts.size() && own.empty(); ++begin)
+        own = parts_of(*wholes[w], parts, begin, 1, exact);
+      offer(own);
+      // Each forward pass calls all of them.
+      if (!exact && wholes.size() > 1) offer(parts_of(*wholes[w], parts, w, wholes.size(), exact));
+      if (wholes[w]->call->backward) {
+        std::reverse(own.begin(), own.end());
+        offer(own);
+      }
+      if (!best.empty()) give(*wholes[w], best, whole_is_first);
+    }
+  }
+
+  static std::vector<Open*> parts_of(const Open& whole, const std::vector<Open*>& parts,
+                                     std::size_t begin, std::size_t apart, bool exact) {
+    std::vector<Open*> own;
+    std::int64_t inner = 0, places = 0, all = 0;
+    for (std::size_t i = begin; i < parts.size(); i += apart) {
+      if (!parts[i]->is_open || parts[i] == &whole) continue;
+      const auto slice = slice_of(whole.call->results[0], parts[i]->call->results[0]);
+      if (!slice || (!own.empty() && slice->inner != inner)) {
+        if (own.empty()) return {};
+        continue;
+      }
+      if (places + slice->length > slice->of) break;
+      inner = slice->inner;
+      places += slice->length;
+      all = slice->of;
+      own.push_back(parts[i]);
+    }
+    const bool fits = own.size() > 1 && (!exact || places == all);
+    return fits ? own : std::vector<Open*>();
+  }
+
+  static Distance apart(const Open& whole, const Open& part, std::int64_t offset,
+                        bool whole_is_first) {
+    const Digest &all = whole.call->results[0], &own = part.call->results[0];
+    Distance distance;
+    add_slice(distance, all, own, *slice_of(all, own), offset, whole_is_first);
+    return distance;
+  }
+
+  static Distance together(const Open& whole, const std::vector<Open*>& parts,
+                           bool whole_is_first) {
+    Distance all;
+    std::int64_t offset = 0;
+    for (const Open* part : parts) {
+      const Digest& own = part->call->results[0];
+      const Distance distance = apart(whole, *part, offset, whole_is_first);
+      if (distance.pairs() > 0)
+        all.add(distance,
+                static_cast<double>(numel_of(own)) / static_cast<double>(distance.pairs()));
+      offset += slice_of(whole.call->results[0], own)->length;
+    }
+    return all;
+  }
+
+  void give(Open& whole, const std::vector<Open*>& parts, bool whole_is_first) {
+    whole.is_open = false;
+    std::int64_t offset = 0;
+    for (Open* part : parts) {
+      part->is_open = false;
+      const double total = of_part(whole, apart(whole, *part, offset, whole_is_first));
+      offset += slice_of(whole.call->results[0], part->call->results[0])->length;
+      if (whole_is_first) set(*part, Partner::Whole, whole.numbers, total);
+    }
+    if (whole_is_first) return;
+    std::vector<std::int64_t> all;
+    for (const Open* part : parts)
+      all.insert(all.end(), part->numbers.begin(), part->numbers.end());
+    set(whole, Partner::Parts, all, known(together(whole, parts, whole_is_first)));
+  }
+
+  void set(const Open& own, Partner partner, const std::vector<std::int64_t>& matches,
+           double total) {
+    for (const std::int64_t match : matches) pairing_.take(match);
+    for (const std::int64_t number : own.numbers) {
+      *pairing_.compared(number) = {.partner = partner,
+                                    .match = matches[0],
+                                    .more = {matches.begin() + 1, matches.end()},
+                                    .total = total};
+    }
+  }
+
+  // The calls of a module for one token each as a call for all of them: their projections may be
+  // fused in the other run.
+  void join() {
+    for (std::vector<Open>* opens : {&first_, &second_open_}) {
+      std::map<std::string, std::vector<const Open*>> by_module;
+      for (const Open& open : *opens) {
+        if (open.is_open && !open.path.empty())
+          by_module[std::string(open.path) + '\n' + open.call->inner +
+                    (open.call->backward ? "\nb" : "\nf")]
+              .push_back(&open);
+      }
+      std::vector<Open> whole;
+      for (const auto& [key, own] : by_module) {
+        if (own.size() < 2) continue;
+        std::vector<const Digest*> digests;
+        for (const Open* each : own) digests.push_back(&each->call->results[0]);
+        std::optional<Digest> digest = joined(digests);
+        if (!digest) continue;
+        RecordedCall& call = joined_.emplace_back(*own[0]->call);
+        call.results = {*std::move(digest)};
+        Open& open = whole.emplace_back(Open{{}, &call, own[0]->path});
+        for (const Open* each : own) open.numbers.push_back(each->numbers[0]);
+      }
+      opens->insert(opens->end(), whole.begin(), whole.end());
+    }
+  }
+
+  // The last op of several, or the only one, that make the same in another way.
+  void by_value() {
+    const auto all = [](const RecordedCall&) { return std::string_view(); };
+    for (auto& [key, group] : grouped([](std::string_view path) { return path; }, all)) {
+      for (Open* own : group.second) {
+        if (own->call->moves || own->numbers.size() > 1 ||
+            pairing_.compared(own->numbers[0])->match != kNoCall)
+          continue;
+        Open* best = nullptr;
+        double nearest = kAlike;
+        std::size_t seen = 0;
+        for (Open* other : group.first) {
+          if (!other->is_open || other->call->moves || other->numbers.size() > 1 ||
+              pairing_.is_taken(other->numbers[0]))
+            continue;
+          if (++seen > kMostCandidates) break;
+          const Digest &a = other->call->results[0], &b = own->call->results[0];
+          if (a.sample.empty() || a.norm == 0) continue;
+          const double distance = evidence::distance({a}, {b});
+          if (!(distance < nearest)) continue;
+          nearest = distance;
+          best = other;
+        }
+        if (best == nullptr) continue;
+        best->is_open = own->is_open = false;
+        set(*own, Partner::Value, best->numbers, nearest);
+      }
+    }
+  }
+
+  Pairing& pairing_;
+  const Recording& second_;
+  std::vector<Open> first_, second_open_;
+  std::deque<RecordedCall> joined_;
+};
+
+}  // namespace
+
+void pair_parts(Pairing& pairing, const Recording& second) { Parts(pairing, second).run(); }
+
+}  // namespace habana_mp::probe

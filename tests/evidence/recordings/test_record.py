@@ -1,0 +1,162 @@
+"""hmp.record, and recordings compared: what a file has, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from measured_net import Net, X, loss_of
+from safetensors import safe_open
+from torch import nn
+
+import habana_mp._core as _core
+from habana_mp import hmp
+from habana_mp._evidence.recordings import file
+from habana_mp.results import PolicyDiff
+from tests.evidence.recordings.programs import record
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Net()
+
+
+def training(model):
+    def step():
+        model.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def test_a_step_and_two_files_are_the_same_as_a_recording(model, here):
+    record("a.rec", training(model))
+    record("b.rec", training(model))
+    for found in (hmp.compare("a.rec", "b.rec"), hmp.compare(training(model), "a.rec")):
+        assert (found.same, found.first, found.rows) == (True, None, ()), str(found)
+        assert (found.gradient_error, found.result_error) == (0, 0)
+        assert found.losses[0] == found.losses[1] != ()
+    hmp.assert_same("a.rec", training(model))
+
+
+def test_another_weight_is_named(model, here):
+    record("a.rec", training(model))
+    with torch.no_grad():
+        model.norm.bias += 1
+    record("b.rec", training(model))
+    for found in (hmp.compare("a.rec", "b.rec"), hmp.compare(training(model), "a.rec")):
+        assert (found.first.op, found.first.kind) == ("layer_norm", "given")
+        assert found.first.made == found.first.total > 0
+    with pytest.raises(AssertionError, match="first difference\n  layer_norm in Net: norm"):
+        hmp.assert_same("a.rec", training(model))
+
+
+def test_the_policies_are_compared_too(model, here):
+    with hmp.autocast("cpu", policy="hmp"):
+        record("a.rec", lambda: model(X))
+    with hmp.autocast("cpu", policy="torch-cpu"):
+        record("b.rec", lambda: model(X))
+    found = hmp.compare("a.rec", "b.rec")
+    policies = [hmp.Policy.load(name) for name in ("hmp", "torch-cpu")]
+    assert found.policy_diff == PolicyDiff.between(*policies)
+    assert found.names == ("a.rec", "b.rec")
+    assert hmp.compare(lambda: model(X), "a.rec").first.runs_in == ("bfloat16", "float32")
+
+
+def test_within_a_tolerance(model, here):
+    record("a.rec", lambda: model(X))
+    record("b.rec", lambda: model(X * (1 + 1e-6)))
+    assert not hmp.compare("a.rec", "b.rec").same
+    found = hmp.compare("a.rec", "b.rec", rtol=1e-5)
+    assert found.same
+    assert f"The same numbers in {found.calls} calls within 1e-05." in str(found)
+    hmp.assert_same("a.rec", lambda: model(X * (1 + 1e-6)), rtol=1e-5)
+    with torch.no_grad():
+        model.last.bias += 0.1
+    found = hmp.compare(lambda: model(X), "a.rec", rtol=1e-5)
+    assert (found.first.op, found.first.module) == ("linear", "Net: last")
+
+
+def test_what_a_file_has(model, here):
+    record("a.rec", training(model))
+    with safe_open("a.rec", "pt") as opened:
+        assert set(opened.keys()) == {"recording", "samples", "choices", "losses", "log_probabilities"}
+        assert opened.metadata()["format"] == "habana_mp.recording"
+    about = file.load("a.rec").about
+    assert (about.torch, about.policy, about.policy_name, about.devices[0]) == (
+        torch.__version__,
+        "",
+        "no policy",
+        "cpu",
+    )
+
+
+def test_a_norm_is_that_of_all_numbers(model, here):
+    numbers = torch.linspace(-3, 3, 5000)
+    record("a.rec", lambda: numbers * 2)
+    (call,) = [call for call in file.load("a.rec").run.values()["calls"] if call["inner"] == "aten::mul"]
+    (result,) = call["results"]
+    assert result["norm"] == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
+    assert (result["step"], len(result["sample"]) // 4) == (4, 1250)
+
+
+def test_a_file_has_a_bounded_size(here, monkeypatch):
+    monkeypatch.setattr(file, "MOST_BYTES", 100_000)
+
+    def step():
+        for _ in range(60):
+            torch.exp(torch.linspace(0, 1, 3000))
+
+    record("a.rec", step)
+    assert (here / "a.rec").stat().st_size <= 100_000
+    found = hmp.compare(step, "a.rec")
+    assert found.same, str(found)
+    record("b.rec", lambda: [torch.exp(X) for _ in range(2000)] and None)
+    assert (here / "b.rec").stat().st_size <= 100_000
+    found = hmp.compare("b.rec", "b.rec")
+    assert (found.same, found.lost > 0) == (False, True)
+    assert "could not be compared" in str(found)
+
+
+def test_a_block_that_raises_leaves_no_file_and_nothing_that_looks(model, here):
+    with pytest.raises(ZeroDivisionError), hmp.record("a.rec"):
+        model(X / (1 // 0))
+    assert [*here.iterdir()] == []
+    assert _core.probe_name() == ""
+    with hmp.record("a.rec"), pytest.raises(RuntimeError, match="compare cannot run inside record"):
+        hmp.compare(lambda: model(X), None, "hmp")
+    with hmp.record("a.rec"), pytest.raises(RuntimeError, match="record is already running"), hmp.record("b.rec"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: hmp.record("a.safetensors"), ValueError, "'a.safetensors': the name of a recording ends in .rec, such as step.rec"),
+        (lambda: hmp.record("no/such/a.rec"), FileNotFoundError, "no/such"),
+        (lambda: hmp.compare("a.rec", "hmp"), TypeError, "takes the path of a second one, which ends in .rec, not 'hmp'"),
+        (lambda: hmp.compare("hmp", "a.rec"), TypeError, "step must be a function without arguments or a recording, not 'hmp'"),
+        (lambda: hmp.compare(print, "a.rec", "hmp"), TypeError, "under the policy in force"),
+        (lambda: hmp.compare("a.rec", "b.rec"), FileNotFoundError, "a.rec"),
+        (lambda: hmp.compare(print, None, rtol=-1), ValueError, "rtol must be a number, 0 or more, not -1"),
+        (lambda: hmp.compare(print, None, modules=["h"]), TypeError, "modules must be a mapping"),
+        (lambda: hmp.compare(print, None, modules={"h.*": "layers"}), ValueError, "must have the same number of"),
+        (lambda: hmp.assert_same("a", print), ValueError, "'a': the name of a recording ends in .rec"),
+        (lambda: hmp.assert_same("a.rec", 3), TypeError, "step must be a function without arguments, not 3"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_what_is_refused(call, error, said, here):
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_state_is_put_back_beside_a_recording(here):
+    model = nn.BatchNorm1d(16)
+    record("a.rec", lambda: model(X))
+    model.reset_running_stats()
+    before = model.running_mean.clone()
+    assert hmp.compare(lambda: model(X), "a.rec").same
+    assert torch.equal(before, model.running_mean)

@@ -14,6 +14,7 @@ from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Read, Report, Row
 
 OUTPUTS = "outputs"
+_ALL = -1  # readers
 _MANY_PASSES = 8  # with fewer, the signs of one pass would count for too much of a mean
 
 # The error of a row as it ran, in the low dtype, or of float32 results that are rounded.
@@ -119,16 +120,22 @@ def _total(rows: list[Row], loss: str | None, which: Run) -> float:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Which of the rows that read a result round it: of each by its number the part that does, and how often it reads."""
+    """Which of the rows that read a result round it: of each by its number the part that does, and how often it reads. A row that hands the numbers on
+    as they are has those that read its result in place of a part.
+    """
 
-    parts: Mapping[int, float] = field(default_factory=dict)
+    parts: Mapping[int, float | Rounded] = field(default_factory=dict)
     counts: Mapping[int, int] = field(default_factory=dict)
 
     def part(self, beside: Collection[int] = ()) -> float:
         """Of all of them, or of those that are not in ``beside``, by how often they read."""
         counts = {reader: count for reader, count in self.counts.items() if reader not in beside}
-        weighed = sum(self.parts[reader] * count for reader, count in counts.items())
+        weighed = sum(self.part_of(reader) * count for reader, count in counts.items())
         return weighed / sum(counts.values()) if weighed else 0.0
+
+    def part_of(self, reader: int) -> float:
+        part = self.parts.get(reader, 0.0)
+        return part.part() if isinstance(part, Rounded) else part
 
 
 @dataclass(frozen=True)
@@ -229,20 +236,34 @@ class Objective:
         All round the same numbers, so that their changes cancel or add up. Where the gradients of some readers are not known these have what the
         others leave, and where none are all have the same.
         """
-        pairs = self._reads.get((number, loss), [])
+        values = self._rows[number].measured
         whole = squares(self._rows[number], loss, "rounding")
-        if not pairs:
+        read = self._read(number, loss, rounded) if values.ran.squares or values.low.squares else None
+        if read is None:  # or it hands on what others have rounded
             return rounded.part() * whole
-        others = rounded.part(beside={pair.second for pair in pairs})
-
-        def part(reader: int) -> float:
-            return others if reader < 0 else rounded.parts.get(reader, 0.0) - others
-
-        found = sum(
-            (1 + (pair.first != pair.second)) * part(pair.first) * part(pair.second) * pair.product for pair in pairs
-        )
         # An edit that changes nothing is to be seen as such, whatever the order of the sums is.
-        return whole if math.isclose(found, whole, rel_tol=1e-3) else max(0.0, found)
+        return whole if math.isclose(read[0], whole, rel_tol=1e-3) else max(0.0, read[0])
+
+    def _read(self, number: int, loss: str | None, rounded: Rounded) -> tuple[float, float, float] | None:
+        """Of the readers that round and of all readers: the squares of the former, both multiplied, the squares of the latter. None if not known."""
+        pairs = self._reads.get((number, loss), [])
+        whole = [pair.product for pair in pairs if pair.first == pair.second == _ALL]
+        if not whole:
+            return None
+        others = rounded.part(beside={pair.second for pair in pairs})
+        parts = {pair.second: self._part(pair.second, loss, rounded) - others for pair in pairs} | {_ALL: others}
+        found = sum(
+            (1 + (pair.first != pair.second)) * parts[pair.first] * parts[pair.second] * pair.product for pair in pairs
+        )
+        return found, sum(parts[pair.second] * pair.product for pair in pairs if pair.first == _ALL), whole[0]
+
+    def _part(self, reader: int, loss: str | None, rounded: Rounded) -> float:
+        """Of a reader that hands on what it reads: by the gradients of those behind it."""
+        behind = rounded.parts.get(reader, 0.0)
+        read = self._read(reader, loss, behind) if isinstance(behind, Rounded) else None
+        if read is None or not read[2]:
+            return rounded.part_of(reader)
+        return math.copysign(math.sqrt(max(0.0, read[0]) / read[2]), read[1])
 
     def error(self) -> float:
         """Of all losses together, as the step ran."""

@@ -183,22 +183,13 @@ py::list recast_of(const watch::Snapshot& now) {
   return tensors;
 }
 
-// Of what one row alone reads that was given it no pairs are needed. An op inside of that may read
-// it in its place.
-bool is_read_by_one(const report::Report& report, SiteId maker, const report::Reads& reads) {
-  constexpr std::size_t kPairsOfOne = 3;  // all, the one, and both
-  if (reads.products.size() > kPairsOfOne) return false;
-  const SiteId reader = reads.products.rbegin()->first.second;
-  return std::ranges::any_of(report.edges(), [&](const auto& edge) {
-    return edge.first.maker == maker && edge.first.site == reader;
-  });
-}
-
 py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_site) {
   py::list reads;
-  const auto row_of = [&](SiteId site) { return site == report::kNone ? -1 : row_of_site[site]; };
+  const auto row_of = [&](SiteId site) {
+    return site == report::kNone || site >= row_of_site.size() ? -1 : row_of_site[site];
+  };
   for (const auto& [key, own] : now.report.reads()) {
-    if (row_of(key.maker) < 0 || is_read_by_one(now.report, key.maker, own)) continue;
+    if (row_of(key.maker) < 0) continue;
     const bool outputs = key.loss == report::Report::kOutputs;
     const py::object loss = outputs ? py::none() : py::object(py::str(name_of(key.loss)));
     for (const auto& [readers, product] : own.products) {

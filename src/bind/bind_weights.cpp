@@ -58,7 +58,7 @@ constexpr std::int64_t kSmallestOffloaded = std::int64_t{1} << 16;
 
 std::string_view offload_state(const py::handle& parameter) {
   const at::Tensor& weight = THPVariable_Unpack(parameter.ptr());
-  const bool full = weight.scalar_type() == at::kFloat;  // whose copy is smaller
+  const bool full = weight.scalar_type() == at::kFloat;  // the copy of a low weight is larger
   if (!full || !is_weight(weight) || weight.numel() < kSmallestOffloaded) return "other";
   if (!weight.is_cpu()) return "device";
   const c10::StorageImpl& storage = *weight.storage().unsafeGetStorageImpl();

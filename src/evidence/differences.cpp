@@ -197,6 +197,7 @@ bool wait_for_gradient(const at::Tensor& result, Difference difference,
 void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
                    const UseRead& use) {
   std::vector<Receiver> receivers;
+  std::vector<std::uint64_t> numbers;
   {
     const std::lock_guard guard(differences().mutex);
     for (const at::Tensor& argument : arguments) {
@@ -206,16 +207,32 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
       const bool view = std::ranges::any_of(
           results, [&](const at::Tensor& made) { return memory_of(made) == memory_of(argument); });
       if (result == nullptr || twice || view) continue;
-      const auto waits = differences().by_number.find(result->number);
-      if (waits == differences().by_number.end()) continue;
-      waits->second.read = true;
       receivers.push_back({argument, Reading(result->number, argument, use)});
+      numbers.push_back(result->number);
     }
   }
   if (receivers.empty()) return;
   std::uint64_t since = node_number(receivers.front().tensor);
   for (const Receiver& each : receivers) since = std::min(since, node_number(each.tensor));
-  on_gradients(results, arguments, since, receivers);
+  if (on_gradients(results, arguments, since, receivers) == 0) return;
+  const std::lock_guard guard(differences().mutex);
+  for (const std::uint64_t number : numbers) {
+    const auto waits = differences().by_number.find(number);
+    if (waits != differences().by_number.end()) waits->second.read = true;
+  }
+}
+
+at::Tensor rounding_of(const at::Tensor& tensor) {
+  at::Tensor rounding;
+  {
+    const std::lock_guard guard(differences().mutex);
+    const Result* result = result_of(tensor);
+    const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
+    if (waits == differences().by_number.end()) return {};
+    rounding = waits->second.rounding();
+  }
+  const OutOfSight out_of_sight;
+  return rounding.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 void hand_on(const at::Tensor& source, const at::Tensor& copy) {
@@ -228,12 +245,11 @@ void hand_on(const at::Tensor& source, const at::Tensor& copy) {
     waits->second.read = true;
     kept = waits->second;
   }
-  at::Tensor rounding;
-  {
-    const OutOfSight out_of_sight;
-    rounding = at::empty_like(copy, copy.options().dtype(at::kBFloat16));
-    rounding.copy_(
-        kept.rounding().as_strided(source.sizes(), source.strides(), source.storage_offset()));
+  const OutOfSight out_of_sight;
+  at::Tensor rounding =
+      kept.rounding().as_strided(source.sizes(), source.strides(), source.storage_offset());
+  if (rounding.strides() != copy.strides()) {
+    rounding = at::empty_like(copy, copy.options().dtype(at::kBFloat16)).copy_(rounding);
   }
   wait_for_gradient(copy, {rounding}, nullptr, kept.maker, nullptr);
 }

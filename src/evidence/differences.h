@@ -20,7 +20,7 @@ struct Difference {
 };
 
 // What is done with the two products. On any thread, without the GIL; what it throws is lost.
-// `read`: watch_readers has found some that use the result.
+// `read`: some are known that use the result.
 using Use = std::function<void(double change, double rounding, bool read)>;
 
 // Multiplies the gradient of `result`, in every backward pass that comes to it, with the
@@ -36,6 +36,10 @@ using UseRead = std::function<void(report::SiteId maker, double rounding)>;
 // A call has ended that was given `arguments`, as they were before any cast.
 void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
                    const UseRead& use);
+
+// What the tensor, or what it is a view of, is rounded by, in bfloat16; undefined if it does not
+// wait.
+at::Tensor rounding_of(const at::Tensor& tensor);
 
 // `copy` has the numbers of `source`: those that read it read what `source` is, or is a view of.
 void hand_on(const at::Tensor& source, const at::Tensor& copy);

@@ -47,8 +47,9 @@ struct Off {
   at::Tensor result;
   evidence::Difference difference;
   report::SiteId site = report::kNone;
-  bool ran = false;                                   // else it would be off by it in the low dtype
-  bool inherited = false;                             // the call has not made it
+  bool ran = false;        // else it would be off by it in the low dtype
+  bool inherited = false;  // the call has not made it
+  bool passed = false;     // nor this, which is to tell who reads the result
   std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/inner_gradients.h
 };
 

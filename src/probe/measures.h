@@ -27,6 +27,10 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
                      const report::Measure& measure, report::Values& values,
                      std::vector<Off>& waiting);
 
+// Of a call that rounds nothing: what its arguments are rounded by, as it comes out of it.
+void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+             std::vector<Off>& waiting);
+
 // Of which results of a call others of it are made.
 void find_inner(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                 std::vector<Off>& waiting);

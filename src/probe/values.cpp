@@ -117,22 +117,22 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 
 // Whether there was room for it.
 bool wait(Off& off) {
-  return evidence::wait_for_gradient(
-      off.result, std::move(off.difference), std::move(off.inner),
-      off.inherited ? report::kNone : off.site,
-      [site = off.site, ran = off.ran](double change, double rounding, bool read) {
-        const auto [pass, loss] = watch::backward_pass();
-        const report::Change found{.pass = pass,
-                                   .loss = loss,
-                                   .ran = ran ? change : 0,
-                                   .low = change,
-                                   .rounding = rounding};
-        const std::lock_guard guard(all().mutex);
-        for_listeners([&](report::Listener& listener) {
-          listener.changed(site, found);
-          if (read) listener.read(site, report::kNone, found);
-        });
-      });
+  return evidence::wait_for_gradient(off.result, std::move(off.difference), std::move(off.inner),
+                                     off.inherited ? report::kNone : off.site,
+                                     [site = off.site, ran = off.ran, passed = off.passed](
+                                         double change, double rounding, bool read) {
+                                       const auto [pass, loss] = watch::backward_pass();
+                                       const report::Change found{.pass = pass,
+                                                                  .loss = loss,
+                                                                  .ran = ran ? change : 0,
+                                                                  .low = change,
+                                                                  .rounding = rounding};
+                                       const std::lock_guard guard(all().mutex);
+                                       for_listeners([&](report::Listener& listener) {
+                                         if (!passed) listener.changed(site, found);
+                                         if (read) listener.read(site, report::kNone, found);
+                                       });
+                                     });
 }
 
 // What is inside of it is not looked at: its own, or all that can be known of it.
@@ -149,8 +149,10 @@ std::vector<at::Tensor> given_tensors(const MeasuredCall& context) {
 
 // Of an op that is made of others, these read what it is given where they are looked at.
 void watch_readers(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  if (context.op == nullptr || context.backward || (context.op->composite && !hides(context)))
+  if (context.op == nullptr || context.backward || context.why == Unmeasured::Thread ||
+      (context.op->composite && !hides(context))) {
     return;
+  }
   if (is_copy(*context.op) && !results.empty() && results.front().isTensor()) {
     const at::Tensor &source = context.arguments.front().toTensor(),
                      &copy = results.front().toTensor();
@@ -258,14 +260,16 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   if (context.op == nullptr || call.outputs().empty()) return;  // the op has raised
   if (hands_on(context, call.outputs())) return;
   Values values;
+  std::vector<Off> waiting;
   if (context.op->moves) {
     add(values, move_shadow(context, call.outputs()));
     if (values.choices != 0) notify(context, values);
+    pass_on(context, call.outputs(), waiting);
+    for (Off& off : waiting) wait(off);
     return;
   }
   const std::uint64_t start = now_ns();
   if (!context.backward) values.ran_ns = start - context.start;
-  std::vector<Off> waiting;
   (context.backward ? values.backward_calls : values.calls) = 1;
   const bool low = ran_low(context, call.outputs());
   const bool shadowed = !context.backward && is_shadowed(context);
@@ -275,6 +279,8 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
     const evidence::OutOfSight out_of_sight;
     if (low) {
       measure_low_run(context, call.outputs(), measure, values, waiting);
+      if (!context.backward && values.ran.squares == 0 && values.ran.reference_squares > 0)
+        pass_on(context, call.outputs(), waiting);
     } else if (shadowed) {
       add(values, follow_shadows(context, call.outputs(), {}, waiting));
     }

@@ -111,7 +111,8 @@ void Reads::add(std::int64_t of_pass, SiteId reader, double change) {
   pass = of_pass;
   auto own = std::ranges::find(now, reader, &std::pair<SiteId, double>::first);
   if (own == now.end()) {
-    if (now.size() == kMostReaders) return;
+    // All together come last.
+    if (now.size() >= kMostReaders && reader != kNone) return;
     own = now.insert(now.end(), {reader, 0});
   }
   for (const auto& [other, sum] : now) {

@@ -104,6 +104,7 @@ class Report final : public Listener {
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;
+  void read(SiteId maker, SiteId reader, const Change& change) override;
   void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
   void compiled_ran(const std::string& graph) override;
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
@@ -130,7 +131,6 @@ class Report final : public Listener {
   const std::vector<LossChanges>& changes(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
-  void read(SiteId maker, SiteId reader, const Change& change) override;
   void begin_projection() override;
   void end_projection() override;
   struct ReadsKey {

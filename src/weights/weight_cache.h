@@ -1,5 +1,5 @@
-// The weight cache: the copies of a model's weights in another dtype, low ones of float32 weights
-// and float32 ones of low weights, cast once and used until the weight changes.
+// The weight cache: the copies of a model's weights in another dtype, cast once and used until the
+// weight changes.
 //
 // What may be in it: parameters, that is leaf tensors that require grad, and torch.nn.Parameter
 // that do not; not those for which a cast costs less than the look-up.

@@ -129,7 +129,8 @@ class Simulation:
         for number, readers in self._read_by.items():
             inside = readers - {edge.row for edge in self._users.get(number, [])} - {-1}
             low = {row for row in inside if self._rows[row].runs_in == [self._low]}
-            if number in inside and self._kept_low(low):
+            several = self._rows[number].measured.calls > self._rows[number].calls
+            if several and number in inside and self._kept_low(low):
                 yield number, low - {number}
 
     def _kept_low(self, inside: Collection[int]) -> list[int]:
@@ -215,18 +216,25 @@ class Simulation:
         )
 
     def _readers(
-        self, number: int, moved: dict[int, str], rounds: Callable[[int], bool], seen: frozenset[int] = frozenset()
+        self,
+        number: int,
+        moved: dict[int, str],
+        rounds: Callable[[int], bool],
+        behind: dict[int, Rounded] | None = None,
     ) -> Rounded:
         """Who uses a result. Relu and the like hand its numbers on as they are: those that use theirs count."""
-        parts: dict[int, float] = {}
+        behind = {} if behind is None else behind  # by those that hand on: each is looked at once
+        parts: dict[int, float | Rounded] = {}
         counts: Counter[int] = Counter()
         for edge in self._users.get(number, []):
             user = edge.row
-            if user in moved and user not in seen and self._hands_on(self._rows[user], edge):
-                behind = self._readers(user, moved, rounds, seen | {number})
-                if not behind.counts:  # a view: its users are among those of what it is a view of
+            if user in moved and self._hands_on(self._rows[user], edge):
+                if user not in behind:
+                    behind[user] = Rounded()  # of a circle
+                    behind[user] = self._readers(user, moved, rounds, behind)
+                if not behind[user].counts:  # a view: its users are among those of what it is a view of
                     continue
-                parts[user] = behind.part()
+                parts[user] = behind[user]
             else:
                 parts[user] = float(rounds(user))
             counts[user] += edge.count

@@ -22,6 +22,11 @@ MIXED = hmp.Policy.from_ops(lower=["mul"], fp32=["linear", "sub"])  # mul casts 
 
 Form = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # what mul and sub are given
 
+
+def both(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return h, h
+
+
 FORMS: dict[str, Form] = {
     "the result": lambda h: (h, h),
     "views": lambda h: (h.transpose(0, 1).unsqueeze(0), h.view(2, -1)),
@@ -29,6 +34,10 @@ FORMS: dict[str, Form] = {
     "an expanded view": lambda h: (h.unsqueeze(0).expand(3, -1, -1), h),
     "read twice": lambda h: (torch.cat([h, h]), h),
     "behind relu": lambda h: (torch.relu(h), h),
+    "both behind relu": lambda h: both(torch.relu(h)),
+    "both behind cat": lambda h: both(torch.cat([h, h])),
+    "both behind a copy": lambda h: both(h.mT.contiguous()),
+    "behind two": lambda h: both(torch.relu(torch.cat([h, h]))),
 }
 
 
@@ -113,6 +122,51 @@ def test_what_a_low_reader_rounds_already_does_not_count_twice(by_mul, by_sub):
     step = Step(by_mul=by_mul, by_sub=by_sub)
     # Of the rounding and the computation of linear, which are independent.
     assert foretold(step.report(MIXED), "bfloat16") == pytest.approx(step.measured(LOW), rel=0.25, abs=1e-4)
+
+
+class Heads(torch.nn.Module):
+    """One result that many modules read, as of the embedding of the time in a UNet. In a module of its own, so that each is a row."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(16, 16, bias=False)
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x)
+        return torch.stack([head(h) for head in self.heads]).sum(0)
+
+
+@pytest.mark.parametrize("count", [15, 17, 40])
+def test_many_readers(count):
+    torch.manual_seed(0)
+    model, x = Heads(count), torch.randn(64, 16)
+    with hmp.report(values=True) as report:
+        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])):
+            out = model(x)
+        report.project(out, k=8)
+    data = report_of(report.to_dict())
+    (stem,) = (number for number, row in enumerate(data.rows) if row.module.endswith("stem"))
+    left = Simulation(data).effect({stem: "float32"}).left[stem]
+    whole = data.rows[stem].measured.projected_rounding
+    assert Objective(data)._rounding(stem, None, left.rounded) == pytest.approx(whole, rel=0.01)
+
+
+def test_ops_that_read_each_other_are_looked_at_once():
+    """Each path through them took its time: of twelve there are more than a second has microseconds."""
+
+    def run(policy):
+        with hmp.autocast("cpu", policy=policy):
+            h = F.linear(torch.randn(8, 16), torch.randn(16, 16, requires_grad=True))
+            for _ in range(3):
+                for op in (torch.relu, torch.clone, torch.Tensor.contiguous, lambda x: torch.roll(x, 1)):
+                    h = op(torch.cat([h, op(h)])[:8])
+                h = torch.stack([h, h.flip(0)])[0] + torch.where(h > 0, h, h.index_select(0, torch.arange(8)))
+            return torch.mul(h, 2.0)
+
+    with hmp.report(values=True) as report:
+        run(LOW).float().sum().backward()
+    assert foretold(report, "float32") >= 0
 
 
 def test_readers_are_known_of_outputs_too():

@@ -54,7 +54,7 @@ def compare(
             force. Beside a recording as ``step``: the path of another one, which is run b.
         b: the policy of the second run, or None.
         modules: names of modules in run a, and those that run b has for them: ``{"blocks": "model.layers"}``. A name is a path below
-            the outermost module, with all that is inside of it. ``*`` stands for one name: ``{"h.*.attn": "layers.*.attention"}``.
+            the outermost module, with all that is inside of it. ``*`` matches one name: ``{"h.*.attn": "layers.*.attention"}``.
         rtol: relative tolerance, 0 or more. A call counts as the same if its results differ by at most ``rtol``, relative to their size
             (root of the summed squares). So do losses, gradients and results.
 
@@ -116,6 +116,7 @@ def assert_same(
         TypeError, ValueError, OSError, RuntimeError, BaseException: as in ``compare``.
 
     Example:
+        >>> model = model.eval()  # dropout would draw other numbers
         >>> with hmp.record("reference.rec") as run:
         ...     run.returns(model(x))
         >>> hmp.assert_same("reference.rec", lambda: model(x), rtol=1e-5)

@@ -23,7 +23,15 @@ _MOST_TOKENS = 1_000_000
 
 
 class Recording:
-    """A block that ``record`` records. See ``record``."""
+    """A block that ``record`` records.
+
+    Example:
+        >>> with hmp.record("a.rec") as run:
+        ...     run.returns({"logits": model(x)})
+
+    See Also:
+        record
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
@@ -81,6 +89,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
         RuntimeError: another recording, comparison or search is running, or a report measures values.
 
     Example:
+        >>> model = model.eval()  # dropout would draw other numbers
         >>> with hmp.record("a.rec") as run:
         ...     run.returns(model(x))
         >>> hmp.compare(lambda: model(x), "a.rec").same

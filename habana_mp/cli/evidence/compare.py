@@ -101,7 +101,7 @@ class _Compare(click.Command):
     type=_Renamed(),
     multiple=True,
     metavar="OLD=NEW",
-    help="Run b has the module OLD of run a by the name NEW; * stands for one name of a path. Repeatable.",
+    help="Run b has the module OLD of run a by the name NEW; * matches one name of a path. Repeatable.",
 )
 @html_option
 @json_option

@@ -1,6 +1,7 @@
 #include "probe/measures.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/nan_to_num.h>
 
 #include <algorithm>
 #include <mutex>
@@ -159,7 +160,7 @@ void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& result
     if (!result.requires_grad()) continue;
     const at::Tensor passed = evidence::in_float32(result.detach()).sub(changed);
     waiting.push_back({.result = result,
-                       .difference = {passed.to(at::kBFloat16)},
+                       .difference = {at::nan_to_num(passed, 0, 0, 0).to(at::kBFloat16)},
                        .site = context.site,
                        .passed = true});
   }

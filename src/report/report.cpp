@@ -1,10 +1,12 @@
 #include "report/report.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace habana_mp::report {
 namespace {
 
+constexpr double kMostChange = 1e90;      // products and their sums have a place in JSON
 constexpr std::size_t kMostReaders = 16;  // of what one site makes
 constexpr std::size_t kMostWanting = 16;  // sites that are named of those that want a tensor
 
@@ -123,7 +125,8 @@ void Reads::add(std::int64_t of_pass, SiteId reader, double change) {
 }
 
 void Report::read(SiteId maker, SiteId reader, const Change& change) {
-  if (!has_values_) return;
+  // What overflows says nothing of its readers.
+  if (!has_values_ || !(std::abs(change.rounding) < kMostChange)) return;
   const ReadsKey key{maker, projecting_ ? kOutputs : change.loss};
   if (reads_.size() >= kMostSites && !reads_.contains(key)) return;
   // Passes of a loss have numbers above zero.

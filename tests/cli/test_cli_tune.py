@@ -190,7 +190,8 @@ FUNCTIONS = "it has step, others, bad, fails, misses, nothing, leaves, takes"
         (["train.py:step", "--check", "stop"], f"train.py has no function 'stop'; {FUNCTIONS}"),
         (["train.py:nothing"], "the step returns no numbers: return its outputs or its loss"),
         (["train.py:step", "--metric", "gradients"], "the step leaves no gradients"),
-        (["train.py:step", "--policy", "none"], "Unknown policy 'none'"),
+        (["train.py:step", "--policy", "nowhere"], "Unknown policy 'nowhere'"),
+        (["train.py:step", "--policy", "none"], "no op of the step computes in bfloat16 under none"),
         (
             ["train.py:step", "--output", "."],
             "--output .: has files that do not belong to a policy of hmp.tune (",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Read, Report, Row
@@ -157,6 +157,16 @@ class Lowered:
     rounded: Rounded = field(default_factory=Rounded)
 
 
+class _Read(NamedTuple):
+    """Of the changes that the readers of a row make which round its results: their squares, their product with those of all readers, and the squares of
+    these.
+    """
+
+    squares: float
+    with_all: float
+    squares_of_all: float
+
+
 class Objective:
     """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
@@ -242,10 +252,10 @@ class Objective:
         if read is None:  # or it hands on what others have rounded
             return rounded.part() * whole
         # An edit that changes nothing is to be seen as such, whatever the order of the sums is.
-        return whole if math.isclose(read[0], whole, rel_tol=1e-3) else max(0.0, read[0])
+        return whole if math.isclose(read.squares, whole, rel_tol=1e-3) else max(0.0, read.squares)
 
-    def _read(self, number: int, loss: str | None, rounded: Rounded) -> tuple[float, float, float] | None:
-        """Of the readers that round and of all readers: the squares of the former, both multiplied, the squares of the latter. None if not known."""
+    def _read(self, number: int, loss: str | None, rounded: Rounded) -> _Read | None:
+        """None if the gradients of no reader are known."""
         pairs = self._reads.get((number, loss), [])
         whole = [pair.product for pair in pairs if pair.first == pair.second == _ALL]
         if not whole:
@@ -255,15 +265,15 @@ class Objective:
         found = sum(
             (1 + (pair.first != pair.second)) * parts[pair.first] * parts[pair.second] * pair.product for pair in pairs
         )
-        return found, sum(parts[pair.second] * pair.product for pair in pairs if pair.first == _ALL), whole[0]
+        return _Read(found, sum(parts[pair.second] * pair.product for pair in pairs if pair.first == _ALL), whole[0])
 
     def _part(self, reader: int, loss: str | None, rounded: Rounded) -> float:
         """Of a reader that hands on what it reads: by the gradients of those behind it."""
         behind = rounded.parts.get(reader, 0.0)
         read = self._read(reader, loss, behind) if isinstance(behind, Rounded) else None
-        if read is None or not read[2]:
+        if read is None or not read.squares_of_all:
             return rounded.part_of(reader)
-        return math.copysign(math.sqrt(max(0.0, read[0]) / read[2]), read[1])
+        return math.copysign(math.sqrt(max(0.0, read.squares) / read.squares_of_all), read.with_all)
 
     def error(self) -> float:
         """Of all losses together, as the step ran."""

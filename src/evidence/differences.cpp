@@ -124,6 +124,12 @@ Result* result_of(const at::Tensor& tensor) {
   return same ? result : nullptr;
 }
 
+// With the lock. Some are known that use the result.
+void mark_read(const Result* result) {
+  const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
+  if (waits != differences().by_number.end()) waits->second.read = true;
+}
+
 // Whether a view of the result would be the same view of the other one.
 bool lies_like(const at::Tensor& other, const at::Tensor& result) {
   return result.has_storage() && result.is_non_overlapping_and_dense() &&
@@ -131,7 +137,7 @@ bool lies_like(const at::Tensor& other, const at::Tensor& result) {
          result.storage().nbytes() == static_cast<std::size_t>(result.numel()) * result.itemsize();
 }
 
-// What one that reads a view of a result is told in a backward pass.
+// Multiplies the gradient that a call hands back to a view of a result with the rounding of it.
 class Reading {
  public:
   Reading(std::uint64_t number, const at::Tensor& view, UseRead use)
@@ -197,7 +203,6 @@ bool wait_for_gradient(const at::Tensor& result, Difference difference,
 void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor> results,
                    const UseRead& use) {
   std::vector<Receiver> receivers;
-  std::vector<std::uint64_t> numbers;
   {
     const std::lock_guard guard(differences().mutex);
     for (const at::Tensor& argument : arguments) {
@@ -208,7 +213,6 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
           results, [&](const at::Tensor& made) { return memory_of(made) == memory_of(argument); });
       if (result == nullptr || twice || view) continue;
       receivers.push_back({argument, Reading(result->number, argument, use)});
-      numbers.push_back(result->number);
     }
   }
   if (receivers.empty()) return;
@@ -216,13 +220,10 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
   for (const Receiver& each : receivers) since = std::min(since, node_number(each.tensor));
   if (on_gradients(results, arguments, since, receivers) == 0) return;
   const std::lock_guard guard(differences().mutex);
-  for (const std::uint64_t number : numbers) {
-    const auto waits = differences().by_number.find(number);
-    if (waits != differences().by_number.end()) waits->second.read = true;
-  }
+  for (const Receiver& each : receivers) mark_read(result_of(each.tensor));
 }
 
-at::Tensor rounding_of(const at::Tensor& tensor) {
+at::Tensor known_rounding(const at::Tensor& tensor, report::SiteId* maker) {
   at::Tensor rounding;
   {
     const std::lock_guard guard(differences().mutex);
@@ -230,28 +231,25 @@ at::Tensor rounding_of(const at::Tensor& tensor) {
     const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
     if (waits == differences().by_number.end()) return {};
     rounding = waits->second.rounding();
+    if (maker != nullptr) *maker = waits->second.maker;
   }
   const OutOfSight out_of_sight;
   return rounding.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 void hand_on(const at::Tensor& source, const at::Tensor& copy) {
-  Kept kept;
-  {
-    const std::lock_guard guard(differences().mutex);
-    const Result* result = result_of(source);
-    const auto waits = differences().by_number.find(result == nullptr ? 0 : result->number);
-    if (waits == differences().by_number.end()) return;
-    waits->second.read = true;
-    kept = waits->second;
-  }
+  report::SiteId maker = report::kNone;
+  at::Tensor rounding = known_rounding(source, &maker);
+  if (!rounding.defined()) return;
   const OutOfSight out_of_sight;
-  at::Tensor rounding =
-      kept.rounding().as_strided(source.sizes(), source.strides(), source.storage_offset());
   if (rounding.strides() != copy.strides()) {
     rounding = at::empty_like(copy, copy.options().dtype(at::kBFloat16)).copy_(rounding);
   }
-  wait_for_gradient(copy, {rounding}, nullptr, kept.maker, nullptr);
+  {
+    const std::lock_guard guard(differences().mutex);
+    mark_read(result_of(source));
+  }
+  wait_for_gradient(copy, {rounding}, nullptr, maker, nullptr);
 }
 
 bool any_waits(c10::ArrayRef<at::Tensor> tensors) {

@@ -38,8 +38,8 @@ void watch_readers(c10::ArrayRef<at::Tensor> arguments, c10::ArrayRef<at::Tensor
                    const UseRead& use);
 
 // What the tensor, or what it is a view of, is rounded by, in bfloat16; undefined if it does not
-// wait.
-at::Tensor rounding_of(const at::Tensor& tensor);
+// wait. `maker`, where given: who has made the result.
+at::Tensor known_rounding(const at::Tensor& tensor, report::SiteId* maker = nullptr);
 
 // `copy` has the numbers of `source`: those that read it read what `source` is, or is a view of.
 void hand_on(const at::Tensor& source, const at::Tensor& copy);

@@ -149,7 +149,7 @@ void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& result
   const auto unrounded = [&](const at::Tensor& argument) {
     const at::Tensor& given = context.given(argument);
     const at::Tensor full = evidence::in_float32(given).detach();
-    const at::Tensor rounding = evidence::rounding_of(given);
+    const at::Tensor rounding = evidence::known_rounding(given);
     if (!rounding.defined()) return full;
     any = true;
     return may_be_low(dtype_of(given)) ? full.sub(rounding) : full.add(rounding);

@@ -260,8 +260,9 @@ class Objective:
         whole = [pair.product for pair in pairs if pair.first == pair.second == _ALL]
         if not whole:
             return None
-        others = rounded.part(beside={pair.second for pair in pairs})
-        parts = {pair.second: self._part(pair.second, loss, rounded) - others for pair in pairs} | {_ALL: others}
+        readers = {each for pair in pairs for each in (pair.first, pair.second)}
+        others = rounded.part(beside=readers)
+        parts = {each: self._part(each, loss, rounded) - others for each in readers} | {_ALL: others}
         found = sum(
             (1 + (pair.first != pair.second)) * parts[pair.first] * parts[pair.second] * pair.product for pair in pairs
         )

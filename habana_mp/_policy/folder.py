@@ -33,6 +33,7 @@ DESCRIPTION = "policy.toml"
 SCHEMA = Path(__file__).parent / "policy.schema.json"
 # One that is misspelled is an error: passed over, it would be a rule that is missing.
 _EDITS = re.compile(rf"({'|'.join(LISTS)})\.(since|before)-(\d+)\.(\d+)\.txt")
+_OTHERS = frozenset(core.POLICY_SETTINGS) - {"name", "low_dtype", "low_dtypes"}  # each checked by itself, by the core
 _KEYS = frozenset([*core.POLICY_SETTINGS, "source", "device", "error"])
 
 
@@ -179,9 +180,10 @@ def _missing_named() -> Iterator[None]:
 def _mistakes_in(described: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(described.keys() - _KEYS):
         yield f"{key!r} is not a key of a policy. Accepted are {', '.join(sorted(_KEYS))}"
-    for key in ("low_dtype", "rest"):
-        if not isinstance(described.get(key), str):
-            yield f"{key} must be given, as a string"
+    if not isinstance(described.get("low_dtype"), str):
+        yield "low_dtype must be given, as a string"
+    if "rest" not in described:
+        yield "rest must be given, as a string"
     for key in ("name", "source", "device"):
         if not isinstance(described.get(key, ""), str):
             yield f"{key} must be a string"
@@ -193,12 +195,13 @@ def _mistakes_in(described: Mapping[str, Any]) -> Iterator[str]:
         yield f"low_dtypes must be a list of {' and '.join(core.LOW_DTYPES)}, or of one of them"
     elif isinstance(low, str) and low not in low_dtypes:
         yield f"low_dtype must be {' or '.join(low_dtypes)}, not {low!r}"
-    if isinstance(described.get("rest"), str):
-        try:
-            core.Policy(name="checked", low_dtype=core.LOW_DTYPES[0], rest=described["rest"])
-        except ValueError as error:
-            yield str(error)
-    if not isinstance(described.get("cache", True), bool):
-        yield "cache must be true or false"
-    if described.get("compiled", core.COMPILED[0]) not in core.COMPILED:
-        yield f"compiled must be {' or '.join(core.COMPILED)}, not {described['compiled']!r}"
+    for key in sorted(_OTHERS & described.keys()):
+        yield from _mistakes_of(key, described[key])
+
+
+def _mistakes_of(key: str, value: object) -> Iterator[str]:
+    settings: dict[str, Any] = {"name": "checked", "low_dtype": core.LOW_DTYPES[0], "rest": "inputs", key: value}
+    try:
+        core.Policy(**settings)
+    except ValueError as error:
+        yield str(error)

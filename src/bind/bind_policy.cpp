@@ -52,7 +52,7 @@ py::object to_python(const std::string& text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 py::object to_python(int line) { return py::int_(line); }
-py::object to_python(bool cache) { return py::bool_(cache); }
+py::object to_python(bool on) { return py::bool_(on); }
 py::object to_python(DType dtype) {
   return py::str(dtype == DType::Other ? "" : dtype_name(dtype));
 }
@@ -69,6 +69,10 @@ py::object to_python(const std::vector<Entry>& entries) { return py::cast(entrie
 template <typename T>
 void from_python(py::handle given, T& value) {
   value = given.cast<T>();
+}
+void from_python(py::handle given, bool& on) {
+  if (!py::isinstance<py::bool_>(given)) throw py::cast_error();
+  on = given.cast<bool>();
 }
 void from_python(py::handle given, DType& dtype) {
   const auto name = given.cast<std::string>();
@@ -89,6 +93,18 @@ void from_python(py::handle given, std::optional<Action>& list) {
 void from_python(py::handle given, std::vector<DType>& dtypes) {
   dtypes.clear();
   for (const py::handle each : given) from_python(each, dtypes.emplace_back());
+}
+
+// What a value is that has another type, for an error.
+constexpr const char* kind_of(const bool&) { return "true or false"; }
+constexpr const char* kind_of(const int&) { return "a whole number"; }
+template <typename T>
+constexpr const char* kind_of(const std::vector<T>&) {
+  return "a list";
+}
+template <typename T>
+constexpr const char* kind_of(const T&) {
+  return "a string";
 }
 
 constexpr auto kPolicyFields =
@@ -120,7 +136,8 @@ T from_dict(const py::dict& given) {
     try {
       from_python(given[field.key], values.*field.member);
     } catch (const py::cast_error&) {
-      throw std::invalid_argument(std::string(field.key) + " has a value of another type");
+      throw std::invalid_argument(std::string(field.key) + " must be " +
+                                  kind_of(values.*field.member));
     }
     ++known;
   });

@@ -106,9 +106,9 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
-void read_setting(std::string_view text, bool& cache) {
-  if (text != "true" && text != "false") refuse_text("cache= must be true or false");
-  cache = text == "true";
+void read_setting(std::string_view text, bool& on) {
+  if (text != "true" && text != "false") refuse_text(quoted(text) + " must be true or false");
+  on = text == "true";
 }
 
 void read_setting(std::string_view text, std::vector<DType>& low_dtypes) {

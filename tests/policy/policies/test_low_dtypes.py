@@ -314,7 +314,7 @@ def preset_folder(folder: Path, description: str, lower: str = "mm\n") -> Path:
 GOOD = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
 BAD_FOLDERS = {
     "no rest": ('low_dtype = "bfloat16"\n', "mm\n", "policy.toml: rest must be given"),
-    "rest is no string": ('low_dtype = "bfloat16"\nrest = 3\n', "mm\n", "policy.toml: rest must be given, as a string"),
+    "rest is no string": ('low_dtype = "bfloat16"\nrest = 3\n', "mm\n", "policy.toml: rest must be a string"),
     "unknown rest": ('low_dtype = "bfloat16"\nrest = "low"\n', "mm\n", "first_input, fp32 or inputs"),
     "unknown dtype": ('low_dtype = "int8"\nrest = "inputs"\n', "mm\n", "bfloat16 or float16"),
     "another rest": ('low_dtype = "bfloat16"\nrest = "none"\n', "mm\n", "policy.toml: .*none"),

@@ -223,7 +223,7 @@ py::dict values(const report::Report& report) {
     if (row_of_site[key.site] < 0) continue;
     const int maker = key.maker == report::kNone ? -1 : row_of_site[key.maker];
     edges.append(py::make_tuple(maker, row_of_site[key.site], dtype_name(key.dtype), edge.count,
-                                edge.numbers, edge.first));
+                                edge.numbers, edge.first, key.zero_dim));
   }
   result["edges"] = edges;
   result["reads"] = reads_of(now, row_of_site);

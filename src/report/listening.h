@@ -14,6 +14,16 @@ namespace habana_mp::report {
 
 using listen::Hears;
 
+// A tensor that a call is given, before any cast.
+struct Given {
+  SiteId maker;  // the site that made it; kNone: a weight, or from elsewhere
+  SiteId site;   // that of the call
+  DType dtype;
+  bool zero_dim;  // beside others such a tensor changes no dtype
+
+  auto operator<=>(const Given&) const = default;
+};
+
 class Listener {
  public:
   // `what`: Decisions, which is decided(), or Calls, which are the others.
@@ -32,10 +42,8 @@ class Listener {
 
   // A call has ended.
   virtual void ended(const Call& /*call*/, const Site& /*site*/) {}
-  // A call of the site begins and is given a tensor, before any cast. `maker`: the site that made
-  // it, kNone for weights and for what came from elsewhere. `first`: of those that may be cast.
-  virtual void given(SiteId /*maker*/, SiteId /*site*/, DType /*dtype*/, std::uint64_t /*numbers*/,
-                     bool /*first*/) {}
+  // A call begins and is given a tensor, before any cast. `first`: of those that may be cast.
+  virtual void given(const Given& /*tensor*/, std::uint64_t /*numbers*/, bool /*first*/) {}
   // The gradient of a cast that a call of the site made has been cast back.
   virtual void cast_back(SiteId /*site*/, const Cast& /*cast*/) {}
   // The numbers of a call of the site have been measured.

@@ -53,11 +53,10 @@ void Report::ended(const Call& call, const Site&) {
   }
 }
 
-void Report::given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers, bool first) {
+void Report::given(const Given& tensor, std::uint64_t numbers, bool first) {
   if (!has_values_ || projecting_) return;
-  const EdgeKey key{maker, site, dtype};
-  if (edges_.size() >= kMostSites && !edges_.contains(key)) return;
-  Edge& edge = edges_[key];
+  if (edges_.size() >= kMostSites && !edges_.contains(tensor)) return;
+  Edge& edge = edges_[tensor];
   ++edge.count;
   edge.numbers += numbers;
   edge.first += first ? 1 : 0;
@@ -211,7 +210,7 @@ std::size_t Report::bytes() const {
   constexpr std::size_t kNode = 48;  // of a map
   for (const auto& [key, reads] : reads_)
     all += sizeof(key) + sizeof(reads) + kNode + reads.products.size() * (kNode + sizeof(double));
-  all += edges_.size() * (sizeof(EdgeKey) + sizeof(Edge) + kNode);
+  all += edges_.size() * (sizeof(Given) + sizeof(Edge) + kNode);
   for (const auto& [graph, ran] : compiled_) all += sizeof(ran) + kNode + graph.capacity();
   all += ping_pong_.size() * (sizeof(PingPongKey) + sizeof(PingPong) + kNode);
   for (const auto& [key, seen] : recast_) {

@@ -61,7 +61,7 @@ struct Moment {
   Kind kind;
 };
 
-// Tensors in one dtype, which the calls of one site made and those of another were given.
+// Tensors of one kind, which the calls of one site made and those of another were given.
 struct Edge {
   std::uint64_t count = 0;
   std::uint64_t numbers = 0;
@@ -100,7 +100,7 @@ class Report final : public Listener {
       : Listener(Hears::Calls, step), has_values_(has_values), start_ns_(start_ns) {}
 
   void ended(const Call& call, const Site& site) override;
-  void given(SiteId maker, SiteId site, DType dtype, std::uint64_t numbers, bool first) override;
+  void given(const Given& tensor, std::uint64_t numbers, bool first) override;
   void cast_back(SiteId site, const Cast& cast) override;
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;
@@ -154,13 +154,7 @@ class Report final : public Listener {
     DType to;
     auto operator<=>(const RecastKey&) const = default;
   };
-  struct EdgeKey {
-    SiteId maker;
-    SiteId site;
-    DType dtype;
-    auto operator<=>(const EdgeKey&) const = default;
-  };
-  const std::map<EdgeKey, Edge>& edges() const { return edges_; }  // where values are measured
+  const std::map<Given, Edge>& edges() const { return edges_; }  // where values are measured
   const std::map<PingPongKey, PingPong>& ping_pong() const { return ping_pong_; }
   const std::map<RecastKey, Recast>& recast() const { return recast_; }
   // How often each graph of torch.compile ran, by its number there.
@@ -188,7 +182,7 @@ class Report final : public Listener {
   std::uint64_t seen_ = 0;
   std::uint64_t backward_ns_ = 0;  // of backward passes, casts included
   std::uint64_t optimizer_ns_ = 0;
-  std::map<EdgeKey, Edge> edges_;
+  std::map<Given, Edge> edges_;
   std::map<PingPongKey, PingPong> ping_pong_;
   std::map<RecastKey, Recast> recast_;
   std::map<std::string, std::uint64_t> compiled_;

@@ -102,8 +102,9 @@ void show(Frame& frame, Tensors inputs) {
     if (may_be_cast(dtype_of(tensor))) {
       const bool weight = history == nullptr || (tensor.is_leaf() && tensor.requires_grad());
       for_listeners([&](report::Listener& listener) {
-        listener.given(weight ? kNone : history->maker, frame.call.site, dtype_of(tensor),
-                       static_cast<std::uint64_t>(tensor.numel()), first);
+        listener.given(
+            {weight ? kNone : history->maker, frame.call.site, dtype_of(tensor), tensor.dim() == 0},
+            static_cast<std::uint64_t>(tensor.numel()), first);
       });
       first = false;
     }

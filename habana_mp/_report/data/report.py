@@ -182,7 +182,7 @@ class Timeline(Data, frozen=True, kw_only=True):
 
 class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Which row made arguments of which: the number of the maker or -1, that of the row, their dtype, how many, of how many numbers, and how
-    many of them were first arguments.
+    many of them were first arguments; and whether these tensors are 0-dimensional, which beside others change no dtype.
     """
 
     maker: Annotated[int, Meta(ge=-1, title="the number of a row, or -1"), Adds.KEY]
@@ -191,6 +191,7 @@ class Edge(Data, frozen=True, array_like=True, forbid_unknown_fields=True):
     count: Count
     numbers: Count
     first: Count = 0
+    zero_dim: Annotated[bool, Adds.KEY] = False
 
 
 class Read(Data, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ An op that moves to another dtype takes its own casts away, and gives its neighb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -160,9 +160,10 @@ class Simulation:
         return min(1.0, wide / max(1, self._rows[number].calls))
 
     def _followed_edges(self, number: int) -> list[Edge]:
-        """The arguments whose dtype a row takes that no list decides about."""
+        """The arguments whose dtype a row takes that no list decides about: beside others one without dimensions does not count."""
         edges = self._edges.get(number, [])
-        return ([edge for edge in edges if edge.first] if number in self._by_first else []) or edges
+        first = [edge for edge in edges if edge.first] if number in self._by_first else []
+        return first or [edge for edge in edges if not edge.zero_dim] or edges
 
     def under(self, policy: Policy) -> Effect:
         """Of another policy for the whole model. What ran past the lists stays as it is."""
@@ -191,12 +192,12 @@ class Simulation:
         if number in listed:
             return Left(rounded=rounded)
         # Of a row that follows its inputs those calls alone move that are given something in float32, if by an earlier call of the row.
-        wide = sum(
-            edge.count
-            for edge in self._edges.get(number, [])
-            if (edge.dtype != _WIDE or number in following) and self._given(edge, moved) == _WIDE
-        )
-        part = min(1.0, wide / max(1, self._rows[number].calls))
+        edges = self._followed_edges(number)
+        low = edges if number in following else [edge for edge in edges if edge.dtype != _WIDE]
+        wide = sum(edge.count for edge in low if self._given(edge, moved) == _WIDE)
+        # The calls that were given float32 alone have no error.
+        calls = min(self._rows[number].calls, sum(edge.count for edge in low))
+        part = min(1.0, wide / max(1, calls))
         return Left(1 - part, part, rounded)
 
     def _rounded(self, number: int, moved: dict[int, str]) -> Rounded:
@@ -273,7 +274,7 @@ class Simulation:
             for number, dtype in listed.items()
             if (row := self._rows[number]).policy and row.runs_in and row.runs_in != [dtype]
         } | dict.fromkeys(hidden, _WIDE)
-        waiting = [*following, *(edge.row for number in moved for edge in self._users.get(number, []))]
+        waiting = [*following, *self._users_of(moved)]
         for number in self._wide_inside(moved):
             settled = [
                 row
@@ -281,24 +282,50 @@ class Simulation:
                 if self._rows[row].decision in _FOLLOWS and self._rows[row].runs_in == [self._low]
             ]
             moved |= dict.fromkeys(settled, _WIDE)
-            waiting += [edge.row for row in settled for edge in self._users.get(row, [])]
-        left = _MOST_VISITS * len(self._rows)  # of rows that follow each other in a circle
-        while waiting and left:
-            left -= 1
+            waiting += self._users_of(settled)
+        followers = self._followers(waiting, {*listed, *hidden, *moved}, following)
+        # Two calls of an op in one module may seem to make each other's arguments. Such a circle is in float32 if something from outside of it is, so what
+        # is not known yet does not count.
+        self._settle(followers, moved, following, unknown={*followers})
+        self._settle(followers, moved, following, unknown=set())
+        return moved
+
+    def _users_of(self, rows: Iterable[int]) -> list[int]:
+        return [edge.row for number in rows for edge in self._users.get(number, [])]
+
+    def _followers(self, begin: Iterable[int], settled: Collection[int], following: Collection[int]) -> set[int]:
+        """Of these rows and of those behind them, the ones that take the dtype of what they are given."""
+        found: set[int] = set()
+        waiting = [*begin]
+        while waiting:
             number = waiting.pop()
             row = self._rows[number]
             follows = number in following or (row.decision in _FOLLOWS and row.op not in _CASTS)
-            if number in listed or number in hidden or not follows or not row.runs_in:
-                continue
-            to = self._followed(number, moved, anew=number in following)
-            if to not in ("", moved.get(number, row.runs_in[0] if len(row.runs_in) == 1 else "")):
-                moved[number] = to
-                waiting += [edge.row for edge in self._users.get(number, [])]
-        return moved
+            if number not in found and number not in settled and follows and row.runs_in:
+                found.add(number)
+                waiting += self._users_of([number])
+        return found
 
-    def _followed(self, number: int, moved: dict[int, str], *, anew: bool) -> str:
+    def _settle(self, rows: set[int], moved: dict[int, str], following: Collection[int], unknown: set[int]) -> None:
+        """Add those of the rows to ``moved`` that follow what moves, until none changes any more."""
+        waiting, left = [*rows], _MOST_VISITS * len(self._rows)
+        while waiting and left:
+            left -= 1
+            number = waiting.pop()
+            edges = [edge for edge in self._followed_edges(number) if edge.maker not in unknown]
+            if not edges:
+                continue
+            runs_in = self._rows[number].runs_in
+            to = self._followed(number, edges, moved, anew=number in following)
+            before, after = moved.get(number, ""), "" if [to] == runs_in else to
+            if number in unknown or after != before:
+                unknown.discard(number)
+                moved.pop(number, None)
+                moved |= {number: after} if after else {}
+                waiting += rows.intersection(self._users_of([number]))
+
+    def _followed(self, number: int, edges: list[Edge], moved: dict[int, str], *, anew: bool) -> str:
         """The dtype in which a row runs that follows its inputs, "" where these do not change it. ``anew``: a list decided before."""
-        edges = self._followed_edges(number)
         given = [self._given(edge, moved) for edge in edges]
         if anew and self._rows[number].runs_in == [_WIDE] and self._low in given and self._wide_part(number, moved) < 1:
             return self._low  # some calls
@@ -341,7 +368,9 @@ class Simulation:
         """The dtype that a row casts to by a rule, and the roles of what it casts; "" where it takes what it is given."""
         if rule is None:
             return "", 0
-        given = [(_core.DTYPES.index(self._given(edge, moved)), False, role) for edge, role in self._arguments(number)]
+        given = [
+            (_core.DTYPES.index(self._given(edge, moved)), edge.zero_dim, role) for edge, role in self._arguments(number)
+        ]
         low = _core.DTYPES.index(self._low)
         to, cause, roles = _core.decide(_core.ACTIONS.index(rule[0]), low, rule[1], tuple(given), False)
         return (_core.DTYPES[to], roles) if cause else ("", 0)

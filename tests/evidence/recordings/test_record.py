@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from measured_net import Net, X, loss_of
@@ -11,6 +12,7 @@ from torch import nn
 import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp._evidence.recordings import file
+from habana_mp._evidence.recordings.form import Form
 from habana_mp.results import PolicyDiff
 from tests.evidence.recordings.programs import record
 
@@ -96,10 +98,11 @@ def test_what_a_file_has(model, here):
 def test_a_norm_is_that_of_all_numbers(model, here):
     numbers = torch.linspace(-3, 3, 5000)
     record("a.rec", lambda: numbers * 2)
-    (call,) = [call for call in file.load("a.rec").run.values()["calls"] if call["inner"] == "aten::mul"]
-    (result,) = call["results"]
-    assert result["norm"] == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
-    assert (result["step"], len(result["sample"]) // 4) == (4, 1250)
+    with safe_open("a.rec", "pt") as opened:
+        made = msgspec.json.decode(opened.get_tensor("recording").numpy().tobytes(), type=Form)
+    (result,) = next(call.results for call in made.calls if call.inner == "aten::mul")
+    assert result.norm == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
+    assert (result.step, result.sampled) == (4, 1250)
 
 
 def test_a_file_has_a_bounded_size(here, monkeypatch):

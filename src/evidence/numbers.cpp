@@ -299,8 +299,8 @@ Range range_of(const at::Tensor& numbers) {
   if (!is_plain(numbers)) return range_by_aten(numbers);
   const at::Tensor plain = numbers.is_non_overlapping_and_dense() ? numbers : numbers.contiguous();
   const auto* data = plain.const_data_ptr<float>();
-  auto range = added_in_parallel<Range>(plain.numel(),
-                            [&](int64_t begin, int64_t end) { return range_in(data, begin, end); });
+  auto range = added_in_parallel<Range>(
+      plain.numel(), [&](int64_t begin, int64_t end) { return range_in(data, begin, end); });
   const auto e4m3 = static_cast<float>(range.largest * kUnderE4M3);
   const auto e5m2 = static_cast<float>(range.largest * kUnderE5M2);
   if (range.smallest <= static_cast<double>(e4m3)) {
@@ -326,9 +326,9 @@ double product(const at::Tensor& a, const at::Tensor& b) {
   const auto* differences = right.const_data_ptr<at::BFloat16>();
   return with_numbers(left, [&](const auto* numbers) {
     return added_in_parallel<Sum>(left.numel(),
-                      [&](int64_t begin, int64_t end) {
-                        return product_in(numbers, differences, begin, end);
-                      })
+                                  [&](int64_t begin, int64_t end) {
+                                    return product_in(numbers, differences, begin, end);
+                                  })
         .sum;
   });
 }

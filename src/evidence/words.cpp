@@ -37,7 +37,8 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kBlock = 2048;  // words, which stay in the nearest cache: an even number
 constexpr std::int64_t kLanes = 16;    // sums that the compiler keeps apart, as in numbers.cpp
 
-// All of mixed() but the last product, which a sum of them has once. `salt`: kPlace times the place.
+// All of mixed() but the last product, which a sum of them has once. `salt`: kPlace times the
+// place.
 std::uint64_t half_mixed(std::uint64_t word, std::uint64_t salt) {
   const std::uint64_t x = (word ^ salt) * kFirst;
   return x ^ (x >> 32);
@@ -165,7 +166,8 @@ void gather(const Layout& layout, const Number* numbers, std::int64_t begin, std
     if (stride == 1) {
       for (std::int64_t i = 0; i < some; ++i) words[i] = static_cast<Word>(c10::load(from + i));
     } else {
-      for (std::int64_t i = 0; i < some; ++i) words[i] = static_cast<Word>(c10::load(from + i * stride));
+      for (std::int64_t i = 0; i < some; ++i)
+        words[i] = static_cast<Word>(c10::load(from + i * stride));
     }
     words += some;
     count -= some;
@@ -254,20 +256,21 @@ WordSums sums_on_cpu(const at::Tensor& tensor, const Wanted& wanted) {
       return {.hash = hash_turned(layout, *turned, numbers, tensor.numel()) * kSecond,
               .squares = kUnknown};
   }
-  WordSums all = added_in_parallel<WordSums>(tensor.numel(), [&](std::int64_t begin, std::int64_t end) {
-    WordSums part;
-    std::array<Word, kBlock> block;  // NOLINT: filled before it is read
-    for (std::int64_t i = begin; i < end; i += kBlock) {
-      const std::int64_t count = std::min(kBlock, end - i);
-      const Word* words = block.data();
-      if constexpr (std::is_same_v<Word, Number>) {
-        if (layout.contiguous) words = numbers + i;
-      }
-      if (words == block.data()) gather(layout, numbers, i, count, block.data());
-      part.add(sums_of_block(words, i, count, wanted));
-    }
-    return part;
-  });
+  WordSums all =
+      added_in_parallel<WordSums>(tensor.numel(), [&](std::int64_t begin, std::int64_t end) {
+        WordSums part;
+        std::array<Word, kBlock> block;  // NOLINT: filled before it is read
+        for (std::int64_t i = begin; i < end; i += kBlock) {
+          const std::int64_t count = std::min(kBlock, end - i);
+          const Word* words = block.data();
+          if constexpr (std::is_same_v<Word, Number>) {
+            if (layout.contiguous) words = numbers + i;
+          }
+          if (words == block.data()) gather(layout, numbers, i, count, block.data());
+          part.add(sums_of_block(words, i, count, wanted));
+        }
+        return part;
+      });
   all.hash *= kSecond;
   return all;
 }

@@ -1,6 +1,6 @@
-// The numbers of a tensor in their order, as words: float32 of what is computed in less, float64, or
-// int64. A hash, the norm and a sample are taken in one pass over its memory, on the CPU by loops of
-// ours, elsewhere by ATen.
+// The numbers of a tensor in their order, as words: float32 of what is computed in less, float64,
+// or int64. A hash, the norm and a sample are taken in one pass over its memory, on the CPU by
+// loops of ours, elsewhere by ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -130,8 +130,8 @@ class Recorder : public watch::Probe {
     std::uint64_t looks = 0;  // see evidence::looks_of
     evidence::WordSums sums{};
   };
-  // What is known of memory: who made it, and the numbers of the last tensors in it, as a transposed
-  // tensor has them in another order.
+  // What is known of memory: who made it, and the numbers of the last tensors in it, as a
+  // transposed tensor has them in another order.
   struct Made {
     std::int64_t call = kNoCall;
     std::array<Seen, 4> seen{};

@@ -1,4 +1,4 @@
-"""What reports with values foretell, against what happens; planted faults that are found; and what measuring costs a step."""
+"""What reports with values foretell, against what happens; planted faults that are found; and what measuring and recording cost a step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.pages import Report
 from harness.rows import Row, table, table_of
 from harness.timing import take_turns
 from subjects.faults import commands, differences, plants, ranges
+from subjects.recordings import recordings
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,12 +219,12 @@ def measure(quick: bool) -> Report:
     transformers.logging.set_verbosity_error()
     rows, first = shares(quick)
     edit_rows, second = edited(quick)
-    found = [*plants(), *ranges(quick), *differences(quick), *commands(), *costs(quick)]
+    found = [*plants(), *ranges(quick), *differences(quick), *commands(), *costs(quick), *recordings(quick)]
     text = (
         "Each op in each module alone in bfloat16, all else in float32: the change of the loss that one float32 step foretells "
         "(`hmp.report(values=True)`), and the measured one. The loss op itself is left out.\n\n"
         f"{table_of(rows)}\n\n{first}\n\nThe error of the outputs under `hmp`, and with the first edit that the report gives:\n\n"
-        f"{table_of(edit_rows)}\n\n{second}\n\nFaults that are planted, ranges, and what a step costs:\n\n{table_of(found)}"
+        f"{table_of(edit_rows)}\n\n{second}\n\nFaults that are planted, ranges, and what a step costs, measured or recorded:\n\n{table_of(found)}"
     )
     return Report("Values", [*rows, *edit_rows, *found], text)
 

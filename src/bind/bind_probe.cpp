@@ -2,12 +2,15 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,8 +32,8 @@ using evidence::Choices;
 using evidence::Digest;
 using report::Site;
 
-// What Python reads, and what the file of a recording holds (habana_mp/_evidence/recordings/): the
-// tensors that it kept of this process are left out.
+// What Python reads, and what the file of a recording holds, in this order (habana_mp/_evidence/
+// recordings/form.py): the tensors that it kept of this process are left out.
 template <>
 inline constexpr auto report::kFields<Site> =
     std::tuple{Field{"op", &Site::op}, Field{"module", &Site::module}, Field{"rule", &Site::rule},
@@ -81,6 +84,72 @@ class Session {
  private:
   std::function<void()> end_;
 };
+
+// A recording as its file has it: rows of fields in their order (habana_mp/_evidence/recordings/
+// form.py), and beside them the samples and the choices.
+class Rows {
+ public:
+  explicit Rows(std::size_t most_choices) : most_choices_(most_choices) {}
+
+  template <typename T>
+  void add(py::list& row, const T& value) {
+    if constexpr (std::is_same_v<T, Choices>) {
+      const bool room = choices_.size() < most_choices_;
+      if (room) choices_.insert(choices_.end(), value.numbers.begin(), value.numbers.end());
+      row.append(room ? value.numbers.size() : 0);
+      row.append(value.width);
+    } else if constexpr (std::is_same_v<T, std::vector<float>>) {
+      ++digests_;
+      samples_.insert(samples_.end(), value.begin(), value.end());
+      row.append(value.size());
+    } else if constexpr (std::is_same_v<T, double>) {
+      row.append(std::isfinite(value) ? py::object(py::float_(value)) : py::none());
+    } else if constexpr (Declared<T>) {
+      py::list fields;
+      const auto each = [&](const auto& field) { add(fields, value.*field.member); };
+      std::apply([&](const auto&... field) { (each(field), ...); }, report::kFields<T>);
+      row.append(std::move(fields));
+    } else if constexpr (kIsList<T>) {
+      row.append(list_of(value, value.size()));
+    } else {
+      row.append(named(value));
+    }
+  }
+
+  template <typename T>
+  py::list list_of(const std::vector<T>& values, std::size_t most) {
+    py::list list;
+    for (std::size_t i = 0; i < std::min(most, values.size()); ++i) add(list, values[i]);
+    return list;
+  }
+
+  py::tuple with_numbers(const py::dict& rows) const {
+    return py::make_tuple(rows, bytes_of(samples_), bytes_of(choices_), digests_);
+  }
+
+ private:
+  template <typename T>
+  static py::bytes bytes_of(const std::vector<T>& numbers) {
+    return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T)};
+  }
+
+  std::size_t most_choices_;
+  std::size_t digests_ = 0;
+  std::vector<float> samples_{};
+  std::vector<std::int64_t> choices_{};
+};
+
+py::tuple rows_of(const Recording& recording, std::size_t most_calls, std::size_t most_choices) {
+  Rows rows(most_choices);
+  const std::size_t all = recording.calls.size();
+  py::dict named_rows;
+  named_rows["sites"] = rows.list_of(recording.sites, recording.sites.size());
+  named_rows["calls"] = rows.list_of(recording.calls, most_calls);
+  named_rows["lost"] = recording.lost + all - std::min(all, most_calls);
+  named_rows["gradients"] = rows.list_of(recording.gradients, recording.gradients.size());
+  named_rows["returned"] = rows.list_of(recording.returned, recording.returned.size());
+  return rows.with_numbers(named_rows);
+}
 
 std::shared_ptr<Recording> recording_from(const py::dict& values) {
   auto recording = std::make_shared<Recording>();
@@ -151,7 +220,8 @@ void bind_recording(py::module_& module) {
       .def_readonly("lost", &Recording::lost)
       .def_readonly("losses", &Recording::losses)
       .def_property_readonly("returned", [](const Recording& self) { return self.returned.size(); })
-      .def("values", [](const Recording& recording) { return named(recording); });
+      .def("rows", &rows_of, py::arg("most_calls"), py::arg("most_choices"),
+           "For its file: the rows, the samples, the choices, and how many digests have a sample");
   module.def("recording_of", &recording_from, py::arg("values"),
              "ValueError where the values are not those of a recording");
 }

@@ -4,8 +4,10 @@
 #include <ATen/Parallel.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/cast_strided.h"
 
@@ -34,6 +36,21 @@ void in_parallel(std::int64_t begin, std::int64_t end, std::int64_t grain, const
   } else {
     at::parallel_for(begin, end, grain, share);
   }
+}
+
+// Parts of a loop, each with a result of its own, added in their order.
+template <typename Result, typename Part>
+Result added_in_parallel(std::int64_t count, const Part& part) {
+  const std::int64_t parts = std::max<std::int64_t>(1, (count + kGrain - 1) / kGrain);
+  std::vector<Result> results(static_cast<std::size_t>(parts));
+  in_parallel(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      results[static_cast<std::size_t>(i)] = part(i * kGrain, std::min(count, (i + 1) * kGrain));
+    }
+  });
+  Result all = results.front();
+  for (std::size_t i = 1; i < results.size(); ++i) all.add(results[i]);
+  return all;
 }
 
 inline void run_in_parallel(const kernels::StridedCast& cast, const void* source, void* target,

@@ -5,7 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "evidence/words.h"
 
 namespace habana_mp::evidence {
 
@@ -23,13 +26,16 @@ struct Digest {
 std::int64_t numel_of(const Digest& digest);
 
 // Of a dense or sparse tensor of any dtype, which has memory; of another one the hash is 0, and
-// there is no sample.
-Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled = kMostSampled);
-std::uint64_t hash_of(const at::Tensor& tensor);
+// there is no sample. `known`, where given, is what is known of its numbers, and is set to what is
+// known then: nothing of a tensor without memory.
+using Known = std::optional<WordSums>;
+Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled = kMostSampled,
+                 Known* known = nullptr);
+std::uint64_t hash_of(const at::Tensor& tensor, Known* known = nullptr);
 
 // A hash of what would change with the numbers of a tensor: its place, form and version, and some
-// of its numbers, because not all that writes to it counts versions. 0 of a tensor that has to be
-// hashed each time.
+// of its numbers, because not all that writes to it counts versions. Contiguous tensors of other
+// sizes with the same numbers look the same. 0 of a tensor that has to be hashed each time.
 std::uint64_t looks_of(const at::Tensor& tensor);
 
 // A hash of numbers in their order (FNV-1a).

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/every_vector.h"
 #include "cast/parallel.h"
 #include "evidence/numbers_by_aten.h"
 #include "evidence/rerun.h"
@@ -37,29 +38,6 @@ constexpr std::uint32_t kMask = std::bit_cast<std::uint32_t>(kLargestNumber);
 // All bits where the number is finite, else none.
 std::uint32_t if_finite(std::uint32_t bits) {
   return (bits & kExponent) != kExponent ? 0xFFFFFFFFU : 0U;
-}
-
-// The loops once more for the wider vectors of newer CPUs, chosen when the module is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define HABANA_MP_EVERY_VECTOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define HABANA_MP_EVERY_VECTOR
-#endif
-
-// Parts of a loop, each with a result of its own, added in their order.
-template <typename Result, typename Part>
-Result added(int64_t count, const Part& part) {
-  const int64_t parts = std::max<int64_t>(1, (count + kGrain - 1) / kGrain);
-  std::vector<Result> results(static_cast<std::size_t>(parts));
-  in_parallel(0, parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      results[static_cast<std::size_t>(i)] = part(i * kGrain, std::min(count, (i + 1) * kGrain));
-    }
-  });
-  Result all = results.front();
-  for (std::size_t i = 1; i < results.size(); ++i) all.add(results[i]);
-  return all;
 }
 
 template <typename Number>
@@ -286,7 +264,7 @@ report::Absorbed absorbed_of(const at::Tensor& to, const at::Tensor& added) {
   const at::Tensor x = to.contiguous(), y = added.contiguous();
   const auto* first = x.const_data_ptr<float>();
   const auto* second = y.const_data_ptr<float>();
-  return evidence::added<report::Absorbed>(x.numel(), [&](int64_t begin, int64_t end) {
+  return added_in_parallel<report::Absorbed>(x.numel(), [&](int64_t begin, int64_t end) {
     return absorbed_in(first, second, begin, end);
   });
 }
@@ -304,7 +282,7 @@ Error error_of(const at::Tensor& ran, const at::Tensor& reference, at::Tensor* d
   }
   const auto* reference_numbers = wanted.const_data_ptr<float>();
   return with_numbers(got, [&](const auto* numbers) {
-    return added<Error>(wanted.numel(), [&](int64_t begin, int64_t end) {
+    return added_in_parallel<Error>(wanted.numel(), [&](int64_t begin, int64_t end) {
       return error_in(numbers, reference_numbers, off, begin, end);
     });
   });
@@ -321,12 +299,12 @@ Range range_of(const at::Tensor& numbers) {
   if (!is_plain(numbers)) return range_by_aten(numbers);
   const at::Tensor plain = numbers.is_non_overlapping_and_dense() ? numbers : numbers.contiguous();
   const auto* data = plain.const_data_ptr<float>();
-  auto range = added<Range>(plain.numel(),
-                            [&](int64_t begin, int64_t end) { return range_in(data, begin, end); });
+  auto range = added_in_parallel<Range>(
+      plain.numel(), [&](int64_t begin, int64_t end) { return range_in(data, begin, end); });
   const auto e4m3 = static_cast<float>(range.largest * kUnderE4M3);
   const auto e5m2 = static_cast<float>(range.largest * kUnderE5M2);
   if (range.smallest <= static_cast<double>(e4m3)) {
-    const auto count = added<Count>(plain.numel(), [&](int64_t begin, int64_t end) {
+    const auto count = added_in_parallel<Count>(plain.numel(), [&](int64_t begin, int64_t end) {
       return below(data, begin, end, e4m3, e5m2);
     });
     range.under_e4m3 = count.first;
@@ -347,10 +325,10 @@ double product(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor right = alike ? b : b.contiguous();
   const auto* differences = right.const_data_ptr<at::BFloat16>();
   return with_numbers(left, [&](const auto* numbers) {
-    return added<Sum>(left.numel(),
-                      [&](int64_t begin, int64_t end) {
-                        return product_in(numbers, differences, begin, end);
-                      })
+    return added_in_parallel<Sum>(left.numel(),
+                                  [&](int64_t begin, int64_t end) {
+                                    return product_in(numbers, differences, begin, end);
+                                  })
         .sum;
   });
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
 #include "cast/dtypes.h"
@@ -28,7 +29,8 @@ thread_local RunningCall* innermost = nullptr;
 // An argument that is no tensor, as text.
 std::string text_of(const c10::IValue& value) {
   if (value.isGenerator() || value.isStorage() || value.isStream() || value.isCapsule()) return "?";
-  std::ostringstream text;
+  thread_local std::ostringstream text;  // to make one takes longer than to use it
+  text.str({});
   text << value;
   return text.str();
 }
@@ -57,6 +59,22 @@ std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
 
 bool holds_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
+}
+
+// Whether a call inside of another one only casts a number of Python, which is an argument of that.
+bool moves_number(const evidence::Op& op, c10::ArrayRef<c10::IValue> inputs) {
+  if (op.computing || inputs.empty()) return false;
+  bool some = false;
+  for (const c10::IValue& input : inputs) {
+    if (!input.isTensor()) {
+      if (holds_tensors(input)) return false;
+      continue;
+    }
+    const at::Tensor& tensor = input.toTensor();
+    if (!tensor.defined() || tensor.dim() != 0) return false;
+    some = some || torch_private::is_wrapped_number(tensor);
+  }
+  return some;
 }
 
 // What a call has written: a fused step of an optimizer returns nothing.
@@ -123,30 +141,51 @@ std::int64_t Recorder::maker_of(const at::Tensor& tensor) {
   return made == nullptr ? kNoCall : made->call;
 }
 
-// Most tensors are looked at when they are made, and again by each call that is given them.
-std::uint64_t Recorder::hash_of(const at::Tensor& tensor) {
-  const std::uint64_t looks = evidence::looks_of(tensor);
-  if (looks != 0) {
-    const std::lock_guard guard(mutex_);
-    const Made* made = made_.find(tensor);
-    if (made != nullptr && made->looks == looks) return made->hash;
-  }
-  const std::uint64_t hash = evidence::hash_of(tensor);
-  if (looks != 0) note_hash(tensor, hash);
-  return hash;
+evidence::Known Recorder::known_of(const at::Tensor& tensor, std::uint64_t looks) {
+  if (looks == 0) return std::nullopt;
+  const std::lock_guard guard(mutex_);
+  const Made* made = made_.find(tensor);
+  if (made == nullptr) return std::nullopt;
+  const auto seen = std::ranges::find(made->seen, looks, &Seen::looks);
+  return seen == made->seen.end() ? std::nullopt : evidence::Known(seen->sums);
 }
 
-void Recorder::note_hash(const at::Tensor& tensor, std::uint64_t hash) {
-  const std::uint64_t looks = evidence::looks_of(tensor);
-  if (looks == 0 || hash == 0) return;
+void Recorder::note_numbers(const at::Tensor& tensor, std::uint64_t looks,
+                            const evidence::Known& known) {
+  if (looks == 0 || !known) return;
   Makers::Gone gone;
   const std::lock_guard guard(mutex_);
   if (recording_ == nullptr) return;
   if (Made* made = made_.get(tensor)) {
-    made->hash = hash;
-    made->looks = looks;
+    auto place = std::ranges::find(made->seen, looks, &Seen::looks);
+    if (place == made->seen.end()) place = made->seen.begin() + made->next++ % made->seen.size();
+    *place = {looks, *known};
   }
   gone = made_.take_expired();
+}
+
+// What has been written may look the same as before.
+void Recorder::forget_numbers(const at::Tensor& tensor) {
+  const std::lock_guard guard(mutex_);
+  if (Made* made = made_.find(tensor)) made->seen = {};
+}
+
+// Most tensors are looked at when they are made, and again by each call that is given them.
+std::uint64_t Recorder::hash_of(const at::Tensor& tensor) {
+  const std::uint64_t looks = evidence::looks_of(tensor);
+  evidence::Known known = known_of(tensor, looks);
+  if (known) return evidence::hash_of(tensor, &known);
+  const std::uint64_t hash = evidence::hash_of(tensor, &known);
+  note_numbers(tensor, looks, known);
+  return hash;
+}
+
+evidence::Digest Recorder::digest_of(const at::Tensor& tensor, std::int64_t most_sampled) {
+  const std::uint64_t looks = evidence::looks_of(tensor);
+  evidence::Known known = known_of(tensor, looks);
+  evidence::Digest digest = evidence::digest_of(tensor, most_sampled, &known);
+  note_numbers(tensor, looks, known);
+  return digest;
 }
 
 void Recorder::note_maker(const at::Tensor& tensor, std::int64_t call) {
@@ -234,6 +273,7 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(const Thread& thread,
   }
   const Frame* frame = counted_with(thread);
   if (frame == nullptr) return nullptr;
+  if (innermost != nullptr && moves_number(*op, call.inputs())) return nullptr;
   const bool backward = frame->kind == Frame::Kind::Backward;
   const bool whole =
       op->repeatable && (backward || records_insides() || !is_transparent(*frame, *op));
@@ -301,6 +341,13 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
     }
   }
   const auto made = tensors_in(results);
+  // All that it computes, other calls have computed.
+  const bool only_calls =
+      running.op->composite && without_aten(noted.inner).size() != noted.inner.size();
+  for (const std::size_t i : running.op->written) {
+    if (i >= running.arguments.size()) continue;
+    for (const at::Tensor& written : tensors_of({running.arguments[i]})) forget_numbers(written);
+  }
   const bool recurrent = noted.inner.find("rnn") != std::string::npos;
   const auto most =
       evidence::kMostSampled / static_cast<std::int64_t>(std::max<std::size_t>(1, made.size()));
@@ -310,9 +357,8 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
     // A workspace, which nothing needs to fill.
     if (recurrent && result.defined() && result.scalar_type() == at::kByte) continue;
     const bool room = kept_bytes_.load() + bytes < kMostKeptBytes;
-    noted.results.push_back(
-        evidence::digest_of(result, room ? std::max<std::int64_t>(most, 16) : 0));
-    note_hash(result, noted.results.back().hash);
+    if (!only_calls) forget_numbers(result);
+    noted.results.push_back(digest_of(result, room ? std::max<std::int64_t>(most, 16) : 0));
     bytes += noted.results.back().sample.size() * sizeof(float);
   }
   if (kept_bytes_.load() + bytes < kMostKeptBytes)
@@ -347,7 +393,7 @@ void Recorder::node_begins(const at::RecordFunction& node) {
   const std::int64_t weight = weight_of(leaf);
   for (const at::Tensor& gradient : tensors_in(node.inputs())) {
     if (!gradient.defined()) continue;
-    RecordedGradient arrived{weight, evidence::digest_of(gradient)};
+    RecordedGradient arrived{weight, digest_of(gradient, evidence::kMostSampled)};
     const std::lock_guard guard(mutex_);
     if (recording_ == nullptr) return;
     if (recording_->gradients.size() < kMostRecorded) {

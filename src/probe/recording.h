@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -125,20 +126,27 @@ class Recorder : public watch::Probe {
   std::atomic<std::uint64_t> step_{0};
 
  private:
-  // What is known of memory: who made it, and the hash of a tensor in it.
+  struct Seen {
+    std::uint64_t looks = 0;  // see evidence::looks_of
+    evidence::WordSums sums{};
+  };
+  // What is known of memory: who made it, and the numbers of the last tensors in it, as a
+  // transposed tensor has them in another order.
   struct Made {
     std::int64_t call = kNoCall;
-    std::uint64_t hash = 0;
-    std::uint64_t looks =
-        0;  // how the tensor looked then: its place, form and version, and some of its numbers
+    std::array<Seen, 4> seen{};
+    std::size_t next = 0;  // the place for another one
   };
   using Makers = ByMemory<Made>;
 
   void record(const at::RecordFunction& call, RunningCall& running);
   void note_arguments(RunningCall& running, const at::RecordFunction& call);
   std::int64_t maker_of(const at::Tensor& tensor);
+  evidence::Known known_of(const at::Tensor& tensor, std::uint64_t looks);
+  void note_numbers(const at::Tensor& tensor, std::uint64_t looks, const evidence::Known& known);
+  void forget_numbers(const at::Tensor& tensor);
   std::uint64_t hash_of(const at::Tensor& tensor);
-  void note_hash(const at::Tensor& tensor, std::uint64_t hash);
+  evidence::Digest digest_of(const at::Tensor& tensor, std::int64_t most_sampled);
   std::int64_t weight_of(const at::Tensor& tensor);
   void note_maker(const at::Tensor& tensor, std::int64_t call);
   bool take_place(RunningCall& running);

@@ -30,7 +30,8 @@ _FORMAT = {"format": "habana_mp.recording", "version": "1"}
 _HEADER = 4096  # bytes that the header of the tensors takes at most
 _MORE_TEXT = 16  # bytes by which the text of a digest grows when its sample is thinned
 _LEAST_SAMPLED = 16
-_MOST_CHOICES = 250_000  # numbers
+_MOST_CHOICES = 250_000  # numbers, and those of one call beyond
+_MOST_CALLS = 1 << 16  # kMostRecorded in src/probe/recording.h
 # The tensors in a file, each in a row: their dtype, its name in the file, and the code of the array.
 _TENSORS = {
     "recording": (torch.uint8, "U8", "B"),
@@ -88,30 +89,31 @@ def save(kept: Kept, path: str | os.PathLike[str]) -> None:
         OSError: the file cannot be written.
     """
     assert kept.about is not None  # noqa: S101 - a run for a file has it
-    values = kept.run.values()
     own = array("f", [] if kept.log_probabilities is None else kept.log_probabilities.tolist())
-    losses = array("d", values["losses"])
+    losses = array("d", kept.run.losses)
+    most_calls = _MOST_CALLS
     while True:
-        made, samples, choices = _form_of(values, kept.about)
-        text = msgspec.json.encode(made)
-        numbers = sum(len(each) * each.itemsize for each in (own, losses, choices))
-        room = MOST_BYTES - _HEADER - numbers - len(text) - _MORE_TEXT * len(samples)
-        if room >= MOST_BYTES // 4 or not values["calls"]:
+        rows, samples, choices, digests = kept.run.rows(most_calls, _MOST_CHOICES)
+        text = msgspec.json.encode({"about": kept.about, **rows})
+        numbers = len(own) * own.itemsize + len(losses) * losses.itemsize + len(choices)
+        room = MOST_BYTES - _HEADER - numbers - len(text) - _MORE_TEXT * digests
+        if room >= MOST_BYTES // 4 or not rows["calls"]:
             break
-        fewer = len(values["calls"]) * 7 // 8
-        values["lost"] += len(values["calls"]) - fewer
-        del values["calls"][fewer:]
-    _thin(made, samples, room // 4)
+        most_calls = len(rows["calls"]) * 7 // 8
+    if len(samples) > room:
+        text, samples = _thinned(text, samples, room // 4)
     arrays: dict[str, array[Any]] = {
-        "recording": array("B", msgspec.json.encode(made)),
-        "samples": array("f", b"".join(each.tobytes() for each in samples)),
-        "choices": choices,
+        "recording": array("B", text),
+        "samples": array("f", samples),
+        "choices": array("q", choices),
         "losses": losses,
         "log_probabilities": own,
     }
-    checked = hashlib.sha256(b"".join(arrays[name].tobytes() for name in sorted(arrays))).hexdigest()
+    checked = hashlib.sha256()
+    for name in sorted(arrays):
+        checked.update(arrays[name])
     tensors = {name: _tensor(each, _TENSORS[name][0]) for name, each in arrays.items()}
-    written(save_tensors(tensors, {**_FORMAT, "sha256": checked}), path)
+    written(save_tensors(tensors, {**_FORMAT, "sha256": checked.hexdigest()}), path)
 
 
 def _tensor(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -171,43 +173,15 @@ def _tensors(data: bytes) -> dict[str, bytes]:
     return tensors
 
 
-def _form_of(values: dict[str, Any], about: About) -> tuple[Form, list[array[float]], array[int]]:
-    """The form, with the samples of its digests and the choices of its calls. Choices that take too much memory are left out."""
-    samples: list[array[float]] = []
-    choices = array("q")
-
-    def digest(of: dict[str, Any]) -> form.Digest:
-        samples.append(array("f", of["sample"]))
-        norm = of["norm"] if math.isfinite(of["norm"]) else None
-        return form.Digest(of["hash"], of["dtype"], of["sizes"], norm, of["step"], len(samples[-1]))
-
-    calls = []
-    for each in values["calls"]:
-        own = each["choices"]["numbers"] if len(choices) < _MOST_CHOICES else []
-        choices.extend(own)
-        calls.append(
-            form.Call(
-                site=each["site"],
-                inner=each["inner"],
-                backward=each["backward"],
-                moves=each["moves"],
-                outer=each["outer"],
-                arguments=[form.Argument(**argument) for argument in each["arguments"]],
-                constants=each["constants"],
-                results=[digest(result) for result in each["results"]],
-                chosen=len(own),
-                width=each["choices"]["width"],
-            )
-        )
-    made = Form(
-        about=about,
-        sites=[form.Site(**site) for site in values["sites"]],
-        calls=calls,
-        lost=values["lost"],
-        gradients=[form.Gradient(each["weight"], digest(each["digest"])) for each in values["gradients"]],
-        returned=[digest(each) for each in values["returned"]],
-    )
-    return made, samples, choices
+def _thinned(text: bytes, samples: bytes, most: int) -> tuple[bytes, bytes]:
+    """The JSON and the samples, with at most so many numbers in the samples."""
+    made = msgspec.json.decode(text, type=Form)
+    all_numbers, begin, apart = array("f", samples), 0, []
+    for digest in made.digests():
+        apart.append(all_numbers[begin : begin + digest.sampled])
+        begin += digest.sampled
+    _thin(made, apart, most)
+    return msgspec.json.encode(made), b"".join(each.tobytes() for each in apart)
 
 
 def _thin(made: Form, samples: list[array[float]], most: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from measured_net import Net, X, loss_of
@@ -11,6 +12,7 @@ from torch import nn
 import habana_mp._core as _core
 from habana_mp import hmp
 from habana_mp._evidence.recordings import file
+from habana_mp._evidence.recordings.form import Form
 from habana_mp.results import PolicyDiff
 from tests.evidence.recordings.programs import record
 
@@ -29,6 +31,11 @@ def training(model):
         return loss
 
     return step
+
+
+def calls_in(path):
+    with safe_open(path, "pt") as opened:
+        return msgspec.json.decode(opened.get_tensor("recording").numpy().tobytes(), type=Form).calls
 
 
 def test_a_step_and_two_files_are_the_same_as_a_recording(model, here):
@@ -96,10 +103,57 @@ def test_what_a_file_has(model, here):
 def test_a_norm_is_that_of_all_numbers(model, here):
     numbers = torch.linspace(-3, 3, 5000)
     record("a.rec", lambda: numbers * 2)
-    (call,) = [call for call in file.load("a.rec").run.values()["calls"] if call["inner"] == "aten::mul"]
-    (result,) = call["results"]
-    assert result["norm"] == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
-    assert (result["step"], len(result["sample"]) // 4) == (4, 1250)
+    (result,) = next(call.results for call in calls_in("a.rec") if call.inner == "aten::mul")
+    assert result.norm == pytest.approx((numbers * 2).double().norm().item(), rel=1e-6)
+    assert (result.step, result.sampled) == (4, 1250)
+
+
+def test_a_number_of_python_is_no_call_of_its_own(here):
+    numbers = torch.ones(64)
+    record("a.rec", lambda: numbers.mul_(2).lerp_(numbers, 0.5))
+    assert [call.inner for call in calls_in("a.rec")] == ["aten::mul_", "aten::lerp_"]
+
+
+VIEWS = {
+    "rows": lambda x: x[:, ::3],
+    "columns": lambda x: x[:, :, 5:],
+    "transposed": lambda x: x.transpose(1, 2),
+    "transposed, an odd number": lambda x: x[0, :33].t(),
+    "the first dimension last": lambda x: x.permute(1, 2, 0),
+    "four dimensions": lambda x: x.view(37, 8, 8, 48).permute(0, 2, 3, 1),
+    "all turned": lambda x: x.view(37, 8, 8, 48).permute(3, 2, 0, 1),
+    "expanded": lambda x: x[:, :, :1].expand(37, 64, 5),
+    "one": lambda x: x[1, 1, 1],
+    "none": lambda x: x[:0],
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int8, torch.bool, torch.complex64]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_hash_is_of_the_numbers_in_their_order_wherever_they_lie(dtype, view):
+    x = view((torch.arange(37 * 64 * 48) % 251 - 100).view(37, 64, 48).to(dtype))
+    hashed = _core.hash_of_numbers(x)
+    assert hashed == _core.hash_of_numbers(x.clone(memory_format=torch.contiguous_format)) != 0
+    if x.numel() > 1 and dtype.is_floating_point:
+        assert hashed == _core.hash_of_numbers(x.double().to(dtype))
+        assert hashed != _core.hash_of_numbers(x.flip(0))
+
+
+def test_what_a_kernel_writes_is_seen_where_no_version_counts_it(here):
+    """The backward pass of an embedding makes zeros, and then writes some rows of them."""
+
+    def step_of(rows):
+        weight = torch.zeros(4096, 8, requires_grad=True)
+        return lambda: torch.nn.functional.embedding(rows, weight).sum().backward()
+
+    record("a.rec", step_of(torch.tensor([5])))
+    record("b.rec", step_of(torch.tensor([7])))
+    results = [
+        [call.results[0].hash for call in calls_in(path) if call.inner == "aten::embedding_dense_backward"]
+        for path in ("a.rec", "b.rec")
+    ]
+    assert results[0] != results[1]
 
 
 def test_a_file_has_a_bounded_size(here, monkeypatch):

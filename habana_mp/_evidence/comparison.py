@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Any
 
@@ -125,6 +125,8 @@ class Comparison(Short, Document):
         lost: how many calls were not compared.
         notes: remarks, such as calls that could not be compared.
         policy_diff: what the policies of run a and run b decide otherwise; None if one of the runs has none, or both have the same one.
+        environment_diff: what a recording was made with and the other run was not: "torch", "habana_mp", "Python", "machine", "CPU",
+            "instruction set", "threads", "devices" or "policy", each with the values of run a and run b. It does not make ``same`` False.
         log_probabilities: the log-probabilities of both runs, if both returned ``{"log_probabilities": tensor}``; else None.
         rtol: the tolerance within which numbers count as the same.
 
@@ -147,6 +149,7 @@ class Comparison(Short, Document):
     notes: tuple[str, ...] = ()
     policy_diff: PolicyDiff | None = None
     log_probabilities: LogProbabilities | None = None
+    environment_diff: dict[str, tuple[str, str]] = field(default_factory=dict)
     rtol: float = 0.0
 
     def assert_same(self) -> None:
@@ -160,7 +163,7 @@ class Comparison(Short, Document):
 
     def __str__(self) -> str:
         a, b = self.names
-        lines = [f"a: {a}", f"b: {b}", *self._policies(), *self.notes]
+        lines = [f"a: {a}", f"b: {b}", *self._environments(), *self._policies(), *self.notes]
         if self.same:
             within = f" within {self.rtol:g}" if self.rtol else ""
             lines.append(f"The same numbers in {counted(self.calls, 'call')}{within}.")
@@ -177,7 +180,8 @@ class Comparison(Short, Document):
     def _line(self) -> str:
         a, b = self.names
         found = "the same numbers" if self.same else f"{counted(len(self.rows), 'op')} with other numbers"
-        return f"{a} and {b}, {found}"
+        others = f", other {', '.join(self.environment_diff)}" if self.environment_diff else ""
+        return f"{a} and {b}, {found}{others}"
 
     def differing_ops(self) -> dict[str, tuple[str, str]]:
         """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules."""
@@ -186,6 +190,18 @@ class Comparison(Short, Document):
 
     def _policies(self) -> Iterator[str]:
         if self.policy_diff is None:
+    def _environments(self) -> Iterator[str]:
+        if self.environment_diff:
+            yield self.environments()
+
+    def environments(self) -> str:
+        """Return ``environment_diff`` as a line, "" if it is empty: "a: torch 2.12.0, b: torch 2.13.0"."""
+        pairs = self.environment_diff.items()
+        return ", ".join(
+            f"{run}: " + ", ".join(f"{name} {values[i]}" for name, values in pairs)
+            for i, run in enumerate("ab" if pairs else "")
+        )
+
             return
         here = [f"{op} {a} / {b}" for op, (a, b) in self.differing_ops().items()]
         some = ", ".join(here[:_MOST_NAMES]) + (", ..." if len(here) > _MOST_NAMES else "")

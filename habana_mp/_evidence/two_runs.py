@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,7 +89,12 @@ class TwoRuns:
         self._result_error = _part(found.result_error) if self._have_results else None
         self._same_results = found.same_results
 
-    def comparison(self, names: tuple[str, str], policy_diff: PolicyDiff | None = None) -> Comparison:
+    def comparison(
+        self,
+        names: tuple[str, str],
+        policy_diff: PolicyDiff | None = None,
+        environment_diff: Mapping[str, tuple[str, str]] | None = None,
+    ) -> Comparison:
         differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
         notes = self._notes_on_ends(matched)
@@ -108,6 +113,7 @@ class TwoRuns:
             lost=self.a.lost + self.b.lost,
             notes=(*self._notes, *notes),
             policy_diff=policy_diff,
+            environment_diff=dict(environment_diff or {}),
             log_probabilities=self._compared_log_probabilities(),
             rtol=self._terms.rtol,
         )

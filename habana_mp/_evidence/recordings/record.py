@@ -12,9 +12,9 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._evidence.looking import check_nothing_runs, log_probabilities_of, looking, numbers_of
-from habana_mp._evidence.recordings.file import SUFFIX, Kept, about, is_recording, save
+from habana_mp._evidence.recordings.about import about, policy_here
+from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, save
 from habana_mp._policy.policy import Policy
-from habana_mp._scope import in_force
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +58,7 @@ class Recording:
 
     def __enter__(self) -> Self:
         check_nothing_runs("record")
-        region = _core.autocast_policy("cpu")
-        self._policy = Policy(region) if region is not None else in_force.policy
+        self._policy = policy_here()
         self._looking.enter_context(looking(lambda: _core.start_recording(by_compare=False)))
         return self
 

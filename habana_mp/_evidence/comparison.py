@@ -129,6 +129,7 @@ class Comparison(Short, Document):
             "instruction set", "threads", "devices" or "policy", each with the values of run a and run b. It does not make ``same`` False.
         log_probabilities: the log-probabilities of both runs, if both returned ``{"log_probabilities": tensor}``; else None.
         rtol: the tolerance within which numbers count as the same.
+        both_recorded: True if both runs are recordings. Then no op ran once more, and no shares are known.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -148,9 +149,10 @@ class Comparison(Short, Document):
     lost: int
     notes: tuple[str, ...] = ()
     policy_diff: PolicyDiff | None = None
-    log_probabilities: LogProbabilities | None = None
     environment_diff: dict[str, tuple[str, str]] = field(default_factory=dict)
+    log_probabilities: LogProbabilities | None = None
     rtol: float = 0.0
+    both_recorded: bool = False
 
     def assert_same(self) -> None:
         """Raise if the runs differ. For tests.
@@ -188,8 +190,6 @@ class Comparison(Short, Document):
         ops = {} if self.policy_diff is None else self.policy_diff.ops
         return {op: ops[op] for op in dict.fromkeys(row.op for row in self.rows) if op in ops}
 
-    def _policies(self) -> Iterator[str]:
-        if self.policy_diff is None:
     def _environments(self) -> Iterator[str]:
         if self.environment_diff:
             yield self.environments()
@@ -202,6 +202,8 @@ class Comparison(Short, Document):
             for i, run in enumerate("ab" if pairs else "")
         )
 
+    def _policies(self) -> Iterator[str]:
+        if self.policy_diff is None:
             return
         here = [f"{op} {a} / {b}" for op, (a, b) in self.differing_ops().items()]
         some = ", ".join(here[:_MOST_NAMES]) + (", ..." if len(here) > _MOST_NAMES else "")
@@ -215,7 +217,13 @@ class Comparison(Short, Document):
         return tuple(largest_first(self.rows))
 
     def main_makers(self, part: float = 0.9) -> tuple[Difference, ...]:
-        """Return the fewest rows that together have at least ``part`` of all shares, the largest first. Empty if no shares are known."""
+        """Return the fewest rows that together have at least ``part`` of all shares, the largest first. Empty if no gradient has measured a share.
+
+        Raises:
+            ValueError: both runs are recordings. What an op makes is measured by running it once more.
+        """
+        if self.both_recorded:
+            raise ValueError(f"both runs are recordings, so no shares are known. {self._run_one()}")
         rows: list[Difference] = []
         for row in largest_first(self.rows):
             if not row.share or sum(each.share for each in rows) >= part:
@@ -225,11 +233,17 @@ class Comparison(Short, Document):
 
     def _log_probabilities(self) -> Iterator[str]:
         yield f"log-probabilities: {self.log_probabilities}"
-        main = self.main_makers()
+        if self.both_recorded and not self.same:
+            yield f"  {self._run_one()}"
+        main = () if self.both_recorded else self.main_makers()
         if main:
             some = ", ".join(f"{row._place} {percent(row.share, 1.0)}" for row in main[:_MOST_NAMES])
             more = f", and {counted(len(main) - _MOST_NAMES, 'more op')}" if len(main) > _MOST_NAMES else ""
             yield f"  90 % of the {'change of the loss' if self.losses[1] else 'gap'}: {some}{more}"
+
+    def _run_one(self) -> str:
+        """What to do to know shares."""
+        return f"To see which ops make the gap, run one of the two: hmp.compare(step, {self.names[0]!r})"
 
     def flips(self) -> tuple[Difference, ...]:
         """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""

@@ -116,6 +116,7 @@ class TwoRuns:
             environment_diff=dict(environment_diff or {}),
             log_probabilities=self._compared_log_probabilities(),
             rtol=self._terms.rtol,
+            both_recorded=self._both_files,
         )
 
     def _same_ends(self) -> bool:

@@ -307,11 +307,11 @@ class TwoRuns:
         return next((row for row in rows.values() if row.kind.startswith("only")), None)
 
     def _makes(self, run: _Run, number: int, is_unmatched: Callable[[int], bool]) -> bool:
-        """Whether a call without a counterpart may make a difference: with ``rtol``, none that only moves what the other run has too."""
+        """Whether a call without a counterpart may make a difference: with ``rtol``, none that only moves what the other run has too, or rounds less."""
         if not is_unmatched(number):
             return False
-        call = run.calls[number]
-        if not self._terms.rtol or not (call.moves or call.inner in _JOINS):
+        call, rtol = run.calls[number], self._terms.rtol
+        if not rtol or not (call.moves or call.inner in _JOINS) or call.rounding > rtol:
             return True
         return any(0 <= maker < number and self._makes(run, maker, is_unmatched) for maker in call.makers)
 

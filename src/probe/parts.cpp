@@ -34,21 +34,23 @@ constexpr std::array kProducts = {"aten::linear", "aten::addmm", "aten::mm",
 struct Open {
   std::vector<std::int64_t> numbers;
   const RecordedCall* call = nullptr;
-  std::string_view path;
+  std::string_view module;
   bool is_open = true;
+
+  std::string_view path() const { return report::ModulePath(module).path; }
 };
 
 struct Group {
   std::vector<Open*> first, second;
 };
-using Groups = std::map<std::string, Group>;
-
 
 // The parts of a whole, in the order of their places in it.
 struct Division {
   std::vector<Open*> parts{};
   std::int64_t groups = 1;  // see Slice
 };
+using Groups = std::map<std::string, Group>;
+
 std::string_view kind_of(const RecordedCall& call) {
   const bool product = std::find(kProducts.begin(), kProducts.end(), call.inner) != kProducts.end();
   return product ? "product" : std::string_view(call.inner);
@@ -118,8 +120,7 @@ class Parts {
       if (pairing_.is_taken(number) && !other_sizes[i]) continue;
       open_first[i] = true;
       if (!inside(open_first, call.outer))
-        first_.push_back(
-            {{number}, &call, report::ModulePath(pairing_.module_of_first(call)).path});
+        first_.push_back({{number}, &call, pairing_.module_of_first(call)});
     }
     for (std::size_t i = 0; i < second_.calls.size(); ++i) {
       const RecordedCall& call = second_.calls[i];
@@ -128,9 +129,8 @@ class Parts {
       if (found->match != kNoCall && !open_second[i]) continue;
       open_second[i] = true;
       if (!inside(open_second, call.outer))
-        second_open_.push_back({{static_cast<std::int64_t>(i)},
-                                &call,
-                                report::ModulePath(second_.sites[call.site].module).path});
+        second_open_.push_back(
+            {{static_cast<std::int64_t>(i)}, &call, second_.sites[call.site].module});
     }
   }
 
@@ -150,14 +150,14 @@ class Parts {
   Groups grouped(Place place, Kind kind) {
     Groups groups;
     const auto key = [&](const Open& open) {
-      return std::string(place(open.path)) + '\n' + std::string(kind(*open.call)) +
+      return std::string(place(open.path())) + '\n' + std::string(kind(*open.call)) +
              (open.call->backward ? "\nb" : "\nf");
     };
     for (Open& open : first_) {
-      if (open.is_open && !open.path.empty()) groups[key(open)].first.push_back(&open);
+      if (open.is_open && !open.module.empty()) groups[key(open)].first.push_back(&open);
     }
     for (Open& open : second_open_) {
-      if (open.is_open && !open.path.empty()) groups[key(open)].second.push_back(&open);
+      if (open.is_open && !open.module.empty()) groups[key(open)].second.push_back(&open);
     }
     return groups;
   }
@@ -301,10 +301,12 @@ class Parts {
            double total) {
     for (const std::int64_t match : matches) pairing_.take(match);
     for (const std::int64_t number : own.numbers) {
-      *pairing_.compared(number) = {.partner = partner,
-                                    .match = matches[0],
-                                    .more = {matches.begin() + 1, matches.end()},
-                                    .total = total};
+      ComparedCall& compared = *pairing_.compared(number);
+      compared = {.partner = partner,
+                  .match = matches[0],
+                  .more = {matches.begin() + 1, matches.end()},
+                  .total = total,
+                  .rerun = compared.rerun};
     }
   }
 
@@ -314,8 +316,8 @@ class Parts {
     for (std::vector<Open>* opens : {&first_, &second_open_}) {
       std::map<std::string, std::vector<const Open*>> by_module;
       for (const Open& open : *opens) {
-        if (open.is_open && !open.path.empty())
-          by_module[std::string(open.path) + '\n' + open.call->inner +
+        if (open.is_open && !open.module.empty())
+          by_module[std::string(open.path()) + '\n' + open.call->inner +
                     (open.call->backward ? "\nb" : "\nf")]
               .push_back(&open);
       }
@@ -328,7 +330,7 @@ class Parts {
         if (!digest) continue;
         RecordedCall& call = joined_.emplace_back(*own[0]->call);
         call.results = {*std::move(digest)};
-        Open& open = whole.emplace_back(Open{{}, &call, own[0]->path});
+        Open& open = whole.emplace_back(Open{{}, &call, own[0]->module});
         for (const Open* each : own) open.numbers.push_back(each->numbers[0]);
       }
       opens->insert(opens->end(), whole.begin(), whole.end());

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[3]
 def recorded_by(tmp_path_factory):
     folders = {}
 
-    def call(function: str) -> Path:
+    def call(function: str, python: str = sys.executable) -> Path:
         if function not in folders:
             folders[function] = folder = tmp_path_factory.mktemp(function)
             child = Path(__file__).with_name("child.py")
             done = subprocess.run(
-                [sys.executable, child, function, folder],
+                [python, child, function, folder],
                 env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,

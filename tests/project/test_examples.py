@@ -136,7 +136,9 @@ def test_tune_gpt():
 
 def test_rl_trainer():
     text = run("examples/rl_trainer.py", "--steps", "10")
-    gaps = re.findall(r"(\S+) nats per token over 256 tokens, largest ratio (\d\.\d+), (\S+)% of tokens beyond 1.01", text)
+    gaps = re.findall(
+        r"(\S+) nats per token over 256 tokens, largest ratio (\d\.\d+), (\S+)% of tokens beyond 1.01", text
+    )
     (nats, ratio, beyond), (_, edited_ratio, edited_beyond), (last, _, _) = (map(float, gap) for gap in gaps)
     assert 1 < edited_ratio < ratio
     assert edited_beyond < beyond / 2

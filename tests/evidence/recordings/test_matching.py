@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
-from tests.evidence.recordings.plants import PROGRAMS
+from tests.evidence.recordings.planted.plants import PROGRAMS
 from tests.evidence.recordings.programs import NAMES, TOKENS, Engine, by_token, gpt, record, whole
 
 RTOL = 1e-4

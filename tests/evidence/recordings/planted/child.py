@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from habana_mp import hmp
-from tests.evidence.recordings import plants
+from tests.evidence.recordings.planted import plants
 from tests.evidence.recordings.programs import record
 from zoo.differences import LOWERED, STEPS, Net, net, step_of
 

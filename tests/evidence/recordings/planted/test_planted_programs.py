@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from habana_mp import hmp
-from tests.evidence.recordings.child import file_of
-from tests.evidence.recordings.plants import CASES, PLANTS, PROGRAMS, first, second
+from tests.evidence.recordings.planted.child import file_of
+from tests.evidence.recordings.planted.plants import CASES, PLANTS, PROGRAMS, first, second
 from tests.evidence.recordings.programs import record
 
 RTOL = 1e-4

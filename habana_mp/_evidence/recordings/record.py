@@ -76,7 +76,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
 
     The file has, for each call of an op on this thread and in its backward passes: the module, the phase, dtypes and shapes, a hash of
     all numbers, a sample of up to 2,048 of them, and their norm; then the losses, the gradients, the values given to ``returns``, the
-    policy, and the versions of torch and habana_mp. It has at most 20 MB. Of a longer run there are fewer samples, then fewer calls.
+    policy, the machine, the number of threads, and the versions of torch and habana_mp. It has at most 20 MB. Of a longer run there are fewer samples, then fewer calls.
     It has no code, and loading it runs none. It has numbers of weights and inputs only as results of ops.
 
     Args:

@@ -15,7 +15,8 @@ from habana_mp._autocast.models_called import on_models_called
 from habana_mp._evidence.comparison import Comparison
 from habana_mp._evidence.kept_state import KeptState
 from habana_mp._evidence.looking import check_nothing_runs, log_probabilities_of, looking, numbers_of
-from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load, policy_of
+from habana_mp._evidence.recordings.about import about, environment_diff, policy_here, recorded_policy
+from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load
 from habana_mp._evidence.recordings.record import kept_log_probabilities
 from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._evidence.two_runs import TwoRuns
@@ -166,7 +167,8 @@ def _ran(found: _Found | None) -> _Found:
 def _files(first: Kept, second: Kept, terms: Terms) -> Comparison:
     found = _core.compared(first.run, second.run, terms.names_in(first.run), terms.rtol)
     runs = TwoRuns(found, terms, (first, second.log_probabilities), both_files=True)
-    return runs.comparison((first.file, second.file), diff_of(policy_of(first), policy_of(second)))
+    policies = recorded_policy(first.about), recorded_policy(second.about)
+    return runs.comparison((first.file, second.file), diff_of(*policies), environment_diff(first.about, second.about))
 
 
 def _beside(first: Kept, step: Callable[[], Any], terms: Terms) -> Comparison:
@@ -177,7 +179,14 @@ def _beside(first: Kept, step: Callable[[], Any], terms: Terms) -> Comparison:
             runs = compared_with(first, step, terms)
         finally:
             kept.restore()
-    return runs.comparison((first.file, _name_of(step)), diff_of(policy_of(first), in_force.policy))
+    return beside(runs, first, (first.file, _name_of(step)))
+
+
+def beside(runs: TwoRuns, first: Kept, names: tuple[str, str]) -> Comparison:
+    """Of a recording and a run that has just ended, under the policy in force."""
+    policy = policy_here()
+    diff = diff_of(recorded_policy(first.about), policy)
+    return runs.comparison(names, diff, environment_diff(first.about, about(policy)))
 
 
 def _projected(returned: list[torch.Tensor]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Any
 
@@ -125,8 +125,11 @@ class Comparison(Short, Document):
         lost: how many calls were not compared.
         notes: remarks, such as calls that could not be compared.
         policy_diff: what the policies of run a and run b decide otherwise; None if one of the runs has none, or both have the same one.
+        environment_diff: what a recording was made with and the other run was not: "torch", "habana_mp", "Python", "machine", "CPU",
+            "instruction set", "threads", "devices" or "policy", each with the values of run a and run b. It does not make ``same`` False.
         log_probabilities: the log-probabilities of both runs, if both returned ``{"log_probabilities": tensor}``; else None.
         rtol: the tolerance within which numbers count as the same.
+        both_recorded: True if both runs are recordings. Then no op ran once more, and no shares are known.
 
     Example:
         >>> found = hmp.compare(lambda: model(x), None, "balanced")
@@ -146,8 +149,10 @@ class Comparison(Short, Document):
     lost: int
     notes: tuple[str, ...] = ()
     policy_diff: PolicyDiff | None = None
+    environment_diff: dict[str, tuple[str, str]] = field(default_factory=dict)
     log_probabilities: LogProbabilities | None = None
     rtol: float = 0.0
+    both_recorded: bool = False
 
     def assert_same(self) -> None:
         """Raise if the runs differ. For tests.
@@ -160,7 +165,7 @@ class Comparison(Short, Document):
 
     def __str__(self) -> str:
         a, b = self.names
-        lines = [f"a: {a}", f"b: {b}", *self._policies(), *self.notes]
+        lines = [f"a: {a}", f"b: {b}", *self._environments(), *self._policies(), *self.notes]
         if self.same:
             within = f" within {self.rtol:g}" if self.rtol else ""
             lines.append(f"The same numbers in {counted(self.calls, 'call')}{within}.")
@@ -177,12 +182,25 @@ class Comparison(Short, Document):
     def _line(self) -> str:
         a, b = self.names
         found = "the same numbers" if self.same else f"{counted(len(self.rows), 'op')} with other numbers"
-        return f"{a} and {b}, {found}"
+        others = f", other {', '.join(self.environment_diff)}" if self.environment_diff else ""
+        return f"{a} and {b}, {found}{others}"
 
     def differing_ops(self) -> dict[str, tuple[str, str]]:
         """Return the ops of ``rows`` whose rules differ between the policies of run a and run b, with both rules."""
         ops = {} if self.policy_diff is None else self.policy_diff.ops
         return {op: ops[op] for op in dict.fromkeys(row.op for row in self.rows) if op in ops}
+
+    def _environments(self) -> Iterator[str]:
+        if self.environment_diff:
+            yield self.environments()
+
+    def environments(self) -> str:
+        """Return ``environment_diff`` as a line, "" if it is empty: "a: torch 2.12.0, b: torch 2.13.0"."""
+        pairs = self.environment_diff.items()
+        return ", ".join(
+            f"{run}: " + ", ".join(f"{name} {values[i]}" for name, values in pairs)
+            for i, run in enumerate("ab" if pairs else "")
+        )
 
     def _policies(self) -> Iterator[str]:
         if self.policy_diff is None:
@@ -199,7 +217,13 @@ class Comparison(Short, Document):
         return tuple(largest_first(self.rows))
 
     def main_makers(self, part: float = 0.9) -> tuple[Difference, ...]:
-        """Return the fewest rows that together have at least ``part`` of all shares, the largest first. Empty if no shares are known."""
+        """Return the fewest rows that together have at least ``part`` of all shares, the largest first. Empty if no gradient has measured a share.
+
+        Raises:
+            ValueError: both runs are recordings. What an op makes is measured by running it once more.
+        """
+        if self.both_recorded:
+            raise ValueError(f"both runs are recordings, so no shares are known. {self._run_one()}")
         rows: list[Difference] = []
         for row in largest_first(self.rows):
             if not row.share or sum(each.share for each in rows) >= part:
@@ -209,11 +233,17 @@ class Comparison(Short, Document):
 
     def _log_probabilities(self) -> Iterator[str]:
         yield f"log-probabilities: {self.log_probabilities}"
-        main = self.main_makers()
+        if self.both_recorded and not self.same:
+            yield f"  {self._run_one()}"
+        main = () if self.both_recorded else self.main_makers()
         if main:
             some = ", ".join(f"{row._place} {percent(row.share, 1.0)}" for row in main[:_MOST_NAMES])
             more = f", and {counted(len(main) - _MOST_NAMES, 'more op')}" if len(main) > _MOST_NAMES else ""
             yield f"  90 % of the {'change of the loss' if self.losses[1] else 'gap'}: {some}{more}"
+
+    def _run_one(self) -> str:
+        """What to do to know shares."""
+        return f"To see which ops make the gap, run one of the two: hmp.compare(step, {self.names[0]!r})"
 
     def flips(self) -> tuple[Difference, ...]:
         """Return the rows of ops whose choices differ (``flipped``), those with the largest part of their choices first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -89,7 +89,12 @@ class TwoRuns:
         self._result_error = _part(found.result_error) if self._have_results else None
         self._same_results = found.same_results
 
-    def comparison(self, names: tuple[str, str], policy_diff: PolicyDiff | None = None) -> Comparison:
+    def comparison(
+        self,
+        names: tuple[str, str],
+        policy_diff: PolicyDiff | None = None,
+        environment_diff: Mapping[str, tuple[str, str]] | None = None,
+    ) -> Comparison:
         differs = any(each.kind not in ("same", "only in b") for each in self._compared)
         matched = sum(each.match >= 0 for each in self._compared)
         notes = self._notes_on_ends(matched)
@@ -108,8 +113,10 @@ class TwoRuns:
             lost=self.a.lost + self.b.lost,
             notes=(*self._notes, *notes),
             policy_diff=policy_diff,
+            environment_diff=dict(environment_diff or {}),
             log_probabilities=self._compared_log_probabilities(),
             rtol=self._terms.rtol,
+            both_recorded=self._both_files,
         )
 
     def _same_ends(self) -> bool:
@@ -300,11 +307,11 @@ class TwoRuns:
         return next((row for row in rows.values() if row.kind.startswith("only")), None)
 
     def _makes(self, run: _Run, number: int, is_unmatched: Callable[[int], bool]) -> bool:
-        """Whether a call without a counterpart may make a difference: with ``rtol``, none that only moves what the other run has too."""
+        """Whether a call without a counterpart may make a difference: with ``rtol``, none that only moves what the other run has too, or rounds less."""
         if not is_unmatched(number):
             return False
-        call = run.calls[number]
-        if not self._terms.rtol or not (call.moves or call.inner in _JOINS):
+        call, rtol = run.calls[number], self._terms.rtol
+        if not rtol or not (call.moves or call.inner in _JOINS) or call.rounding > rtol:
             return True
         return any(0 <= maker < number and self._makes(run, maker, is_unmatched) for maker in call.makers)
 

@@ -16,6 +16,7 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp import _loading, _weights
+from habana_mp._evidence.recordings.about import cpu_name
 from habana_mp._hpu import gaudi_flags, gaudi_switches
 from habana_mp._hpu.mapping import DEVICE_VARIABLE
 from habana_mp._policy.environment import LIST_VARIABLES
@@ -134,7 +135,7 @@ def _examine() -> Examination:
 def _cpu() -> dict[str, Any]:
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return {
-        "name": able.get("cpu_name", platform.processor() or platform.machine()),
+        "name": cpu_name(),
         "architecture": platform.machine(),
         "cpus": os.cpu_count(),
         "threads of torch": torch.get_num_threads(),

@@ -322,16 +322,22 @@ inline int graph_task() { return torch::autograd::get_current_graph_task_id(); }
 // Which threads are those of a step: torch hands what Python has put on a thread on to the threads
 // of its backward passes.
 inline std::string thread_mark(std::uint64_t number) { return "hmp." + std::to_string(number); }
-inline void mark_thread(std::uint64_t number, bool marked) {
-  using at::impl::ThreadLocalPythonObjects;
-  if (marked) {
-    ThreadLocalPythonObjects::set(thread_mark(number), nullptr);
-  } else if (ThreadLocalPythonObjects::contains(thread_mark(number))) {
-    ThreadLocalPythonObjects::erase(thread_mark(number));
-  }
-}
 inline bool is_marked(std::uint64_t number) {
-  return at::impl::ThreadLocalPythonObjects::contains(thread_mark(number));
+  using at::impl::ThreadLocalPythonObjects;
+  const std::string mark = thread_mark(number);
+  return ThreadLocalPythonObjects::contains(mark) && ThreadLocalPythonObjects::get(mark) != nullptr;
+}
+template <typename Objects = at::impl::ThreadLocalPythonObjects>
+void mark_thread(std::uint64_t number, bool marked) {
+  if (marked) {
+    Objects::set(thread_mark(number), std::make_shared<c10::SafePyObject>(nullptr, nullptr));
+  } else if (is_marked(number)) {
+    if constexpr (requires { Objects::erase(thread_mark(number)); }) {  // since torch 2.13
+      Objects::erase(thread_mark(number));
+    } else {
+      Objects::set(thread_mark(number), nullptr);
+    }
+  }
 }
 
 // Who looks on

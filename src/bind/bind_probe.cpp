@@ -210,6 +210,7 @@ void bind_recording(py::module_& module) {
       .def_readonly("inner", &RecordedCall::inner)
       .def_readonly("backward", &RecordedCall::backward)
       .def_readonly("moves", &RecordedCall::moves)
+      .def_property_readonly("rounding", &rounding_of)
       .def_readonly("outer", &RecordedCall::outer)
       .def_property_readonly("makers", &makers_of)
       .def_property_readonly("sizes", &sizes_of)

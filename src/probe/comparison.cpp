@@ -240,7 +240,7 @@ void Comparer::ended(RunningCall& running, const std::vector<c10::IValue>& resul
     const std::lock_guard guard(mutex_);
     ComparedCall* own = pairing_ ? pairing_->compared(running.number) : nullptr;
     if (own == nullptr) return;
-    own->made = found.made;
+    own->made = own->rerun = found.made;
     own->why = found.why;
   } else if (inherits) {
     made_by(running, results, found);  // for what it inherits

@@ -49,6 +49,29 @@ std::string key_of(std::string_view module, const RecordedCall& call) {
 
 }  // namespace
 
+double rounding_of(const RecordedCall& call) {
+  if (!call.moves || call.arguments.empty() || call.results.empty()) return 0;
+  const RecordedArgument& given = call.arguments[0];
+  const evidence::Digest& made = call.results[0];
+  const bool same = given.ran == made.dtype || given.hash == made.hash;
+  if (same || !c10::isFloatingType(given.ran) || !c10::isFloatingType(made.dtype)) return 0;
+  const auto epsilon = [&]() -> double {
+    switch (made.dtype) {
+      case at::kDouble:
+        return std::numeric_limits<double>::epsilon();
+      case at::kFloat:
+        return std::numeric_limits<float>::epsilon();
+      case at::kHalf:
+        return std::numeric_limits<c10::Half>::epsilon();
+      case at::kBFloat16:
+        return std::numeric_limits<c10::BFloat16>::epsilon();
+      default:  // of 8 bits and fewer
+        return 0.25;
+    }
+  };
+  return epsilon() / 4;  // the root of the mean square of roundings is a bit less
+}
+
 Pairing::Pairing(std::shared_ptr<const Recording> first, Terms terms)
     : first_(std::move(first)), terms_(std::move(terms)) {
   if (first_ == nullptr)
@@ -252,7 +275,7 @@ void Pairing::classify(ComparedCall& compared, const RecordedCall& call) const {
     compared.made = compared.same_inputs ? compared.total : kUnknown;
   } else if (same_op && !same_dtypes(there, call)) {
     compared.difference = Difference::Precision;
-    if (compared.same_inputs) compared.made = compared.total;
+    compared.made = compared.same_inputs ? compared.total : compared.rerun;
   } else if (compared.same_inputs) {
     compared.difference = Difference::Result;
     compared.made = compared.total;

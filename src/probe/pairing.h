@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -43,6 +44,7 @@ struct ComparedCall {
   std::vector<std::int64_t> more{};  // of Partner::Parts: the calls behind `match`
   double made = 0;   // here, in parts of the size of the result; NaN where that is not known
   double total = 0;  // with what was passed on
+  double rerun = std::numeric_limits<double>::quiet_NaN();  // `made`, where it ran once more
   bool seen = true;  // all its numbers could be read
   bool same_inputs = false;
   evidence::Flips flips{};
@@ -53,6 +55,10 @@ struct ComparedCall {
   };
   std::vector<Argument> arguments{};
 };
+
+// About how far a cast moves the numbers that it is given, in parts of their size; 0 of any other
+// call, and where they fit in the other dtype.
+double rounding_of(const RecordedCall& call);
 
 // How two runs are compared.
 struct Terms {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@ using evidence::Digest;
 using evidence::Distance;
 
 constexpr std::size_t kMostCandidates = 64;
+constexpr std::int64_t kMostGroups = 1024;  // heads, or groups of heads
 constexpr double kAlike = 0.1;  // results that are as near are those of the same formula
 // One op or another of them multiplies with a weight.
 constexpr std::array kProducts = {"aten::linear", "aten::addmm", "aten::mm",
@@ -32,12 +34,20 @@ constexpr std::array kProducts = {"aten::linear", "aten::addmm", "aten::mm",
 struct Open {
   std::vector<std::int64_t> numbers;
   const RecordedCall* call = nullptr;
-  std::string_view path;
+  std::string_view module;
   bool is_open = true;
+
+  std::string_view path() const { return report::ModulePath(module).path; }
 };
 
 struct Group {
   std::vector<Open*> first, second;
+};
+
+// The parts of a whole, in the order of their places in it.
+struct Division {
+  std::vector<Open*> parts{};
+  std::int64_t groups = 1;  // see Slice
 };
 using Groups = std::map<std::string, Group>;
 
@@ -110,8 +120,7 @@ class Parts {
       if (pairing_.is_taken(number) && !other_sizes[i]) continue;
       open_first[i] = true;
       if (!inside(open_first, call.outer))
-        first_.push_back(
-            {{number}, &call, report::ModulePath(pairing_.module_of_first(call)).path});
+        first_.push_back({{number}, &call, pairing_.module_of_first(call)});
     }
     for (std::size_t i = 0; i < second_.calls.size(); ++i) {
       const RecordedCall& call = second_.calls[i];
@@ -120,9 +129,8 @@ class Parts {
       if (found->match != kNoCall && !open_second[i]) continue;
       open_second[i] = true;
       if (!inside(open_second, call.outer))
-        second_open_.push_back({{static_cast<std::int64_t>(i)},
-                                &call,
-                                report::ModulePath(second_.sites[call.site].module).path});
+        second_open_.push_back(
+            {{static_cast<std::int64_t>(i)}, &call, second_.sites[call.site].module});
     }
   }
 
@@ -142,14 +150,14 @@ class Parts {
   Groups grouped(Place place, Kind kind) {
     Groups groups;
     const auto key = [&](const Open& open) {
-      return std::string(place(open.path)) + '\n' + std::string(kind(*open.call)) +
+      return std::string(place(open.path())) + '\n' + std::string(kind(*open.call)) +
              (open.call->backward ? "\nb" : "\nf");
     };
     for (Open& open : first_) {
-      if (open.is_open && !open.path.empty()) groups[key(open)].first.push_back(&open);
+      if (open.is_open && !open.module.empty()) groups[key(open)].first.push_back(&open);
     }
     for (Open& open : second_open_) {
-      if (open.is_open && !open.path.empty()) groups[key(open)].second.push_back(&open);
+      if (open.is_open && !open.module.empty()) groups[key(open)].second.push_back(&open);
     }
     return groups;
   }
@@ -167,14 +175,16 @@ class Parts {
               bool whole_is_first) {
     for (std::size_t w = 0; w < wholes.size(); ++w) {
       if (!wholes[w]->is_open) continue;
-      std::vector<Open*> best;
+      Division best;
       double nearest = std::numeric_limits<double>::infinity();
       const auto offer = [&](const std::vector<Open*>& own) {
         if (own.empty()) return;
-        const double distance = known(together(*wholes[w], own, whole_is_first));
-        if (!best.empty() && !(distance < nearest)) return;
-        best = own;
-        nearest = distance;
+        for (const std::int64_t groups : exact ? groups_of(*wholes[w], own) : kOneGroup) {
+          const double distance = known(together(*wholes[w], {own, groups}, whole_is_first));
+          if (best.parts.empty() || distance < nearest) best = {own, groups};
+          if (distance < nearest) nearest = distance;
+          if (nearest <= kAlike) return;
+        }
       };
       std::vector<Open*> own;
       for (std::size_t begin = 0; begin < parts.size() && own.empty(); ++begin)
@@ -186,9 +196,11 @@ class Parts {
         std::reverse(own.begin(), own.end());
         offer(own);
       }
-      if (!best.empty()) give(*wholes[w], best, whole_is_first);
+      if (!best.parts.empty()) give(*wholes[w], best, whole_is_first);
     }
   }
+
+  static inline const std::vector<std::int64_t> kOneGroup{1};
 
   static std::vector<Open*> parts_of(const Open& whole, const std::vector<Open*>& parts,
                                      std::size_t begin, std::size_t apart, bool exact) {
@@ -211,53 +223,90 @@ class Parts {
     return fits ? own : std::vector<Open*>();
   }
 
-  static Distance apart(const Open& whole, const Open& part, std::int64_t offset,
-                        bool whole_is_first) {
-    const Digest &all = whole.call->results[0], &own = part.call->results[0];
-    Distance distance;
-    add_slice(distance, all, own, *slice_of(all, own), offset, whole_is_first);
-    return distance;
+  // In how many groups the whole may have its parts.
+  static std::vector<std::int64_t> groups_of(const Open& whole, const std::vector<Open*>& parts) {
+    std::int64_t most = 0;
+    for (const Open* part : parts)
+      most = std::gcd(most, slice_of(whole.call->results[0], part->call->results[0])->length);
+    std::vector<std::int64_t> found;
+    for (std::int64_t groups = 1; groups <= std::min(most, kMostGroups); ++groups) {
+      if (most % groups == 0) found.push_back(groups);
+    }
+    return found;
   }
 
-  static Distance together(const Open& whole, const std::vector<Open*>& parts,
-                           bool whole_is_first) {
-    Distance all;
+  // Of each part.
+  static std::vector<Distance> apart(const Open& whole, const Division& division,
+                                     bool whole_is_first) {
+    const Digest& all = whole.call->results[0];
+    std::vector<Distance> found;
     std::int64_t offset = 0;
-    for (const Open* part : parts) {
+    for (const Open* part : division.parts) {
       const Digest& own = part->call->results[0];
-      const Distance distance = apart(whole, *part, offset, whole_is_first);
-      if (distance.pairs() > 0)
-        all.add(distance,
-                static_cast<double>(numel_of(own)) / static_cast<double>(distance.pairs()));
-      offset += slice_of(whole.call->results[0], own)->length;
+      Slice slice = *slice_of(all, own);
+      slice.groups = division.groups;
+      add_slice(found.emplace_back(), all, own, slice, offset, whole_is_first);
+      offset += slice.length;
+    }
+    return found;
+  }
+
+  static Distance together(const Open& whole, const Division& division, bool whole_is_first) {
+    Distance all;
+    const std::vector<Distance> distances = apart(whole, division, whole_is_first);
+    for (std::size_t i = 0; i < distances.size(); ++i) {
+      if (distances[i].pairs() == 0) continue;
+      const auto numbers = static_cast<double>(numel_of(division.parts[i]->call->results[0]));
+      all.add(distances[i], numbers / static_cast<double>(distances[i].pairs()));
     }
     return all;
   }
 
-  void give(Open& whole, const std::vector<Open*>& parts, bool whole_is_first) {
+  // How far they are apart at least: norms are of all numbers. NaN where a run has no sample.
+  static double by_norms(const Open& whole, const Division& division) {
+    const Digest& all = whole.call->results[0];
+    bool sampled = !all.sample.empty();
+    double squares = 0;
+    for (const Open* part : division.parts) {
+      const Digest& own = part->call->results[0];
+      sampled = sampled && !own.sample.empty();
+      squares += own.norm * own.norm;
+    }
+    const double found = std::abs(all.norm - std::sqrt(squares)) / all.norm;
+    return sampled && std::isfinite(found) ? found : NAN;
+  }
+
+  void give(Open& whole, const Division& division, bool whole_is_first) {
     whole.is_open = false;
-    std::int64_t offset = 0;
-    for (Open* part : parts) {
-      part->is_open = false;
-      const double total = of_part(whole, apart(whole, *part, offset, whole_is_first));
-      offset += slice_of(whole.call->results[0], part->call->results[0])->length;
-      if (whole_is_first) set(*part, Partner::Whole, whole.numbers, total);
+    const std::vector<Distance> distances = apart(whole, division, whole_is_first);
+    // The samples of a part and of the whole may have no number in common.
+    const double norms = by_norms(whole, division);
+    bool all_seen = true;
+    std::vector<std::int64_t> all;
+    for (std::size_t i = 0; i < distances.size(); ++i) {
+      Open& part = *division.parts[i];
+      const bool seen = distances[i].pairs() > 0;
+      part.is_open = false;
+      all_seen = all_seen && seen;
+      all.insert(all.end(), part.numbers.begin(), part.numbers.end());
+      if (whole_is_first)
+        set(part, Partner::Whole, whole.numbers, seen ? of_part(whole, distances[i]) : norms);
     }
     if (whole_is_first) return;
-    std::vector<std::int64_t> all;
-    for (const Open* part : parts)
-      all.insert(all.end(), part->numbers.begin(), part->numbers.end());
-    set(whole, Partner::Parts, all, known(together(whole, parts, whole_is_first)));
+    const double total = known(together(whole, division, whole_is_first));
+    set(whole, Partner::Parts, all, all_seen ? total : std::fmax(total, norms));
   }
 
   void set(const Open& own, Partner partner, const std::vector<std::int64_t>& matches,
            double total) {
     for (const std::int64_t match : matches) pairing_.take(match);
     for (const std::int64_t number : own.numbers) {
-      *pairing_.compared(number) = {.partner = partner,
-                                    .match = matches[0],
-                                    .more = {matches.begin() + 1, matches.end()},
-                                    .total = total};
+      ComparedCall& compared = *pairing_.compared(number);
+      compared = {.partner = partner,
+                  .match = matches[0],
+                  .more = {matches.begin() + 1, matches.end()},
+                  .total = total,
+                  .rerun = compared.rerun};
     }
   }
 
@@ -267,8 +316,8 @@ class Parts {
     for (std::vector<Open>* opens : {&first_, &second_open_}) {
       std::map<std::string, std::vector<const Open*>> by_module;
       for (const Open& open : *opens) {
-        if (open.is_open && !open.path.empty())
-          by_module[std::string(open.path) + '\n' + open.call->inner +
+        if (open.is_open && !open.module.empty())
+          by_module[std::string(open.path()) + '\n' + open.call->inner +
                     (open.call->backward ? "\nb" : "\nf")]
               .push_back(&open);
       }
@@ -281,7 +330,7 @@ class Parts {
         if (!digest) continue;
         RecordedCall& call = joined_.emplace_back(*own[0]->call);
         call.results = {*std::move(digest)};
-        Open& open = whole.emplace_back(Open{{}, &call, own[0]->path});
+        Open& open = whole.emplace_back(Open{{}, &call, own[0]->module});
         for (const Open* each : own) open.numbers.push_back(each->numbers[0]);
       }
       opens->insert(opens->end(), whole.begin(), whole.end());

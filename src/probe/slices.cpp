@@ -30,11 +30,13 @@ std::optional<Slice> slice_of(const Digest& whole, const Digest& part) {
 
 void add_slice(Distance& distance, const Digest& whole, const Digest& part, const Slice& slice,
                std::int64_t offset, bool whole_is_first) {
-  const std::int64_t block = slice.length * slice.inner;
+  // A group of the part lies in a group of the whole.
+  const std::int64_t own = slice.length / slice.groups * slice.inner;
+  const std::int64_t all = slice.of / slice.groups * slice.inner;
+  const std::int64_t begin = offset / slice.groups * slice.inner;
   for (std::size_t i = 0; i < part.sample.size(); ++i) {
     const std::int64_t place = static_cast<std::int64_t>(i) * part.step;
-    const std::int64_t there =
-        place / block * slice.of * slice.inner + offset * slice.inner + place % block;
+    const std::int64_t there = place / own * all + begin + place % own;
     const auto sampled = static_cast<std::size_t>(there / whole.step);
     if (there % whole.step != 0 || sampled >= whole.sample.size()) continue;
     const double a = whole.sample[sampled], b = part.sample[i];

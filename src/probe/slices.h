@@ -9,18 +9,20 @@
 
 namespace habana_mp::probe {
 
-// The part is numbers [offset, offset + length) of the whole in one dimension.
+// The part is places [offset, offset + length) of the whole in one dimension. In several groups, it
+// is such places of each group: of a fused projection whose rows are ordered by head.
 struct Slice {
   std::int64_t inner = 1;  // numbers of one place in that dimension
   std::int64_t of = 0;     // places of the whole
   std::int64_t length = 0;
+  std::int64_t groups = 1;  // both are divided into so many
 };
 
 // Nothing of what is no part, or has other numbers than floating ones: places and masks are of a
 // length, not of a part of a sequence.
 std::optional<Slice> slice_of(const evidence::Digest& whole, const evidence::Digest& part);
 
-// The numbers that both samples have, of a part that begins at the offset.
+// The numbers that both samples have, of a part that begins at the offset: `groups` divides it.
 void add_slice(evidence::Distance& distance, const evidence::Digest& whole,
                const evidence::Digest& part, const Slice& slice, std::int64_t offset,
                bool whole_is_first);

@@ -134,6 +134,19 @@ def test_tune_gpt():
     assert "# in bfloat16: predicted error " in lists
 
 
+def test_rl_trainer():
+    text = run("examples/rl_trainer.py", "--steps", "10")
+    gaps = re.findall(
+        r"(\S+) nats per token over 256 tokens, largest ratio (\d\.\d+), (\S+)% of tokens beyond 1.01", text
+    )
+    (nats, ratio, beyond), (_, edited_ratio, edited_beyond), (last, _, _) = (map(float, gap) for gap in gaps)
+    assert 1 < edited_ratio < ratio
+    assert edited_beyond < beyond / 2
+    assert last < nats / 2
+    shares = [int(share) for share in re.findall(r"^ +(\d+)%  \w+ +Model", text, re.MULTILINE)]
+    assert sum(shares) >= 89  # rounded
+
+
 @pytest.fixture(scope="module")
 def gallery():
     """The notebook after its cells ran in a kernel, in order: the outputs of each code cell, by the first line of the cell."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import platform
 from array import array
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -21,7 +19,6 @@ from safetensors.torch import save as save_tensors
 import habana_mp._core as _core
 from habana_mp._evidence.recordings import form
 from habana_mp._evidence.recordings.form import About, Form
-from habana_mp._policy.policy import Policy
 from habana_mp._show.writing import written
 
 SUFFIX = ".rec"
@@ -55,31 +52,6 @@ class Kept:
 def is_recording(named: object) -> TypeGuard[str | os.PathLike[str]]:
     """Whether it is the path of a recording, not the name of a policy: recordings end in .rec."""
     return isinstance(named, (str, os.PathLike)) and os.fspath(named).endswith(SUFFIX)
-
-
-def policy_of(kept: Kept) -> Policy | None:
-    """The policy of a recorded run; None without one, or if this version of habana_mp cannot read it."""
-    text = kept.about.policy if kept.about is not None else ""
-    if not text.startswith("name="):  # no name and no path
-        return None
-    try:
-        return Policy.load(text)
-    except ValueError:
-        return None
-
-
-def about(policy: Policy | None) -> About:
-    """What is recorded about a run of this process, under a policy."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return About(
-        habana_mp=version("habana_mp"),
-        torch=str(torch.__version__),
-        python=platform.python_version(),
-        machine=platform.machine(),
-        devices=["cpu", *([accelerator.type] if accelerator is not None else [])],
-        policy="" if policy is None else str(policy),
-        policy_name="no policy" if policy is None else policy.name,
-    )
 
 
 def save(kept: Kept, path: str | os.PathLike[str]) -> None:

@@ -20,13 +20,17 @@ class _Row(Struct, array_like=True, forbid_unknown_fields=True):
 class About(Struct, forbid_unknown_fields=True):
     """Where a run was recorded.
 
-    ``policy`` is the text of the policy in force, "" without one; ``devices`` are those that torch could use.
+    ``policy`` is the text of the policy in force, "" without one; ``instructions`` is the instruction set of torch's kernels, such as
+    "AVX2"; ``threads`` are those of an op; ``devices`` are those that torch could use.
     """
 
     habana_mp: _Text
     torch: _Text
     python: _Text
     machine: _Text
+    cpu: _Text
+    instructions: _Text
+    threads: _Count
     devices: list[_Text]
     policy: _Text
     policy_name: _Text

@@ -12,9 +12,9 @@ import torch
 
 import habana_mp._core as _core
 from habana_mp._evidence.looking import check_nothing_runs, log_probabilities_of, looking, numbers_of
-from habana_mp._evidence.recordings.file import SUFFIX, Kept, about, is_recording, save
+from habana_mp._evidence.recordings.about import about, policy_here
+from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, save
 from habana_mp._policy.policy import Policy
-from habana_mp._scope import in_force
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +58,7 @@ class Recording:
 
     def __enter__(self) -> Self:
         check_nothing_runs("record")
-        region = _core.autocast_policy("cpu")
-        self._policy = Policy(region) if region is not None else in_force.policy
+        self._policy = policy_here()
         self._looking.enter_context(looking(lambda: _core.start_recording(by_compare=False)))
         return self
 
@@ -77,7 +76,7 @@ def record(path: str | os.PathLike[str]) -> Recording:
 
     The file has, for each call of an op on this thread and in its backward passes: the module, the phase, dtypes and shapes, a hash of
     all numbers, a sample of up to 2,048 of them, and their norm; then the losses, the gradients, the values given to ``returns``, the
-    policy, and the versions of torch and habana_mp. It has at most 20 MB. Of a longer run there are fewer samples, then fewer calls.
+    policy, the machine, the number of threads, and the versions of torch and habana_mp. It has at most 20 MB. Of a longer run there are fewer samples, then fewer calls.
     It has no code, and loading it runs none. It has numbers of weights and inputs only as results of ops.
 
     Args:

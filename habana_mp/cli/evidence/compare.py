@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from habana_mp import hmp
-from habana_mp._evidence.compare import compared_with, diff_of
+from habana_mp._evidence.compare import beside, compared_with, diff_of
 from habana_mp._evidence.comparison import Comparison
-from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load, policy_of
+from habana_mp._evidence.recordings.about import recorded_policy
+from habana_mp._evidence.recordings.file import SUFFIX, Kept, is_recording, load
 from habana_mp._evidence.recordings.terms import Terms
 from habana_mp._scope import in_force
 from habana_mp._show.stream import flush, say
@@ -142,8 +143,12 @@ def compare(
     runs = compared_with(first, lambda: endings.append(ending_of(script)), terms)
     # Without --policy, the script may have replaced the default or ended it.
     own = in_force.policy.name if in_force.policy else "the script's"
-    of_first = None if other == NONE.name else policy_of(first)
-    found = runs.comparison((_name_of(other), own), diff_of(of_first, in_force.policy))
+    names = _name_of(other), own
+    if is_recording(other):
+        found = beside(runs, first, names)
+    else:  # of the same program and machine
+        of_first = None if other == NONE.name else recorded_policy(first.about)
+        found = runs.comparison(names, diff_of(of_first, in_force.policy))
     flush(sys.stdout)
     if (ending := endings[0]) is not None and ending.code:
         say(f"\n{found}", err=True)

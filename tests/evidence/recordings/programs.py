@@ -68,10 +68,15 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.attn, self.norm2 = nn.LayerNorm(WIDTH), attention, nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.rounds = False
+
+    def mlp(self, x):
+        return self.down(functional.gelu(self.up(x)))
 
     def forward(self, x, cached):
-        x = x + self.attn(self.norm(x), cached)
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        y = self.attn(self.norm(x), cached)
+        x = x + (y.bfloat16().float() if self.rounds else y)
+        return x + self.mlp(self.norm2(x))
 
 
 class GPT(nn.Module):
@@ -79,6 +84,7 @@ class GPT(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.h = nn.ModuleList(Block((Fused if fused else Attention)(kernel=kernel)) for _ in range(LAYERS))
+        self.h[-1].rounds = True
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens, cached=False):

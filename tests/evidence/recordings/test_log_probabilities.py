@@ -52,6 +52,12 @@ def test_a_trainer_and_an_engine(here):
     assert found.to_dict()["log_probabilities"]["tokens"] == 15
     assert "nats per token" in found.to_html()
     assert any(row.module == "GPT: h.0.attn.qkv" and row.kind == "precision" for row in found.rows)
+    assert found.both_recorded
+    assert "To see which ops make the gap, run one of the two: hmp.compare(step, 'trainer.rec')" in str(found)
+    with pytest.raises(
+        ValueError, match=r"both runs are recordings, so no shares are known. .*hmp.compare\(step, 'trainer.rec'\)"
+    ):
+        found.main_makers()
 
 
 def test_the_ops_that_make_the_gap(here):
@@ -64,6 +70,7 @@ def test_the_ops_that_make_the_gap(here):
     assert main[0].op == "linear"
     assert sum(row.share for row in main) >= 0.9 > sum(row.share for row in main[:-1])
     assert "90 % of the gap: linear in GPT: " in str(found)
+    assert not found.both_recorded
 
 
 def test_other_tokens_are_not_compared(here):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from habana_mp import hmp
+from tests.evidence.recordings.planted import plants
 from tests.evidence.recordings.programs import record
 from zoo.differences import LOWERED, STEPS, Net, net, step_of
 
@@ -29,6 +30,15 @@ def planted(folder: Path) -> None:
             record(folder / file_of(f"low {op}"), step_of(net()))
 
 
+def programs(folder: Path) -> None:
+    """Run a and run b of each program, and run b with each planted difference."""
+    for program in plants.PROGRAMS:
+        record(folder / file_of(f"a {program}"), plants.first(program))
+        record(folder / file_of(f"b {program}"), plants.second(program))
+    for program, plant in plants.CASES:
+        record(folder / file_of(f"{program} {plant}"), plants.second(program, plant))
+
+
 def equal(folder: Path) -> None:
     for seed in range(40):
         record(folder / file_of(f"equal {seed}"), step_of(seeded(seed)))
@@ -40,4 +50,4 @@ def seeded(seed: int) -> Net:
 
 
 if __name__ == "__main__":
-    {"planted": planted, "equal": equal}[sys.argv[1]](Path(sys.argv[2]))
+    {"planted": planted, "programs": programs, "equal": equal}[sys.argv[1]](Path(sys.argv[2]))

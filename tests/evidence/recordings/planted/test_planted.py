@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from habana_mp import hmp
-from tests.evidence.recordings.child import file_of, seeded
+from tests.evidence.recordings.planted.child import file_of, seeded
 from tests.evidence.recordings.programs import record
 from zoo.differences import LOWERED, STEPS, is_named, net, step_of
 

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
+import habana_mp._core as _core
+from habana_mp._policy.diff import PolicyDiff
+from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report, ToTake
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.numbers import Objective
 from habana_mp._report.sums import seconds_of_steps
-from habana_mp._show.units import counted, share
+from habana_mp._show.units import counted, encodable, share
 
 # The groups of a file of edits.
 _TITLES = {
@@ -96,16 +99,28 @@ def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
     """A command line if the report is of a script whose policy it can name, else a line of Python."""
     policies = {(each.name, each.text): each for each in report.policies}
     (name, text), own = next(iter(policies.items()), (("", ""), None))
-    is_preset = len(policies) == 1 and name in presets() and text == str(Policy.load(name))
+    made = _edits_between(name, text) if len(policies) == 1 and name in presets() else None
     is_script = report.title.endswith(".py") and own is not None and own.front_end == "convert"
-    if is_preset and is_script:
-        options = [option for edit in edits for option in ("--edit", edit.text)]
+    if made is not None and is_script:
+        options = [option for edit in (*made, *(edit.text for edit in edits)) for option in ("--edit", edit)]
         # They are no part of a report: only those of the script that runs here are known.
         runs_here = [Path(each).name for each in sys.argv[:1]] == [Path(report.title).name]
         arguments = sys.argv[1:] if runs_here else []
         return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title, *arguments])
-    policy = f"hmp.Policy.load({name!r})" if is_preset else "policy"
+    policy = f"hmp.Policy.load({name!r})" if made == [] else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
+
+
+def _edits_between(preset: str, policy: str) -> list[str] | None:
+    """What makes the policy of this text of a preset, as a command line with ``--edit`` does. None where edits do not."""
+    begin = Policy.load(preset)
+    try:
+        wanted = Policy(_core.Policy.parse(encodable(policy)))
+    except ValueError:  # of a damaged report
+        return None
+    found = PolicyDiff.between(begin, wanted).ops.items()
+    edits = [f"-{op}" if to == "rest" else f"+{op}:{to}" for op, (_, to) in found if to in (*ALL_LISTS, "rest")]
+    return edits if begin.with_edits(*edits) == wanted else None
 
 
 def to_take(report: Report) -> ToTake | UnsetType:

@@ -369,7 +369,8 @@ class Simulation:
         if rule is None:
             return "", 0
         given = [
-            (_core.DTYPES.index(self._given(edge, moved)), edge.zero_dim, role) for edge, role in self._arguments(number)
+            (_core.DTYPES.index(self._given(edge, moved)), edge.zero_dim, role)
+            for edge, role in self._arguments(number)
         ]
         low = _core.DTYPES.index(self._low)
         to, cause, roles = _core.decide(_core.ACTIONS.index(rule[0]), low, rule[1], tuple(given), False)

@@ -70,6 +70,8 @@ def test_the_head_in_words(edits, errors, said):
 
 LOST = {**fake_reports.ERROR, "lost": 3}
 HMP = {"name": "hmp", "text": str(hmp.Policy.load("hmp")), "front_end": "convert"}
+EDITED = HMP | {"text": str(hmp.Policy.load("hmp").with_edits("+linear:fp32", "-softmax", "+mul in b.*:fp32"))}
+DAMAGED = HMP | {"text": "name=hmp lower"}
 OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
 
 
@@ -77,13 +79,15 @@ OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
     ("changes", "line"),
     [
         ({"title": "a b.py", "policies": [HMP]}, "habana-mp report --values --policy hmp --edit +mul:fp32 --edit '+mul in a.*:fp32' 'a b.py'"),
+        ({"title": "t.py", "policies": [EDITED]}, "habana-mp report --values --policy hmp --edit +linear:fp32 --edit -softmax --edit '+mul in b.*:fp32' --edit +mul:fp32 --edit '+mul in a.*:fp32' t.py"),
+        ({"title": "t.py", "policies": [DAMAGED]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "pack.train", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [HMP | {"front_end": "autocast"}]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [HMP, OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
     ],
-    ids=["script", "python", "module", "region", "own policy", "two policies"],
+    ids=["script", "edited before", "damaged", "python", "module", "region", "own policy", "two policies"],
 )  # fmt: skip
 def test_how_to_try_edits(changes, line):
     assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line

@@ -10,7 +10,7 @@ Blocks of a page run in order, in one folder of its own and each in a process of
     ```console                               is a session of habana-mp, which test_cli_docs.py runs
     ```python title="not run in the tests: a GPU"   is shown and not run; the title says why
 
-The file is also the program that does it: test_docs.py PAGE FOLDER.
+The file is also the program that does it: test_docs.py reads a page and a folder, as JSON, from each line of stdin.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import sys
 import tempfile
 import traceback
 import types
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import pytest
 
@@ -70,14 +71,22 @@ def blocks(text: str) -> list[Block]:
 
 def python(block: Block, page: Path) -> int:
     """The block in a forked process, as a script of which tracebacks show the lines of the page."""
+
+    def script() -> int:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile("\n" * block.line + block.text, str(page), "exec"), main.__dict__)
+        return 0
+
+    return forked(script)
+
+
+def forked(run: Callable[[], int]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 1
     try:
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile("\n" * block.line + block.text, str(page), "exec"), main.__dict__)
-        status = 0
+        status = run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -107,8 +116,6 @@ def check_file(block: Block) -> None:
 
 def main(page: Path, folder: Path) -> int:
     """Everything on a page; tells of each block that does not do what the page says, and goes on."""
-    import torch  # noqa: F401 - once for all blocks
-
     os.chdir(folder)
     failed = 0
     printed = ""
@@ -134,7 +141,7 @@ def main(page: Path, folder: Path) -> int:
         if problem:
             failed += 1
             print(f"{page.name}:{block.line}: {problem}", file=sys.stderr)
-    return failed
+    return min(failed, 100)
 
 
 @contextlib.contextmanager
@@ -187,20 +194,57 @@ def test_the_readme_has_examples():
 @pytest.mark.parametrize(
     "page", [name for name, path in PAGES.items() if any(b.runs for b in blocks(path.read_text()))]
 )
-def test_page(page, tmp_path):
+def test_page(page, strict, tmp_path):
     if page.startswith(THREADS) and version("torch").rpartition(".")[0] != THREADS_TORCH:
         pytest.skip(f"shows what torch {THREADS_TORCH} does")
+    if page not in WARN:
+        failed, text = told(strict, page, tmp_path)
+    else:
+        with program("-W", "default") as lenient:
+            failed, text = told(lenient, page, tmp_path)
+    assert not failed, text
+
+
+@pytest.fixture(scope="module")
+def strict():
     from subprograms import STRICT  # is not there for the program
 
-    options = ("-W", "default") if page in WARN else STRICT
-    done = subprocess.run(
-        [sys.executable, *options, __file__, PAGES[page], tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with program(*STRICT) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def program(*options: str):
+    """It imports torch once for all its pages."""
+    with subprocess.Popen(
+        [sys.executable, *options, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        yield running
+        running.stdin.close()
+
+
+def told(running: subprocess.Popen, page: str, folder: Path) -> tuple[int, str]:
+    """Whether something on a page fails, and what the program tells of it."""
+    print(json.dumps([os.fspath(PAGES[page]), os.fspath(folder)]), file=running.stdin, flush=True)
+    return json.loads(running.stdout.readline())
+
+
+def pages_of_stdin() -> None:
+    import torch  # noqa: F401 - once for all pages
+
+    for line in sys.stdin:
+        page, folder = map(Path, json.loads(line))
+        with tempfile.TemporaryFile("w+") as out, Path(os.devnull).open() as nothing:
+
+            def run(page: Path = page, folder: Path = folder, nothing: TextIO = nothing) -> int:
+                os.dup2(nothing.fileno(), 0)
+                return main(page, folder)
+
+            with redirected(out, out):
+                failed = forked(run)
+            out.seek(0)
+            print(json.dumps([failed, out.read()]), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2])), 100))
+    pages_of_stdin()

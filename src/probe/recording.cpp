@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <sstream>
 #include <utility>
 
 #include "base/op_schema.h"
@@ -26,27 +25,6 @@ using watch::Thread;
 
 thread_local RunningCall* innermost = nullptr;
 
-// An argument that is no tensor, as text.
-std::string text_of(const c10::IValue& value) {
-  if (value.isGenerator() || value.isStorage() || value.isStream() || value.isCapsule()) return "?";
-  thread_local std::ostringstream text;  // to make one takes longer than to use it
-  text.str({});
-  text << value;
-  return text.str();
-}
-
-constexpr std::size_t kMostText = 256;
-
-// A list of numbers may be as long as a tensor.
-std::string shortened(std::string text) {
-  if (text.size() <= kMostText) return text;
-  evidence::Fnv hash;
-  for (const char letter : text) hash.add(static_cast<unsigned char>(letter));
-  text.resize(kMostText);
-  while (!text.empty() && static_cast<unsigned char>(text.back()) > 0x7F) text.pop_back();
-  return text + "... " + std::to_string(hash.value);
-}
-
 // Beyond it a recording keeps no more leaves, and no more samples.
 constexpr std::uint64_t kMostKeptBytes = std::uint64_t{256} << 20;
 
@@ -55,26 +33,6 @@ std::uint64_t hash_of_sizes(const at::Tensor& tensor) {
   evidence::Fnv hash;
   for (const std::int64_t size : tensor.sizes()) hash.add(static_cast<std::uint64_t>(size));
   return hash.value;
-}
-
-bool holds_tensors(const c10::IValue& value) {
-  return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
-}
-
-// Whether a call inside of another one only casts a number of Python, which is an argument of that.
-bool moves_number(const evidence::Op& op, c10::ArrayRef<c10::IValue> inputs) {
-  if (op.computing || inputs.empty()) return false;
-  bool some = false;
-  for (const c10::IValue& input : inputs) {
-    if (!input.isTensor()) {
-      if (holds_tensors(input)) return false;
-      continue;
-    }
-    const at::Tensor& tensor = input.toTensor();
-    if (!tensor.defined() || tensor.dim() != 0) return false;
-    some = some || torch_private::is_wrapped_number(tensor);
-  }
-  return some;
 }
 
 // What a call has written: a fused step of an optimizer returns nothing.
@@ -89,17 +47,6 @@ std::vector<c10::IValue> results_of(const evidence::Op& op, const at::RecordFunc
 }
 
 }  // namespace
-
-std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values) {
-  std::vector<at::Tensor> found;
-  for (const c10::IValue& value : values) {
-    evidence::with_tensors(value, [&](const at::Tensor& tensor) {
-      found.push_back(tensor);
-      return tensor;
-    });
-  }
-  return found;
-}
 
 RunningCall::RunningCall() : outer(std::exchange(innermost, this)) {}
 RunningCall::~RunningCall() { innermost = outer; }
@@ -231,7 +178,7 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
   RecordedCall& noted = running.noted;
   for (const c10::IValue& value : call.inputs()) {
     noted.others.push_back(holds_tensors(value) ? c10::IValue() : value);
-    if (!holds_tensors(value)) noted.constants += shortened(text_of(value)) + ", ";
+    if (!holds_tensors(value)) noted.constants += text_of(value) + ", ";
   }
   std::uint64_t bytes = 0;
   for (const at::Tensor& argument : tensors_of(call.inputs())) {

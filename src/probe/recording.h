@@ -17,6 +17,7 @@
 #include "cast/by_memory.h"
 #include "evidence/choices.h"
 #include "evidence/digest.h"
+#include "probe/arguments.h"
 #include "probe/measured_call.h"
 #include "report/site.h"
 #include "watch/call_stack.h"
@@ -71,9 +72,6 @@ struct Recording {
   std::vector<RecordedGradient> gradients{};
   std::vector<evidence::Digest> returned{};  // by the step
 };
-
-// All tensors of arguments, in their order: also indices, which are optional, and undefined ones.
-std::vector<at::Tensor> tensors_of(c10::ArrayRef<c10::IValue> values);
 
 // A call while it runs.
 struct RunningCall final : MeasuredCall {

@@ -183,7 +183,8 @@ class Simulation:
                 continue
             if first:
                 by_first.add(number)
-            if row.decision not in _FOLLOWS or first != (number in self._by_first_now):
+            others = any(edge.first < edge.count for edge in self._edges.get(number, []))
+            if row.decision not in _FOLLOWS or (others and first != (number in self._by_first_now)):
                 following.add(number)
         return self.effect(listed, following, by_first)
 

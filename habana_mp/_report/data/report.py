@@ -291,7 +291,7 @@ class Report(Totals, frozen=True, kw_only=True):
     edges: Annotated[
         list[Edge] | UnsetType,
         Adds.FIRST,
-        "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, of how many numbers, and how many of them were first arguments. Only with values.",
+        "Which row made the arguments of which: the number of the making row or -1, the number of the row that got them, their dtype, how many, of how many numbers, how many of them were first arguments, and whether these tensors have no dimensions. Only with values.",
     ] = UNSET
     reads: Annotated[
         list[Read] | UnsetType,

@@ -45,7 +45,7 @@ struct ComparedCall {
   double made = 0;   // here, in parts of the size of the result; NaN where that is not known
   double total = 0;  // with what was passed on
   double rerun = std::numeric_limits<double>::quiet_NaN();  // `made`, where it ran once more
-  bool seen = true;  // all its numbers could be read
+  bool seen = true;                                         // all its numbers could be read
   bool same_inputs = false;
   evidence::Flips flips{};
   report::Unmeasured why = report::Unmeasured::None;  // `made` is not known

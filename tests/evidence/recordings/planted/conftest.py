@@ -7,8 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the other process: sums of more threads are other numbers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -224,7 +224,7 @@ def program(*options: str):
 
 
 def told(running: subprocess.Popen, page: str, folder: Path) -> tuple[int, str]:
-    """Whether something on a page fails, and what the program tells of it."""
+    """How many blocks of a page fail, and the errors that are printed."""
     print(json.dumps([os.fspath(PAGES[page]), os.fspath(folder)]), file=running.stdin, flush=True)
     return json.loads(running.stdout.readline())
 

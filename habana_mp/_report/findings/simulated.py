@@ -321,8 +321,10 @@ class Simulation:
             before, after = moved.get(number, ""), "" if [to] == runs_in else to
             if number in unknown or after != before:
                 unknown.discard(number)
-                moved.pop(number, None)
-                moved |= {number: after} if after else {}
+                if after:
+                    moved[number] = after
+                else:
+                    moved.pop(number, None)
                 waiting += rows.intersection(self._users_of([number]))
 
     def _followed(self, number: int, edges: list[Edge], moved: dict[int, str], *, anew: bool) -> str:

@@ -144,7 +144,7 @@ class TestMerged:
         values = fake_reports.small() | {
             "low_dtype": "bfloat16",
             "projected_squares": 4.0,
-            "edges": [[-1, 0, "float32", 1, 8, 0]],
+            "edges": [[-1, 0, "float32", 1, 8, 0, False]],
         }
         values["rows"][0]["values"] = fake_reports.values(
             ran=fake_reports.ERROR | {"reference_squares": 1.0, "lost": 3}

@@ -236,7 +236,9 @@ class Tuned(Short, Document):
         elif self.points[0].error <= self.budget:  # with all parts in the low dtype
             reason = "the step is faster with it in float32"
         else:
-            reason = "above the budget together with others, or between others in float32"
+            reason = (
+                "alone within the budget, but not beside the others in the low dtype; or it is between ops in float32"
+            )
         return f"{reason} ({known})"
 
 

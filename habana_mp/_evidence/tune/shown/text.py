@@ -75,4 +75,4 @@ def choice(found: Any) -> str:
         return "chosen: within the budget, the shortest time"
     noise = in_unit(found.noise, unit_of(found.noise))
     why = "no error" if _is_float32(found, found.chosen) else f"the fewest changes of {found.start.name}"
-    return f"chosen: within the budget, and {why} among those within {noise} of the shortest time, which is noise: {others}"
+    return f"chosen: within the budget, and {why} among those that are as fast, as times differ by {noise} from run to run: {others}"

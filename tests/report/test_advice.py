@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
-from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.form import report_of
 
 
@@ -16,7 +16,7 @@ def test_ping_pong(count, said):
     ops = [{"op": op, "module": "", "dtype": "bfloat16"} for op in ("linear", "softmax")]
     chain = {"ops": ops, "path": ["float32", "bfloat16", "float32"], "count": count, "seconds": 0.5}
     times = {"seconds": 10.0, "op_seconds": 1.0, "backward_seconds": 0.0}
-    (line,) = advice(report_of(fake_reports.empty(**times, ping_pong=[chain])))
+    (line,) = with_advice(report_of(fake_reports.empty(**times, ping_pong=[chain]))).advice
     assert line.text == f"linear -> softmax: float32 -> bfloat16 -> float32, there and back {said}, 5.0 % of the block"
 
 
@@ -38,5 +38,5 @@ def test_a_chain_names_the_rule_of_its_modules():
     report = r.to_dict()
     for chain in report["ping_pong"]:
         chain["seconds"] = report["seconds"]  # worth a line, whatever the machine does beside
-    found = next(each for each in advice(report_of(report)) if each.text.startswith("linear -> mul"))
+    found = next(each for each in with_advice(report_of(report)).advice if each.text.startswith("linear -> mul"))
     assert found.evidence.startswith("lower: linear, custom+edits; fp32: mul, custom+edits; in ")

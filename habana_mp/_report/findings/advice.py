@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from habana_mp._report.added import added, grouped
-from habana_mp._report.data import Advice, Report, Row, Uneven
-from habana_mp._report.findings.beginning import beginning, to_take
+from habana_mp._report.data import Advice, Report, Row, ToTake, Uneven
+from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
@@ -27,10 +27,13 @@ _LONG = 0.05  # an op that no list names is, from here on
 
 
 def with_advice(report: Report) -> Report:
-    return structs.replace(report, advice=advice(report), to_take=to_take(report))
+    found = edits(report) if report.low_dtype else []
+    head = beginning(report, found)
+    to_take = UNSET if head is None else ToTake([edit.text for edit in head.edits], str(head))
+    return structs.replace(report, advice=_advice(report, found, head), to_take=to_take)
 
 
-def advice(report: Report) -> list[Advice]:
+def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[Advice]:
     """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
     otherwise than others, which are mistakes; edits for accuracy, all of those to take together if they fit; then what costs most. How many casts
     an op has is no advice: the tables have it.
@@ -43,11 +46,9 @@ def advice(report: Report) -> list[Advice]:
         [*_of_ping_pong(report), *_of_recast(report), *_of_unlisted(report, whole)], key=lambda line: -line[0]
     )
     worth = [line for seconds, line in costs if seconds >= _WORTH * whole]
-    found = edits(report) if report.low_dtype else []
     lost = [of_edit(each) for each in found if each.lost]
     mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_choices(report)]
-    head = beginning(report, found)  # whose first edits are those of ``lost``
-    taken = len(mistakes) + len(head.edits) - len(lost) if head else 0
+    taken = len(mistakes) + len(head.edits) - len(lost) if head else 0  # its first edits are those of ``lost``
     room = _MOST - min(_MOST_COSTS, len(worth))
     first = [*mistakes, *_of_errors(report, found)][: max(room, taken if taken <= _MOST else 0)]
     return [*_of_compiled(report), *first, *worth][:_MOST]

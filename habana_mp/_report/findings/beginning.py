@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import UNSET, UnsetType
-
 import habana_mp._core as _core
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
-from habana_mp._report.data import Report, ToTake
+from habana_mp._report.data import Report
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.numbers import Objective
 from habana_mp._report.sums import seconds_of_steps
@@ -121,12 +119,6 @@ def _edits_between(preset: str, policy: str) -> list[str] | None:
     found = PolicyDiff.between(begin, wanted).ops.items()
     edits = [f"-{op}" if to == "rest" else f"+{op}:{to}" for op, (_, to) in found if to in (*ALL_LISTS, "rest")]
     return edits if begin.with_edits(*edits) == wanted else None
-
-
-def to_take(report: Report) -> ToTake | UnsetType:
-    """The same for programs; nothing of a report without edits."""
-    head = beginning(report, edits(report) if report.low_dtype else [])
-    return UNSET if head is None else ToTake([edit.text for edit in head.edits], str(head))
 
 
 def edits_text(report: Report, per: str = "op") -> str:

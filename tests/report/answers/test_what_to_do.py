@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._report.findings.advice import advice
+from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.beginning import Beginning, beginning, how_to_try
 from habana_mp._report.findings.edits import Edit
 from habana_mp._report.findings.preset_errors import invitation
@@ -133,7 +133,7 @@ def test_edits_leave_room_for_what_costs_most():
     made = fake_reports.small() | {"op_seconds": 0.01, "low_dtype": "bfloat16", "projected_squares": 0.0, "edges": []}
     names = [f"op{number}" for number in range(9)]
     made["rows"] += [fake_reports.row(op, values=fake_reports.values(calls=1, ran=LOST)) for op in names]
-    lines = advice(report_of(made))
+    lines = with_advice(report_of(made)).advice
     assert [line.text.partition(":")[0] for line in lines[:3]] == ["+op0", "+op1", "+op2"]
     assert any("there and back" in line.text for line in lines)
     assert any("is cast to bfloat16 8 times" in line.text for line in lines)

@@ -168,7 +168,11 @@ class CallQueue:
     def lost(self) -> int: ...
 
 def set_where(
-    where: Callable[[], tuple[str, str]], source: Callable[[], str], path: Callable[[list[Any]], str]
+    where: Callable[[], tuple[str, str]],
+    source: Callable[[], str],
+    path: Callable[[list[Any]], str],
+    call: CodeType,
+    own: list[str],
 ) -> None: ...
 
 @final

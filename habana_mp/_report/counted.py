@@ -32,8 +32,11 @@ def report_of_counts(
     if low_dtype and policies:  # the report may be round its regions, or round another one
         most = max(counted["policies"], key=lambda each: int(each["calls"]))
         low_dtype = dtype_name(Policy(most["policy"]).low_dtype)
+    places: dict[tuple[str, str], dict[int, int]] = {}
     for row in counted["rows"]:
         row["rule"] = row["rule"].replace(OWN_FILES, "")
+        known = places.setdefault((row["op"], row["module"]), {0: 0})
+        row["place"] = known.setdefault(row["place"], len(known))  # the core has a hash
     rows = convert(counted["rows"], list[Row])
     casts = [cast for row in rows for cast in row.casts]
     report = Report(

@@ -129,4 +129,4 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-_core.set_where(where, source, _path)
+_core.set_where(where, source, _path, _CALL, [*_NOT_OF_USER])

@@ -116,6 +116,7 @@ py::list rows_of(const watch::Snapshot& now, std::vector<int>& row_of_site) {
     row_of_site[id] = static_cast<int>(rows.size());
     py::dict row = of_site(now.sites[id]);
     row["source"] = now.sites[id].source;
+    row["place"] = now.sites[id].place;
     row["calls"] = counted.calls;
     row["seconds"] = seconds(counted.ns);
     row["cast_seconds"] = seconds(counted.cast_ns);
@@ -292,7 +293,8 @@ void bind_report(py::module_& module) {
       .def("close", [](const report::CallQueue& self) { watch::unlisten(self); })
       .def("take", &take_calls)
       .def_property_readonly("lost", &report::CallQueue::lost);
-  module.def("set_where", &watch::set_where, py::arg("where"), py::arg("source"), py::arg("path"));
+  module.def("set_where", &watch::set_where, py::arg("where"), py::arg("source"), py::arg("path"),
+             py::arg("call"), py::arg("own"));
 }
 
 }  // namespace habana_mp

@@ -25,13 +25,16 @@ using report::Values;
 
 namespace {
 
-// Whether a call of the site has made the tensor. It would be rounded already if the site ran low:
-// to round it again would count its error twice, as of two additions to one residual stream.
+// Whether the same op in the same module has made the tensor. It would be rounded already if the
+// site ran low: to round it again would count its error twice, as of two additions to one residual
+// stream.
 bool made_by(const at::Tensor& tensor, SiteId site) {
   if (!tensor.has_storage()) return false;
   const std::lock_guard guard(watch::all().mutex);
   const History* history = watch::all().histories.find(tensor);
-  return history != nullptr && history->maker == site;
+  if (history == nullptr || history->maker == report::kNone) return false;
+  const report::Site &maker = watch::all().sites[history->maker], &own = watch::all().sites[site];
+  return maker.op == own.op && maker.module == own.module && maker.outcome == own.outcome;
 }
 
 // A call that could not be measured after all.

@@ -40,6 +40,7 @@ using watch::Thread;
 
 struct Measuring final : watch::Probe {
   std::string_view name() const override { return "hmp.report(values=True)"; }
+  bool tells_places() const override { return true; }
   bool hears_here() const override;
   std::unique_ptr<watch::ProbedCall> begins(const Thread& thread,
                                             const at::RecordFunction& call) override;

@@ -8,15 +8,13 @@ namespace {
 
 constexpr std::uint32_t kLongestPath = 8;
 
-std::uint64_t mixed(std::uint64_t value) { return (value ^ (value >> 29)) * 0x9E3779B97F4A7C15U; }
-
 }  // namespace
 
 std::size_t SiteKeyHash::operator()(const SiteKey& key) const {
   const std::uint64_t where = (std::uint64_t{key.op} << 32) | key.module;
   const std::uint64_t what =
       (static_cast<std::uint64_t>(key.front_end) << 8) | static_cast<std::uint64_t>(key.outcome);
-  return mixed(mixed(mixed(where) + what) + key.decider_id);
+  return mixed(mixed(mixed(mixed(where) + what) + key.decider_id) + key.place);
 }
 
 SiteId Sites::find(const SiteKey& key) const {

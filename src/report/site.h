@@ -58,6 +58,7 @@ struct Site {
   FrontEnd front_end = FrontEnd::None;  // that decided
   FrontEnd in_force = FrontEnd::None;   // that the policy is of
   Outcome outcome = Outcome::Unlisted;
+  std::uint64_t place = 0;  // of the key
 };
 
 // The same in numbers (base/name_numbers.h), to be looked up at every call.
@@ -65,11 +66,16 @@ struct SiteKey {
   std::uint32_t op = 0;
   std::uint32_t module = 0;
   std::uint64_t decider_id = 0;  // which rule, of which conversion or region
+  std::uint64_t place = 0;       // which call in the code, where errors are measured
   FrontEnd front_end = FrontEnd::None;
   Outcome outcome = Outcome::Unlisted;
 
   friend bool operator==(const SiteKey&, const SiteKey&) = default;
 };
+
+constexpr std::uint64_t mixed(std::uint64_t value) {
+  return (value ^ (value >> 29)) * 0x9E3779B97F4A7C15U;
+}
 
 struct SiteKeyHash {
   std::size_t operator()(const SiteKey& key) const;

@@ -10,6 +10,7 @@
 #include "watch/backward_pass.h"
 #include "watch/observatory.h"
 #include "watch/tensor_history.h"
+#include "watch/where.h"
 #include "weights/weight_cache.h"
 
 namespace habana_mp::watch {
@@ -29,6 +30,11 @@ Thread& this_thread() {
     thread.modules.clear();
   }
   return thread;
+}
+
+std::uint64_t place_of_call() {
+  const Probe* looking = probe_here();
+  return looking != nullptr && looking->tells_places() ? place_here() : 0;
 }
 
 Frame* top() {

@@ -55,6 +55,8 @@ struct Thread {
 
 // Its frames are of the reports that are open now.
 Thread& this_thread();
+// place_here() where a probe asks for it, else 0.
+std::uint64_t place_of_call();
 Frame* top();
 void push(Thread& thread, Frame frame);
 Frame pop(Thread& thread);

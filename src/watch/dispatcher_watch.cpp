@@ -106,7 +106,8 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   const autocast::Rules* region = region_here();
   SiteKey key{.op = number_of(op_name(call)),
               .module = thread.modules.path(),
-              .decider_id = region != nullptr ? region->decider_id : autocast::conversion_id()};
+              .decider_id = region != nullptr ? region->decider_id : autocast::conversion_id(),
+              .place = place_of_call()};
   const auto found = undecided(key.op, key.decider_id, region);
   if (found->policy == nullptr) {
     key.outcome = Outcome::Outside;

@@ -39,6 +39,7 @@ report::SiteId site_of(const report::SiteKey& key, const Describe& describe) {
   site.module = name_of(key.module);
   site.front_end = key.front_end;
   site.outcome = key.outcome;
+  site.place = key.place;
   if (site.op.empty()) site.op = name_of(key.op);
   const std::lock_guard guard(all().mutex);
   return all().sites.add(key, std::move(site));

@@ -57,6 +57,7 @@ class ObservesCalls final : public listen::Observer {
     call.where = nullptr;
     call.arguments = {};
     call.key.module = thread.modules.path();
+    call.key.place = place_of_call();
     call.site = site_of(call.key, [&] {
       const pybind11::gil_scoped_acquire gil;
       return Site{.policy = decided.texts.policy(),

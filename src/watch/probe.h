@@ -43,6 +43,8 @@ class Probe {
   virtual std::unique_ptr<ProbedCall> begins(const Thread& thread,
                                              const at::RecordFunction& call) = 0;
   virtual void ends(const Thread& thread, const at::RecordFunction& call, ProbedCall& kept) = 0;
+  // Whether calls of one op in one module are rows of their own by their places in the code.
+  virtual bool tells_places() const { return false; }
   // A cast of ours, which no op of the dispatcher makes.
   virtual void casts(const at::Tensor&, const at::Tensor&) {}
   // A node of a backward pass begins.

@@ -90,6 +90,7 @@ def row(op: str, module: str = "", **changes: Any) -> dict[str, Any]:
         "decision": decision,
         "rule": rule,
         "source": "train.py:31",
+        "place": 0,
         "calls": 1,
         "seconds": 0.001,
         "cast_seconds": 0.0,

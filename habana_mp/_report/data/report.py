@@ -64,6 +64,11 @@ class Row(Data, frozen=True, kw_only=True):
     decision: Annotated[Decision, "What happened to the calls: the rule, or the reason why no rule decided."]
     rule: Annotated[str, 'The rule, and the line of the list that sets it; "" without one.']
     source: Annotated[str, Adds.FIRST, "The first line of your code that made such a call."]
+    place: Annotated[
+        Count,
+        Adds.KEY,
+        "With values: which call of this op in the code of the module it is, from 1 on, in the order in which they first ran; 0 if that is not known.",
+    ] = 0
     calls: Annotated[Count, "How many calls there were."]
     seconds: Annotated[Seconds, "The time of the calls, with their forward casts."]
     cast_seconds: Annotated[Seconds, "The time of the forward casts."]
@@ -270,7 +275,11 @@ class Report(Totals, frozen=True, kw_only=True):
     title: Annotated[str, Adds.FIRST, 'The script of habana-mp report; else "".']
     rank: Annotated[Count, Adds.FIRST, "The rank of the process. In a merged report: of the first one."] = 0
     policies: Annotated[list[InForce], "The policies that were in force."]
-    rows: Annotated[list[Row], Meta(max_length=MOST), "One item for each op, module and decision."]
+    rows: Annotated[
+        list[Row],
+        Meta(max_length=MOST),
+        "One item for each op, module and decision; with values also for each place in the code.",
+    ]
     ping_pong: Annotated[list[PingPong], "The values that are cast to one dtype and back."]
     recast: Annotated[list[Recast], "The tensors that are cast to one dtype more than once."]
     never_seen: Annotated[list[NeverSeen], Adds.FIRST, "The names in the lists that no call was decided by."]

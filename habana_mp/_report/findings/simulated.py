@@ -35,6 +35,9 @@ _BY_LISTS = frozenset(["lower", "fp32", "promote", "first input", "unlisted", "l
 _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
+_FUSED = frozenset(
+    ["lstm"]
+)  # with float32 alone torch runs it as one op of oneDNN, so that no list is asked of what is inside
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -289,6 +292,9 @@ class Simulation:
         # is not known yet does not count.
         self._settle(followers, moved, following, unknown={*followers})
         self._settle(followers, moved, following, unknown=set())
+        for number, inside in self._inside.items():
+            if self._rows[number].op in _FUSED and moved.get(number) == _WIDE:
+                moved |= dict.fromkeys(inside, _WIDE)
         return moved
 
     def _users_of(self, rows: Iterable[int]) -> list[int]:

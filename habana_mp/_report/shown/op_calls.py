@@ -15,7 +15,7 @@ from habana_mp._show.units import share as percent
 
 @dataclass(frozen=True, repr=False)
 class OpCalls(Short):
-    """The calls of an op in a module that had one decision: a row of a report.
+    """The calls of an op in a module that had one decision, with values from one place in the code: a row of a report.
 
     Attributes:
         op: the op.

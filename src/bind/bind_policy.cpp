@@ -194,6 +194,7 @@ void bind_tables(py::module_& m) {
   m.attr("LOW_DTYPES") = tuple_of(kLowDTypes, dtype_name);
   m.attr("ACTIONS") = tuple_of(kActionNames);
   m.attr("LISTS") = tuple_of(kLists, action_name);
+  m.attr("OPTIONAL_LISTS") = tuple_of(kLists | std::views::filter(is_optional), action_name);
   py::list settings;
   for_each_field(kPolicySettings, [&](const auto& field) { settings.append(field.key); });
   m.attr("POLICY_SETTINGS") = py::tuple(settings);

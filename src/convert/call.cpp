@@ -25,6 +25,7 @@
 #include "convert/without_low_kernel.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"
+#include "scope/compound.h"
 #include "scope/construction.h"
 
 namespace py = pybind11;
@@ -203,7 +204,13 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   // would turn the parameters of a traced module into constants.
   if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 
-  const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
+  Rule rule = op.rule;
+  if (is_int8(rule.action)) {
+    if (only_torch_sees(arguments) && !autocast::in_region())
+      return call_original(op, arguments, args, nargsf, kwnames);
+    rule.action = Action::Lower;
+  }
+  const Decision decision = decide(rule, arguments.described(), arguments.explicit_dtype());
   const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
@@ -273,7 +280,7 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (!op.active) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
-  if (op.rule.action == Action::Lower) last_lower = op.name;
+  if (is_lower(op.rule.action)) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
     {
       const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));

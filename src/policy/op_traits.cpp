@@ -122,6 +122,10 @@ constexpr std::string_view kProducts =
     " _native_multi_head_attention mkldnn_rnn_layer _thnn_fused_gru_cell _thnn_fused_lstm_cell"
     " gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
 
+// Products and convolutions with a weight; and what is told from numbers of a weight alone.
+constexpr std::string_view kInt8Ops = "linear addmm mm matmul conv1d conv2d conv3d";
+constexpr std::string_view kWeightInt8Ops = "embedding";
+
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
     "avg_pool3d binary_cross_entropy cdist cholesky cholesky_inverse cholesky_solve complex"
@@ -175,6 +179,20 @@ bool refuses_mixed(std::string_view op) {
 bool is_product(std::string_view op) {
   static const NameSet products = set_of(kProducts);
   return products.contains(without_module(op));
+}
+
+bool takes_int8(std::string_view op, Action list) {
+  static const NameSet ops = set_of(kInt8Ops);
+  static const NameSet weights = set_of(kWeightInt8Ops);
+  return ops.contains(op) || (list == Action::WeightInt8 && weights.contains(op));
+}
+
+std::string int8_ops(Action list) {
+  std::string names(kInt8Ops);
+  if (list == Action::WeightInt8) names += std::string(" ") + std::string(kWeightInt8Ops);
+  std::string out;
+  for (const char c : names) out += c == ' ' ? std::string(", ") : std::string(1, c);
+  return out;
 }
 
 bool may_lack_low_kernel(std::string_view op) {

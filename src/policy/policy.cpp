@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "policy/names.h"
+#include "policy/op_traits.h"
 
 namespace habana_mp {
 namespace {
@@ -26,6 +27,10 @@ void check(const Entry& entry) {
   if (!read_entry(entry.op)) refuse(entry.op, kConditionRefused);
   if (!is_op_name(entry.op))
     refuse(entry.op, " is not an op name. Letters, digits, _ and one dot are accepted");
+  if (entry.list && is_int8(*entry.list) && !takes_int8(base_name(entry.op), *entry.list)) {
+    refuse(written(entry), std::string(" cannot be in the ") + action_name(*entry.list) +
+                               " list. Accepted are " + int8_ops(*entry.list));
+  }
   if (entry.modules.empty()) return;
   if (!is_module_pattern(entry.modules)) refuse(entry.modules, kModulesRefused);
   if (entry.list == Action::Error) {
@@ -44,7 +49,10 @@ std::vector<Entry> sorted(std::vector<Entry> entries) {
 // Of two entries that differ in the list alone, the one of the earlier list first. For the whole
 // model an op may be in the promote or the error list, too, which decides then or does not.
 bool may_both_be(const Entry& one, const Entry& other) {
-  return one.modules.empty() && (one.list != Action::Lower || other.list != Action::Fp32);
+  const auto names_a_dtype = [](const Entry& entry) {
+    return is_lower(*entry.list) || entry.list == Action::Fp32;
+  };
+  return one.modules.empty() && !(names_a_dtype(one) && names_a_dtype(other));
 }
 
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
@@ -129,7 +137,8 @@ Entry read_limited(std::string_view text) {
       kLists, [&](Action each) { return text.substr(0, first) == action_name(each); });
   if (list == kLists.end() || *list == Action::Error || first == second ||
       second + 1 == text.size()) {
-    refuse_text(quoted(text) + " is not list:op:modules, where list is lower, fp32 or promote");
+    refuse_text(quoted(text) +
+                " is not list:op:modules, where list is lower, fp32, promote, weight_int8 or int8");
   }
   return read_listed(text.substr(first + 1, second - first - 1), *list, text.substr(second + 1));
 }
@@ -140,7 +149,10 @@ std::string accepted_text() {
     const std::string key = std::string(field.key) + "=";
     out += (field.required ? key : "[" + key + "]") + " ";
   });
-  for (const Action list : kLists) out += std::string(action_name(list)) + "= ";
+  for (const Action list : kLists) {
+    const std::string key = std::string(action_name(list)) + "=";
+    out += (is_optional(list) ? "[" + key + "]" : key) + " ";
+  }
   return out + "[limited=]";
 }
 
@@ -256,6 +268,7 @@ Policy Policy::parse(std::string_view text) {
       read_setting(take_field(text, field.key), read.*field.member);
   });
   for (const Action list : kLists) {
+    if (is_optional(list) && !begins_with(text, action_name(list))) continue;
     for (const std::string_view name : split(take_field(text, action_name(list))))
       read.entries.push_back(read_listed(name, list));
   }
@@ -323,12 +336,11 @@ std::string Policy::text() const {
       out += std::string(field.key) + "=" + setting_text(value) + " ";
   });
   for (const Action list : kLists) {
-    out += std::string(action_name(list)) + "=" +
-           joined(entries(),
-                  [&](const Entry& entry) {
-                    return entry.modules.empty() && entry.list == list ? written(entry) : "";
-                  }) +
-           (list == kLists.back() ? "" : " ");
+    const std::string names = joined(entries(), [&](const Entry& entry) {
+      return entry.modules.empty() && entry.list == list ? written(entry) : "";
+    });
+    if (names.empty() && is_optional(list)) continue;
+    out += std::string(action_name(list)) + "=" + names + (list == kLists.back() ? "" : " ");
   }
   const std::string limited = joined(entries(), [](const Entry& entry) {
     if (entry.modules.empty()) return std::string();

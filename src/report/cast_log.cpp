@@ -195,7 +195,8 @@ class CastLog final : public Listener {
     if (now == Level::Off || !worth_a_line(cause, call.casting)) return;
     const std::shared_ptr<OpenLog> log = open_log();
     if (!log || !passes(*log, call)) return;
-    const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
+    const bool listed =
+        cause == Cause::Lower || is_int8(cause) || cause == Cause::Fp32 || cause == Cause::RestFp32;
     spdlog::memory_buf_t text;
     fmt::format_to(std::back_inserter(text), "casting  ");
     append_escaped(text, call.texts->original());

@@ -1,0 +1,302 @@
+#include "call/int8_call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/torch_private.h"
+#include "call/cast_argument.h"
+#include "call/int8_product.h"
+#include "cast/dtypes.h"
+#include "cast/node.h"
+#include "cast/numbers.h"
+#include "listen/watched_call.h"
+#include "scope/regions.h"
+#include "weights/int8_weight.h"
+#include "weights/weight.h"
+
+namespace habana_mp {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// For profilers, which see no op of this name otherwise.
+constexpr const char* kProduct = "habana_mp::int8_product";
+constexpr const char* kConvolution = "habana_mp::int8_convolution";
+constexpr const char* kEmbedding = "habana_mp::int8_embedding";
+
+// The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
+at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
+                     std::optional<WeightCache::Caller> caller) {
+  listen::Observer* observer = listen::observer_of_call();
+  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
+  bool was_cached = false;
+  at::Tensor copy;
+  if (caller && WeightCache::accepts(weight, DType::Int8))
+    copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
+  if (!copy.defined()) copy = rounded_to_int8(weight, layout);
+  if (observer != nullptr) {
+    observer->casts(
+        weight, copy,
+        {dtype_of(weight), DType::Int8, was_cached, copy.nbytes(), start, now_ns() - start});
+  }
+  return copy;
+}
+
+// What the numbers of a call are, beside its tensors.
+struct ProductForm {
+  Layout layout;
+  at::ScalarType result;  // the low dtype, or float32
+  bool activations;
+  std::optional<WeightCache::Caller> caller;
+};
+
+at::Tensor product_of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                      const ProductForm& form) {
+  const at::Tensor copy = int8_copy(weight, form.layout, form.caller);
+  return int8_rows(input.contiguous(), int8_memory(copy), bias, form.activations, form.result);
+}
+
+// The weight's numbers in the dtype, for the gradient of the other operand.
+at::Tensor dequantized_as(const at::Tensor& weight, Layout layout, at::ScalarType type) {
+  const at::Tensor copy = int8_copy(weight, layout, WeightCache::Caller::Dispatcher);
+  return dequantized(copy, layout, weight.sizes()).to(type);
+}
+
+struct Product : torch::autograd::Function<Product> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            const ProductForm& form) {
+    context->save_for_backward({weight});
+    context->saved_data["turned"] = form.layout == Layout::Int8Turned;
+    context->saved_data["bias"] = bias.defined();
+    const at::AutoDispatchBelowAutograd below;
+    return product_of(input, weight, bias, form);
+  }
+
+  // By the weight that the product had.
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+    const at::Tensor weight = context->get_saved_variables()[0];
+    const bool turned = context->saved_data["turned"].toBool();
+    at::Tensor gradient = gradients[0], of_input, of_bias;
+    if (!gradient.defined()) return {of_input, {}, of_bias, {}};
+    if (context->needs_input_grad(0)) {
+      const Layout layout = turned ? Layout::Int8Turned : Layout::Int8;
+      const at::Tensor numbers = dequantized_as(weight, layout, gradient.scalar_type());
+      of_input = at::matmul(gradient, turned ? numbers.t() : numbers);
+    }
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+      of_bias = gradient.reshape({-1, gradient.size(-1)}).sum(0, false, at::kFloat);
+    }
+    return {of_input, {}, of_bias, {}};
+  }
+};
+
+bool is_of(const at::Tensor& tensor, DType to) {
+  const DType dtype = dtype_of(tensor);
+  return (dtype == DType::Float32 || dtype == to) && tensor.is_cpu() && is_ordinary(tensor);
+}
+
+bool are_of(const Int8Operands& call) {
+  return is_of(call.input, call.to) && call.weight.is_cpu() &&
+         (!call.bias.defined() || is_of(call.bias, call.to));
+}
+
+at::Tensor low(const at::Tensor& tensor, DType to) {
+  if (number_dtype(tensor) == to) return tensor;
+  return cast_argument(tensor, to, {.cached = true, .contiguous = true});
+}
+
+// A bias is added in float32, from the numbers that it has.
+at::Tensor wide(const at::Tensor& bias) { return bias.defined() ? bias.to(at::kFloat) : bias; }
+
+struct Convolved : torch::autograd::Function<Convolved> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            const Int8Windows& windows, const ProductForm& form) {
+    context->save_for_backward({input, weight});
+    const auto save = [&](const char* name, at::IntArrayRef numbers) {
+      context->saved_data[name] = c10::IValue(numbers);
+    };
+    save("stride", windows.stride);
+    save("before", windows.before);
+    save("after", windows.after);
+    save("dilation", windows.dilation);
+    context->saved_data["groups"] = windows.groups;
+    context->saved_data["bias"] = bias.defined();
+    const at::AutoDispatchBelowAutograd below;
+    const at::Tensor copy = int8_copy(weight, form.layout, form.caller);
+    return int8_windows(input, int8_memory(copy), weight.sizes(), bias, windows, form.activations,
+                        form.result);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+    const auto saved = context->get_saved_variables();
+    const auto numbers = [&](const char* name) { return context->saved_data[name].toDimVector(); };
+    at::Tensor gradient = gradients[0], of_input, of_bias;
+    if (!gradient.defined()) return {of_input, {}, of_bias, {}, {}};
+    const at::DimVector before = numbers("before"), after = numbers("after");
+    if (context->needs_input_grad(0)) {
+      // By torch, of an input that is padded as the windows had it.
+      at::DimVector pads;
+      for (std::size_t i = before.size(); i-- > 0;) {
+        pads.push_back(before[i]);
+        pads.push_back(after[i]);
+      }
+      const at::Tensor padded = at::constant_pad_nd(saved[0], pads, 0);
+      const at::DimVector none(before.size(), 0);
+      const at::Tensor of_padded = std::get<0>(at::convolution_backward(
+          gradient, padded, dequantized_as(saved[1], Layout::Int8, gradient.scalar_type()),
+          std::nullopt, numbers("stride"), none, numbers("dilation"), false, none,
+          context->saved_data["groups"].toInt(), {true, false, false}));
+      of_input = of_padded;
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        const auto dim = static_cast<std::int64_t>(i) + 2;
+        of_input = of_input.narrow(dim, before[i], saved[0].size(dim));
+      }
+    }
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+      at::DimVector others{0};
+      for (std::int64_t i = 2; i < gradient.dim(); ++i) others.push_back(i);
+      of_bias = gradient.sum(others, false, at::kFloat);
+    }
+    return {of_input, {}, of_bias, {}, {}};
+  }
+};
+
+// One number for each dimension; none where there are others, or such as torch refuses.
+std::optional<at::DimVector> numbers_for(at::IntArrayRef given, std::size_t dims,
+                                         std::int64_t least) {
+  if (given.size() != 1 && given.size() != dims) return std::nullopt;
+  at::DimVector all(dims, given[0]);
+  if (given.size() == dims) std::ranges::copy(given, all.begin());
+  if (std::ranges::any_of(all, [&](std::int64_t each) { return each < least; }))
+    return std::nullopt;
+  return all;
+}
+
+std::optional<Int8Windows> windows_of(const at::Tensor& weight, const Int8Convolution& numbers) {
+  const auto dims = static_cast<std::size_t>(weight.dim() - 2);
+  const auto stride = numbers_for(numbers.stride, dims, 1);
+  const auto dilation = numbers_for(numbers.dilation, dims, 1);
+  auto before = numbers.same ? at::DimVector(dims, 0) : numbers_for(numbers.padding, dims, 0);
+  if (!stride || !dilation || !before || numbers.groups < 1) return std::nullopt;
+  at::DimVector after = *before;
+  for (std::size_t i = 0; numbers.same && i < dims; ++i) {
+    if ((*stride)[i] != 1) return std::nullopt;
+    const std::int64_t both = (*dilation)[i] * (weight.size(static_cast<std::int64_t>(i) + 2) - 1);
+    (*before)[i] = both / 2;
+    after[i] = both - both / 2;
+  }
+  return Int8Windows{*stride, *before, after, *dilation, numbers.groups};
+}
+
+bool fits(const at::Tensor& images, const at::Tensor& weight, const Int8Windows& windows) {
+  if (images.dim() != weight.dim() || images.size(1) != weight.size(1) * windows.groups ||
+      weight.size(0) % windows.groups != 0 || images.numel() == 0 || weight.numel() == 0) {
+    return false;
+  }
+  for (std::int64_t i = 2; i < images.dim(); ++i) {
+    const auto at = static_cast<std::size_t>(i - 2);
+    const std::int64_t reach = windows.dilation[at] * (weight.size(i) - 1) + 1;
+    if (images.size(i) + windows.before[at] + windows.after[at] < reach) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Int8Op int8_op(std::string_view overload) {
+  if (overload == "linear") return Int8Op::Linear;
+  if (overload == "addmm") return Int8Op::Addmm;
+  if (overload == "mm" || overload == "matmul") return Int8Op::Matmul;
+  if (overload == "embedding") return Int8Op::Embedding;
+  const std::string_view base = overload.substr(0, overload.find('.'));
+  const bool convolves = base == "conv1d" || base == "conv2d" || base == "conv3d";
+  return convolves && (base == overload || overload.ends_with(".padding")) ? Int8Op::Convolution
+                                                                           : Int8Op::None;
+}
+
+bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced) {
+  if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
+  if (!may_be_int8(weight, int8_layout(op))) return false;
+  return traced || (is_ordinary(weight) && is_model_weight(weight));
+}
+
+at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta,
+                        const at::Scalar& alpha) {
+  const auto& [input, weight, bias, to, activations, caller] = call;
+  const bool turned = layout == Layout::Int8Turned;
+  const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
+  if (!are_of(call) || weight.dim() != 2 || input.dim() == 0 || input.size(-1) != inputs) return {};
+  const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+  RECORD_FUNCTION(kProduct, c10::ArrayRef<const c10::IValue>{});
+  const bool plain = beta.equal(1) && alpha.equal(1) &&
+                     (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
+  const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
+  const ProductForm form{layout, result_type, activations, caller};
+  const at::Tensor x = low(input, to), added = plain ? wide(bias) : at::Tensor();
+  const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
+  at::Tensor result =
+      recorded ? Product::apply(x, weight, added, form) : product_of(x, weight, added, form);
+  if (plain) return result;
+  if (!alpha.equal(1)) result = result * alpha;
+  if (bias.defined() && !beta.equal(0)) result = result + wide(bias) * beta;
+  return result.to(scalar_type(to));
+}
+
+at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers) {
+  const auto& [input, weight, bias, to, activations, caller] = call;
+  if (!are_of(call) || weight.dim() < 3 || weight.dim() > 5) return {};
+  const auto windows = windows_of(weight, numbers);
+  const bool batched = input.dim() == weight.dim();
+  if (!windows || (!batched && input.dim() + 1 != weight.dim())) return {};
+  const at::Tensor images = batched ? input : input.unsqueeze(0);
+  if (!fits(images, weight, *windows) ||
+      (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0)))) {
+    return {};
+  }
+  const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+  RECORD_FUNCTION(kConvolution, c10::ArrayRef<const c10::IValue>{});
+  const ProductForm form{Layout::Int8, scalar_type(to), activations, caller};
+  const at::Tensor x = low(images, to), added = wide(bias);
+  at::Tensor result;
+  if (records_graph(x) || (added.defined() && records_graph(added))) {
+    result = Convolved::apply(x, weight, added, *windows, form);
+  } else {
+    const at::Tensor copy = int8_copy(weight, form.layout, caller);
+    result = int8_windows(x, int8_memory(copy), weight.sizes(), added, *windows, activations,
+                          form.result);
+  }
+  return batched ? result : result.squeeze(0);
+}
+
+at::Tensor int8_embedding(const Int8Operands& call) {
+  const auto& [indices, weight, bias, to, activations, caller] = call;
+  const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
+  if (!whole || !indices.is_cpu() || !is_ordinary(indices) || weight.dim() != 2) return {};
+  RECORD_FUNCTION(kEmbedding, c10::ArrayRef<const c10::IValue>{});
+  const at::Tensor rows = indices.to(at::kLong).contiguous();
+  const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
+  return int8_lookup(rows, int8_memory(copy), scalar_type(to));
+}
+
+at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims) {
+  const at::Tensor numbers = tensor.to(at::kFloat);
+  at::Tensor scale = numbers.abs().amax(dims, /*keepdim=*/true) / 127.0;
+  // As the kernels: what is not finite makes all of it NaN, and what is tiny is zero.
+  scale = at::where(scale.isfinite(), scale, std::numeric_limits<float>::quiet_NaN());
+  const at::Tensor tiny = scale < static_cast<double>(std::numeric_limits<float>::min());
+  const at::Tensor rounded = (numbers / scale).round().clamp(-127, 127) * scale;
+  return at::where(tiny, 0.0, rounded).to(at::kFloat);
+}
+
+}  // namespace habana_mp

@@ -122,7 +122,7 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
             multiple=True,
             shell_complete=complete_edit,
             metavar="+OP:LIST|-OP|FILE",
-            help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
+            help="Put an op into a list (lower, fp32, promote, weight_int8, int8, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
         @click.option("--low-dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)

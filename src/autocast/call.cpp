@@ -5,6 +5,7 @@
 
 #include "call/weight_ops.h"
 #include "cast/node.h"
+#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
 

@@ -109,9 +109,9 @@ bool are_of(const Int8Operands& call) {
          (!call.bias.defined() || is_of(call.bias, call.to));
 }
 
-at::Tensor low(const at::Tensor& tensor, DType to) {
+at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
   if (number_dtype(tensor) == to) return tensor;
-  return cast_argument(tensor, to, {.cached = true, .contiguous = true});
+  return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
 }
 
 // A bias is added in float32, from the numbers that it has.
@@ -243,7 +243,8 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
                      (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
   const ProductForm form{layout, result_type, activations, caller};
-  const at::Tensor x = low(input, to), added = plain ? wide(bias) : at::Tensor();
+  const at::Tensor x = low(input, to, /*contiguous=*/true),
+                   added = plain ? wide(bias) : at::Tensor();
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
   at::Tensor result =
       recorded ? Product::apply(x, weight, added, form) : product_of(x, weight, added, form);
@@ -267,7 +268,7 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   RECORD_FUNCTION(kConvolution, c10::ArrayRef<const c10::IValue>{});
   const ProductForm form{Layout::Int8, scalar_type(to), activations, caller};
-  const at::Tensor x = low(images, to), added = wide(bias);
+  const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
   at::Tensor result;
   if (records_graph(x) || (added.defined() && records_graph(added))) {
     result = Convolved::apply(x, weight, added, *windows, form);

@@ -228,7 +228,7 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
       const at::Tensor x = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
       x.narrow(1, 0, inputs).copy_(view.reshape({rows, inputs}));
       const at::Tensor scales =
-          image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows});
+          image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows}).contiguous();
       multiply(Int8Rows{x, scales}, part, bias_of_part, target);
     } else {
       multiply(widened(view.reshape({rows, inputs}).contiguous()), part, bias_of_part, target);

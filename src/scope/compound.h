@@ -27,7 +27,8 @@ std::uint64_t conversion_id();
 // without a conversion.
 std::optional<Region> compound_region();
 
-// Whether a region of autocast, ours or torch's, is on here for some device: it decides then.
+// Whether a region of autocast, ours or torch's, is on here for some device, other than that of a
+// compound: it decides then.
 bool in_region();
 
 enum class Unpatched : std::uint8_t { Compound, Script };

@@ -18,7 +18,9 @@ def folder(path, **lists):
 
 
 def test_folder(tmp_path):
-    policy = hmp.Policy.load(folder(tmp_path / "mine", lower="mm\n", weight_int8="embedding\n", int8="linear in **.mlp\n"))
+    policy = hmp.Policy.load(
+        folder(tmp_path / "mine", lower="mm\n", weight_int8="embedding\n", int8="linear in **.mlp\n")
+    )
     assert policy.rule("embedding").action == "weight_int8"
     assert policy.limited["int8"] == ("linear in **.mlp",)
     assert policy.rule("linear").action == "rest"
@@ -42,7 +44,10 @@ def test_embedding_has_no_activations():
 
 @pytest.mark.parametrize("other", ["lower", "fp32", "weight_int8"])
 def test_an_op_is_in_one_of_them(other):
-    with pytest.raises(ValueError, match=f"'mm' is in the {other} list and in the int8 list|'mm' is in the int8 list and in the {other} list"):
+    with pytest.raises(
+        ValueError,
+        match=f"'mm' is in the {other} list and in the int8 list|'mm' is in the int8 list and in the {other} list",
+    ):
         hmp.Policy.from_ops(int8=["mm"], **{other: ["mm"]})
 
 

@@ -76,7 +76,16 @@ def test_products(name, sizes, title, low, front_end):
 
 
 @pytest.mark.parametrize("title", LISTS)
-@pytest.mark.parametrize("call", [torch.mm, torch.matmul, lambda x, w: x @ w, lambda x, w: torch.matmul(x[0], w)[None]])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: torch.mm(x, w),
+        lambda x, w: torch.matmul(x, w),
+        lambda x, w: x @ w,
+        lambda x, w: torch.matmul(x[0], w)[None],
+    ],
+    ids=["mm", "matmul", "@", "of a vector"],
+)
 def test_products_without_bias(call, title, front_end):
     x, weight = few_bits(1, 200), nn.Parameter(torch.randn(200, 70))
     policy = hmp.Policy.from_ops(**{title: ["mm", "matmul"]})
@@ -238,7 +247,10 @@ def test_frozen_weights(title):
 
 @pytest.mark.parametrize("title", LISTS)
 def test_frozen_convolution(title):
-    layer, x = nn.Conv2d(6, 10, 3, padding=1, stride=2).requires_grad_(False), torch.randn(2, 6, 9, 8, requires_grad=True)
+    layer, x = (
+        nn.Conv2d(6, 10, 3, padding=1, stride=2).requires_grad_(False),
+        torch.randn(2, 6, 9, 8, requires_grad=True),
+    )
     layer.bias.requires_grad_()
     with hmp.autocast("cpu", policy=policy_of(title, "conv2d")):
         y = layer(x)

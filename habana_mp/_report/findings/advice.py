@@ -8,7 +8,7 @@ from msgspec import structs
 
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Row, Uneven
-from habana_mp._report.findings.beginning import to_take
+from habana_mp._report.findings.beginning import beginning, to_take
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.unknown import is_outside
 from habana_mp._show.module_path import common
@@ -32,7 +32,7 @@ def with_advice(report: Report) -> Report:
 
 def advice(report: Report) -> list[Advice]:
     """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
-    otherwise than others, which are mistakes; edits for accuracy; then what costs most. How many casts an op has is no advice: the tables have it.
+    otherwise than others, which are mistakes; edits for accuracy, at least those to take together; then what costs most. How many casts an op has is no advice: the tables have it.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.
@@ -45,7 +45,9 @@ def advice(report: Report) -> list[Advice]:
     found = edits(report) if report.low_dtype else []
     lost = [of_edit(each) for each in found if each.lost]
     mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_choices(report)]
-    first = [*mistakes, *_of_errors(report, found)][: _MOST - min(_MOST_COSTS, len(worth))]
+    head = beginning(report, found)  # whose first edits are those of ``lost``
+    taken = len(mistakes) + len(head.edits) - len(lost) if head else 0
+    first = [*mistakes, *_of_errors(report, found)][: max(taken, _MOST - min(_MOST_COSTS, len(worth)))]
     return [*_of_compiled(report), *first, *worth][:_MOST]
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.findings import advice
 from habana_mp._report.findings.beginning import _in_groups, beginning, edits_text
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.form import report_of
@@ -130,6 +131,27 @@ def test_what_to_take_is_said_alike_everywhere(per):
     if per == "op":
         assert report.to_dict()["to_take"] == {"edits": [each.text for each in head.edits], "text": str(head)}
         assert str(head) in " ".join(str(report).split())
+
+
+def test_each_edit_to_take_has_a_line(monkeypatch):
+    """Casts there and back took their place: a Gaussian process had "these 4 edits" above a list of three."""
+    monkeypatch.setattr(advice, "_WORTH", 0.0)  # whatever time the casts take
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 6))
+    scale = nn.Parameter(torch.zeros(6))
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        for _ in range(16):
+            x, y = torch.randn(64, 5), torch.randn(64)
+            z = net(x) / scale.exp()
+            squares = (z * z).sum(1)
+            kernel = torch.exp(-0.5 * (squares[:, None] + squares[None, :] - 2 * z @ z.T).clamp(min=0))
+            lower = torch.linalg.cholesky(kernel + 0.1 * torch.eye(64))
+            solved = torch.cholesky_solve(y[:, None], lower)[:, 0]
+            ((torch.dot(y, solved) / 2 + lower.diagonal().log().sum()) / 64).backward()
+    values = report.to_dict()
+    texts = [line["text"] for line in values["advice"]]
+    assert len(values["to_take"]["edits"]) > 3
+    assert [each for each in values["to_take"]["edits"] if not any(text.startswith(f"{each}:") for text in texts)] == []
 
 
 def made_of(policy, squares):

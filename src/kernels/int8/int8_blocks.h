@@ -1,9 +1,8 @@
-// From lanes to products of int8 weights: walks the panels of a weight with the registers of an
-// instruction set.
+// From lanes to the kernels of an instruction set: walks the panels of a weight by the products of
+// int8_products.h.
 //
-// `FloatLanes` and `IntLanes` say what kWidth outputs are in registers: Sum, their sums in float32
-// or int32; and how many sums(rows) a walk holds for each of up to kRows rows. They have what is
-// called below.
+// Where IntLanes::kHasExcess, all sums of a row of x are too large by IntLanes::excess() of that
+// row.
 //
 // As in blocks.h all here is local to the file that includes it, which is compiled for a CPU of its
 // own, and without contraction: each step rounds on its own.
@@ -12,13 +11,11 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/int8/int8_table.h"
+#include "kernels/int8/int8_products.h"
 
 namespace habana_mp::kernels {
 namespace {
 
-constexpr std::size_t kPanel = Int8Weight::kPanel, kInputs = Int8Weight::kInputs;
-constexpr std::size_t kStep = kPanel * kInputs;  // numbers of a panel that a walk takes at once
 constexpr std::size_t kLine = 64;
 // Rows that take turns over a panel; those beyond them read it again.
 constexpr std::size_t kMostRows = 32;
@@ -26,142 +23,6 @@ constexpr std::size_t kMostRows = 32;
 constexpr std::size_t kAhead = 8192;
 // The products of so many inputs fit in an int32, also with an operand of 255.
 constexpr std::size_t kIntSum = 65536;
-
-template <std::size_t kIndex>
-struct Index {
-  constexpr operator std::size_t() const { return kIndex; }
-};
-
-// Loops that have to be unrolled, or sums would not stay in registers. No optimizer is asked.
-template <std::size_t kCount, class Act>
-[[gnu::always_inline]] inline void times(const Act& act) {
-  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((always_inline)) {
-    (act(Index<kIndex>()), ...);
-  }(std::make_index_sequence<kCount>());
-}
-
-// What a walk multiplies, in three kinds. `Weight` are its weights and at() those of an output in
-// a step, kChunk the inputs of a turn: their weights stay in the L1 cache while all rows have
-// theirs.
-
-// float32 by int8, which becomes float32 on the way.
-template <class FloatLanes>
-struct Fused {
-  using Lanes = FloatLanes;
-  using X = float;
-  using Element = float;
-  using Weight = std::int8_t;
-  static constexpr bool kConverts = false, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
-  static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
-
-  static const Weight* at(const Weight* step, std::size_t output) {
-    return step + output * kInputs;
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    if constexpr (kRowCount == 1) {
-      typename Lanes::Sum number[kInputs];
-      times<kInputs>([&](auto k)
-                         __attribute__((always_inline)) { number[k] = Lanes::spread(x + k); });
-      times<kSums>([&](auto j) __attribute__((always_inline)) {
-        const typename Lanes::Weights weights = Lanes::weights(at(weight, j * Lanes::kWidth));
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          sum[0][j] = Lanes::add(sum[0][j], number[k], Lanes::template widen<k>(weights));
-        });
-      });
-    } else {
-      times<kInputs>([&](auto k) __attribute__((always_inline)) {
-        typename Lanes::Sum q[kSums];
-        times<kSums>([&](auto j) __attribute__((always_inline)) {
-          q[j] = Lanes::template widen<k>(Lanes::weights(at(weight, j * Lanes::kWidth)));
-        });
-        times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-          const typename Lanes::Sum number =
-              Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
-          times<kSums>([&](auto j) __attribute__((always_inline)) {
-            sum[i][j] = Lanes::add(sum[i][j], number, q[j]);
-          });
-        });
-      });
-    }
-  }
-};
-
-// float32 by int8 that became float32 before: for rows of several walks, once for all of them. A
-// step then has kPanel outputs of its first input, then those of the next.
-template <class FloatLanes>
-struct Converted {
-  using Lanes = FloatLanes;
-  using X = float;
-  using Element = float;
-  using Weight = float;
-  static constexpr bool kConverts = true, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = 64;
-  static constexpr std::size_t sums(std::size_t) { return Lanes::kConvertedSums; }
-
-  static const Weight* at(const Weight* step, std::size_t output) { return step + output; }
-
-  static void convert(const std::int8_t* weight, std::size_t steps, Weight* to) {
-    for (; steps != 0; --steps) {
-      for (std::size_t i = 0; i < kPanel; i += Lanes::kWidth) {
-        const typename Lanes::Weights weights = Lanes::weights(weight + i * kInputs);
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          Lanes::store(to + k * kPanel + i, Lanes::template widen<k>(weights));
-        });
-      }
-      weight += kStep;
-      to += kStep;
-    }
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    times<kInputs>([&](auto k) __attribute__((always_inline)) {
-      times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-        const typename Lanes::Sum number =
-            Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
-        times<kSums>([&](auto j) __attribute__((always_inline)) {
-          sum[i][j] =
-              Lanes::add(sum[i][j], number, Lanes::load(weight + k * kPanel + j * Lanes::kWidth));
-        });
-      });
-    });
-  }
-};
-
-// int8 by int8. Rows of x are filled up as the weight is.
-template <class IntLanes>
-struct Whole {
-  using Lanes = IntLanes;
-  using X = std::int8_t;
-  using Element = std::int32_t;
-  using Weight = std::int8_t;
-  static constexpr bool kConverts = false, kFilled = true;
-  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
-  static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
-
-  static const Weight* at(const Weight* step, std::size_t output) {
-    return step + output * kInputs;
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-      const auto four = Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride);
-      times<kSums>([&](auto j) __attribute__((always_inline)) {
-        sum[i][j] = Lanes::add(sum[i][j], Lanes::weights(at(weight, j * Lanes::kWidth)), four);
-      });
-    });
-  }
-};
 
 // Some inputs for a block of rows and all outputs of a panel. The sums of a row lie kPanel apart
 // from those of the next.
@@ -324,7 +185,7 @@ void weight_int8_rows(const WeightInt8Task& task, Kernel cast, std::size_t panel
   const float* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
     const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
-    if (rows <= Lanes::kRows) {
+    if (rows <= Lanes::kFusedRows) {
       add_inputs<Fused<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
     } else {
       add_inputs<Converted<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
@@ -345,10 +206,9 @@ void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t
   const auto add = [&](std::size_t begin, std::size_t end) {
     add_inputs<Whole<Lanes>>(x, static_cast<std::ptrdiff_t>(task.x_row_stride), rows, weight, begin,
                              end, sums);
-    if constexpr (Lanes::kExcess != 0) {
+    if constexpr (Lanes::kHasExcess) {
       for (std::size_t row = 0; row < rows; ++row) {
-        const std::int32_t excess =
-            Lanes::kExcess * Lanes::sum_of(x + row * task.x_row_stride + begin, end - begin);
+        const std::int32_t excess = Lanes::excess(x + row * task.x_row_stride + begin, end - begin);
         for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
       }
     }

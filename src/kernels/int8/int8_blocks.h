@@ -45,6 +45,15 @@ void add_products(const Walk<Product>& walk) {
   using Lanes = typename Product::Lanes;
   constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
   static_assert(kPanel % kGroup == 0);
+  // The inputs left, filled up with zeros. Copied before there are sums, as a call would take them
+  // out of their registers.
+  typename Product::X rest[kRows * kInputs] = {};
+  if (!Product::kFilled && walk.left != 0) {
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(i) * walk.x_row_stride;
+      std::memcpy(rest + i * kInputs, walk.x + at + walk.steps * kInputs, walk.left * sizeof *rest);
+    }
+  }
   for (std::size_t group = 0; group < kPanel; group += kGroup) {
     typename Lanes::Sum sum[kRows][kSums];
     typename Product::Element* const sums = walk.sums + group;
@@ -61,43 +70,56 @@ void add_products(const Walk<Product>& walk) {
       each_sum([](auto& one, auto* at) __attribute__((always_inline)) { one = Lanes::load(at); });
     }
     const typename Product::X* x = walk.x;
+    std::ptrdiff_t x_row_stride = walk.x_row_stride;
     const typename Product::Weight* weight = Product::at(walk.weight, group);
     const std::int8_t* ahead = walk.ahead + group / kGroup * walk.ahead_step;
-    for (std::size_t steps = walk.steps; steps != 0; --steps) {
-      times<kFetch>([&](auto i)
-                        __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
-      ahead += kFetch * kLine;
-      Product::step(sum, weight, x, walk.x_row_stride);
-      x += kInputs;
-      weight += kStep;
-    }
-    if constexpr (!Product::kFilled) {
-      if (walk.left != 0) {
-        typename Product::X rest[kRows * kInputs] = {};
-        for (std::size_t i = 0; i < kRows; ++i) {
-          std::memcpy(rest + i * kInputs, x + static_cast<std::ptrdiff_t>(i) * walk.x_row_stride,
-                      walk.left * sizeof *x);
-        }
-        Product::step(sum, weight, rest, kInputs);
+    for (std::size_t steps = walk.steps, left = walk.left;; steps = 1, left = 0) {
+      for (; steps != 0; --steps) {
+        times<kFetch>(
+            [&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
+        ahead += kFetch * kLine;
+        Product::step(sum, weight, x, x_row_stride);
+        x += kInputs;
+        weight += kStep;
       }
+      if (Product::kFilled || left == 0) break;
+      x = rest;
+      x_row_stride = kInputs;
     }
     each_sum([](const auto& one, auto* at)
                  __attribute__((always_inline)) { Lanes::store(at, one); });
   }
 }
 
-// By the rows of a block, less one. All walks over a chunk together fetch the next chunk.
+// All walks over a chunk together fetch the next chunk.
+template <class Product>
+constexpr std::size_t walks_over_chunk(std::size_t rows, std::size_t blocks) {
+  return blocks * kPanel / (Product::sums(rows) * Product::Lanes::kWidth);
+}
+
+// What each of them fetches with a step, in cache lines. Conversion reads the chunk on its own.
+template <class Product>
+constexpr std::size_t lines_of(std::size_t rows, std::size_t blocks) {
+  const std::size_t walks = walks_over_chunk<Product>(rows, blocks);
+  return Product::kConverts ? 1 : walks == 1 ? 4 : walks < 4 ? 2 : 1;
+}
+
+// By the rows of a block, less one.
 template <class Product>
 struct Walks {
   using AddProducts = void (*)(const Walk<Product>& walk);
-  AddProducts single[Product::kRows], of_two_or_three[Product::kRows], of_more[Product::kRows];
+  AddProducts of_one_block[Product::kRows], of_two_or_three[Product::kRows],
+      of_more[Product::kRows];
 };
 
 template <class Product, std::size_t... kBefore>
 constexpr Walks<Product> walks_of(std::index_sequence<kBefore...>) {
-  return {{add_products<Product, kBefore + 1, 4>...},
-          {add_products<Product, kBefore + 1, 2>...},
-          {add_products<Product, kBefore + 1, 1>...}};
+  constexpr std::size_t kMost = Product::kMostBlocks;
+  return {{add_products<Product, kBefore + 1, lines_of<Product>(kBefore + 1, 1)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 2 ? kMost : 2)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 4 ? kMost : 4)>...}};
 }
 
 // The products of the inputs from begin to before end of some rows and a panel, in chunks for which
@@ -107,11 +129,8 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
                 const std::int8_t* panel, std::size_t begin, std::size_t end,
                 typename Product::Element* sums) {
   static constexpr auto kWalks = walks_of<Product>(std::make_index_sequence<Product::kRows>());
-  const auto groups = [](std::size_t block_rows) {
-    return kPanel / (Product::sums(block_rows) * Product::Lanes::kWidth);
-  };
   const std::size_t blocks = (rows + Product::kRows - 1) / Product::kRows;
-  const bool single = !Product::kConverts && blocks == 1 && groups(rows) == 1;
+  const bool single = !Product::kConverts && walks_over_chunk<Product>(rows, blocks) == 1;
   alignas(64) typename Product::Weight converted[Product::kConverts ? Product::kChunk * kPanel : 1];
   for (std::size_t k = begin; k < end;) {
     const std::size_t next = single || end - k < Product::kChunk ? end : k + Product::kChunk;
@@ -127,19 +146,19 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
     }
     for (std::size_t block = 0, row = 0; block < blocks; ++block) {
       const std::size_t end_row = (block + 1) * rows / blocks, block_rows = end_row - row;
-      const std::size_t walks = blocks * groups(block_rows);
-      const auto& add_block = single      ? kWalks.single
-                              : walks < 4 ? kWalks.of_two_or_three
-                                          : kWalks.of_more;
-      add_block[block_rows - 1]({.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
-                                 .x_row_stride = x_row_stride,
-                                 .weight = weight,
-                                 .steps = count / kInputs,
-                                 .left = count % kInputs,
-                                 .ahead = ahead,
-                                 .ahead_step = count * kPanel / walks,
-                                 .sums = sums + row * kPanel,
-                                 .begins = k == begin});
+      const auto& add_block = blocks == 1  ? kWalks.of_one_block
+                              : blocks < 4 ? kWalks.of_two_or_three
+                                           : kWalks.of_more;
+      add_block[block_rows - 1](
+          {.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
+           .x_row_stride = x_row_stride,
+           .weight = weight,
+           .steps = count / kInputs,
+           .left = count % kInputs,
+           .ahead = ahead,
+           .ahead_step = count * kPanel / walks_over_chunk<Product>(block_rows, blocks),
+           .sums = sums + row * kPanel,
+           .begins = k == begin});
       ahead += count * kPanel / blocks;
       row = end_row;
     }

@@ -45,6 +45,7 @@ struct Fused {
   using Weight = std::int8_t;
   static constexpr bool kConverts = false, kFilled = false;
   static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
+  static constexpr std::size_t kMostBlocks = Lanes::kFusedRows / kRows;
   static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
 
   static const Weight* at(const Weight* step, std::size_t output) {
@@ -92,7 +93,7 @@ struct Converted {
   using Element = float;
   using Weight = float;
   static constexpr bool kConverts = true, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = 64;
+  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = 64, kMostBlocks = 4;
   static constexpr std::size_t sums(std::size_t) { return Lanes::kConvertedSums; }
 
   static const Weight* at(const Weight* step, std::size_t output) { return step + output; }
@@ -135,7 +136,7 @@ struct Whole {
   using Element = std::int32_t;
   using Weight = std::int8_t;
   static constexpr bool kConverts = false, kFilled = true;
-  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
+  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256, kMostBlocks = 4;
   static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
 
   static const Weight* at(const Weight* step, std::size_t output) {

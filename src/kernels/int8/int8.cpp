@@ -14,7 +14,8 @@ namespace {
 
 const Int8Table& table() {
 #if defined(__x86_64__)
-  // Beyond what the variants of the casts need.
+  // Beyond what the variants of the casts need. CPUs had VNNI before they had bfloat16, so both
+  // variants of AVX-512 take it.
   static const bool has_fma = __builtin_cpu_supports("fma"),
                     has_vnni = __builtin_cpu_supports("avx512vnni");
   const Variant variant = active();

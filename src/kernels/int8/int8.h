@@ -17,6 +17,7 @@
 //   scale of the row, then by the scale of the output.
 // - Both then add the bias, if there is one, and round to nearest even to the dtype of the result,
 //   as the casts do: overflow is infinite, NaNs are quiet. Each step rounds on its own.
+// Subnormals are kept, unless the thread has set its CPU to flush them.
 //
 // Strides are counted in elements. Pointers may be aligned to their elements alone; weights whose
 // data lies on lines of 64 bytes are fastest. What is written may not overlap what is read.

@@ -10,7 +10,8 @@ struct Avx512Float {
   using Sum = __m512;
   using Weights = __m512i;
   // 16 sums, or 24, of 32 registers: widen() has six constants
-  static constexpr std::size_t kWidth = 16, kRows = 8, kConvertedRows = 6, kConvertedSums = 4;
+  static constexpr std::size_t kWidth = 16, kRows = 8, kFusedRows = 8, kConvertedRows = 6,
+                               kConvertedSums = 4;
   static constexpr std::size_t sums(std::size_t rows) { return rows <= 4 ? 4 : 2; }
 
   static Sum zero() { return _mm512_setzero_ps(); }
@@ -44,7 +45,7 @@ struct Avx512VnniInt {
   using Weights = __m512i;
   // 24 sums, 4 registers of weights, an x and a constant: of 32 registers
   static constexpr std::size_t kWidth = 16, kRows = 6;
-  static constexpr std::int32_t kExcess = 128;
+  static constexpr bool kHasExcess = true;
   static constexpr std::size_t sums(std::size_t) { return 4; }
 
   static Sum zero() { return _mm512_setzero_si512(); }
@@ -62,14 +63,14 @@ struct Avx512VnniInt {
     return _mm512_dpbusd_epi32(sum, weights, four);
   }
 
-  static std::int32_t sum_of(const std::int8_t* x, std::size_t count) {
+  static std::int32_t excess(const std::int8_t* x, std::size_t count) {
     const __m512i ones = _mm512_set1_epi8(1);
     __m512i sum = _mm512_setzero_si512();
     for (; count >= 64; count -= 64, x += 64) {
       sum = _mm512_dpbusd_epi32(sum, ones, _mm512_loadu_si512(x));
     }
     const __m512i rest = _mm512_maskz_loadu_epi8((std::uint64_t{1} << count) - 1, x);
-    return _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(sum, ones, rest));
+    return 128 * _mm512_reduce_add_epi32(_mm512_dpbusd_epi32(sum, ones, rest));
   }
 };
 

@@ -1,9 +1,8 @@
-// From lanes to products of int8 weights: walks the panels of a weight with the registers of an
-// instruction set.
+// From lanes to the kernels of an instruction set: walks the panels of a weight by the products of
+// int8_products.h.
 //
-// `FloatLanes` and `IntLanes` say what kWidth outputs are in registers: Sum, their sums in float32
-// or int32; and how many sums(rows) a walk holds for each of up to kRows rows. They have what is
-// called below.
+// Where IntLanes::kHasExcess, all sums of a row of x are too large by IntLanes::excess() of that
+// row.
 //
 // As in blocks.h all here is local to the file that includes it, which is compiled for a CPU of its
 // own, and without contraction: each step rounds on its own.
@@ -12,13 +11,11 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/int8/int8_table.h"
+#include "kernels/int8/int8_products.h"
 
 namespace habana_mp::kernels {
 namespace {
 
-constexpr std::size_t kPanel = Int8Weight::kPanel, kInputs = Int8Weight::kInputs;
-constexpr std::size_t kStep = kPanel * kInputs;  // numbers of a panel that a walk takes at once
 constexpr std::size_t kLine = 64;
 // Rows that take turns over a panel; those beyond them read it again.
 constexpr std::size_t kMostRows = 32;
@@ -26,142 +23,6 @@ constexpr std::size_t kMostRows = 32;
 constexpr std::size_t kAhead = 8192;
 // The products of so many inputs fit in an int32, also with an operand of 255.
 constexpr std::size_t kIntSum = 65536;
-
-template <std::size_t kIndex>
-struct Index {
-  constexpr operator std::size_t() const { return kIndex; }
-};
-
-// Loops that have to be unrolled, or sums would not stay in registers. No optimizer is asked.
-template <std::size_t kCount, class Act>
-[[gnu::always_inline]] inline void times(const Act& act) {
-  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((always_inline)) {
-    (act(Index<kIndex>()), ...);
-  }(std::make_index_sequence<kCount>());
-}
-
-// What a walk multiplies, in three kinds. `Weight` are its weights and at() those of an output in
-// a step, kChunk the inputs of a turn: their weights stay in the L1 cache while all rows have
-// theirs.
-
-// float32 by int8, which becomes float32 on the way.
-template <class FloatLanes>
-struct Fused {
-  using Lanes = FloatLanes;
-  using X = float;
-  using Element = float;
-  using Weight = std::int8_t;
-  static constexpr bool kConverts = false, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
-  static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
-
-  static const Weight* at(const Weight* step, std::size_t output) {
-    return step + output * kInputs;
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    if constexpr (kRowCount == 1) {
-      typename Lanes::Sum number[kInputs];
-      times<kInputs>([&](auto k)
-                         __attribute__((always_inline)) { number[k] = Lanes::spread(x + k); });
-      times<kSums>([&](auto j) __attribute__((always_inline)) {
-        const typename Lanes::Weights weights = Lanes::weights(at(weight, j * Lanes::kWidth));
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          sum[0][j] = Lanes::add(sum[0][j], number[k], Lanes::template widen<k>(weights));
-        });
-      });
-    } else {
-      times<kInputs>([&](auto k) __attribute__((always_inline)) {
-        typename Lanes::Sum q[kSums];
-        times<kSums>([&](auto j) __attribute__((always_inline)) {
-          q[j] = Lanes::template widen<k>(Lanes::weights(at(weight, j * Lanes::kWidth)));
-        });
-        times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-          const typename Lanes::Sum number =
-              Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
-          times<kSums>([&](auto j) __attribute__((always_inline)) {
-            sum[i][j] = Lanes::add(sum[i][j], number, q[j]);
-          });
-        });
-      });
-    }
-  }
-};
-
-// float32 by int8 that became float32 before: for rows of several walks, once for all of them. A
-// step then has kPanel outputs of its first input, then those of the next.
-template <class FloatLanes>
-struct Converted {
-  using Lanes = FloatLanes;
-  using X = float;
-  using Element = float;
-  using Weight = float;
-  static constexpr bool kConverts = true, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = 64;
-  static constexpr std::size_t sums(std::size_t) { return Lanes::kConvertedSums; }
-
-  static const Weight* at(const Weight* step, std::size_t output) { return step + output; }
-
-  static void convert(const std::int8_t* weight, std::size_t steps, Weight* to) {
-    for (; steps != 0; --steps) {
-      for (std::size_t i = 0; i < kPanel; i += Lanes::kWidth) {
-        const typename Lanes::Weights weights = Lanes::weights(weight + i * kInputs);
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          Lanes::store(to + k * kPanel + i, Lanes::template widen<k>(weights));
-        });
-      }
-      weight += kStep;
-      to += kStep;
-    }
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    times<kInputs>([&](auto k) __attribute__((always_inline)) {
-      times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-        const typename Lanes::Sum number =
-            Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
-        times<kSums>([&](auto j) __attribute__((always_inline)) {
-          sum[i][j] =
-              Lanes::add(sum[i][j], number, Lanes::load(weight + k * kPanel + j * Lanes::kWidth));
-        });
-      });
-    });
-  }
-};
-
-// int8 by int8. Rows of x are filled up as the weight is.
-template <class IntLanes>
-struct Whole {
-  using Lanes = IntLanes;
-  using X = std::int8_t;
-  using Element = std::int32_t;
-  using Weight = std::int8_t;
-  static constexpr bool kConverts = false, kFilled = true;
-  static constexpr std::size_t kRows = Lanes::kRows, kChunk = 256;
-  static constexpr std::size_t sums(std::size_t rows) { return Lanes::sums(rows); }
-
-  static const Weight* at(const Weight* step, std::size_t output) {
-    return step + output * kInputs;
-  }
-
-  template <std::size_t kRowCount, std::size_t kSums>
-  [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
-    times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-      const auto four = Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride);
-      times<kSums>([&](auto j) __attribute__((always_inline)) {
-        sum[i][j] = Lanes::add(sum[i][j], Lanes::weights(at(weight, j * Lanes::kWidth)), four);
-      });
-    });
-  }
-};
 
 // Some inputs for a block of rows and all outputs of a panel. The sums of a row lie kPanel apart
 // from those of the next.
@@ -184,6 +45,15 @@ void add_products(const Walk<Product>& walk) {
   using Lanes = typename Product::Lanes;
   constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
   static_assert(kPanel % kGroup == 0);
+  // The inputs left, filled up with zeros. Copied before there are sums, as a call would take them
+  // out of their registers.
+  typename Product::X rest[kRows * kInputs] = {};
+  if (!Product::kFilled && walk.left != 0) {
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(i) * walk.x_row_stride;
+      std::memcpy(rest + i * kInputs, walk.x + at + walk.steps * kInputs, walk.left * sizeof *rest);
+    }
+  }
   for (std::size_t group = 0; group < kPanel; group += kGroup) {
     typename Lanes::Sum sum[kRows][kSums];
     typename Product::Element* const sums = walk.sums + group;
@@ -200,43 +70,56 @@ void add_products(const Walk<Product>& walk) {
       each_sum([](auto& one, auto* at) __attribute__((always_inline)) { one = Lanes::load(at); });
     }
     const typename Product::X* x = walk.x;
+    std::ptrdiff_t x_row_stride = walk.x_row_stride;
     const typename Product::Weight* weight = Product::at(walk.weight, group);
     const std::int8_t* ahead = walk.ahead + group / kGroup * walk.ahead_step;
-    for (std::size_t steps = walk.steps; steps != 0; --steps) {
-      times<kFetch>([&](auto i)
-                        __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
-      ahead += kFetch * kLine;
-      Product::step(sum, weight, x, walk.x_row_stride);
-      x += kInputs;
-      weight += kStep;
-    }
-    if constexpr (!Product::kFilled) {
-      if (walk.left != 0) {
-        typename Product::X rest[kRows * kInputs] = {};
-        for (std::size_t i = 0; i < kRows; ++i) {
-          std::memcpy(rest + i * kInputs, x + static_cast<std::ptrdiff_t>(i) * walk.x_row_stride,
-                      walk.left * sizeof *x);
-        }
-        Product::step(sum, weight, rest, kInputs);
+    for (std::size_t steps = walk.steps, left = walk.left;; steps = 1, left = 0) {
+      for (; steps != 0; --steps) {
+        times<kFetch>(
+            [&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
+        ahead += kFetch * kLine;
+        Product::step(sum, weight, x, x_row_stride);
+        x += kInputs;
+        weight += kStep;
       }
+      if (Product::kFilled || left == 0) break;
+      x = rest;
+      x_row_stride = kInputs;
     }
     each_sum([](const auto& one, auto* at)
                  __attribute__((always_inline)) { Lanes::store(at, one); });
   }
 }
 
-// By the rows of a block, less one. All walks over a chunk together fetch the next chunk.
+// All walks over a chunk together fetch the next chunk.
+template <class Product>
+constexpr std::size_t walks_over_chunk(std::size_t rows, std::size_t blocks) {
+  return blocks * kPanel / (Product::sums(rows) * Product::Lanes::kWidth);
+}
+
+// What each of them fetches with a step, in cache lines. Conversion reads the chunk on its own.
+template <class Product>
+constexpr std::size_t lines_of(std::size_t rows, std::size_t blocks) {
+  const std::size_t walks = walks_over_chunk<Product>(rows, blocks);
+  return Product::kConverts ? 1 : walks == 1 ? 4 : walks < 4 ? 2 : 1;
+}
+
+// By the rows of a block, less one.
 template <class Product>
 struct Walks {
   using AddProducts = void (*)(const Walk<Product>& walk);
-  AddProducts single[Product::kRows], of_two_or_three[Product::kRows], of_more[Product::kRows];
+  AddProducts of_one_block[Product::kRows], of_two_or_three[Product::kRows],
+      of_more[Product::kRows];
 };
 
 template <class Product, std::size_t... kBefore>
 constexpr Walks<Product> walks_of(std::index_sequence<kBefore...>) {
-  return {{add_products<Product, kBefore + 1, 4>...},
-          {add_products<Product, kBefore + 1, 2>...},
-          {add_products<Product, kBefore + 1, 1>...}};
+  constexpr std::size_t kMost = Product::kMostBlocks;
+  return {{add_products<Product, kBefore + 1, lines_of<Product>(kBefore + 1, 1)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 2 ? kMost : 2)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 4 ? kMost : 4)>...}};
 }
 
 // The products of the inputs from begin to before end of some rows and a panel, in chunks for which
@@ -246,11 +129,8 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
                 const std::int8_t* panel, std::size_t begin, std::size_t end,
                 typename Product::Element* sums) {
   static constexpr auto kWalks = walks_of<Product>(std::make_index_sequence<Product::kRows>());
-  const auto groups = [](std::size_t block_rows) {
-    return kPanel / (Product::sums(block_rows) * Product::Lanes::kWidth);
-  };
   const std::size_t blocks = (rows + Product::kRows - 1) / Product::kRows;
-  const bool single = !Product::kConverts && blocks == 1 && groups(rows) == 1;
+  const bool single = !Product::kConverts && walks_over_chunk<Product>(rows, blocks) == 1;
   alignas(64) typename Product::Weight converted[Product::kConverts ? Product::kChunk * kPanel : 1];
   for (std::size_t k = begin; k < end;) {
     const std::size_t next = single || end - k < Product::kChunk ? end : k + Product::kChunk;
@@ -266,19 +146,19 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
     }
     for (std::size_t block = 0, row = 0; block < blocks; ++block) {
       const std::size_t end_row = (block + 1) * rows / blocks, block_rows = end_row - row;
-      const std::size_t walks = blocks * groups(block_rows);
-      const auto& add_block = single      ? kWalks.single
-                              : walks < 4 ? kWalks.of_two_or_three
-                                          : kWalks.of_more;
-      add_block[block_rows - 1]({.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
-                                 .x_row_stride = x_row_stride,
-                                 .weight = weight,
-                                 .steps = count / kInputs,
-                                 .left = count % kInputs,
-                                 .ahead = ahead,
-                                 .ahead_step = count * kPanel / walks,
-                                 .sums = sums + row * kPanel,
-                                 .begins = k == begin});
+      const auto& add_block = blocks == 1  ? kWalks.of_one_block
+                              : blocks < 4 ? kWalks.of_two_or_three
+                                           : kWalks.of_more;
+      add_block[block_rows - 1](
+          {.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
+           .x_row_stride = x_row_stride,
+           .weight = weight,
+           .steps = count / kInputs,
+           .left = count % kInputs,
+           .ahead = ahead,
+           .ahead_step = count * kPanel / walks_over_chunk<Product>(block_rows, blocks),
+           .sums = sums + row * kPanel,
+           .begins = k == begin});
       ahead += count * kPanel / blocks;
       row = end_row;
     }
@@ -324,7 +204,7 @@ void weight_int8_rows(const WeightInt8Task& task, Kernel cast, std::size_t panel
   const float* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
     const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
-    if (rows <= Lanes::kRows) {
+    if (rows <= Lanes::kFusedRows) {
       add_inputs<Fused<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
     } else {
       add_inputs<Converted<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
@@ -345,10 +225,9 @@ void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t
   const auto add = [&](std::size_t begin, std::size_t end) {
     add_inputs<Whole<Lanes>>(x, static_cast<std::ptrdiff_t>(task.x_row_stride), rows, weight, begin,
                              end, sums);
-    if constexpr (Lanes::kExcess != 0) {
+    if constexpr (Lanes::kHasExcess) {
       for (std::size_t row = 0; row < rows; ++row) {
-        const std::int32_t excess =
-            Lanes::kExcess * Lanes::sum_of(x + row * task.x_row_stride + begin, end - begin);
+        const std::int32_t excess = Lanes::excess(x + row * task.x_row_stride + begin, end - begin);
         for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
       }
     }

@@ -10,7 +10,8 @@ struct NeonFloat {
   using Sum = float32x4_t;
   using Weights = int32x4_t;
   // 16 sums, or 24, of 32 registers
-  static constexpr std::size_t kWidth = 4, kRows = 4, kConvertedRows = 6, kConvertedSums = 4;
+  static constexpr std::size_t kWidth = 4, kRows = 4, kFusedRows = 4, kConvertedRows = 6,
+                               kConvertedSums = 4;
   static constexpr std::size_t sums(std::size_t rows) { return rows == 1 ? 16 : rows == 2 ? 8 : 4; }
 
   static Sum zero() { return vdupq_n_f32(0); }
@@ -32,7 +33,7 @@ struct NeonInt {
   using Sum = int32x4_t;
   using Weights = int8x16_t;
   static constexpr std::size_t kWidth = 4, kRows = 4;
-  static constexpr std::int32_t kExcess = 0;
+  static constexpr bool kHasExcess = false;
   static constexpr std::size_t sums(std::size_t rows) { return rows == 1 ? 16 : rows == 2 ? 8 : 4; }
 
   static Sum zero() { return vdupq_n_s32(0); }

@@ -8,7 +8,8 @@ namespace {
 struct ScalarFloat {
   using Sum = float;
   using Weights = const std::int8_t*;
-  static constexpr std::size_t kWidth = 1, kRows = 2, kConvertedRows = 2, kConvertedSums = 4;
+  static constexpr std::size_t kWidth = 1, kRows = 2, kFusedRows = 2, kConvertedRows = 2,
+                               kConvertedSums = 4;
   static constexpr std::size_t sums(std::size_t) { return 4; }
 
   static Sum zero() { return 0; }
@@ -28,7 +29,7 @@ struct ScalarInt {
   using Sum = std::int32_t;
   using Weights = const std::int8_t*;
   static constexpr std::size_t kWidth = 1, kRows = 2;
-  static constexpr std::int32_t kExcess = 0;
+  static constexpr bool kHasExcess = false;
   static constexpr std::size_t sums(std::size_t) { return 4; }
 
   static Sum zero() { return 0; }

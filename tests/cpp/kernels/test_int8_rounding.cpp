@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 #include <limits>
 #include <random>
 #include <stdexcept>
@@ -224,7 +224,7 @@ TEST_CASE("activations of each dtype") {
         std::byte* at = x.data() + row * stride * size;
         Floats numbers = rows[row];
         if (from == DType::Float32) {
-          std::memcpy(at, numbers.data(), inputs * size);
+          std::copy_n(reinterpret_cast<const std::byte*>(numbers.data()), inputs * size, at);
         } else {
           kernels::kernel(DType::Float32, from)(numbers.data(), at, inputs);
           kernels::kernel(from, DType::Float32)(at, numbers.data(), inputs);

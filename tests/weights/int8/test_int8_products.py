@@ -79,8 +79,8 @@ def test_products(name, sizes, title, low, front_end):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x, w: torch.mm(x, w),
-        lambda x, w: torch.matmul(x, w),
+        lambda x, w: torch.mm(x, w),  # noqa: PLW0108
+        lambda x, w: torch.matmul(x, w),  # noqa: PLW0108
         lambda x, w: x @ w,
         lambda x, w: torch.matmul(x[0], w)[None],
     ],

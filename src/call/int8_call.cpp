@@ -26,11 +26,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// For profilers, which see no op of this name otherwise.
-constexpr const char* kProduct = "habana_mp::int8_product";
-constexpr const char* kConvolution = "habana_mp::int8_convolution";
-constexpr const char* kEmbedding = "habana_mp::int8_embedding";
-
 // The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
                      std::optional<WeightCache::Caller> caller) {
@@ -49,18 +44,27 @@ at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
   return copy;
 }
 
-// What the numbers of a call are, beside its tensors.
+// What a call computes with, beside what autograd sees of it.
 struct ProductForm {
   Layout layout;
   at::ScalarType result;  // the low dtype, or float32
   bool activations;
-  std::optional<WeightCache::Caller> caller;
+  at::Tensor copy;  // of the weight
 };
 
-at::Tensor product_of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                      const ProductForm& form) {
-  const at::Tensor copy = int8_copy(weight, form.layout, form.caller);
-  return int8_rows(input.contiguous(), int8_memory(copy), bias, form.activations, form.result);
+// For profilers, which see no op of these names otherwise. Listeners take what is inside of one for
+// the work of another op.
+at::Tensor product_of(const at::Tensor& input, const at::Tensor& bias, const ProductForm& form) {
+  RECORD_FUNCTION("habana_mp::int8_product", c10::ArrayRef<const c10::IValue>{});
+  return int8_rows(input.contiguous(), int8_memory(form.copy), bias, form.activations, form.result);
+}
+
+at::Tensor convolution_of(const at::Tensor& images, at::IntArrayRef weight_sizes,
+                          const at::Tensor& bias, const Int8Windows& windows,
+                          const ProductForm& form) {
+  RECORD_FUNCTION("habana_mp::int8_convolution", c10::ArrayRef<const c10::IValue>{});
+  return int8_windows(images, int8_memory(form.copy), weight_sizes, bias, windows, form.activations,
+                      form.result);
 }
 
 // The weight's numbers in the dtype, for the gradient of the other operand.
@@ -77,7 +81,7 @@ struct Product : torch::autograd::Function<Product> {
     context->saved_data["turned"] = form.layout == Layout::Int8Turned;
     context->saved_data["bias"] = bias.defined();
     const at::AutoDispatchBelowAutograd below;
-    return product_of(input, weight, bias, form);
+    return product_of(input, bias, form);
   }
 
   // By the weight that the product had.
@@ -132,9 +136,7 @@ struct Convolved : torch::autograd::Function<Convolved> {
     context->saved_data["groups"] = windows.groups;
     context->saved_data["bias"] = bias.defined();
     const at::AutoDispatchBelowAutograd below;
-    const at::Tensor copy = int8_copy(weight, form.layout, form.caller);
-    return int8_windows(input, int8_memory(copy), weight.sizes(), bias, windows, form.activations,
-                        form.result);
+    return convolution_of(input, weight.sizes(), bias, windows, form);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -238,16 +240,15 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
   const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
   if (!are_of(call) || weight.dim() != 2 || input.dim() == 0 || input.size(-1) != inputs) return {};
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  RECORD_FUNCTION(kProduct, c10::ArrayRef<const c10::IValue>{});
   const bool plain = beta.equal(1) && alpha.equal(1) &&
                      (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
-  const ProductForm form{layout, result_type, activations, caller};
+  const ProductForm form{layout, result_type, activations, int8_copy(weight, layout, caller)};
   const at::Tensor x = low(input, to, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
   at::Tensor result =
-      recorded ? Product::apply(x, weight, added, form) : product_of(x, weight, added, form);
+      recorded ? Product::apply(x, weight, added, form) : product_of(x, added, form);
   if (plain) return result;
   if (!alpha.equal(1)) result = result * alpha;
   if (bias.defined() && !beta.equal(0)) result = result + wide(bias) * beta;
@@ -266,16 +267,14 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
     return {};
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  RECORD_FUNCTION(kConvolution, c10::ArrayRef<const c10::IValue>{});
-  const ProductForm form{Layout::Int8, scalar_type(to), activations, caller};
+  const ProductForm form{Layout::Int8, scalar_type(to), activations,
+                         int8_copy(weight, Layout::Int8, caller)};
   const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
   at::Tensor result;
   if (records_graph(x) || (added.defined() && records_graph(added))) {
     result = Convolved::apply(x, weight, added, *windows, form);
   } else {
-    const at::Tensor copy = int8_copy(weight, form.layout, caller);
-    result = int8_windows(x, int8_memory(copy), weight.sizes(), added, *windows, activations,
-                          form.result);
+    result = convolution_of(x, weight.sizes(), added, *windows, form);
   }
   return batched ? result : result.squeeze(0);
 }
@@ -284,9 +283,9 @@ at::Tensor int8_embedding(const Int8Operands& call) {
   const auto& [indices, weight, bias, to, activations, caller] = call;
   const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
   if (!whole || !indices.is_cpu() || !is_ordinary(indices) || weight.dim() != 2) return {};
-  RECORD_FUNCTION(kEmbedding, c10::ArrayRef<const c10::IValue>{});
   const at::Tensor rows = indices.to(at::kLong).contiguous();
   const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
+  RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});
   return int8_lookup(rows, int8_memory(copy), scalar_type(to));
 }
 

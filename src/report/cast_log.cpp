@@ -201,7 +201,8 @@ class CastLog final : public Listener {
     fmt::format_to(std::back_inserter(text), "casting  ");
     append_escaped(text, call.texts->original());
     fmt::format_to(std::back_inserter(text), "{}{}", listed ? " " : "  to  ",
-                   cast_name(call.decision.to));
+                   is_int8(cause) ? std::string("to_") + cause_name(cause)
+                                  : std::string(cast_name(call.decision.to)));
     if (cause == Cause::NoLowKernel)
       fmt::format_to(std::back_inserter(text), " | {}", call.texts->rule());
     if (now == Level::Detail) append_detail(call, text);

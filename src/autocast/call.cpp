@@ -5,7 +5,6 @@
 
 #include "call/weight_ops.h"
 #include "cast/node.h"
-#include "cast/numbers.h"
 
 namespace habana_mp::autocast {
 
@@ -108,7 +107,7 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
     return value.isTensor() ? value.toTensor() : at::Tensor();
   };
   const at::Tensor tensors[] = {at(input), at(weight), has_bias(op) ? at(bias) : at::Tensor()};
-  if (!tensors[0].defined() || !tensors[1].is_cpu() || !is_ordinary(tensors[1])) {
+  if (!tensors[0].defined() || !has_int8_kernel(tensors[0], tensors[1])) {
     round_arguments(op, decision);
     return false;
   }

@@ -103,14 +103,13 @@ struct Product : torch::autograd::Function<Product> {
   }
 };
 
-bool is_of(const at::Tensor& tensor, DType to) {
-  const DType dtype = dtype_of(tensor);
-  return (dtype == DType::Float32 || dtype == to) && tensor.is_cpu() && is_ordinary(tensor);
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.layout() == at::kStrided && is_ordinary(tensor);
 }
 
 bool are_of(const Int8Operands& call) {
-  return is_of(call.input, call.to) && call.weight.is_cpu() &&
-         (!call.bias.defined() || is_of(call.bias, call.to));
+  return may_be_cast(dtype_of(call.input)) &&
+         (!call.bias.defined() || (may_be_cast(dtype_of(call.bias)) && is_plain(call.bias)));
 }
 
 at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
@@ -230,7 +229,11 @@ Int8Op int8_op(std::string_view overload) {
 bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced) {
   if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
   if (!may_be_int8(weight, int8_layout(op))) return false;
-  return traced || (is_ordinary(weight) && is_model_weight(weight));
+  return traced || is_model_weight(weight);
+}
+
+bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight) {
+  return is_plain(input) && is_plain(weight);
 }
 
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta,
@@ -282,7 +285,7 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
 at::Tensor int8_embedding(const Int8Operands& call) {
   const auto& [indices, weight, bias, to, activations, caller] = call;
   const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
-  if (!whole || !indices.is_cpu() || !is_ordinary(indices) || weight.dim() != 2) return {};
+  if (!whole || weight.dim() != 2) return {};
   const at::Tensor rows = indices.to(at::kLong).contiguous();
   const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
   RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});

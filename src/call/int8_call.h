@@ -47,6 +47,10 @@ constexpr Layout int8_layout(Int8Op op) {
 // is recorded of. Other calls run as those of the lower list. `traced`: a compiler sees the weight.
 bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced = false);
 
+// Whether the kernels can compute with them: on the CPU, and nobody but torch itself looks on.
+// Other tensors are rounded, and torch multiplies them.
+bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight);
+
 struct Int8Operands {
   const at::Tensor& input;
   const at::Tensor& weight;
@@ -62,9 +66,9 @@ struct Int8Convolution {
   bool same;  // in place of the padding: as much as leaves the sizes as they are
 };
 
-// The result of a linear layer, or of a product with a weight whose outputs come last; undefined,
-// and nothing has been done, where the sizes are such as the op refuses, or on another device than
-// the CPU. `alpha` and `beta`: addmm's.
+// The result of a linear layer, or of a product with a weight whose outputs come last, where there
+// is a kernel; undefined, and nothing has been done, where the sizes or dtypes are such as the op
+// refuses. `alpha` and `beta`: addmm's.
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta = 1,
                         const at::Scalar& alpha = 1);
 at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers);

@@ -14,6 +14,7 @@
 #include "call/packed_call.h"
 #include "cast/dtypes.h"
 #include "cast/node.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "scope/regions.h"
 #include "weights/weight_cache.h"
@@ -183,8 +184,9 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
     if (!int8.empty()) {
-      const bool traced = any_tensor(may_be_traced, args...);
-      at::Tensor result = traced ? at::Tensor() : Int8Ways(int8, to)(AtenOp(), args...);
+      const bool computed =
+          !any_tensor([](const at::Tensor& each) { return !is_ordinary(each); }, args...);
+      at::Tensor result = computed ? Int8Ways(int8, to)(AtenOp(), args...) : at::Tensor();
       if (result.defined()) return result;
     }
     at::Tensor packed = call_packed(AtenOp(), args..., to);

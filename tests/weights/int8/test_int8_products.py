@@ -297,3 +297,42 @@ class TestCache:
             found = layer(x)
         assert hmp.cache.info().entries == 0
         assert torch.equal(found, int8(x, layer.weight, layer.bias, torch.bfloat16).detach())
+
+
+class TestOtherTensors:
+    @pytest.mark.parametrize("title", LISTS)
+    def test_vmap(self, title):
+        """Rounded, and multiplied by torch in the low dtype."""
+        layer, x = nn.Linear(96, 64), few_bits(3, 8, 96)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of(title, "linear")):
+            found = torch.func.vmap(layer)(x)
+            expected = torch.stack([layer(each) for each in x])
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=5e-2)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("lower", "linear")):
+            assert not torch.equal(found, torch.func.vmap(layer)(x))
+
+    def test_meta(self):
+        layer = nn.Linear(96, 64, device="meta")
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("int8", "linear")):
+            assert layer(torch.randn(8, 96, device="meta")).shape == (8, 64)
+
+    @pytest.mark.parametrize("title", LISTS)
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
+    def test_inputs_in_other_dtypes(self, title, dtype, front_end):
+        layer, x = nn.Linear(96, 64), few_bits(8, 96).to(dtype)
+        found = run(front_end, policy_of(title, "linear"), lambda: layer(x))
+        assert torch.equal(found, LISTS[title](x.float(), layer.weight, layer.bias, torch.bfloat16).detach())
+
+    def test_float64_is_left_alone(self, front_end):
+        layer, x = nn.Linear(96, 64).double(), torch.randn(8, 96).double()
+        with torch.no_grad():
+            expected = layer(x)
+        policy = policy_of("int8", "linear")
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy):
+            assert torch.equal(layer(x), expected)
+
+    @pytest.mark.parametrize("sizes", [(8, 95), (95,), ()], ids=str)
+    def test_sizes_that_do_not_fit(self, sizes, front_end):
+        layer = nn.Linear(96, 64)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied|size mismatch|at least 1D|both arguments"):
+            run(front_end, policy_of("int8", "linear"), lambda: layer(torch.randn(sizes)))

@@ -47,7 +47,8 @@ def advice(report: Report) -> list[Advice]:
     mistakes = [*lost, *_of_missed(report), *_of_uneven(report), *_of_absorbed(report), *_of_choices(report)]
     head = beginning(report, found)  # whose first edits are those of ``lost``
     taken = len(mistakes) + len(head.edits) - len(lost) if head else 0
-    first = [*mistakes, *_of_errors(report, found)][: max(taken, _MOST - min(_MOST_COSTS, len(worth)))]
+    room = _MOST - min(_MOST_COSTS, len(worth))
+    first = [*mistakes, *_of_errors(report, found)][: max(room, taken if taken <= _MOST else 0)]
     return [*_of_compiled(report), *first, *worth][:_MOST]
 
 

@@ -32,7 +32,8 @@ def with_advice(report: Report) -> Report:
 
 def advice(report: Report) -> list[Advice]:
     """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
-    otherwise than others, which are mistakes; edits for accuracy, at least those to take together; then what costs most. How many casts an op has is no advice: the tables have it.
+    otherwise than others, which are mistakes; edits for accuracy, all of those to take together if they fit; then what costs most. How many casts
+    an op has is no advice: the tables have it.
 
     Shares are of the time of the block, as in the tables; what is worth a line is measured by the time of all ops, backward passes
     included, since a block may read data or import for minutes.

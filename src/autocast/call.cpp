@@ -125,7 +125,10 @@ at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
     case Int8Op::Linear:
     case Int8Op::Matmul:
       return int8_product(int8_layout(op), operands);
+    case Int8Op::Mm:  // of matrices alone, as the next
+      return operands.input.dim() == 2 ? int8_product(int8_layout(op), operands) : at::Tensor();
     case Int8Op::Addmm:
+      if (operands.input.dim() != 2) return {};
       return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
     case Int8Op::Embedding:
       return int8_embedding(operands);
@@ -165,11 +168,13 @@ void Call::round_arguments(Int8Op op, const Decision& decision) {
   slot(weight) = rounded_by_torch(numbers, all_but(numbers, outputs)).to(numbers.scalar_type());
   if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
   const at::Tensor x = slot(input).toTensor();
-  if (x.dim() == 0 || x.numel() == 0) return;
-  const at::Tensor low = x.to(scalar_type(decision.to));
-  const bool convolves = op == Int8Op::Convolution;
-  slot(input) =
-      rounded_by_torch(low, convolves ? all_but(x, 0) : at::DimVector{-1}).to(x.scalar_type());
+  if (x.dim() == 0) return;
+  const at::Tensor low = x.to(scalar_type(decision.to)), known = low.detach();
+  const bool images = op == Int8Op::Convolution, batched = x.dim() == numbers.dim();
+  const at::Tensor rounded =
+      rounded_by_torch(known, images ? all_but(x, batched ? 0 : -1) : at::DimVector{-1});
+  // A gradient, or a tangent, goes by the rounding as it does in the kernels.
+  slot(input) = (rounded + (low - known)).to(x.scalar_type());
 }
 
 void Call::cast(const Decision& decision, How how, bool parameters) {

@@ -287,6 +287,7 @@ void bind_policy(py::module_& m) {
         return found;
       },
       py::arg("entries"), "Entries that another list has too, and why they cannot be in both");
+  m.def("problem_of", &problem_of, py::arg("entry"), "Why no policy takes it; '' where one does");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

@@ -1,6 +1,7 @@
 #include "call/int8_call.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -67,39 +68,34 @@ at::Tensor convolution_of(const at::Tensor& images, at::IntArrayRef weight_sizes
                       form.result);
 }
 
-// The weight's numbers in the dtype, for the gradient of the other operand.
-at::Tensor dequantized_as(const at::Tensor& weight, Layout layout, at::ScalarType type) {
-  const at::Tensor copy = int8_copy(weight, layout, WeightCache::Caller::Dispatcher);
-  return dequantized(copy, layout, weight.sizes()).to(type);
-}
+using OptionalTensor = std::optional<at::Tensor>;  // no argument of autograd's where it is none
 
+// The gradient of the input is by the copy that the product had, whatever becomes of the weight:
+// nobody writes to one.
 struct Product : torch::autograd::Function<Product> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias,
-                            const ProductForm& form) {
-    context->save_for_backward({weight});
+                            const OptionalTensor& bias, const ProductForm& form) {
+    context->save_for_backward({form.copy});
     context->saved_data["turned"] = form.layout == Layout::Int8Turned;
-    context->saved_data["bias"] = bias.defined();
+    context->saved_data["bias"] = bias.has_value();
     const at::AutoDispatchBelowAutograd below;
-    return product_of(input, bias, form);
+    return product_of(input, bias.value_or(at::Tensor()), form);
   }
 
-  // By the weight that the product had.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    const at::Tensor weight = context->get_saved_variables()[0];
-    const bool turned = context->saved_data["turned"].toBool();
+    const at::Tensor copy = context->get_saved_variables()[0];
     at::Tensor gradient = gradients[0], of_input, of_bias;
-    if (!gradient.defined()) return {of_input, {}, of_bias, {}};
+    if (!gradient.defined()) return {of_input, of_bias, {}};
     if (context->needs_input_grad(0)) {
-      const Layout layout = turned ? Layout::Int8Turned : Layout::Int8;
-      const at::Tensor numbers = dequantized_as(weight, layout, gradient.scalar_type());
+      const at::Tensor numbers = dequantized(copy).to(gradient.scalar_type());
+      const bool turned = context->saved_data["turned"].toBool();
       of_input = at::matmul(gradient, turned ? numbers.t() : numbers);
     }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(1)) {
       of_bias = gradient.reshape({-1, gradient.size(-1)}).sum(0, false, at::kFloat);
     }
-    return {of_input, {}, of_bias, {}};
+    return {of_input, of_bias, {}};
   }
 };
 
@@ -120,11 +116,15 @@ at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
 // A bias is added in float32, from the numbers that it has.
 at::Tensor wide(const at::Tensor& bias) { return bias.defined() ? bias.to(at::kFloat) : bias; }
 
+OptionalTensor some(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
 struct Convolved : torch::autograd::Function<Convolved> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias,
+                            const OptionalTensor& bias, at::IntArrayRef weight_sizes,
                             const Int8Windows& windows, const ProductForm& form) {
-    context->save_for_backward({input, weight});
+    context->save_for_backward({input, form.copy});
     const auto save = [&](const char* name, at::IntArrayRef numbers) {
       context->saved_data[name] = c10::IValue(numbers);
     };
@@ -133,9 +133,9 @@ struct Convolved : torch::autograd::Function<Convolved> {
     save("after", windows.after);
     save("dilation", windows.dilation);
     context->saved_data["groups"] = windows.groups;
-    context->saved_data["bias"] = bias.defined();
+    context->saved_data["bias"] = bias.has_value();
     const at::AutoDispatchBelowAutograd below;
-    return convolution_of(input, weight.sizes(), bias, windows, form);
+    return convolution_of(input, weight_sizes, bias.value_or(at::Tensor()), windows, form);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -143,7 +143,7 @@ struct Convolved : torch::autograd::Function<Convolved> {
     const auto saved = context->get_saved_variables();
     const auto numbers = [&](const char* name) { return context->saved_data[name].toDimVector(); };
     at::Tensor gradient = gradients[0], of_input, of_bias;
-    if (!gradient.defined()) return {of_input, {}, of_bias, {}, {}};
+    if (!gradient.defined()) return {of_input, of_bias, {}, {}, {}};
     const at::DimVector before = numbers("before"), after = numbers("after");
     if (context->needs_input_grad(0)) {
       // By torch, of an input that is padded as the windows had it.
@@ -155,8 +155,8 @@ struct Convolved : torch::autograd::Function<Convolved> {
       const at::Tensor padded = at::constant_pad_nd(saved[0], pads, 0);
       const at::DimVector none(before.size(), 0);
       const at::Tensor of_padded = std::get<0>(at::convolution_backward(
-          gradient, padded, dequantized_as(saved[1], Layout::Int8, gradient.scalar_type()),
-          std::nullopt, numbers("stride"), none, numbers("dilation"), false, none,
+          gradient, padded, dequantized(saved[1]).to(gradient.scalar_type()), std::nullopt,
+          numbers("stride"), none, numbers("dilation"), false, none,
           context->saved_data["groups"].toInt(), {true, false, false}));
       of_input = of_padded;
       for (std::size_t i = 0; i < before.size(); ++i) {
@@ -164,12 +164,12 @@ struct Convolved : torch::autograd::Function<Convolved> {
         of_input = of_input.narrow(dim, before[i], saved[0].size(dim));
       }
     }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2)) {
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(1)) {
       at::DimVector others{0};
       for (std::int64_t i = 2; i < gradient.dim(); ++i) others.push_back(i);
       of_bias = gradient.sum(others, false, at::kFloat);
     }
-    return {of_input, {}, of_bias, {}, {}};
+    return {of_input, of_bias, {}, {}, {}};
   }
 };
 
@@ -218,7 +218,8 @@ bool fits(const at::Tensor& images, const at::Tensor& weight, const Int8Windows&
 Int8Op int8_op(std::string_view overload) {
   if (overload == "linear") return Int8Op::Linear;
   if (overload == "addmm") return Int8Op::Addmm;
-  if (overload == "mm" || overload == "matmul") return Int8Op::Matmul;
+  if (overload == "mm") return Int8Op::Mm;
+  if (overload == "matmul") return Int8Op::Matmul;
   if (overload == "embedding") return Int8Op::Embedding;
   const std::string_view base = overload.substr(0, overload.find('.'));
   const bool convolves = base == "conv1d" || base == "conv2d" || base == "conv3d";
@@ -240,8 +241,13 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
                         const at::Scalar& alpha) {
   const auto& [input, weight, bias, to, activations, caller] = call;
   const bool turned = layout == Layout::Int8Turned;
+  if (!are_of(call) || weight.dim() != 2 || input.dim() == 0) return {};
   const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
-  if (!are_of(call) || weight.dim() != 2 || input.dim() == 0 || input.size(-1) != inputs) return {};
+  at::DimVector sizes(input.sizes());
+  if (std::exchange(sizes.back(), outputs) != inputs ||
+      (bias.defined() && !at::is_expandable_to(bias.sizes(), sizes))) {
+    return {};
+  }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   const bool plain = beta.equal(1) && alpha.equal(1) &&
                      (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
@@ -250,8 +256,7 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
   const at::Tensor x = low(input, to, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
-  at::Tensor result =
-      recorded ? Product::apply(x, weight, added, form) : product_of(x, added, form);
+  at::Tensor result = recorded ? Product::apply(x, some(added), form) : product_of(x, added, form);
   if (plain) return result;
   if (!alpha.equal(1)) result = result * alpha;
   if (bias.defined() && !beta.equal(0)) result = result + wide(bias) * beta;
@@ -275,7 +280,7 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
   const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
   at::Tensor result;
   if (records_graph(x) || (added.defined() && records_graph(added))) {
-    result = Convolved::apply(x, weight, added, *windows, form);
+    result = Convolved::apply(x, some(added), weight.sizes(), *windows, form);
   } else {
     result = convolution_of(x, weight.sizes(), added, *windows, form);
   }
@@ -294,6 +299,7 @@ at::Tensor int8_embedding(const Int8Operands& call) {
 
 at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims) {
   const at::Tensor numbers = tensor.to(at::kFloat);
+  if (TORCH_GUARD_OR_FALSE(numbers.sym_numel().sym_eq(0))) return numbers;
   at::Tensor scale = numbers.abs().amax(dims, /*keepdim=*/true) / 127.0;
   // As the kernels: what is not finite makes all of it NaN, and what is tiny is zero.
   scale = at::where(scale.isfinite(), scale, std::numeric_limits<float>::quiet_NaN());

@@ -15,7 +15,7 @@
 namespace habana_mp {
 
 // What an op computes, and so where its weight is among its arguments.
-enum class Int8Op : std::uint8_t { None, Linear, Addmm, Matmul, Convolution, Embedding };
+enum class Int8Op : std::uint8_t { None, Linear, Addmm, Mm, Matmul, Convolution, Embedding };
 
 // Of an op by its name at the dispatcher: "conv2d", "conv2d.padding".
 Int8Op int8_op(std::string_view overload);
@@ -30,17 +30,21 @@ constexpr Int8Places places_of(Int8Op op) {
       return {1, 2, 0};
     case Int8Op::Embedding:
       return {1, 0, 1};
+    case Int8Op::Mm:
     case Int8Op::Matmul:
       return {0, 1, 0};
     default:
       return {0, 1, 2};
   }
 }
-constexpr bool has_bias(Int8Op op) { return op != Int8Op::Matmul && op != Int8Op::Embedding; }
+constexpr bool has_bias(Int8Op op) {
+  return op == Int8Op::Linear || op == Int8Op::Addmm || op == Int8Op::Convolution;
+}
 
 // The layout of its weight in 8 bits.
 constexpr Layout int8_layout(Int8Op op) {
-  return op == Int8Op::Addmm || op == Int8Op::Matmul ? Layout::Int8Turned : Layout::Int8;
+  const bool turned = op == Int8Op::Addmm || op == Int8Op::Mm || op == Int8Op::Matmul;
+  return turned ? Layout::Int8Turned : Layout::Int8;
 }
 
 // Whether the call has a weight that may be in 8 bits now: a parameter of the model that no graph

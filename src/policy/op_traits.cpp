@@ -122,9 +122,9 @@ constexpr std::string_view kProducts =
     " _native_multi_head_attention mkldnn_rnn_layer _thnn_fused_gru_cell _thnn_fused_lstm_cell"
     " gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
 
-// Products and convolutions with a weight; and what is told from numbers of a weight alone.
-constexpr std::string_view kInt8Ops = "linear addmm mm matmul conv1d conv2d conv3d";
-constexpr std::string_view kWeightInt8Ops = "embedding";
+// Products and convolutions with a weight; and the last, which has no activations.
+constexpr std::array<std::string_view, 8> kInt8Ops = {"linear", "addmm",  "mm",     "matmul",
+                                                      "conv1d", "conv2d", "conv3d", "embedding"};
 
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
@@ -181,18 +181,9 @@ bool is_product(std::string_view op) {
   return products.contains(without_module(op));
 }
 
-bool takes_int8(std::string_view op, Action list) {
-  static const NameSet ops = set_of(kInt8Ops);
-  static const NameSet weights = set_of(kWeightInt8Ops);
-  return ops.contains(op) || (list == Action::WeightInt8 && weights.contains(op));
-}
-
-std::string int8_ops(Action list) {
-  std::string names(kInt8Ops);
-  if (list == Action::WeightInt8) names += std::string(" ") + std::string(kWeightInt8Ops);
-  std::string out;
-  for (const char c : names) out += c == ' ' ? std::string(", ") : std::string(1, c);
-  return out;
+std::span<const std::string_view> int8_ops(Action list) {
+  const std::span<const std::string_view> all(kInt8Ops);
+  return list == Action::WeightInt8 ? all : all.first(all.size() - 1);
 }
 
 bool may_lack_low_kernel(std::string_view op) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "policy/decide.h"
@@ -78,9 +77,8 @@ bool refuses_mixed(std::string_view op);
 // Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
 bool is_product(std::string_view op);
 
-// Ops that the weight_int8 or the int8 list may have (D56), and their names for messages.
-bool takes_int8(std::string_view op, Action list);
-std::string int8_ops(Action list);
+// Ops that the weight_int8 or the int8 list may have (D56).
+std::span<const std::string_view> int8_ops(Action list);
 
 // Ops that some device has no kernel of for a low dtype, or for some mixture of dtypes. Those that
 // no list names are watched for that error too (D42); an op that a rule holds for is watched

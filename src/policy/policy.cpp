@@ -18,26 +18,6 @@ bool is_policy_name(std::string_view name) {
   });
 }
 
-void check(const Entry& entry) {
-  const auto refuse = [&](std::string_view what, std::string_view why) {
-    const std::string where = place(entry);
-    throw std::invalid_argument((where.empty() ? "" : where + ": ") + quoted(what) +
-                                std::string(why));
-  };
-  if (!read_entry(entry.op)) refuse(entry.op, kConditionRefused);
-  if (!is_op_name(entry.op))
-    refuse(entry.op, " is not an op name. Letters, digits, _ and one dot are accepted");
-  if (entry.list && is_int8(*entry.list) && !takes_int8(base_name(entry.op), *entry.list)) {
-    refuse(written(entry), std::string(" cannot be in the ") + action_name(*entry.list) +
-                               " list. Accepted are " + int8_ops(*entry.list));
-  }
-  if (entry.modules.empty()) return;
-  if (!is_module_pattern(entry.modules)) refuse(entry.modules, kModulesRefused);
-  if (entry.list == Action::Error) {
-    refuse(written(entry), " is limited to modules. Here the name must hold for the whole model");
-  }
-}
-
 std::vector<Entry> sorted(std::vector<Entry> entries) {
   // Stable: of a double the first place is kept.
   std::stable_sort(entries.begin(), entries.end(),
@@ -211,6 +191,26 @@ void read_setting(std::string_view text, Compiled& compiled) {
   compiled = static_cast<Compiled>(found - kCompiledNames.begin());
 }
 
+std::string problem_of(const Entry& entry) {
+  if (!read_entry(entry.op)) return quoted(entry.op) + kConditionRefused;
+  if (!is_op_name(entry.op))
+    return quoted(entry.op) + " is not an op name. Letters, digits, _ and one dot are accepted";
+  if (entry.list && is_int8(*entry.list)) {
+    const auto accepted = int8_ops(*entry.list);
+    if (std::ranges::find(accepted, base_name(entry.op)) == accepted.end()) {
+      std::string why = quoted(written(entry)) + " cannot be in the " + action_name(*entry.list) +
+                        " list. Accepted are ";
+      for (const std::string_view op : accepted) why.append(op).append(", ");
+      return why.substr(0, why.size() - 2);
+    }
+  }
+  if (entry.modules.empty()) return "";
+  if (!is_module_pattern(entry.modules)) return quoted(entry.modules) + kModulesRefused;
+  if (entry.list != Action::Error) return "";
+  return quoted(written(entry)) +
+         " is limited to modules. Here the name must hold for the whole model";
+}
+
 std::vector<Conflict> conflicts_of(std::vector<Entry> entries) {
   entries = sorted(std::move(entries));
   std::vector<Conflict> found;
@@ -244,7 +244,11 @@ Policy::Policy(PolicyFields fields) : fields_(std::move(fields)), hash_(0) {
   if (std::ranges::find(kRests, rest()) == kRests.end())
     throw std::invalid_argument("the rest of a policy must be first_input, fp32 or inputs");
   fields_.low_dtypes = in_order(fields_.low_dtypes);
-  for (const Entry& entry : entries()) check(entry);
+  for (const Entry& entry : entries()) {
+    const std::string problem = problem_of(entry), where = place(entry);
+    if (!problem.empty())
+      throw std::invalid_argument((where.empty() ? "" : where + ": ") + problem);
+  }
   fields_.entries = sorted(std::move(fields_.entries));
   if (const auto conflicts = conflicts_of(entries()); !conflicts.empty())
     throw std::invalid_argument(conflicts.front().why);

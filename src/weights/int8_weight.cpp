@@ -9,6 +9,7 @@
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "cast/storage_check.h"
 
 namespace habana_mp {
 namespace {
@@ -19,14 +20,17 @@ constexpr std::int64_t kMostDims = 5;
 struct alignas(64) Head {
   std::int64_t outputs, inputs;
   std::array<std::int64_t, kMostDims> sizes{}, strides{};
+  std::int64_t dims;
   Layout layout;
 };
 
 Head head_of(const at::Tensor& weight, Layout layout) {
   const bool turned = layout == Layout::Int8Turned;
   const std::int64_t outputs = weight.size(turned ? 1 : 0);
-  Head head{
-      .outputs = outputs, .inputs = outputs == 0 ? 0 : weight.numel() / outputs, .layout = layout};
+  Head head{.outputs = outputs,
+            .inputs = outputs == 0 ? 0 : weight.numel() / outputs,
+            .dims = weight.dim(),
+            .layout = layout};
   std::ranges::copy(weight.sizes(), head.sizes.begin());
   std::ranges::copy(weight.strides(), head.strides.begin());
   return head;
@@ -56,6 +60,7 @@ bool may_be_int8(const at::Tensor& weight, Layout layout) {
 }
 
 at::Tensor rounded_to_int8(const at::Tensor& weight, Layout layout) {
+  check_storage(weight);
   const Head head = head_of(weight, layout);
   const kernels::Int8Weight shape = shape_of(head);
   // Rows of float32, one after the other; of a matrix the kernel reads any strides.
@@ -98,7 +103,8 @@ kernels::Int8Weight int8_memory(const at::Tensor& copy) {
   return weight;
 }
 
-at::Tensor dequantized(const at::Tensor& copy, Layout layout, at::IntArrayRef sizes) {
+at::Tensor dequantized(const at::Tensor& copy) {
+  const Head& head = head_in(copy);
   const kernels::Int8Weight weight = int8_memory(copy);
   const auto outputs = static_cast<std::int64_t>(weight.outputs);
   const auto inputs = static_cast<std::int64_t>(weight.inputs);
@@ -110,7 +116,9 @@ at::Tensor dequantized(const at::Tensor& copy, Layout layout, at::IntArrayRef si
       kernels::dequantize_output(weight, static_cast<std::size_t>(i), numbers + i * inputs);
     }
   });
-  return layout == Layout::Int8Turned ? rows.t() : rows.view(sizes);
+  const auto dims = static_cast<std::size_t>(head.dims);
+  return head.layout == Layout::Int8Turned ? rows.t()
+                                           : rows.view(at::IntArrayRef(head.sizes).slice(0, dims));
 }
 
 }  // namespace habana_mp

@@ -13,7 +13,7 @@ namespace habana_mp {
 // dimensions, or of a convolution's three to five. Nothing of what it is to the program.
 bool may_be_int8(const at::Tensor& weight, Layout layout);
 
-// The copy of such a weight, laid out anyhow.
+// The copy of such a weight, laid out anyhow. RuntimeError where its memory was freed.
 at::Tensor rounded_to_int8(const at::Tensor& weight, Layout layout);
 
 // Whether the copy was made of a weight of these sizes and strides.
@@ -23,6 +23,6 @@ bool is_int8_of(const at::Tensor& copy, Layout layout, const at::Tensor& weight)
 kernels::Int8Weight int8_memory(const at::Tensor& copy);
 
 // The numbers that the copy has, in float32 and with the sizes of the weight.
-at::Tensor dequantized(const at::Tensor& copy, Layout layout, at::IntArrayRef sizes);
+at::Tensor dequantized(const at::Tensor& copy);
 
 }  // namespace habana_mp

@@ -205,6 +205,26 @@ TEST_CASE("constructor: what is refused") {
   CHECK(error_of([] { make({"mm in a"}, {"mm in b", "mm"}); }) == "accepted");
 }
 
+TEST_CASE("lists for 8 bits (D56)") {
+  const auto with = [](std::string_view op, Action list, std::string_view modules = {}) {
+    PolicyFields made = fields({});
+    made.entries = {{.op = std::string(op), .list = list, .modules = std::string(modules)}};
+    return error_of([&] { Policy{made}; });
+  };
+  for (const Action list : {Action::WeightInt8, Action::Int8}) {
+    for (const char* op : {"linear", "addmm", "mm", "matmul", "conv1d", "conv2d.padding", "conv3d"})
+      CHECK(with(op, list) == "accepted");
+    CHECK(with("mm", list, "head") == "accepted");
+  }
+  CHECK(with("embedding", Action::WeightInt8) == "accepted");
+  CHECK(with("embedding", Action::Int8) ==
+        "'embedding' cannot be in the int8 list. Accepted are linear, addmm, mm, matmul, conv1d, "
+        "conv2d, conv3d");
+  CHECK(with("softmax", Action::WeightInt8, "head") ==
+        "'softmax in head' cannot be in the weight_int8 list. Accepted are linear, addmm, mm, "
+        "matmul, conv1d, conv2d, conv3d, embedding");
+}
+
 TEST_CASE("conflicts_of: all of them, each with the later entry (D23)") {
   const auto found = conflicts_of(fields({"mm", "bmm"}, {"relu", "mm", "bmm"}, {"mm"}).entries);
   REQUIRE(found.size() == 2);

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from habana_mp import Policy, hmp, presets
 
 EVERY = (*presets(), "cpu", "cuda")
+NONE = dict.fromkeys(("lower", "fp32", "promote", "weight_int8", "int8", "error"), ())
 
 
 # --- the value

@@ -230,41 +230,6 @@ class TestWithoutAWeightOfItsOwn:
 
 
 @pytest.mark.parametrize("title", LISTS)
-def test_frozen_weights(title):
-    """As LoRA has them: the product is in 8 bits, and the gradient of its input is by the same numbers."""
-    layer, x = nn.Linear(96, 64).requires_grad_(False), few_bits(8, 96).requires_grad_()
-    policy = policy_of(title, "linear")
-    with hmp.autocast("cpu", policy=policy):
-        y = layer(x)
-        with torch.no_grad():
-            assert torch.equal(y, layer(x))
-    gradient = torch.randn(8, 64).bfloat16()
-    y.backward(gradient)
-    numbers, scales = rounded(layer.weight)
-    expected = gradient @ (numbers.float() * scales[:, None]).bfloat16()
-    assert torch.equal(x.grad, expected.float())
-
-
-@pytest.mark.parametrize("title", LISTS)
-def test_frozen_convolution(title):
-    layer, x = (
-        nn.Conv2d(6, 10, 3, padding=1, stride=2).requires_grad_(False),
-        torch.randn(2, 6, 9, 8, requires_grad=True),
-    )
-    layer.bias.requires_grad_()
-    with hmp.autocast("cpu", policy=policy_of(title, "conv2d")):
-        y = layer(x)
-    gradient = torch.randn_like(y)
-    y.backward(gradient)
-    numbers, scales = rounded(layer.weight.flatten(1))
-    same = (numbers.float() * scales[:, None]).reshape(layer.weight.shape).bfloat16()
-    reference = x.detach().bfloat16().requires_grad_()
-    F.conv2d(reference, same, padding=1, stride=2).backward(gradient)
-    torch.testing.assert_close(x.grad, reference.grad.float(), rtol=2e-2, atol=1e-2)
-    torch.testing.assert_close(layer.bias.grad, gradient.float().sum((0, 2, 3)))
-
-
-@pytest.mark.parametrize("title", LISTS)
 def test_held_in_bfloat16(title, front_end):
     layer, x = nn.Linear(96, 64).bfloat16(), few_bits(8, 96).bfloat16()
     found = run(front_end, policy_of(title, "linear"), lambda: layer(x))
@@ -331,8 +296,36 @@ class TestOtherTensors:
         with torch.no_grad(), hmp.autocast("cpu", policy=policy):
             assert torch.equal(layer(x), expected)
 
+    @pytest.mark.parametrize("freed", [False, True], ids=["shrunk", "freed"])
+    def test_a_weight_whose_memory_is_not_there(self, freed, front_end):
+        """As FSDP leaves weights that it has sharded again."""
+        weight = nn.Parameter(torch.randn(32, 48), requires_grad=False)
+        weight.untyped_storage().resize_(0 if freed else 4 * 48)
+        with pytest.raises(RuntimeError, match="its shape needs 6144 bytes of storage"):
+            run(front_end, policy_of("int8", "linear"), lambda: F.linear(torch.randn(8, 48), weight))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, w: torch.mm(x[0], w),
+            lambda x, w: torch.mm(x[None], w),
+            lambda x, w: torch.addmm(torch.ones(64), x[None], w),
+            lambda x, w: torch.addmm(torch.ones(8, 65), x, w),
+            lambda x, w: torch.addmm(torch.ones(2, 8, 64), x, w),
+            lambda x, w: torch.addmm(torch.ones(9, 64), x[:1], w),
+        ],
+        ids=["mm of a vector", "mm of a batch", "addmm of a batch", "a wider bias", "biases", "more rows of bias"],
+    )
+    def test_calls_that_torch_refuses(self, call, front_end):
+        weight, x = nn.Parameter(torch.randn(96, 64)), torch.randn(8, 96)
+        with torch.no_grad(), pytest.raises(RuntimeError) as plain:
+            call(x, weight)
+        with pytest.raises(RuntimeError) as found:
+            run(front_end, hmp.Policy.from_ops(int8=["mm", "addmm"]), lambda: call(x, weight))
+        assert str(found.value) == str(plain.value)
+
     @pytest.mark.parametrize("sizes", [(8, 95), (95,), ()], ids=str)
     def test_sizes_that_do_not_fit(self, sizes, front_end):
         layer = nn.Linear(96, 64)
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied|size mismatch|at least 1D|both arguments"):
+        with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|size mismatch|at least 1D|both arguments"):
             run(front_end, policy_of("int8", "linear"), lambda: layer(torch.randn(sizes)))

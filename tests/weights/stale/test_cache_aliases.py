@@ -28,7 +28,7 @@ from torch.utils.dlpack import to_dlpack
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_every_layout")
 
 
 def write_numpy(array, value):
@@ -152,7 +152,7 @@ class TestHeldAliases:
                 assert is_fresh_in_every_mode(p)
 
     # Once: what was scripted and run in a process before casts weights in places of its own.
-    @pytest.mark.parametrize("in_either_layout", ["plain"], indirect=True)
+    @pytest.mark.parametrize("in_every_layout", ["plain"], indirect=True)
     def test_weights_that_torch_holds_are_cached(self, tmp_path):
         """By a graph, by DistributedDataParallel, or by a scripted module: none of these is an export."""
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

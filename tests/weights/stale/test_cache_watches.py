@@ -8,7 +8,7 @@ from torch import nn
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_every_layout")
 
 
 class TestWatches:

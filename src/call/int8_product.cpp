@@ -20,7 +20,7 @@ constexpr std::int64_t kRowsOfTask = 128;
 
 // The tasks that are worth a thread: what takes it some 5 us.
 std::int64_t grain_of(const Int8Weight& weight, std::int64_t rows) {
-  const double bytes = static_cast<double>(weight.inputs) * Int8Weight::kPanel;
+  const double bytes = static_cast<double>(std::max<std::size_t>(1, weight.inputs)) * weight.kPanel;
   const double seconds =
       bytes / 40e9 + bytes * static_cast<double>(std::min(rows, kRowsOfTask)) / 5e10;
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(5e-6 / seconds));
@@ -208,13 +208,12 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
   const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
   const std::int64_t channels = weight_sizes[1], rows = count * places;
-  constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs);
+  constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
+                 kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
   for (std::int64_t group = 0; group < groups; ++group) {
     const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
-    const std::int64_t first = group * each;
-    const bool begins_panel = first % static_cast<std::int64_t>(Int8Weight::kPanel) == 0;
     // Where outputs of the group begin inside of a panel, those before them are computed too.
-    const std::int64_t from = begins_panel ? first : first / 64 * 64;
+    const std::int64_t first = group * each, from = first / kPanel * kPanel;
     const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
                                     static_cast<std::size_t>(first + each - from));
     const bool own = from == first;

@@ -64,6 +64,12 @@ def in_bf16(p):
 as_copied = in_bf16
 
 
+def listed(layout, *lower):
+    """A policy by which linear has copies in a layout."""
+    in_8_bits = layout == "int8"
+    return hmp.Policy.from_ops(lower=[*lower, *["linear"] * (not in_8_bits)], int8=["linear"] * in_8_bits)
+
+
 def by_hand(p):
     with torch.no_grad():
         return as_copied(p)

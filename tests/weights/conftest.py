@@ -24,7 +24,7 @@ def in_every_layout(request, monkeypatch):
     monkeypatch.setattr(cached_weight, "records_graph", torch.no_grad)
     monkeypatch.delitem(cached_weight.MODES, "grad")
     if request.param == "int8":
-        convert, policy = hmp.convert, hmp.Policy.from_ops(int8=["linear"])
+        convert, policy = hmp.convert, cached_weight.listed("int8")
         monkeypatch.setattr(hmp, "convert", lambda **given: convert(**given or {"policy": policy}))
         monkeypatch.setattr(cached_weight, "as_copied", lambda p: int8(cached_weight.X, p, None, torch.bfloat16))
     return request.param

@@ -15,6 +15,7 @@ from cached_weight import (
     fork,
     is_fresh,
     is_fresh_in_every_mode,
+    listed,
     may_fork,
     module_of,
     net,
@@ -125,11 +126,11 @@ class TestHeldAliases:
             assert is_fresh_in_every_mode(p)
 
     @pytest.mark.parametrize("alias", EXPORTS)
-    def test_an_export_before_the_first_region(self, alias):
+    def test_an_export_before_the_first_region(self, alias, in_every_layout):
         take, write = ALIASES[alias]
         p = weight(frozen=alias.startswith("frozen"))
         held = take(p)
-        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])):
+        with hmp.autocast("cpu", policy=listed(in_every_layout)):
             for value in range(3):
                 assert is_fresh_in_every_mode(p)
                 write(held, float(value))

@@ -68,6 +68,9 @@ at::Tensor convolution_of(const at::Tensor& images, at::IntArrayRef weight_sizes
                       form.result);
 }
 
+// What a node has saved. Before a guard: activation checkpointing recomputes the forward pass here.
+variable_list saved_in(const AutogradContext* context) { return context->get_saved_variables(); }
+
 using OptionalTensor = std::optional<at::Tensor>;  // no argument of autograd's where it is none
 
 // The gradient of the input is by the copy that the product had, whatever becomes of the weight:
@@ -83,8 +86,8 @@ struct Product : torch::autograd::Function<Product> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const at::Tensor copy = saved_in(context)[0];
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    const at::Tensor copy = context->get_saved_variables()[0];
     at::Tensor gradient = gradients[0], of_input, of_bias;
     if (!gradient.defined()) return {of_input, of_bias, {}};
     if (context->needs_input_grad(0)) {
@@ -139,8 +142,8 @@ struct Convolved : torch::autograd::Function<Convolved> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = saved_in(context);
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    const auto saved = context->get_saved_variables();
     const auto numbers = [&](const char* name) { return context->saved_data[name].toDimVector(); };
     at::Tensor gradient = gradients[0], of_input, of_bias;
     if (!gradient.defined()) return {of_input, of_bias, {}, {}, {}};

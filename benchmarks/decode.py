@@ -14,9 +14,9 @@ from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from harness.timing import clock, take_turns
 from subjects import model_zoo
-from subjects.variants import VARIANTS, Variant
+from subjects.variants import INT8, VARIANTS, Variant
 
-NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
+NAMES = ("fp32", "autocast", "bf16", "hmp", "hmp.autocast", *(INT8 if DEVICE == "cpu" else ()))
 PROMPT = 32
 
 
@@ -89,6 +89,7 @@ def decodings(effort: Effort) -> list[Comparison]:
                     Ratio("hmp.autocast", "bf16", goal),
                     Ratio("hmp", "autocast", 0.35),
                     Ratio("hmp", "fp32"),
+                    *(Ratio(each, "hmp", {1: 0.6, 8: 0.75}[batch]) for each in NAMES if each in INT8),
                 ]
                 what = f"{name}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
                 found.append(Comparison(what, "ms", taken, ratios))
@@ -102,7 +103,7 @@ def measure(quick: bool) -> Report:
     text = f"""\
 The time of the shortest decoding step, in milliseconds, without the prompt. A step makes one token for each sequence of the batch. The models
 have random weights, 6 layers of width 1024 or 768, {model_zoo.VOCABULARY} words and a prompt of {PROMPT} tokens, under `torch.inference_mode()`. The variants are those of
-[Inference](#inference){packed}.
+[Inference](#inference){packed}; `weight_int8` and `int8` have all linear layers [in eight bits](int8.md).
 
 {table_of_comparisons(found)}"""
     return Report("Decoding", rows_of({"decoding": found}), text)

@@ -32,6 +32,7 @@ cli/test_cli_tune
 convert/compile/test_ahead_of_time
 convert/compile/test_compile
 convert/compile/test_compiled_casts
+convert/compile/test_compiled_int8
 convert/compile/test_compiled_weights
 convert/compile/test_dynamo_imports
 convert/compile/test_graphs

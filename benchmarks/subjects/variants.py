@@ -52,6 +52,13 @@ def as_autocast() -> AbstractContextManager[Any]:
     return converted(hmp.Policy.load(f"torch-{DEVICE}").with_low_dtype(torch.bfloat16))
 
 
+def in_8_bits(title: str) -> Scope:
+    """Linear layers in a list for 8 bits, all else as in hmp."""
+    policy = hmp.Policy.load("hmp").with_edits(*(f"+{op}:{title}" for op in ("linear", "addmm")))
+    return lambda: converted(policy)
+
+
+INT8 = ("weight_int8", "int8")
 VARIANTS = {
     "fp32": Variant(),
     "autocast": Variant(forward=autocast),
@@ -59,6 +66,7 @@ VARIANTS = {
     "hmp": Variant(process=converted, update=hmp.disable_casts),
     AS_AUTOCAST: Variant(process=as_autocast, update=hmp.disable_casts),
     "hmp.autocast": Variant(forward=lambda: hmp.autocast(DEVICE, torch.bfloat16)),
+    **{title: Variant(process=in_8_bits(title)) for title in INT8},
 }
 OURS = ("hmp", AS_AUTOCAST)
 

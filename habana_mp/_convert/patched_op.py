@@ -34,16 +34,18 @@ from habana_mp._scope.without_casts import CastsSwitched
 from habana_mp._torch_private import MKLDNN, run_while_traced
 
 # Enums of src/policy cross the border as numbers, in the order that the core defines.
-DTYPES = tuple(getattr(torch, name, None) for name in _core.DTYPES)
+DTYPES = tuple(getattr(torch, name, None) if name != "int8" else None for name in _core.DTYPES)
 SOURCES = tuple(_core.DTYPES.index(name) for name in _core.SOURCE_DTYPES)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 FIRST_INPUT_NAMES, STATISTIC_NAMES = _core.FIRST_INPUT_NAMES, _core.STATISTIC_NAMES
 _MKLDNN_LAYOUT = MKLDNN.layout if MKLDNN.works else None
 LOWER, FP32, INPUTS, ERROR = (_core.ACTIONS.index(action) for action in ("lower", "fp32", "inputs", "error"))
+INT8 = tuple(_core.ACTIONS.index(action) for action in _core.OPTIONAL_LISTS)
 
 
 _LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
 _caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
+_in_region = constant(_core.in_region)
 _decide, _role_of, _refusal = constant(_core.decide), constant(_core.role_of), constant(_core.refusal)
 
 
@@ -86,8 +88,15 @@ class PatchedOp:
         if rule.action == ERROR:
             raise RuntimeError(_refusal(self.listed_name, rule.text))
         form = self.form
+        action = rule.action
+        if action in INT8:
+            if _in_region():
+                action = LOWER
+            else:  # computed at the dispatcher
+                with _InsideCompound():
+                    return self.original(*args, **kwargs)
         described = _described(form, args, kwargs)
-        to, cause, roles = _decide(rule.action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
+        to, cause, roles = _decide(action, rule.low, rule.listed, described, _explicit(form, args, kwargs))
         # Traced code may pass on weights uncast: to an op of ours, or to a function in which they meet one.
         takes_weights = self.weight_op is not None or (form.python and not rule.listed)
         weights = self.weights if cause and takes_weights else None
@@ -98,7 +107,7 @@ class PatchedOp:
                 return self.weight_op(args, kwargs, DTYPES[to])
         elif cause:
             args, kwargs = _cast_arguments(form, args, kwargs, to, roles)
-        if form.python and rule.listed and rule.action in (LOWER, FP32):
+        if form.python and rule.listed and action in (LOWER, FP32):
             with CastsSwitched(off=True):  # D19
                 return self.original(*args, **kwargs)
         # torch.compile takes some of torch's Python functions for one op, which calls no patched op.

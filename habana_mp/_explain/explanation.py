@@ -281,6 +281,8 @@ def _effects(policy: Policy) -> dict[str, str]:
     """What happens to calls, by the action of a rule."""
     return {
         "lower": policy._core.low_dtype,
+        "weight_int8": f"{policy._core.low_dtype}, weights in 8 bits",
+        "int8": "int8",
         "fp32": "float32",
         "promote": "widest",
         "first_input": "first input's dtype",
@@ -351,6 +353,8 @@ _ALL = "float32, bfloat16, float16 and float8 tensors, also in lists and given b
 # By the action of a list, or of the rest: what happens to arguments, and to those of a norm if that is something else.
 _ARGUMENTS = {
     "lower": (f"{_ALL} go to {{low}}", "the input goes to {low}; weight, bias and running statistics stay as they are"),
+    "weight_int8": (f"a weight that requires no gradient is rounded to 8 bits; else {_ALL} go to {{low}}",),
+    "int8": (f"a weight that requires no gradient, and the input, are rounded to 8 bits; else {_ALL} go to {{low}}",),
     "fp32": (f"{_ALL} go to float32", "the input, weight and bias go to float32; running statistics stay"),
     "promote": (f"{_ALL} go to the widest dtype among them",),
     "mixed": (f"{_ALL} go to the widest dtype among them: no list names it, and it refuses to mix them",),

@@ -1,4 +1,5 @@
-"""Policies on disk: a folder with policy.toml, lower.txt, fp32.txt and promote.txt, as the presets under lists/ are.
+"""Policies on disk: a folder with policy.toml, lower.txt, fp32.txt and promote.txt, as the presets under lists/ are; and, if wanted,
+weight_int8.txt and int8.txt.
 
 What differs between versions of torch is in files of edits beside the lists: fp32.since-2.15.txt is for torch 2.15 and later,
 fp32.before-2.13.txt for those that are older than 2.13.
@@ -65,7 +66,7 @@ def hint_of_name(text: str) -> str:
 def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
     described = read_description(folder / DESCRIPTION)
     with _missing_named():
-        files = {title: read_list(folder / f"{title}.txt", title) for title in LISTS}
+        files = {title: read_list(folder / f"{title}.txt", title) for title in LISTS if _has(folder, title)}
     for file in files.values():
         if file.edits:
             raise ValueError(
@@ -86,6 +87,11 @@ def read_folder(folder: Path, *, shipped: bool) -> core.Policy:
             where = files[title].path if title in files else str(folder / DESCRIPTION)
             check_known([entry for entry in entries if entry.list == title], where, strict=False)
     return made
+
+
+def _has(folder: Path, title: str) -> bool:
+    """Whether the folder must have the file of a list, or has it."""
+    return title not in core.OPTIONAL_LISTS or (folder / f"{title}.txt").exists()
 
 
 def edits_for(version: str, folder: Path) -> list[dict[str, ListFile]]:
@@ -129,6 +135,8 @@ def write_folder(folder: Path, policy: core.Policy, source: str) -> None:
     texts = {DESCRIPTION: "".join(f"{key} = {json.dumps(value)}\n" for key, value in described.items())}
     for title in LISTS:
         entries = [entry for entry in policy.entries if entry.list == title]
+        if title in core.OPTIONAL_LISTS and not entries:
+            continue
         lines = [f"{entry}  # {entry.comment}" if entry.comment else str(entry) for entry in entries]
         texts[f"{title}.txt"] = "\n".join([f"# Policy {policy.name}, {title}: {source}", *lines]) + "\n"
     for name, text in texts.items():
@@ -171,7 +179,7 @@ def _missing_named() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        needed = ", ".join([DESCRIPTION, *(f"{title}.txt" for title in LISTS)])
+        needed = ", ".join([DESCRIPTION, *(f"{title}.txt" for title in LISTS if title not in core.OPTIONAL_LISTS)])
         raise FileNotFoundError(
             error.errno, f"{error.strerror}; the folder of a policy has {needed}", str(error.filename)
         ) from None

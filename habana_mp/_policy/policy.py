@@ -38,7 +38,7 @@ class OpRule:
 
     Attributes:
         op: the op.
-        action: "lower", "fp32", "promote" or "error" if a list names the op, else "rest".
+        action: "lower", "fp32", "promote", "weight_int8", "int8" or "error" if a list names the op, else "rest".
         low_dtype: the low dtype of the policy.
         rest: the rule of the policy for ops that no list names: "inputs", "first_input" or "fp32".
         listed_as: the name that decides, with its low dtype if it has one ("layer_norm@float16"); None if no list names the op.
@@ -65,7 +65,7 @@ class OpRule:
     def _text(self) -> str:
         if self.listed_as is None:
             return f"in no list, rest={self.rest}"
-        dtype = f" ({dtype_name(self.low_dtype)})" if self.action == "lower" else ""
+        dtype = f" ({dtype_name(self.low_dtype)})" if self.action in {"lower", "weight_int8"} else ""
         place = f" in {self.file}" if self.file else " in code"
         return f"{self.action}{dtype}, listed as {self.listed_as}{place}{f':{self.line}' if self.line else ''}"
 
@@ -115,8 +115,8 @@ class Policy:
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
         """Load a policy: a preset by its name, a folder, a gaudi_config.json, or the text that ``str(policy)`` returned.
 
-        A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, and ``policy.toml`` with the keys low_dtype and rest and, if
-        wanted, name, error, low_dtypes, cache and compiled. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
+        A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, if wanted ``weight_int8.txt`` and ``int8.txt``, and
+        ``policy.toml`` with the keys low_dtype and rest and, if wanted, name, error, low_dtypes, cache and compiled. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
         and "torch-cpu".
 
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana; the folder that holds a gaudi_config.json works, too. With
@@ -166,6 +166,8 @@ class Policy:
         fp32: ListPath | None = None,
         promote: ListPath | None = None,
         *,
+        weight_int8: ListPath | None = None,
+        int8: ListPath | None = None,
         base: str | os.PathLike[str] | Policy = "hmp",
         low_dtype: torch.dtype | str | None = None,
         strict: bool = False,
@@ -180,6 +182,8 @@ class Policy:
             lower: the path of the list for the lower precision, one op per line.
             fp32: the path of the list for float32.
             promote: the path of the list for the widest dtype of the inputs.
+            weight_int8: the path of the list for the lower precision with weights in 8 bits.
+            int8: the path of the list for products in 8 bits.
             base: a ``Policy``, or its name or path.
             low_dtype: ``torch.bfloat16`` or ``torch.float16``, or its name. The default is that of ``base``.
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
@@ -188,7 +192,7 @@ class Policy:
             ValueError: a line is not an op name, or both files name the same op. The message has ``path:line``.
             OSError: a file cannot be read.
         """
-        given = {"lower": lower, "fp32": fp32, "promote": promote}
+        given = {"lower": lower, "fp32": fp32, "promote": promote, "weight_int8": weight_int8, "int8": int8}
         files = {
             name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given.items() if path
         }
@@ -202,6 +206,8 @@ class Policy:
         fp32: Iterable[str] = (),
         promote: Iterable[str] = (),
         *,
+        weight_int8: Iterable[str] = (),
+        int8: Iterable[str] = (),
         low_dtype: torch.dtype | str = torch.bfloat16,
         rest: str = "inputs",
         compiled: str = "exact",
@@ -214,6 +220,8 @@ class Policy:
             lower: names of ops for the low dtype.
             fp32: names of ops for float32.
             promote: names of ops for the widest dtype of their inputs.
+            weight_int8: names of ops for the low dtype with weights in 8 bits.
+            int8: names of ops whose weights and activations are multiplied in 8 bits.
             rest: the rule for all other ops: "inputs" does not cast them, "first_input" casts to the dtype of the first input, "fp32" runs
                 them in float32.
             low_dtype: ``torch.bfloat16`` or ``torch.float16``, or its name.
@@ -226,7 +234,8 @@ class Policy:
             TypeError: a list is a single string, or has in it what is no string; ``rest``, ``compiled`` or ``name`` is no string.
         """
         named: dict[str, list[core.Entry]] = {}
-        for title, ops in {"lower": lower, "fp32": fp32, "promote": promote}.items():
+        lists = {"lower": lower, "fp32": fp32, "promote": promote, "weight_int8": weight_int8, "int8": int8}
+        for title, ops in lists.items():
             if isinstance(ops, str):
                 raise TypeError(f"{title} must be a list of op names, not the one name {ops!r}")
             named[title] = [listed(op, title) for op in ops]
@@ -246,7 +255,7 @@ class Policy:
 
         Args:
             *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op
-                into a list ("lower", "fp32", "promote" or "error") and removes it from the others. "-mm" removes it from all lists.
+                into a list ("lower", "fp32", "promote", "weight_int8", "int8" or "error") and removes it from the others. "-mm" removes it from all lists.
                 "+layer_norm@float16:fp32" and "-mm@bfloat16" edit the lists for one low dtype and change nothing for the other.
                 "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit them for these modules. A ``Path`` is a file with an edit on each
                 line, such as ``habana-mp report --write-edits`` writes.
@@ -306,12 +315,12 @@ class Policy:
 
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
-        """The names in "lower", "fp32", "promote" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
+        """The names in "lower", "fp32", "promote", "weight_int8", "int8" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
         return self._written(ALL_LISTS, limited=False)
 
     @property
     def limited(self) -> dict[str, tuple[str, ...]]:
-        """The names that are limited to modules, such as "mul in *.rotary_emb", in "lower", "fp32" and "promote"."""
+        """The names that are limited to modules, such as "mul in *.rotary_emb", by their lists."""
         return self._written(LISTS, limited=True)
 
     def _written(self, titles: Iterable[str], *, limited: bool) -> dict[str, tuple[str, ...]]:

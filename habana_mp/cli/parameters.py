@@ -14,8 +14,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+import habana_mp._core as core
 from habana_mp._cast import low_name
-from habana_mp._policy.edit import LISTS, Edit, edits_of, read_edit
+from habana_mp._policy.edit import LISTS, Edit, edits_of, listed, read_edit
 from habana_mp._policy.list_file import ListFile, parse_list
 from habana_mp._policy.names import check_known, known_names
 from habana_mp._policy.policy import with_files
@@ -122,7 +123,7 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
             multiple=True,
             shell_complete=complete_edit,
             metavar="+OP:LIST|-OP|FILE",
-            help="Put an op into a list (lower, fp32, promote, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
+            help="Put an op into a list (lower, fp32, promote, weight_int8, int8, error), or remove it from all lists; or a FILE of such edits. Repeatable.",
         )
         @click.option("--low-dtype", metavar="DTYPE", help="The lower precision: bfloat16 (bf16) or float16 (fp16).")
         @functools.wraps(function)
@@ -222,5 +223,5 @@ def complete_edit(ctx: click.Context, param: click.Parameter, incomplete: str) -
     """Of ``+op:list`` or ``-op``, as ``Policy.with_edits`` takes them."""
     sign, (op, colon, title) = incomplete[:1], incomplete[1:].partition(":")
     if sign == "+" and colon:
-        return [f"+{op}:{each}" for each in LISTS if each.startswith(title)]
+        return [f"+{op}:{each}" for each in LISTS if each.startswith(title) and not core.problem_of(listed(op, each))]
     return [sign + name for name in complete_op(ctx, param, op)] if sign in {"+", "-"} else []

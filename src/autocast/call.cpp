@@ -85,6 +85,96 @@ bool Call::is_of_traced_weight(const Decision& decision) const {
 void Call::cast_but_parameters(const Decision& decision) {
   cast(decision, {.cached = false, .contiguous = form_.contiguous}, /*parameters=*/false);
   stack_.emplace_back(scalar_type(decision.to));
+  stack_.emplace_back(std::string(is_int8(decision.cause) ? cause_name(decision.cause) : ""));
+}
+
+bool Call::is_of_traced_int8_weight(Int8Op op) const {
+  const c10::IValue& weight = slot(places_of(op).weight);
+  return weight.isTensor() && is_traced_parameter(weight.toTensor(), /*or_low=*/true);
+}
+
+bool Call::has_int8_weight(Int8Op op) const {
+  if (op == Int8Op::None) return false;
+  const c10::IValue& weight = slot(places_of(op).weight);
+  return weight.isTensor() &&
+         habana_mp::has_int8_weight(op, weight.toTensor(), is_of_traced_int8_weight(op));
+}
+
+bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
+  const auto [input, weight, bias] = places_of(op);
+  const auto at = [&](std::uint8_t position) {
+    const c10::IValue& value = slot(position);
+    return value.isTensor() ? value.toTensor() : at::Tensor();
+  };
+  const at::Tensor tensors[] = {at(input), at(weight), has_bias(op) ? at(bias) : at::Tensor()};
+  if (!tensors[0].defined() || !has_int8_kernel(tensors[0], tensors[1])) {
+    round_arguments(op, decision);
+    return false;
+  }
+  const auto caller = cached ? std::optional(WeightCache::Caller::Dispatcher) : std::nullopt;
+  at::Tensor result = int8_result(
+      op, {tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller});
+  if (!result.defined()) return false;
+  torch::jit::drop(stack_, form_.count);
+  torch::jit::push(stack_, std::move(result));
+  return true;
+}
+
+at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
+  switch (op) {
+    case Int8Op::Linear:
+    case Int8Op::Matmul:
+      return int8_product(int8_layout(op), operands);
+    case Int8Op::Mm:  // of matrices alone, as the next
+      return operands.input.dim() == 2 ? int8_product(int8_layout(op), operands) : at::Tensor();
+    case Int8Op::Addmm:
+      if (operands.input.dim() != 2) return {};
+      return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
+    case Int8Op::Embedding:
+      return int8_embedding(operands);
+    case Int8Op::Convolution:
+      break;
+    case Int8Op::None:
+      return {};
+  }
+  const bool named = slot(4).isString();
+  if (!slot(3).isIntList() || !slot(5).isIntList() || !slot(6).isInt()) return {};
+  if (!named && !slot(4).isIntList()) return {};
+  const bool same = named && slot(4).toStringRef() == "same";
+  if (named && !same && slot(4).toStringRef() != "valid") return {};
+  const auto stride = slot(3).toDimVector(), dilation = slot(5).toDimVector();
+  const auto padding = named ? at::DimVector{0} : slot(4).toDimVector();
+  return int8_convolution(operands, {stride, padding, dilation, slot(6).toInt(), same});
+}
+
+// On other devices, and where a transform of torch sees the tensors: the numbers are rounded, and
+// torch's own op computes with them.
+void Call::round_arguments(Int8Op op, const Decision& decision) {
+  const auto [input, weight, bias] = places_of(op);
+  const auto all_but = [](const at::Tensor& tensor, std::int64_t kept) {
+    at::DimVector dims;
+    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+      if (i != kept) dims.push_back(i);
+    }
+    return dims;
+  };
+  const at::Tensor numbers = slot(weight).toTensor();
+  if (!numbers.is_meta() && !numbers.is_cpu()) {
+    TORCH_WARN_ONCE("habana_mp: there are no products in 8 bits on ", numbers.device(),
+                    ". The weights are rounded to 8 bits, and the products run in ",
+                    scalar_type(decision.to));
+  }
+  const std::int64_t outputs = int8_layout(op) == Layout::Int8Turned ? 1 : 0;
+  slot(weight) = rounded_by_torch(numbers, all_but(numbers, outputs)).to(numbers.scalar_type());
+  if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
+  const at::Tensor x = slot(input).toTensor();
+  if (x.dim() == 0) return;
+  const at::Tensor low = x.to(scalar_type(decision.to)), known = low.detach();
+  const bool images = op == Int8Op::Convolution, batched = x.dim() == numbers.dim();
+  const at::Tensor rounded =
+      rounded_by_torch(known, images ? all_but(x, batched ? 0 : -1) : at::DimVector{-1});
+  // A gradient, or a tangent, goes by the rounding as it does in the kernels.
+  slot(input) = (rounded + (low - known)).to(x.scalar_type());
 }
 
 void Call::cast(const Decision& decision, How how, bool parameters) {

@@ -17,6 +17,7 @@
 
 #include "autocast/form.h"
 #include "call/cast_argument.h"
+#include "call/int8_call.h"
 #include "call/packed_call.h"
 #include "cast/tensors.h"
 #include "policy/decide.h"
@@ -109,8 +110,17 @@ class Call {
   // Whether a trace gets an op of ours (call/weight_ops.h): the decision casts a weight, and no
   // graph is recorded.
   bool is_of_traced_weight(const Decision& decision) const;
-  // Puts the arguments of such an op into the stack: casts of what is no parameter, and the dtype.
+  // The same of a weight that is to be in 8 bits.
+  bool is_of_traced_int8_weight(Int8Op op) const;
+  // Puts the arguments of such an op into the stack: casts of what is no parameter, the dtype, and
+  // whether weights are in 8 bits.
   void cast_but_parameters(const Decision& decision);
+
+  // Whether the op has a weight that is in 8 bits where its rule wants that; and has it computed
+  // with it, in place of cast() and the op. What it cannot compute gets arguments that were rounded
+  // to 8 bits in place of its own.
+  bool has_int8_weight(Int8Op op) const;
+  bool compute_int8(Int8Op op, const Decision& decision, bool cached);
 
   // Has the op computed with a packed weight, where it can be: in place of cast() and the op.
   bool compute_packed(Layout layout, const Decision& decision);
@@ -121,6 +131,8 @@ class Call {
   void take_back();
 
  private:
+  at::Tensor int8_result(Int8Op op, const Int8Operands& operands);
+  void round_arguments(Int8Op op, const Decision& decision);
   at::Tensor packed_product_of(Layout layout, const PackedOperands& operands);
   at::Tensor packed_convolution_of(const PackedOperands& operands);
   struct Place {

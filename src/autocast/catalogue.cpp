@@ -60,6 +60,7 @@ Catalogue::Catalogue() {
                   by_name[spelling].push_back(ops.size());
                 if (full != base) by_name[full].push_back(ops.size());
                 const Layout layout = packed_layout(full);
+                const Int8Op int8 = int8_op(full);
                 const auto ours = weight_op(full);
                 ops.push_back({.handle = handle,
                                .name = std::move(full),
@@ -71,6 +72,7 @@ Catalogue::Catalogue() {
                                .refuses_mixed = habana_mp::refuses_mixed(base),
                                .insides = insides_of(base),
                                .layout = layout,
+                               .int8 = int8,
                                .weight_op = ours});
               });
 }

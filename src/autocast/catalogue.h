@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "autocast/form.h"
+#include "call/int8_call.h"
 #include "call/packed_call.h"
 #include "policy/op_traits.h"
 
@@ -24,7 +25,8 @@ struct Op {
   // Of src/policy/op_traits.h:
   bool computes, product, may_lack_low_kernel, refuses_mixed;
   Insides insides;
-  Layout layout;                                 // of a weight that is packed for it
+  Layout layout;  // of a weight that is packed for it
+  Int8Op int8;
   std::optional<c10::OperatorHandle> weight_op;  // that of call/weight_ops.h
   bool registered = false;                       // our kernel
 };

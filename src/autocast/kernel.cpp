@@ -51,7 +51,7 @@ struct Plan {
   }
   // Whether the call may fail for want of a kernel of a low dtype (D42).
   bool may_lack_kernel() const {
-    return op.watched && ((seen.dtypes & kLowBits) != 0 || op.rule.action == Action::Lower);
+    return op.watched && ((seen.dtypes & kLowBits) != 0 || is_lower(op.rule.action));
   }
 };
 
@@ -84,7 +84,7 @@ Plan plan_of(const Op& op, c10::DispatchKeySet keys, const Each& each) {
   if (here.ruler == Ruler::Nobody || casts_off(excluded)) return plan;
   plan.op = rule_here(op, *here.scope->rules);
   if (plan.op.does_nothing()) return plan;
-  if (plan.op.rule.action == Action::Lower) last_lower = &op.name;
+  if (is_lower(plan.op.rule.action)) last_lower = &op.name;
   if (plan.op.rule.action == Action::Error) refuse(op, *here.scope->rules->policy);
   plan.scope = here.scope;
   plan.pre_dispatch = keys.has(c10::DispatchKey::PreDispatch);
@@ -130,18 +130,25 @@ bool lacks_kernel(const Plan& plan, const std::exception& error) {
 
 void cast_and_call(const Op& op, const Plan& plan, Stack* stack) {
   Call call(op.form, *stack, plan.device);
-  const Decision decision = decide(plan.op.rule, call.described(), call.explicit_dtype());
-  const bool casting = decision.cause != Cause::None && call.any_to_cast(decision);
+  Rule rule = plan.op.rule;
+  if (is_int8(rule.action) && !call.has_int8_weight(op.int8)) rule.action = Action::Lower;
+  const Decision decision = decide(rule, call.described(), call.explicit_dtype());
+  const bool int8 = is_int8(decision.cause);
+  const bool casting = decision.cause != Cause::None && (int8 || call.any_to_cast(decision));
   listen::WatchedCall watched;
   if (listen::anyone_listens()) {
     notify_begin(watched, {op, *plan.scope->rules, call, decision, casting});
   }
   try {
-    if (casting && op.layout != Layout::Plain && plan.scope->cached &&
-        call.compute_packed(op.layout, decision)) {
+    const bool traced = op.weight_op && (int8 ? call.is_of_traced_int8_weight(op.int8)
+                                              : casting && plan.scope->cached &&
+                                                    call.is_of_traced_weight(decision));
+    if (!traced && (int8 ? call.compute_int8(op.int8, decision, plan.scope->cached)
+                         : casting && op.layout != Layout::Plain && plan.scope->cached &&
+                               call.compute_packed(op.layout, decision))) {
       return notify_end(watched, call);
     }
-    if (casting && plan.scope->cached && op.weight_op && call.is_of_traced_weight(decision)) {
+    if (traced) {
       call.cast_but_parameters(decision);
       return op.weight_op->callBoxed(stack);
     }

@@ -145,6 +145,7 @@ void bind_autocast(py::module_& module) {
   module.def("leave_autocast_to", &autocast::leave_to, py::arg("depth"));
   module.def("current_autocast", &autocast::current);
   module.def("compound_region", &autocast::compound_region);
+  module.def("in_region", &autocast::in_region);
   module.def(
       "autocast_policy",
       [](const std::string& type) {

@@ -194,6 +194,7 @@ void bind_tables(py::module_& m) {
   m.attr("LOW_DTYPES") = tuple_of(kLowDTypes, dtype_name);
   m.attr("ACTIONS") = tuple_of(kActionNames);
   m.attr("LISTS") = tuple_of(kLists, action_name);
+  m.attr("OPTIONAL_LISTS") = tuple_of(kLists | std::views::filter(is_optional), action_name);
   py::list settings;
   for_each_field(kPolicySettings, [&](const auto& field) { settings.append(field.key); });
   m.attr("POLICY_SETTINGS") = py::tuple(settings);
@@ -286,6 +287,7 @@ void bind_policy(py::module_& m) {
         return found;
       },
       py::arg("entries"), "Entries that another list has too, and why they cannot be in both");
+  m.def("problem_of", &problem_of, py::arg("entry"), "Why no policy takes it; '' where one does");
   m.def("candidates", &candidates, py::arg("home_name"));
   m.def("dispatched_candidates", &dispatched_candidates, py::arg("op"));
   m.def(

@@ -136,7 +136,7 @@ bool may_be_recast(std::string_view op, DType to) {
   }
   if (here.scope->rules->of_conversion) return false;
   const Rule rule = here.scope->rules->policy->resolve_overload(op).rule;
-  return rule.action != Action::Lower || rule.low != to;
+  return !is_lower(rule.action) || rule.low != to;
 }
 
 Layout packed_layout(std::string_view op) {

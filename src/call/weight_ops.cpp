@@ -10,9 +10,11 @@
 
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
+#include "call/int8_call.h"
 #include "call/packed_call.h"
 #include "cast/dtypes.h"
 #include "cast/node.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "scope/regions.h"
 #include "weights/weight_cache.h"
@@ -66,7 +68,7 @@ c10::OperatorHandle find(const std::string& base) {
 }
 
 using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                          at::ScalarType);
+                          at::ScalarType, std::string_view);
 
 // A traced linear of a batch that it would copy, as at::linear computes it: a product, and then the
 // bias. So the compiler sees the copy and the addition, and makes each with what is beside it.
@@ -75,7 +77,7 @@ std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& w
                                        const std::optional<at::Tensor>& bias, at::ScalarType to) {
   if (!bias || !bias->defined() || !may_be_traced(input) || !copied_when_traced(input))
     return std::nullopt;
-  return whole.call(input.contiguous(), weight, std::nullopt, to) + bias->to(to);
+  return whole.call(input.contiguous(), weight, std::nullopt, to, {}) + bias->to(to);
 }
 
 constexpr auto kCaller = WeightCache::Caller::Dispatcher;
@@ -119,14 +121,74 @@ at::Tensor call_packed(AtenOp, const at::Tensor& input, const at::Tensor& weight
       {*known(padding), *known(stride), *known(dilation), groups.as_int_unchecked()});
 }
 
+// The product with the weight in 8 bits. Undefined for ops that have none, and where sizes are such
+// as the op refuses.
+class Int8Ways {
+ public:
+  Int8Ways(std::string_view list, at::ScalarType to)
+      : activations_(list == action_name(Action::Int8)), to_(dtype_of_type(to)) {
+    TORCH_CHECK_VALUE(activations_ || list == action_name(Action::WeightInt8),
+                      "int8 must be '', 'weight_int8' or 'int8', not '", list, "'");
+  }
+
+  template <typename AtenOp, typename... Args>
+  at::Tensor operator()(AtenOp, const Args&...) const {
+    return {};
+  }
+  at::Tensor operator()(at::_ops::linear, const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias) const {
+    const at::Tensor added = bias.value_or(at::Tensor());
+    return int8_product(Layout::Int8, of(input, weight, added));
+  }
+  at::Tensor operator()(at::_ops::addmm, const at::Tensor& bias, const at::Tensor& input,
+                        const at::Tensor& weight, const at::Scalar& beta,
+                        const at::Scalar& alpha) const {
+    return int8_product(Layout::Int8Turned, of(input, weight, bias), beta, alpha);
+  }
+  at::Tensor operator()(at::_ops::mm, const at::Tensor& input, const at::Tensor& weight) const {
+    return int8_product(Layout::Int8Turned, of(input, weight, none_));
+  }
+  at::Tensor operator()(at::_ops::matmul, const at::Tensor& input, const at::Tensor& weight) const {
+    return int8_product(Layout::Int8Turned, of(input, weight, none_));
+  }
+  template <typename AtenOp>
+    requires std::is_same_v<AtenOp, at::_ops::conv1d> || std::is_same_v<AtenOp, at::_ops::conv2d> ||
+             std::is_same_v<AtenOp, at::_ops::conv3d>
+  at::Tensor operator()(AtenOp, const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride,
+                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                        const c10::SymInt& groups) const {
+    const auto known = [](c10::SymIntArrayRef given) { return C10_AS_INTARRAYREF_SLOW(given); };
+    const at::Tensor added = bias.value_or(at::Tensor());
+    return int8_convolution(of(input, weight, added),
+                            {known(stride), known(padding), known(dilation),
+                             groups.guard_int(__FILE__, __LINE__), /*same=*/false});
+  }
+
+ private:
+  Int8Operands of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) const {
+    return {input, weight, bias, to_, activations_, kCaller};
+  }
+
+  bool activations_;
+  DType to_;
+  at::Tensor none_;
+};
+
 template <typename AtenOp, typename Signature>
 struct WeightOp;
 
 template <typename AtenOp, typename... Args>
 struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The product itself: of weights that the cache holds, or as a tracer sees it.
-  static at::Tensor compute(Args... args, at::ScalarType to) {
+  static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+    if (!int8.empty()) {
+      const bool computed =
+          !any_tensor([](const at::Tensor& each) { return !is_ordinary(each); }, args...);
+      at::Tensor result = computed ? Int8Ways(int8, to)(AtenOp(), args...) : at::Tensor();
+      if (result.defined()) return result;
+    }
     at::Tensor packed = call_packed(AtenOp(), args..., to);
     return packed.defined() ? packed : AtenOp::call(lower(args, to)...);
   }
@@ -134,35 +196,38 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The same where autograd looks on. A graph keeps the op whole only where nobody will
   // differentiate it, and where its weights are the model's: the cache does not take copies of
   // them, and a program that was compiled ahead of time runs where nobody imports this package.
-  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to) {
+  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8) {
     const bool differentiable = any_tensor(
         [](const at::Tensor& tensor) {
           return records_graph(tensor) || tensor._fw_grad(/*level=*/0).defined();
         },
         args...);
     if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::owns_weights()))
-      return compute(args..., to);
+      return compute(args..., to, int8);
     if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
-      if (auto result = linear_apart(handle(), args..., to)) return *result;
+      if (!int8.empty()) {
+        // A bias is added before the result is rounded: no addition of its own.
+      } else if (auto result = linear_apart(handle(), args..., to))
+        return *result;
     }
     // With views as autograd knows them: by them matmul asks whether the weight requires grad.
     const at::AutoDispatchBelowAutograd below;
-    return handle().call(args..., to);
+    return handle().call(args..., to, int8);
   }
 
-  static c10::TypedOperatorHandle<at::Tensor(Args..., at::ScalarType)> handle() {
-    static const auto found =
-        find(base_name(AtenOp::name)).template typed<at::Tensor(Args..., at::ScalarType)>();
+  static auto handle() {
+    using Signature = at::Tensor(Args..., at::ScalarType, std::string_view);
+    static const auto found = find(base_name(AtenOp::name)).template typed<Signature>();
     return found;
   }
 
-  // That of aten with our argument, which goes by keyword and is the last.
+  // That of aten with our arguments, which go by keyword and are the last.
   static std::string schema() {
     std::string text = AtenOp::schema_str;
     text = base_name(AtenOp::name) + text.substr(text.find('('));
     const bool keywords = text.find("*, ") != std::string::npos;
     text.insert(text.rfind(") ->"),
-                keywords ? ", ScalarType weight_dtype" : ", *, ScalarType weight_dtype");
+                std::string(keywords ? "" : ", *") + ", ScalarType weight_dtype, str int8=\"\"");
     return text;
   }
 
@@ -221,10 +286,11 @@ std::optional<c10::OperatorHandle> weight_op(std::string_view name) {
   return find(found->first.substr(0, found->first.find('.')));
 }
 
-bool is_traced_parameter(const at::Tensor& tensor) {
+bool is_traced_parameter(const at::Tensor& tensor, bool or_low) {
   // CPU: what a graph of CUDA would record of the cache has not been tried.
-  if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_cpu() ||
-      !may_be_traced(tensor)) {
+  if (!tensor.defined() || !tensor.is_cpu() || !may_be_traced(tensor)) return false;
+  const DType dtype = number_dtype(tensor);
+  if (dtype != DType::Float32 && !(or_low && may_be_low(dtype))) {
     return false;
   }
   const pybind11::gil_scoped_acquire gil;

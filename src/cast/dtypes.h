@@ -46,8 +46,8 @@ inline constexpr auto kScalarTypeOf = [] {
   }
   return table;
 }();
-static_assert(std::ranges::count(kScalarTypeOf, at::ScalarType::Undefined) == 1,
-              "all but Other have a scalar type");
+static_assert(std::ranges::count(kScalarTypeOf, at::ScalarType::Undefined) == 2,
+              "all but Other and Int8 have a scalar type");
 
 inline DType dtype_of_type(at::ScalarType type) { return kDTypeOf[static_cast<std::size_t>(type)]; }
 

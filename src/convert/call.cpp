@@ -15,6 +15,7 @@
 #include "call/errors.h"
 #include "call/packed_call.h"
 #include "call/weight_ops.h"
+#include "cast/numbers.h"
 #include "cast/tensors.h"
 #include "convert/arguments.h"
 #include "convert/cast_arguments.h"
@@ -25,7 +26,9 @@
 #include "convert/without_low_kernel.h"
 #include "listen/hears.h"
 #include "scope/casts_off.h"
+#include "scope/compound.h"
 #include "scope/construction.h"
+#include "weights/weight_cache.h"
 
 namespace py = pybind11;
 
@@ -193,6 +196,18 @@ PyObject* call_with_casts(const PatchedOp& op, const Arguments& arguments, const
   return result;
 }
 
+// Whoever else holds a weight may write to it. That shows here, where its Python object is known,
+// and not at the dispatcher, where a weight in 8 bits is looked up.
+void tell_of_holders(const Arguments& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const at::Tensor& tensor = THPVariable_Unpack(arguments.tensor(i).object);
+    if (WeightCache::accepts(tensor, DType::Int8) && is_ordinary(tensor) &&
+        weight_cache().why_never_kept(tensor) == Ended::Foreign) {
+      weight_cache().end_alias(tensor, /*exported=*/true);
+    }
+  }
+}
+
 PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t nargsf,
                        PyObject* kwnames) {
   const Py_ssize_t positional = PyVectorcall_NARGS(nargsf);
@@ -203,7 +218,15 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   // would turn the parameters of a traced module into constants.
   if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 
-  const Decision decision = decide(op.rule, arguments.described(), arguments.explicit_dtype());
+  Rule rule = op.rule;
+  if (is_int8(rule.action)) {
+    if (only_torch_sees(arguments) && !autocast::in_region()) {
+      tell_of_holders(arguments);
+      return call_original(op, arguments, args, nargsf, kwnames);
+    }
+    rule.action = Action::Lower;
+  }
+  const Decision decision = decide(rule, arguments.described(), arguments.explicit_dtype());
   const auto [casting, traced] = to_cast(arguments, decision);
   if (traced && called_by_decomposition())
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
@@ -273,7 +296,7 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (!op.active) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   const Py_ssize_t count =
       PyVectorcall_NARGS(nargsf) + (kwnames == nullptr ? 0 : PyTuple_GET_SIZE(kwnames));
-  if (op.rule.action == Action::Lower) last_lower = op.name;
+  if (is_lower(op.rule.action)) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
     {
       const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));

@@ -123,7 +123,9 @@ PyObject* call_original(const PatchedOp& op, const Arguments& arguments, PyObjec
   // Where a region acts in place of convert, what is atomic is for its policy to say.
   const CastsOffGuard guard(is_atomic(op) && (op.form.python || maybe_overridden) && !off);
   std::optional<autocast::InsideUnpatched> inside;
-  if (op.form.compound && !op.rule.listed && !off && only_torch_sees(arguments)) {
+  // What is in 8 bits is computed at the dispatcher.
+  const bool compound = (op.form.compound && !op.rule.listed) || is_int8(op.rule.action);
+  if (compound && !off && only_torch_sees(arguments)) {
     inside.emplace(autocast::Unpatched::Compound);
   }
   if (!maybe_overridden) return PyObject_Vectorcall(op.original, args, nargsf, kwnames);

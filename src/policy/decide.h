@@ -15,14 +15,29 @@
 
 namespace habana_mp {
 
-// What a list, or the rest of a policy, says of an op.
-enum class Action : std::uint8_t { Lower, Fp32, Promote, FirstInput, Inputs, Error };
+// What a list, or the rest of a policy, says of an op. Of the first four an op has one.
+enum class Action : std::uint8_t {
+  Lower,
+  WeightInt8,  // as Lower, with weights in 8 bits; Int8: activations beside them, too (D56)
+  Int8,
+  Fp32,
+  Promote,
+  FirstInput,
+  Inputs,
+  Error
+};
 // _core.ACTIONS has these.
-inline constexpr std::array<const char*, 6> kActionNames = {"lower",       "fp32",   "promote",
-                                                            "first_input", "inputs", "error"};
+inline constexpr std::array<const char*, 8> kActionNames = {
+    "lower", "weight_int8", "int8", "fp32", "promote", "first_input", "inputs", "error"};
 constexpr const char* action_name(Action action) {
   return kActionNames[static_cast<std::size_t>(action)];
 }
+
+constexpr bool is_int8(Action action) {
+  return action == Action::WeightInt8 || action == Action::Int8;
+}
+// Whether what an op computes with is cast to the low dtype.
+constexpr bool is_lower(Action action) { return action == Action::Lower || is_int8(action); }
 
 // listed: a list decided; else the policy's rest did (FirstInput, Fp32 or Inputs).
 struct Rule {
@@ -48,11 +63,18 @@ enum class Cause : std::uint8_t {
   InPlace,
   FirstInput,
   RestFp32,
-  NoLowKernel
+  NoLowKernel,
+  WeightInt8,
+  Int8
 };
 // _core.CAUSES has these.
-inline constexpr std::array kCauseNames = {"none",     "lower",       "fp32",      "promote",
-                                           "in_place", "first_input", "rest_fp32", "no_low_kernel"};
+inline constexpr std::array kCauseNames = {
+    "none",        "lower",     "fp32",          "promote",     "in_place",
+    "first_input", "rest_fp32", "no_low_kernel", "weight_int8", "int8"};
+
+constexpr const char* cause_name(Cause cause) {
+  return kCauseNames[static_cast<std::size_t>(cause)];
+}
 
 struct Decision {
   DType to;
@@ -68,7 +90,15 @@ struct Decision {
 
 inline constexpr Decision kLeftAlone{DType::Other, Cause::None, 0};
 
+constexpr bool is_int8(Cause cause) { return cause == Cause::WeightInt8 || cause == Cause::Int8; }
+
 namespace decide_detail {
+
+constexpr Cause cause_of_lower(Action action) {
+  return action == Action::WeightInt8 ? Cause::WeightInt8
+         : action == Action::Int8     ? Cause::Int8
+                                      : Cause::Lower;
+}
 
 // A set of dtypes for each role, in one word. Filled without a branch.
 template <std::size_t kRoles, std::size_t kDTypesOfRole>
@@ -150,9 +180,12 @@ constexpr Decision decide(Rule rule, std::span<const Arg> args, bool explicit_dt
   const std::uint32_t all = inputs | affine;
   const std::uint32_t statistics = seen.of(Role::Statistic) & kEligibleDTypes;
   switch (rule.action) {
-    case Action::Lower:  // D14: of a norm the input alone, but norms take no float8
+    case Action::Lower:
+    case Action::WeightInt8:
+    case Action::Int8:  // D14: of a norm the input alone, but norms take no float8
       if (inputs == 0) return kLeftAlone;
-      return {rule.low, Cause::Lower, (affine & dtype_bit(DType::Float8)) != 0 ? kAll : kInputs};
+      return {rule.low, cause_of_lower(rule.action),
+              (affine & dtype_bit(DType::Float8)) != 0 ? kAll : kInputs};
     case Action::Fp32:
       // D14: statistics stay as they are, and beside a float32 input torch takes no lower ones.
       if (all == 0 || (statistics & ~dtype_bit(DType::Float32)) != 0) return kLeftAlone;
@@ -186,8 +219,7 @@ constexpr Decision decide_without_low_kernel(Rule rule, std::span<const Arg> arg
     if (arg.role == Role::Target) return kLeftAlone;
     if (arg.role != Role::Statistic) seen |= dtype_bit(arg.dtype);
   }
-  const bool low =
-      (seen & kLowBits) != 0 || (rule.action == Action::Lower && (seen & kSourceDTypes) != 0);
+  const bool low = (seen & kLowBits) != 0 || (is_lower(rule.action) && (seen & kSourceDTypes) != 0);
   if (explicit_dtype || !low || (seen & dtype_bit(DType::Float64)) != 0) return kLeftAlone;
   // Without a rule the float8 tensor is to blame, and torch's error is the answer (D49).
   if (rule.action == Action::Inputs && (seen & dtype_bit(DType::Float8)) != 0) return kLeftAlone;
@@ -196,13 +228,17 @@ constexpr Decision decide_without_low_kernel(Rule rule, std::span<const Arg> arg
 }
 
 // Whether decide() would cast nothing, told from the dtypes of the arguments alone (dtype_bit()s):
-// none that may be cast, or all of one dtype that the rule does not change. False: ask decide().
+// none that may be cast, or all of one dtype that the rule does not change. False: ask decide(),
+// and of a rule for 8 bits what the op computes with, which may be low already.
 constexpr bool casts_nothing(Rule rule, unsigned seen) {
   const unsigned sources = seen & kSourceDTypes;
   if (sources == 0) return true;
   switch (rule.action) {
     case Action::Lower:
       return sources == dtype_bit(rule.low);
+    case Action::WeightInt8:
+    case Action::Int8:
+      return false;
     case Action::Fp32:
       return sources == dtype_bit(DType::Float32);
     default:

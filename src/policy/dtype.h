@@ -12,8 +12,9 @@ namespace habana_mp {
 
 // Other: integer, bool, quantised, none. Float64 stands for complex too: a call with either
 // computes in a wider kind of number and is left alone (D10). Float8: any of torch's formats of
-// it. habana_mp._core.DTYPES names these in this order.
-enum class DType : std::uint8_t { Other, Float8, Float16, BFloat16, Float32, Float64 };
+// it. Int8: what a weight is rounded to (D56); no tensor of a call counts as such.
+// habana_mp._core.DTYPES names these in this order.
+enum class DType : std::uint8_t { Other, Float8, Float16, BFloat16, Float32, Float64, Int8 };
 
 struct DTypeRow {
   DType dtype;
@@ -31,6 +32,7 @@ inline constexpr DTypeRow kDTypes[] = {
     {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true},
     {DType::Float32, "float32", "fp32", "to_fp32", 4, true},
     {DType::Float64, "float64", "fp64", "to_fp64", 8, false},
+    {DType::Int8, "int8", "int8", "to_int8", 1, false},
 };
 inline constexpr std::size_t kDTypeCount = std::size(kDTypes);
 
@@ -58,7 +60,7 @@ inline constexpr std::uint32_t kEligibleDTypes = [] {
   return bits;
 }();
 inline constexpr std::uint32_t kFloatingDTypes =
-    ((std::uint64_t{1} << kDTypeCount) - 1) & ~dtype_bit(DType::Other);
+    ((std::uint64_t{1} << kDTypeCount) - 1) & ~(dtype_bit(DType::Other) | dtype_bit(DType::Int8));
 
 // What casts go from: numbers are stored in float8, and ops do not compute in it (D49).
 inline constexpr std::uint32_t kSourceDTypes = kEligibleDTypes | dtype_bit(DType::Float8);

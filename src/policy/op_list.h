@@ -22,7 +22,12 @@ inline constexpr std::size_t kMaxLineCharacters = 256;
 
 // The lists, in the order of their text. Each but the error list has a file, and may have entries
 // for some modules. _core.LISTS names these.
-inline constexpr std::array kLists = {Action::Lower, Action::Fp32, Action::Promote, Action::Error};
+inline constexpr std::array kLists = {Action::Lower,      Action::Fp32, Action::Promote,
+                                      Action::WeightInt8, Action::Int8, Action::Error};
+
+// Lists that came later: neither a folder nor the text of a policy needs them.
+// _core.OPTIONAL_LISTS.
+constexpr bool is_optional(Action list) { return is_int8(list); }
 
 // A field of a value that Python sees, too.
 template <typename Owner, typename T>

@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "policy/decide.h"
+
 namespace habana_mp {
 
 // A norm (D14): its first tensor is the input, the others are affine parameters or running
@@ -74,6 +76,9 @@ bool refuses_mixed(std::string_view op);
 
 // Products of matrices, and convolutions: what an op is made of that runs lower inside it (D41).
 bool is_product(std::string_view op);
+
+// Ops that the weight_int8 or the int8 list may have (D56).
+std::span<const std::string_view> int8_ops(Action list);
 
 // Ops that some device has no kernel of for a low dtype, or for some mixture of dtypes. Those that
 // no list names are watched for that error too (D42); an op that a rule holds for is watched

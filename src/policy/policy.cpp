@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "policy/names.h"
+#include "policy/op_traits.h"
 
 namespace habana_mp {
 namespace {
@@ -15,22 +16,6 @@ bool is_policy_name(std::string_view name) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            std::string_view("_-+.").find(c) != std::string_view::npos;
   });
-}
-
-void check(const Entry& entry) {
-  const auto refuse = [&](std::string_view what, std::string_view why) {
-    const std::string where = place(entry);
-    throw std::invalid_argument((where.empty() ? "" : where + ": ") + quoted(what) +
-                                std::string(why));
-  };
-  if (!read_entry(entry.op)) refuse(entry.op, kConditionRefused);
-  if (!is_op_name(entry.op))
-    refuse(entry.op, " is not an op name. Letters, digits, _ and one dot are accepted");
-  if (entry.modules.empty()) return;
-  if (!is_module_pattern(entry.modules)) refuse(entry.modules, kModulesRefused);
-  if (entry.list == Action::Error) {
-    refuse(written(entry), " is limited to modules. Here the name must hold for the whole model");
-  }
 }
 
 std::vector<Entry> sorted(std::vector<Entry> entries) {
@@ -44,7 +29,10 @@ std::vector<Entry> sorted(std::vector<Entry> entries) {
 // Of two entries that differ in the list alone, the one of the earlier list first. For the whole
 // model an op may be in the promote or the error list, too, which decides then or does not.
 bool may_both_be(const Entry& one, const Entry& other) {
-  return one.modules.empty() && (one.list != Action::Lower || other.list != Action::Fp32);
+  const auto names_a_dtype = [](const Entry& entry) {
+    return is_lower(*entry.list) || entry.list == Action::Fp32;
+  };
+  return one.modules.empty() && !(names_a_dtype(one) && names_a_dtype(other));
 }
 
 std::vector<DType> in_order(const std::vector<DType>& low_dtypes) {
@@ -129,7 +117,8 @@ Entry read_limited(std::string_view text) {
       kLists, [&](Action each) { return text.substr(0, first) == action_name(each); });
   if (list == kLists.end() || *list == Action::Error || first == second ||
       second + 1 == text.size()) {
-    refuse_text(quoted(text) + " is not list:op:modules, where list is lower, fp32 or promote");
+    refuse_text(quoted(text) +
+                " is not list:op:modules, where list is lower, fp32, promote, weight_int8 or int8");
   }
   return read_listed(text.substr(first + 1, second - first - 1), *list, text.substr(second + 1));
 }
@@ -140,7 +129,10 @@ std::string accepted_text() {
     const std::string key = std::string(field.key) + "=";
     out += (field.required ? key : "[" + key + "]") + " ";
   });
-  for (const Action list : kLists) out += std::string(action_name(list)) + "= ";
+  for (const Action list : kLists) {
+    const std::string key = std::string(action_name(list)) + "=";
+    out += (is_optional(list) ? "[" + key + "]" : key) + " ";
+  }
   return out + "[limited=]";
 }
 
@@ -199,6 +191,26 @@ void read_setting(std::string_view text, Compiled& compiled) {
   compiled = static_cast<Compiled>(found - kCompiledNames.begin());
 }
 
+std::string problem_of(const Entry& entry) {
+  if (!read_entry(entry.op)) return quoted(entry.op) + kConditionRefused;
+  if (!is_op_name(entry.op))
+    return quoted(entry.op) + " is not an op name. Letters, digits, _ and one dot are accepted";
+  if (entry.list && is_int8(*entry.list)) {
+    const auto accepted = int8_ops(*entry.list);
+    if (std::ranges::find(accepted, base_name(entry.op)) == accepted.end()) {
+      std::string why = quoted(written(entry)) + " cannot be in the " + action_name(*entry.list) +
+                        " list. Accepted are ";
+      for (const std::string_view op : accepted) why.append(op).append(", ");
+      return why.substr(0, why.size() - 2);
+    }
+  }
+  if (entry.modules.empty()) return "";
+  if (!is_module_pattern(entry.modules)) return quoted(entry.modules) + kModulesRefused;
+  if (entry.list != Action::Error) return "";
+  return quoted(written(entry)) +
+         " is limited to modules. Here the name must hold for the whole model";
+}
+
 std::vector<Conflict> conflicts_of(std::vector<Entry> entries) {
   entries = sorted(std::move(entries));
   std::vector<Conflict> found;
@@ -232,7 +244,11 @@ Policy::Policy(PolicyFields fields) : fields_(std::move(fields)), hash_(0) {
   if (std::ranges::find(kRests, rest()) == kRests.end())
     throw std::invalid_argument("the rest of a policy must be first_input, fp32 or inputs");
   fields_.low_dtypes = in_order(fields_.low_dtypes);
-  for (const Entry& entry : entries()) check(entry);
+  for (const Entry& entry : entries()) {
+    const std::string problem = problem_of(entry), where = place(entry);
+    if (!problem.empty())
+      throw std::invalid_argument((where.empty() ? "" : where + ": ") + problem);
+  }
   fields_.entries = sorted(std::move(fields_.entries));
   if (const auto conflicts = conflicts_of(entries()); !conflicts.empty())
     throw std::invalid_argument(conflicts.front().why);
@@ -256,6 +272,7 @@ Policy Policy::parse(std::string_view text) {
       read_setting(take_field(text, field.key), read.*field.member);
   });
   for (const Action list : kLists) {
+    if (is_optional(list) && !begins_with(text, action_name(list))) continue;
     for (const std::string_view name : split(take_field(text, action_name(list))))
       read.entries.push_back(read_listed(name, list));
   }
@@ -323,12 +340,11 @@ std::string Policy::text() const {
       out += std::string(field.key) + "=" + setting_text(value) + " ";
   });
   for (const Action list : kLists) {
-    out += std::string(action_name(list)) + "=" +
-           joined(entries(),
-                  [&](const Entry& entry) {
-                    return entry.modules.empty() && entry.list == list ? written(entry) : "";
-                  }) +
-           (list == kLists.back() ? "" : " ");
+    const std::string names = joined(entries(), [&](const Entry& entry) {
+      return entry.modules.empty() && entry.list == list ? written(entry) : "";
+    });
+    if (names.empty() && is_optional(list)) continue;
+    out += std::string(action_name(list)) + "=" + names + (list == kLists.back() ? "" : " ");
   }
   const std::string limited = joined(entries(), [](const Entry& entry) {
     if (entry.modules.empty()) return std::string();

@@ -66,6 +66,9 @@ struct Resolution {
   std::optional<Entry> entry;  // none where the rest of the policy decides
 };
 
+// Why no policy takes the entry, without its place; empty where one does.
+std::string problem_of(const Entry& entry);
+
 // An entry that is in two lists which cannot both have it (D23).
 struct Conflict {
   Entry entry;  // the later one
@@ -78,8 +81,8 @@ class Policy {
  public:
   // Entries are kept sorted, a double keeps its first place. Throws std::invalid_argument: a name
   // that is no op name, a low dtype that is not float16 or bfloat16, a rest that is not FirstInput,
-  // Fp32 or Inputs, an op in both the lower and the fp32 list (D23) with the same condition and for
-  // the same modules.
+  // Fp32 or Inputs, an op in two of the lists lower, weight_int8, int8 and fp32 (D23) with the same
+  // condition and for the same modules, an op in a list for 8 bits that has no such weight (D56).
   explicit Policy(PolicyFields fields);
 
   // Reads what text() wrote. Throws std::invalid_argument.
@@ -96,10 +99,10 @@ class Policy {
 
   // The rule of a home of an op (names.h says what a home name is). The most specific level of
   // names that any list has decides; inside a level the entries that have a condition come first,
-  // and of these and of the others error, lower, fp32, promote in this order. A listed overload
-  // stands for the whole op, but not for what reaches it inside (D17); asked for by its full name
-  // it is looked up as such first, but a condition of the whole op comes before overloads that have
-  // none.
+  // and of these and of the others error, lower, weight_int8, int8, fp32, promote in this order. A
+  // listed overload stands for the whole op, but not for what reaches it inside (D17); asked for by
+  // its full name it is looked up as such first, but a condition of the whole op comes before
+  // overloads that have none.
   Resolution resolve(std::string_view home_name) const;
 
   // The rule of one overload of an op of the dispatcher: "mm", "pow.Tensor_Scalar". Here a listed

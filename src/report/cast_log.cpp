@@ -195,12 +195,14 @@ class CastLog final : public Listener {
     if (now == Level::Off || !worth_a_line(cause, call.casting)) return;
     const std::shared_ptr<OpenLog> log = open_log();
     if (!log || !passes(*log, call)) return;
-    const bool listed = cause == Cause::Lower || cause == Cause::Fp32 || cause == Cause::RestFp32;
+    const bool listed =
+        cause == Cause::Lower || is_int8(cause) || cause == Cause::Fp32 || cause == Cause::RestFp32;
     spdlog::memory_buf_t text;
     fmt::format_to(std::back_inserter(text), "casting  ");
     append_escaped(text, call.texts->original());
     fmt::format_to(std::back_inserter(text), "{}{}", listed ? " " : "  to  ",
-                   cast_name(call.decision.to));
+                   is_int8(cause) ? std::string("to_") + cause_name(cause)
+                                  : std::string(cast_name(call.decision.to)));
     if (cause == Cause::NoLowKernel)
       fmt::format_to(std::back_inserter(text), " | {}", call.texts->rule());
     if (now == Level::Detail) append_detail(call, text);

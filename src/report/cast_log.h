@@ -39,6 +39,8 @@ inline Level level() { return static_cast<Level>(current_level.load(std::memory_
 constexpr bool worth_a_line(Cause cause, bool something_cast) {
   switch (cause) {
     case Cause::Lower:
+    case Cause::WeightInt8:
+    case Cause::Int8:
     case Cause::Fp32:
     case Cause::Promote:
       return true;

@@ -23,7 +23,7 @@ inline constexpr std::size_t kMostPaths = 1 << 16;
 using listen::FrontEnd;
 inline constexpr std::array<const char*, 3> kFrontEndNames = {"", "convert", "autocast"};
 
-// What became of the calls of a site. The first eight are those of Cause; of the others no rule was
+// What became of the calls of a site. The first ten are those of Cause; of the others no rule was
 // asked.
 enum class Outcome : std::uint8_t {
   LeftAlone,
@@ -34,19 +34,22 @@ enum class Outcome : std::uint8_t {
   FirstInput,
   RestFp32,
   NoLowKernel,
+  WeightInt8,
+  Int8,
   Off,       // casts were off
   Unlisted,  // no rule, though a policy was in force
   Missed,    // there was a rule, and the call went past it
   Outside,   // no policy was in force
   Backward,  // in a backward pass
 };
-inline constexpr std::array<const char*, 13> kOutcomeNames = {
-    "left alone", "lower", "fp32",     "promote", "in place", "first input", "rest fp32",
-    "no kernel",  "off",   "unlisted", "missed",  "outside",  "backward"};
+inline constexpr std::array<const char*, 15> kOutcomeNames = {
+    "left alone",  "lower", "fp32", "promote",  "in place", "first input", "rest fp32", "no kernel",
+    "weight_int8", "int8",  "off",  "unlisted", "missed",   "outside",     "backward"};
 
 constexpr Outcome outcome_of(Cause cause) { return static_cast<Outcome>(cause); }
 static_assert(outcome_of(Cause::None) == Outcome::LeftAlone &&
-              outcome_of(Cause::NoLowKernel) == Outcome::NoLowKernel);
+              outcome_of(Cause::NoLowKernel) == Outcome::NoLowKernel &&
+              outcome_of(Cause::Int8) == Outcome::Int8);
 
 // Equal sites have one id, from 1 on, while a report is open.
 struct Site {

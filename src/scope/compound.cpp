@@ -88,6 +88,10 @@ std::shared_ptr<const Policy> conversion() { return process_wide<OfConversion>()
 
 std::uint64_t conversion_id() { return process_wide<OfConversion>().id(); }
 
+bool in_region() {
+  return (excluded_here() & kDeviceKeySet) != kDeviceKeySet && !this_thread.in_compound;
+}
+
 std::optional<Region> compound_region() {
   if ((excluded_here() & kDeviceKeySet) != kDeviceKeySet) return std::nullopt;
   const std::shared_ptr<const State> state = process_wide<OfConversion>().state();

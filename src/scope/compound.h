@@ -27,6 +27,10 @@ std::uint64_t conversion_id();
 // without a conversion.
 std::optional<Region> compound_region();
 
+// Whether a region of autocast, ours or torch's, is on here for some device, other than that of a
+// compound: it decides then.
+bool in_region();
+
 enum class Unpatched : std::uint8_t { Compound, Script };
 
 // Puts the rules of the conversion in force on this thread. Inside a region of autocast, ours or

@@ -18,7 +18,13 @@ enum class Layout : std::uint8_t {
   Linear,       // outputs x inputs, of linear
   Addmm,        // inputs x outputs, of addmm
   Convolution,  // outputs x inputs of a group x the kernel, of conv2d and conv3d
+  Int8,         // in 8 bits (int8_weight.h): outputs x inputs, which a convolution has in several
+  Int8Turned,   // dimensions; inputs x outputs
 };
+
+constexpr bool is_int8(Layout layout) {
+  return layout == Layout::Int8 || layout == Layout::Int8Turned;
+}
 
 // A number for each dimension of an image; those that there are not stay 0.
 using Spatial = std::array<std::int64_t, 3>;

@@ -16,6 +16,10 @@ bool is_parameter(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool is_model_weight(const at::Tensor& tensor) {
+  return tensor.is_leaf() && (tensor.requires_grad() || is_parameter(tensor));
+}
+
 bool may_be_weight(const at::Tensor& tensor) {
   const DType dtype = dtype_of(tensor);
   // Not float8: a copy would take the memory that it saves (D49).

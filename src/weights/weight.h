@@ -22,6 +22,9 @@ namespace habana_mp {
 // 19 to 95 at 128 to 1728 numbers.
 constexpr std::int64_t smallest_weight(std::int64_t dims) { return dims < 4 ? 4096 : 256; }
 
+// Whether a tensor is a parameter of a model, whatever its size: a leaf that requires grad, or a
+// torch.nn.Parameter.
+bool is_model_weight(const at::Tensor& tensor);
 // Whether an ordinary tensor (cast/numbers.h) is a weight.
 bool may_be_weight(const at::Tensor& tensor);
 // The same of any tensor.

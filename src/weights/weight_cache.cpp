@@ -187,7 +187,7 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   was_cached = found->copy.copy.defined();
   if (was_cached) return std::move(found->copy);
   Packed made{.copy = make_copy(weight, to, form, std::move(found->memory), images)};
-  if (form.layout != Layout::Plain) made.data = torch_private::packed_data(made.copy);
+  if (made.copy.is_mkldnn()) made.data = torch_private::packed_data(made.copy);
   if (found->keep && store(weight, std::move(now), made, form)) drop_source(weight);
   return made;
 }

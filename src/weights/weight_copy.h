@@ -9,11 +9,13 @@
 #include "base/torch_private.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "weights/int8_weight.h"
 #include "weights/packed_weight.h"
 
 namespace habana_mp {
 
 inline bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& weight, DType to) {
+  if (is_int8(form.layout)) return is_int8_of(copy, form.layout, weight);
   if (form.layout != Layout::Plain) {
     return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, form, weight);
   }
@@ -26,6 +28,7 @@ inline bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& wei
 inline at::Tensor make_copy(const at::Tensor& weight, DType to, const Form& form, at::Tensor memory,
                             at::IntArrayRef images) {
   const c10::InferenceMode off(false);
+  if (is_int8(form.layout)) return rounded_to_int8(weight, form.layout);
   if (form.layout != Layout::Plain)
     return pack(cast_numbers(weight, to, {}, Lifetime::Once), form, images);
   if (!memory.defined()) return cast_numbers(weight, to, {}, Lifetime::Step);

@@ -141,13 +141,14 @@ def test_diff(other, settings, ops):
         (b"+mm:fp32\nbmm:fp32\n+exp:low\n", [(2, "'bmm:fp32' is not an edit of a policy", "neither + nor -"), (3, "'+exp:low' is not an", "'lower'")]),
         (b"mm\nbmm\n+exp:fp32\n", [(3, "'exp:fp32' is not an op name", "(leave out ':fp32'")]),
         (b"+mm:bf16\n", [(1, "'+mm:bf16' is not an edit of a policy", "Did you mean 'lower'?")]),
+        (b"+mm:int8\n+softmax:int8\n", [(2, "'softmax' cannot be in the int8 list", "Accepted are linear")]),
         (b"\xef\xbb\xbf+mm:fp32\n", []),
         (b"+mm:fp32\n-rellu\n+mm:lower\n", [(2, "'rellu' is not an op of torch", "'relu'"), (3, "'mm' is in line 1 already", "")]),
         (b"\xff\xfe\nlienar\n", [(1, "'\\xff\\xfe' is not an op name", ""), (2, "'lienar' is not an op", "")]),
     ],
     ids=[
         "empty", "comments", "fine", "edits", "unknown", "path of a name", "unknown edit", "no names", "aten", "conditions", "twice",
-        "in and out", "mixed", "edits of a policy", "wrong edits", "a list with an edit", "edits into no list", "edits with a mark of UTF-8", "edits of an unknown op and of one op twice", "bytes",
+        "in and out", "mixed", "edits of a policy", "wrong edits", "a list with an edit", "edits into no list", "edits into a list for 8 bits", "edits with a mark of UTF-8", "edits of an unknown op and of one op twice", "bytes",
     ],
 )  # fmt: skip
 def test_check(here, content, printed):
@@ -212,6 +213,9 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
             ["my/fp32.txt:2: 'mm' is in the lower list", "my/fp32.txt:3: 'linear' is in the lower list"],
         ),
         ({"fp32.txt": "mm@float16\n"}, []),
+        ({"lower.txt": "", "int8.txt": "mm\nlinear in head\n", "weight_int8.txt": "embedding\n"}, []),
+        ({"int8.txt": "conv1d\nembedding\n"}, ["my/int8.txt:2: 'embedding' cannot be in the int8 list. Accepted are linear"]),
+        ({"int8.txt": "linear\n"}, ["my/int8.txt:1: 'linear' is in the lower list"]),
         ({"promote.txt": "+add\n"}, ["my/promote.txt: names that begin with + or - edit another list"]),
         ({"lower.txt": "lienar\n", "fp32.txt": "a b\n"}, ["my/lower.txt:1: 'lienar'", "my/fp32.txt:1: 'a b'"]),
         ({"policy.toml": TOML + 'rset = "fp32"\n'}, ["my/policy.toml: 'rset' is not a key of a policy"]),
@@ -229,7 +233,7 @@ TOML = 'low_dtype = "bfloat16"\nrest = "inputs"\n'
         ({"promote.txt": None}, ["my/promote.txt: No such file or directory; the folder of a policy has policy.toml, lower.txt, fp32.txt, promote.txt"]),
         ({"policy.toml": None}, ["my/policy.toml: No such file or directory; the folder of a policy has policy.toml, lower.txt, fp32.txt, promote.txt"]),
     ],
-    ids=["fine", "claimed twice", "one dtype", "edits", "two files", "key", "rest", "toml", "error list", "three in one", "no list", "no toml"],
+    ids=["fine", "claimed twice", "one dtype", "in 8 bits", "not in 8 bits", "claimed by int8", "edits", "two files", "key", "rest", "toml", "error list", "three in one", "no list", "no toml"],
 )  # fmt: skip
 def test_check_of_a_folder(here, changed, printed):
     Path("my").mkdir()

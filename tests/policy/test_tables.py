@@ -26,10 +26,10 @@ both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=
 
 
 def test_torch_has_the_dtypes():
-    assert _core.DTYPES == ("other", "float8", "float16", "bfloat16", "float32", "float64")
+    assert _core.DTYPES == ("other", "float8", "float16", "bfloat16", "float32", "float64", "int8")
     assert set(_core.LOW_DTYPES) < set(_core.ELIGIBLE_DTYPES) < set(_core.SOURCE_DTYPES) < set(_core.DTYPES)
     assert set(_core.SHORT_DTYPE_NAMES) == set(_core.DTYPES)
-    named = [getattr(torch, name) for name in _core.DTYPES if name not in ("other", "float8")]
+    named = [getattr(torch, name) for name in _core.DTYPES if name not in ("other", "float8", "int8")]
     assert all(dtype.is_floating_point for dtype in named)
 
 

@@ -26,10 +26,10 @@ Bytes = Annotated[int, Meta(ge=0, title="a size in bytes", extra_json_schema=MOS
 Seconds = Annotated[float, Meta(ge=0, le=1e200, title="a time in seconds")]
 Number = Annotated[float, Meta(ge=-1e200, le=1e200, title="a number")]
 Size = Annotated[float, Meta(ge=0, le=1e200, title="a number, 0 or more")]
-DType = Literal["other", "float8", "float16", "bfloat16", "float32", "float64"]
+DType = Literal["other", "float8", "float16", "bfloat16", "float32", "float64", "int8"]
 CastFrom = Literal["float32", "bfloat16", "float16", "float8"]
-ListName = Literal["lower", "fp32", "promote", "error"]
-CastTo = Literal["float32", "bfloat16", "float16"]
+ListName = Literal["lower", "fp32", "promote", "weight_int8", "int8", "error"]
+CastTo = Literal["float32", "bfloat16", "float16", "int8"]
 Decision = Literal[
     "left alone",
     "lower",
@@ -39,6 +39,8 @@ Decision = Literal[
     "first input",
     "rest fp32",
     "no kernel",
+    "weight_int8",
+    "int8",
     "off",
     "unlisted",
     "missed",

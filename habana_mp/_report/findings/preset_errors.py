@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import habana_mp._core as _core
 from habana_mp._cast import dtype_name
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
@@ -18,10 +19,12 @@ _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 def preset_errors(report: Report) -> dict[str, dict[str, float]]:
     """Of each loss, or of the outputs, under the presets with the low dtype that was measured; the preset with the smallest error first.
 
-    Empty where no error reached a loss or projected outputs.
+    Empty where no error reached a loss or projected outputs, and of a run with ops in 8 bits: what they would add in another format is not measured.
     """
     objective = Objective(report)
     if not objective.known or not any(row.policy for row in report.rows):
+        return {}
+    if any(row.decision in _core.OPTIONAL_LISTS for row in report.rows):
         return {}
     simulation, found = Simulation(report), {}
     for name in presets():
@@ -55,10 +58,10 @@ class Foretold:
 
 def foretold(report: Report) -> list[Foretold]:
     """Of each loss, where it is known."""
-    found = preset_errors(report) if report.low_dtype else {}
-    if not found:
-        return []
     objective = Objective(report)
+    if not report.low_dtype or not objective.known or not any(row.policy for row in report.rows):
+        return []
+    found = preset_errors(report)
     return [
         Foretold(objective.full_name(loss), error, {name: found[name][loss] for name in COMPARED if name in found})
         for loss, error in objective.errors().items()

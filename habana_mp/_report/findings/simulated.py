@@ -25,13 +25,17 @@ _WIDE = "float32"
 # The rules of rows that cast what is not of one dtype: action, listed. What the others cast depends on the order of their arguments.
 _RULES = {
     "lower": ("lower", True),
+    "weight_int8": ("weight_int8", True),
+    "int8": ("int8", True),
     "fp32": ("fp32", True),
     "rest fp32": ("fp32", False),
     "no kernel": ("fp32", True),
     "promote": ("promote", True),
 }
 _INPUT, _AFFINE = map(_core.ROLES.index, ("input", "affine"))
-_BY_LISTS = frozenset(["lower", "fp32", "promote", "first input", "unlisted", "left alone", "rest fp32"])
+# Rows that a list has run in the low dtype, what is in 8 bits among them: its error is of the format that it had.
+_LOWERED = frozenset(["lower", "weight_int8", "int8"])
+_BY_LISTS = _LOWERED | frozenset(["fp32", "promote", "first input", "unlisted", "left alone", "rest fp32"])
 _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
@@ -74,7 +78,7 @@ class Simulation:
         self._passing: dict[int, list[int]] = {}
         for edge in report.edges or []:
             row = self._rows[edge.row]
-            if row.decision == "lower" and not row.made_bytes and edge.row not in self._users:
+            if row.decision in _LOWERED and not row.made_bytes and edge.row not in self._users:
                 self._passing.setdefault(edge.maker, []).append(edge.row)
         forward = sum(cast.bytes for row in self._rows for cast in row.casts)
         # Those of backward passes are the same ones back.
@@ -138,7 +142,7 @@ class Simulation:
 
     def _kept_low(self, inside: Collection[int]) -> list[int]:
         """Those of the rows inside of another one that a list decides."""
-        return [row for row in inside if self._rows[row].decision == "lower"]
+        return [row for row in inside if self._rows[row].decision in _LOWERED]
 
     def _wide_inside(self, moved: Mapping[int, str]) -> list[int]:
         """Rows whose error low ops inside of them make, such as a gru's linear layers, where all of these move to float32."""
@@ -176,7 +180,7 @@ class Simulation:
             if row.decision not in _BY_LISTS:
                 continue
             rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
-            to = {"lower": self._low, "fp32": _WIDE}.get(rule.action)
+            to = _WIDE if rule.action == "fp32" else self._low if rule.action in _LOWERED else None
             computes = _core.computes(encodable(row.op)) and number not in self._in_place
             if rule.action == "rest" and rule.rest == "fp32" and computes:
                 to = _WIDE

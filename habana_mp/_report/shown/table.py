@@ -107,10 +107,10 @@ def _headline(report: Report) -> Text:
 
 def _under_presets(report: Report) -> str:
     """How far each loss is off, and how far it would be: a line each, where that is known, or how to know it."""
-    lines = [
-        f"error of {each.what} {each.error:.2g}; foretold: {', '.join(f'{name} {error:.2g}' for name, error in each.presets.items())}"
-        for each in foretold(report)
-    ]
+    lines = []
+    for each in foretold(report):
+        under = ", ".join(f"{name} {error:.2g}" for name, error in each.presets.items())
+        lines.append(f"error of {each.what} {each.error:.2g}" + (f"; foretold: {under}" if under else ""))
     return "".join(f"\n{printable(line)}" for line in lines or [invitation(report)] if line)
 
 

@@ -40,7 +40,7 @@ def check(files: tuple[str, ...], json_file: str | None) -> None:
 
     FILE is a list, a list of edits (+op, -op), a file of edits for --edit (+op:list, -op), or the folder or policy.toml of a policy. Each
     mistake is one line: names that torch does not have, with the nearest names; lines that are not a name; names that are listed twice; in
-    folders, ops that are in both the lower and the fp32 list. Exit code 0: no mistake; 1: there are some.
+    folders, ops that two lists cannot both have, and ops that cannot be in their list. Exit code 0: no mistake; 1: there are some.
 
     \b
       habana-mp lists check lower.txt fp32.txt my_policy/
@@ -67,6 +67,8 @@ def _of_folder(folder: str) -> list[Finding]:
             are_edits_of_list, entries, mistakes = _read(path, title)
             named += entries
             found += mistakes
+            refused = ((entry, core.problem_of(entry)) for entry in entries)
+            found += [Finding(entry.file, entry.line, why) for entry, why in refused if why]
             if are_edits_of_list:
                 why = "names that begin with + or - edit another list, and a list of a policy cannot have them"
                 found.append(Finding(str(path), 0, why))
@@ -115,9 +117,13 @@ def _of_edits(path: str, text: str) -> list[Finding]:
     entries: list[Entry] = []
     for line, text_of_edit in edits_in(text):
         try:
-            entries.append(read_edit(text_of_edit).entry.replaced(list="", file=path, line=line))
-        except ValueError as error:  # noqa: PERF203 - each line has its own mistake
+            entry = read_edit(text_of_edit).entry
+        except ValueError as error:
             found.append(Finding(path, line, str(error)))
+            continue
+        if why := core.problem_of(entry):
+            found.append(Finding(path, line, why))
+        entries.append(entry.replaced(list="", file=path, line=line))
     return _first([*found, *_of_names(entries)])
 
 

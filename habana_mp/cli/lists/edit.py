@@ -27,7 +27,7 @@ from habana_mp.hmp import Policy
 def edit(policy: Policy, edits: tuple[str, ...], output: str | None) -> None:
     """Make a policy by editing another one.
 
-    +op:list puts an op into a list, and -op removes it from all lists. The lists are lower, fp32, promote and error. op@float16 and
+    +op:list puts an op into a list, and -op removes it from all lists. The lists are lower, fp32, promote, weight_int8, int8 and error. op@float16 and
     op@bfloat16 are for one low dtype only. Without --output the command prints the text of the policy. --policy, Policy.load and
     convert(policy=...) accept both the text and the folder:
 

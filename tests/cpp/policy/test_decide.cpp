@@ -19,7 +19,8 @@ constexpr DType F8 = DType::Float8, F16 = DType::Float16, BF16 = DType::BFloat16
 constexpr Rule kLower{Action::Lower, BF16, true}, kLower16{Action::Lower, F16, true},
     kFp32{Action::Fp32, BF16, true}, kPromote{Action::Promote, BF16, true},
     kFirst{Action::FirstInput, BF16, false}, kRestFp32{Action::Fp32, BF16, false},
-    kInputs{Action::Inputs, BF16, false}, kError{Action::Error, BF16, true};
+    kInputs{Action::Inputs, BF16, false}, kError{Action::Error, BF16, true},
+    kInt8{Action::Int8, BF16, true}, kWeightInt8{Action::WeightInt8, F16, true};
 
 constexpr Arg in(DType dtype) { return {dtype, false, Role::Input}; }
 constexpr Arg scalar(DType dtype) { return {dtype, true, Role::Input}; }
@@ -52,6 +53,21 @@ const std::vector<Case> kCases = {
      false,
      Cause::Lower,
      BF16,
+     "--"},
+    {"D56 int8: as lower", kInt8, {in(F32), in(F32)}, false, Cause::Int8, BF16, "xx"},
+    {"D56 weight_int8: what is low already stays",
+     kWeightInt8,
+     {in(F16), in(BF16)},
+     false,
+     Cause::WeightInt8,
+     F16,
+     "-x"},
+    {"D56 int8: float64 leaves the call alone",
+     kInt8,
+     {in(F64), in(F32)},
+     false,
+     Cause::None,
+     INT,
      "--"},
     {"D9 lower of float16", kLower16, {in(F32), in(BF16)}, false, Cause::Lower, F16, "xx"},
     {"D10 lower: integers stay", kLower, {in(INT), in(F32)}, false, Cause::Lower, BF16, "-x"},
@@ -374,8 +390,8 @@ TEST_CASE("decide: the cases of D10 to D15 and D49") {
 }
 
 TEST_CASE("decide: what holds for every call of up to three tensors") {
-  const std::vector<Rule> rules = {kLower, kLower16,  kFp32,   kPromote,
-                                   kFirst, kRestFp32, kInputs, kError};
+  const std::vector<Rule> rules = {kLower,      kLower16, kFp32,     kPromote, kInt8,
+                                   kWeightInt8, kFirst,   kRestFp32, kInputs,  kError};
   long wrong = 0;
   long calls = 0;
   for_all_calls([&](const std::vector<Arg>& args) {
@@ -436,7 +452,7 @@ TEST_CASE("decide: what holds for every call of up to three tensors") {
         ++wrong;
     }
   });
-  CHECK(calls == 8L * (1 + 48 + 48 * 48 + 48 * 48 * 48));
+  CHECK(calls == 10L * (1 + 48 + 48 * 48 + 48 * 48 * 48));
   CHECK(wrong == 0);
 }
 

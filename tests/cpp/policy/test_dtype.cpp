@@ -28,6 +28,7 @@ const std::vector<Case> kCases = {
     {DType::BFloat16, "bfloat16", "bf16", "to_bf16", 2, true, true},
     {DType::Float32, "float32", "fp32", "to_fp32", 4, true, false},
     {DType::Float64, "float64", "fp64", "to_fp64", 8, false, false},
+    {DType::Int8, "int8", "int8", "to_int8", 1, false, false},
 };
 
 }  // namespace
@@ -44,7 +45,8 @@ TEST_CASE("each row of the table (D9, D10, D49, F111)") {
     CHECK(may_be_cast(c.dtype) == (c.eligible || c.dtype == DType::Float8));
     CHECK(may_be_low(c.dtype) == c.low);
     CHECK((low_dtype_named(c.name) == (c.low ? c.dtype : DType::Other)));
-    CHECK(((kFloatingDTypes & dtype_bit(c.dtype)) != 0) == (c.dtype != DType::Other));
+    const bool floating = c.dtype != DType::Other && c.dtype != DType::Int8;
+    CHECK(((kFloatingDTypes & dtype_bit(c.dtype)) != 0) == floating);
   }
 }
 
@@ -74,19 +76,19 @@ TEST_CASE("kernels cast between all pairs of eligible dtypes, and no others") {
   }
 }
 
-TEST_CASE("a fifth role and a seventh dtype fit, and meet no others") {
-  using Sets = decide_detail::DTypeSets<5, 7>;
+TEST_CASE("a fifth role and an eighth dtype fit, and meet no others") {
+  using Sets = decide_detail::DTypeSets<5, 8>;
   constexpr auto kFifth = static_cast<Role>(4);
-  constexpr auto kSeventh = static_cast<DType>(6);
+  constexpr auto kEighth = static_cast<DType>(7);
   constexpr Sets sets = [] {
     Sets made;
     made.add(kFifth, DType::Other);
-    made.add(kFifth, kSeventh);
+    made.add(kFifth, kEighth);
     made.add(Role::Target, DType::Float64);
     return made;
   }();
-  static_assert(sets.of(kFifth) == (dtype_bit(DType::Other) | dtype_bit(kSeventh)));
+  static_assert(sets.of(kFifth) == (dtype_bit(DType::Other) | dtype_bit(kEighth)));
   static_assert(sets.of(Role::Target) == dtype_bit(DType::Float64));
   static_assert(sets.of(Role::Input) == 0 && sets.of(Role::Affine) == 0);
-  static_assert(sets.any(kSeventh) && sets.any(DType::Float64) && !sets.any(DType::BFloat16));
+  static_assert(sets.any(kEighth) && sets.any(DType::Float64) && !sets.any(DType::BFloat16));
 }

@@ -205,6 +205,26 @@ TEST_CASE("constructor: what is refused") {
   CHECK(error_of([] { make({"mm in a"}, {"mm in b", "mm"}); }) == "accepted");
 }
 
+TEST_CASE("lists for 8 bits (D56)") {
+  const auto with = [](const char* entry, Action list) {
+    PolicyFields made = fields({});
+    made.entries = named("8.txt", list, {entry});
+    return error_of([&] { Policy{made}; });
+  };
+  for (const Action list : {Action::WeightInt8, Action::Int8}) {
+    for (const char* op : {"linear", "addmm", "mm", "matmul", "conv1d", "conv2d.padding", "conv3d"})
+      CHECK(with(op, list) == "accepted");
+    CHECK(with("mm in head", list) == "accepted");
+  }
+  CHECK(with("embedding", Action::WeightInt8) == "accepted");
+  CHECK(with("embedding", Action::Int8) ==
+        "8.txt:1: 'embedding' cannot be in the int8 list. Accepted are linear, addmm, mm, matmul, "
+        "conv1d, conv2d, conv3d");
+  CHECK(with("softmax in head", Action::WeightInt8) ==
+        "8.txt:1: 'softmax in head' cannot be in the weight_int8 list. Accepted are linear, addmm, "
+        "mm, matmul, conv1d, conv2d, conv3d, embedding");
+}
+
 TEST_CASE("conflicts_of: all of them, each with the later entry (D23)") {
   const auto found = conflicts_of(fields({"mm", "bmm"}, {"relu", "mm", "bmm"}, {"mm"}).entries);
   REQUIRE(found.size() == 2);

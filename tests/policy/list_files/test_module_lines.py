@@ -18,6 +18,7 @@ def folder(tmp_path, **lists):
     return tmp_path
 
 
+NONE = dict.fromkeys(("lower", "fp32", "promote", "weight_int8", "int8"), ())
 LINES = {
     "one module": ("mul in model.rotary_emb", "mul in model.rotary_emb"),
     "a pattern": ("mul in *.rotary_emb", "mul in *.rotary_emb"),
@@ -32,7 +33,7 @@ LINES = {
 @pytest.mark.parametrize(("line", "read"), LINES.values(), ids=LINES)
 def test_a_line_of_a_file(tmp_path, line, read):
     policy = hmp.Policy.load(folder(tmp_path, fp32=["softmax", line]))
-    assert policy.limited == {"lower": (), "fp32": (read,), "promote": ()}
+    assert policy.limited == {**NONE, "fp32": (read,)}
     assert policy.lists["fp32"] == ("softmax",)
     assert policy.rule("mul").action == "rest"  # of the model as a whole nothing is said
 
@@ -73,7 +74,7 @@ def test_one_name_in_two_lists_for_the_same_modules(tmp_path):
 def test_the_same_name_for_other_modules_is_another_one(tmp_path):
     policy = hmp.Policy.load(folder(tmp_path, lower=["mul in head", "mul"], fp32=["mul in body"]))
     assert policy.lists["lower"] == ("mul",)
-    assert policy.limited == {"lower": ("mul in head",), "fp32": ("mul in body",), "promote": ()}
+    assert policy.limited == {**NONE, "lower": ("mul in head",), "fp32": ("mul in body",)}
 
 
 BASE = hmp.Policy.from_ops(lower=["mul", "mm in a"], fp32=["mul in a", "exp in b"])
@@ -94,7 +95,7 @@ EDITS = {
 
 @pytest.mark.parametrize(("edits", "limited"), EDITS.values(), ids=EDITS)
 def test_edits(edits, limited):
-    assert BASE.with_edits(*edits).limited == limited
+    assert BASE.with_edits(*edits).limited == {**NONE, **limited}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_an_edit_puts_no_limited_name_into_the_error_list():
 )
 def test_files_over_a_policy(tmp_path, text, limited):
     (tmp_path / "fp32.txt").write_text(text)
-    assert hmp.Policy.from_files(fp32=tmp_path / "fp32.txt", base=BASE).limited == limited
+    assert hmp.Policy.from_files(fp32=tmp_path / "fp32.txt", base=BASE).limited == {**NONE, **limited}
 
 
 def test_a_policy_keeps_them(tmp_path):
@@ -188,4 +189,4 @@ def test_what_holds_in_a_module(fp32, lower, path, action):
     policy = hmp.Policy.from_ops(lower=["mul", *lower], fp32=fp32)
     lines = ModuleLines(policy)
     assert lines.policy_of(lines.of(path)).rule("mul").action == action
-    assert lines.policy_of(lines.of(path)).limited == {"lower": (), "fp32": (), "promote": ()}
+    assert lines.policy_of(lines.of(path)).limited == NONE

@@ -12,8 +12,9 @@ OTHER, F8, F16, BF16, F32, F64 = (
     _core.DTYPES.index(name) for name in ("other", "float8", "float16", "bfloat16", "float32", "float64")
 )
 SOURCES = (F8, F16, BF16, F32)
-LOWER, FP32, PROMOTE, FIRST, INPUTS, ERROR = (
-    _core.ACTIONS.index(name) for name in ("lower", "fp32", "promote", "first_input", "inputs", "error")
+LOWER, WEIGHT_INT8, INT8, FP32, PROMOTE, FIRST, INPUTS, ERROR = (
+    _core.ACTIONS.index(name)
+    for name in ("lower", "weight_int8", "int8", "fp32", "promote", "first_input", "inputs", "error")
 )
 INPUT, AFFINE, STATISTIC, TARGET = (_core.ROLES.index(name) for name in ("input", "affine", "statistic", "target"))
 
@@ -33,11 +34,11 @@ def expected(action, low, listed, args, explicit):
         cause, roles = "in_place", (INPUT, AFFINE)
     elif beside_float8 and sum(sources) == 1:  # D49: stored numbers by themselves
         return alone
-    elif action == LOWER:  # D14: weights of a norm stay, but for those in float8
+    elif action in (LOWER, WEIGHT_INT8, INT8):  # D56; D14: weights of a norm stay, but for those in float8
         if not any(ok and role == INPUT for (_, _, role), ok in zip(args, sources, strict=True)):
             return alone
         stored = any(dtype == F8 and role == AFFINE for dtype, _, role in args)
-        cause, to, roles = "lower", low, ((INPUT, AFFINE) if stored else (INPUT,))
+        cause, to, roles = _core.ACTIONS[action], low, ((INPUT, AFFINE) if stored else (INPUT,))
     elif action == FP32:
         # D14: running statistics below float32 take no float32 input.
         if any(ok and role == STATISTIC and dtype != F32 for (dtype, _, role), ok in zip(args, eligible, strict=True)):

@@ -122,9 +122,7 @@ def test_edits_that_are_refused(edit):
         EDITED.with_edits(edit)
 
 
-ACCEPTED = (
-    "Accepted are '+op:list' and '-op', with a list of lower, fp32, promote, error, and op@float16 or op@bfloat16"
-)
+ACCEPTED = "Accepted are '+op:list' and '-op', with a list of lower, fp32, promote, weight_int8, int8, error, and op@float16 or op@bfloat16"
 
 
 @pytest.mark.parametrize(

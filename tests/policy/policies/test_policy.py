@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from habana_mp import Policy, hmp, presets
 
 EVERY = (*presets(), "cpu", "cuda")
+NONE = dict.fromkeys(("lower", "fp32", "promote", "weight_int8", "int8", "error"), ())
 
 
 # --- the value
@@ -136,7 +137,12 @@ def test_load_a_folder_in_the_form_of_the_presets(tmp_path):
     for path in (tmp_path, str(tmp_path)):
         policy = Policy.load(path)
         assert (policy.name, policy.low_dtype, policy.rest) == (tmp_path.name, torch.float16, "fp32")
-        assert policy.lists == {"lower": ("mm",), "fp32": (), "promote": ("add",), "error": ("binary_cross_entropy",)}
+        assert policy.lists == {
+            **NONE,
+            "lower": ("mm",),
+            "promote": ("add",),
+            "error": ("binary_cross_entropy",),
+        }
         assert policy.rule("mm").file == str(tmp_path / "lower.txt")
 
 
@@ -176,7 +182,7 @@ def test_from_ops():
     assert policy.name == "custom"
     assert policy.low_dtype == torch.float16
     assert policy.rest == "first_input"
-    assert policy.lists == {"lower": ("linear",), "fp32": ("softmax",), "promote": ("add",), "error": ()}
+    assert policy.lists == {**NONE, "lower": ("linear",), "fp32": ("softmax",), "promote": ("add",)}
 
 
 def test_from_ops_of_nothing_is_a_policy():

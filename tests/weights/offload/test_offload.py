@@ -75,11 +75,11 @@ class TestNumbers:
 
 
 class TestCalls:
-    @pytest.mark.usefixtures("in_either_layout")
-    def test_copies_outlive_the_move(self, in_either_layout):
+    @pytest.mark.usefixtures("in_every_layout")
+    def test_copies_outlive_the_move(self, in_every_layout):
         hmp.convert()
         model = net()
-        grad = torch.no_grad if in_either_layout == "packed" else torch.enable_grad
+        grad = torch.enable_grad if in_every_layout == "plain" else torch.no_grad
         with grad():
             expected = model(X)
             hmp.cache.offload(model)

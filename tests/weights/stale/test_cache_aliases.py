@@ -15,6 +15,7 @@ from cached_weight import (
     fork,
     is_fresh,
     is_fresh_in_every_mode,
+    listed,
     may_fork,
     module_of,
     net,
@@ -28,7 +29,7 @@ from torch.utils.dlpack import to_dlpack
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_every_layout")
 
 
 def write_numpy(array, value):
@@ -125,11 +126,11 @@ class TestHeldAliases:
             assert is_fresh_in_every_mode(p)
 
     @pytest.mark.parametrize("alias", EXPORTS)
-    def test_an_export_before_the_first_region(self, alias):
+    def test_an_export_before_the_first_region(self, alias, in_every_layout):
         take, write = ALIASES[alias]
         p = weight(frozen=alias.startswith("frozen"))
         held = take(p)
-        with hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["linear"])):
+        with hmp.autocast("cpu", policy=listed(in_every_layout)):
             for value in range(3):
                 assert is_fresh_in_every_mode(p)
                 write(held, float(value))
@@ -152,7 +153,7 @@ class TestHeldAliases:
                 assert is_fresh_in_every_mode(p)
 
     # Once: what was scripted and run in a process before casts weights in places of its own.
-    @pytest.mark.parametrize("in_either_layout", ["plain"], indirect=True)
+    @pytest.mark.parametrize("in_every_layout", ["plain"], indirect=True)
     def test_weights_that_torch_holds_are_cached(self, tmp_path):
         """By a graph, by DistributedDataParallel, or by a scripted module: none of these is an export."""
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

@@ -24,7 +24,7 @@ from torch import nn
 
 from habana_mp import hmp
 
-pytestmark = pytest.mark.usefixtures("empty_cache", "in_either_layout")
+pytestmark = pytest.mark.usefixtures("empty_cache", "in_every_layout")
 
 
 def load_state_dict(p, **kwargs):
@@ -171,8 +171,8 @@ def changed(p, change):
 
 class TestNeverStale:
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_change(self, change, in_either_layout):
-        packed = in_either_layout == "packed"
+    def test_a_change(self, change, in_every_layout):
+        packed = in_every_layout != "plain"
         hmp.convert()
         for frozen in (False, True):
             hmp.cache.clear()

@@ -1,0 +1,262 @@
+#include "call/int8_product.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "cast/dtypes.h"
+#include "cast/numbers.h"
+#include "cast/parallel.h"
+
+namespace habana_mp {
+namespace {
+
+using kernels::Int8Weight;
+
+// Rows that share a walk over a panel; a task of many rows is split between threads by these, too.
+constexpr std::int64_t kRowsOfTask = 128;
+
+// The tasks that are worth a thread: what takes it some 5 us.
+std::int64_t grain_of(const Int8Weight& weight, std::int64_t rows) {
+  const double bytes = static_cast<double>(std::max<std::size_t>(1, weight.inputs)) * weight.kPanel;
+  const double seconds =
+      bytes / 40e9 + bytes * static_cast<double>(std::min(rows, kRowsOfTask)) / 5e10;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(5e-6 / seconds));
+}
+
+// Runs `share(first_row, rows, first_panel, last_panel)` for all of a product.
+template <typename Share>
+void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& share) {
+  const auto panels = static_cast<std::int64_t>(weight.panels());
+  const std::int64_t blocks = (rows + kRowsOfTask - 1) / kRowsOfTask;
+  in_parallel(0, panels * blocks, grain_of(weight, rows), [&](std::int64_t at, std::int64_t end) {
+    while (at < end) {  // panels of one block of rows after the other
+      const std::int64_t block = at / panels, panel = at % panels;
+      const std::int64_t last = std::min(panels, panel + end - at);
+      const std::int64_t row = block * kRowsOfTask;
+      share(row, std::min(rows - row, kRowsOfTask), panel, last);
+      at += last - panel;
+    }
+  });
+}
+
+// Activations in 8 bits: rows of the numbers that a kernel reads, and their scales.
+struct Int8Rows {
+  at::Tensor numbers;  // rows x filled inputs
+  at::Tensor scales;   // rows
+};
+
+Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
+  constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs);
+  const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
+  Int8Rows made{at::empty({rows, filled}, at::TensorOptions(at::kChar)),
+                at::empty({rows}, at::TensorOptions(at::kFloat))};
+  const DType from = number_dtype(input);
+  const auto* source = static_cast<const std::byte*>(input.const_data_ptr());
+  const auto row_bytes = inputs * static_cast<std::int64_t>(input.itemsize());
+  auto* numbers = static_cast<std::int8_t*>(made.numbers.mutable_data_ptr());
+  auto* scales = static_cast<float*>(made.scales.mutable_data_ptr());
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
+  in_parallel(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
+    kernels::quantize_rows(from, source + first * row_bytes, inputs,
+                           static_cast<std::size_t>(last - first), static_cast<std::size_t>(inputs),
+                           numbers + first * filled, static_cast<std::size_t>(filled),
+                           scales + first);
+  });
+  return made;
+}
+
+const float* numbers_of(const at::Tensor& bias) {
+  return bias.defined() ? static_cast<const float*>(bias.const_data_ptr()) : nullptr;
+}
+
+std::byte* row_of_result(const at::Tensor& result, std::int64_t row) {
+  return static_cast<std::byte*>(result.mutable_data_ptr()) +
+         row * result.stride(0) * static_cast<std::int64_t>(result.itemsize());
+}
+
+// `result` has rows of outputs, whose numbers lie one after the other.
+void multiply(const Int8Rows& x, const Int8Weight& weight, const float* bias,
+              const at::Tensor& result) {
+  const std::int64_t stride = x.numbers.stride(0);
+  const auto* numbers = static_cast<const std::int8_t*>(x.numbers.const_data_ptr());
+  const auto* scales = static_cast<const float*>(x.scales.const_data_ptr());
+  for_each_task(weight, x.numbers.size(0),
+                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
+                  kernels::int8_product({.x = numbers + row * stride,
+                                         .x_row_stride = static_cast<std::size_t>(stride),
+                                         .x_scales = scales + row,
+                                         .rows = static_cast<std::size_t>(rows),
+                                         .weight = weight,
+                                         .bias = bias,
+                                         .to = number_dtype(result),
+                                         .out = row_of_result(result, row),
+                                         .out_row_stride = result.stride(0),
+                                         .first_panel = static_cast<std::size_t>(panel),
+                                         .last_panel = static_cast<std::size_t>(last)});
+                });
+}
+
+// The same of float32 numbers, rows x inputs.
+void multiply(const at::Tensor& x, const Int8Weight& weight, const float* bias,
+              const at::Tensor& result) {
+  const auto* numbers = static_cast<const float*>(x.const_data_ptr());
+  for_each_task(weight, x.size(0),
+                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
+                  kernels::weight_int8_product({.x = numbers + row * x.stride(0),
+                                                .x_row_stride = x.stride(0),
+                                                .rows = static_cast<std::size_t>(rows),
+                                                .weight = weight,
+                                                .bias = bias,
+                                                .to = number_dtype(result),
+                                                .out = row_of_result(result, row),
+                                                .out_row_stride = result.stride(0),
+                                                .first_panel = static_cast<std::size_t>(panel),
+                                                .last_panel = static_cast<std::size_t>(last)});
+                });
+}
+
+at::Tensor widened(const at::Tensor& low) {
+  return number_dtype(low) == DType::Float32
+             ? low
+             : cast_numbers(low, DType::Float32, {}, Lifetime::Call);
+}
+
+// The panels of some outputs, which begin with a panel.
+Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t count) {
+  Int8Weight part = weight;
+  part.data += first / Int8Weight::kPanel * weight.panel_size();
+  part.scales += first;
+  part.outputs = count;
+  return part;
+}
+
+// Images with their padding, as windows: count x places x (channels of a group x kernel), a view of
+// rows for each group.
+at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
+                      const Int8Windows& windows) {
+  at::DimVector pads;
+  for (std::size_t i = windows.before.size(); i-- > 0;) {
+    pads.push_back(windows.before[i]);
+    pads.push_back(windows.after[i]);
+  }
+  const bool padded = std::ranges::any_of(pads, [](std::int64_t each) { return each != 0; });
+  const at::Tensor all = padded ? at::constant_pad_nd(images, pads, 0) : images;
+  at::DimVector sizes{all.size(0)}, strides{all.stride(0)};
+  for (std::size_t i = 0; i < kernel.size(); ++i) {
+    const auto dim = static_cast<std::int64_t>(i) + 2;
+    const std::int64_t reach = windows.dilation[i] * (kernel[i] - 1) + 1;
+    sizes.push_back((all.size(dim) - reach) / windows.stride[i] + 1);
+    strides.push_back(all.stride(dim) * windows.stride[i]);
+  }
+  sizes.push_back(all.size(1));
+  strides.push_back(all.stride(1));
+  for (std::size_t i = 0; i < kernel.size(); ++i) {
+    sizes.push_back(kernel[i]);
+    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 2) * windows.dilation[i]);
+  }
+  return all.as_strided(sizes, strides, all.storage_offset());
+}
+
+}  // namespace
+
+at::Tensor int8_rows(const at::Tensor& input, const Int8Weight& weight, const at::Tensor& bias,
+                     bool activations, at::ScalarType result) {
+  const auto inputs = static_cast<std::int64_t>(weight.inputs);
+  const auto outputs = static_cast<std::int64_t>(weight.outputs);
+  at::DimVector sizes(input.sizes());
+  sizes.back() = outputs;
+  std::int64_t rows = 1;
+  for (const std::int64_t size : input.sizes().slice(0, sizes.size() - 1)) rows *= size;
+  const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
+  const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
+  if (rows > 0 && outputs > 0) {
+    if (activations) {
+      multiply(quantized(input, rows, inputs), weight, numbers_of(added), made);
+    } else {
+      multiply(widened(input).view({rows, inputs}), weight, numbers_of(added), made);
+    }
+  }
+  return made.view(sizes);
+}
+
+at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
+                        at::IntArrayRef weight_sizes, const at::Tensor& bias,
+                        const Int8Windows& windows, bool activations, at::ScalarType result) {
+  const auto inputs = static_cast<std::int64_t>(weight.inputs);
+  const std::int64_t count = images.size(0), outputs = weight_sizes[0];
+  const std::int64_t groups = windows.groups, each = outputs / groups;
+  const at::IntArrayRef kernel = weight_sizes.slice(2);
+  Int8Rows image_rows;
+  at::Tensor numbers = images;
+  if (activations) {
+    const std::int64_t of_image = images.numel() / count;
+    image_rows = quantized(images.contiguous(), count, of_image);
+    numbers = image_rows.numbers.slice(1, 0, of_image).reshape(images.sizes());
+  }
+  const at::Tensor views = windows_in(numbers, kernel, windows);
+  at::DimVector sizes{count};
+  std::int64_t places = 1;
+  for (std::size_t i = 0; i < kernel.size(); ++i) {
+    sizes.push_back(views.size(static_cast<std::int64_t>(i) + 1));
+    places *= sizes.back();
+  }
+  sizes.push_back(outputs);
+  const at::Tensor made = at::empty({count * places, outputs}, at::TensorOptions(result));
+  const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
+  const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
+  const std::int64_t channels = weight_sizes[1], rows = count * places;
+  constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
+                 kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
+    // Where outputs of the group begin inside of a panel, those before them are computed too.
+    const std::int64_t first = group * each, from = first / kPanel * kPanel;
+    const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
+                                    static_cast<std::size_t>(first + each - from));
+    const bool own = from == first;
+    const at::Tensor target =
+        own ? made.narrow(1, first, each)
+            : at::empty({rows, first + each - from}, at::TensorOptions(result));
+    const float* bias_of_part = numbers_of(added);
+    if (bias_of_part != nullptr) bias_of_part += from;
+    if (activations) {
+      const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
+      const at::Tensor x = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
+      x.narrow(1, 0, inputs).copy_(view.reshape({rows, inputs}));
+      const at::Tensor scales =
+          image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows}).contiguous();
+      multiply(Int8Rows{x, scales}, part, bias_of_part, target);
+    } else {
+      multiply(widened(view.reshape({rows, inputs}).contiguous()), part, bias_of_part, target);
+    }
+    if (!own) made.narrow(1, first, each).copy_(target.narrow(1, first - from, each));
+  }
+  const at::Tensor channels_first = made.view(sizes).movedim(-1, 1);
+  return channels_first.contiguous(images.suggest_memory_format());
+}
+
+at::Tensor int8_lookup(const at::Tensor& indices, const Int8Weight& weight, at::ScalarType result) {
+  const auto rows = static_cast<std::int64_t>(weight.outputs);
+  const auto inputs = static_cast<std::int64_t>(weight.inputs);
+  const auto* wanted = static_cast<const std::int64_t*>(indices.const_data_ptr());
+  const std::int64_t count = indices.numel();
+  TORCH_CHECK_INDEX(
+      std::all_of(wanted, wanted + count, [&](std::int64_t row) { return row >= 0 && row < rows; }),
+      "index out of range in self");
+  at::DimVector sizes(indices.sizes());
+  sizes.push_back(inputs);
+  const at::Tensor numbers = at::empty(sizes, at::TensorOptions(at::kFloat));
+  auto* out = static_cast<float*>(numbers.mutable_data_ptr());
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
+  in_parallel(0, count, grain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) {
+      kernels::dequantize_output(weight, static_cast<std::size_t>(wanted[i]), out + i * inputs);
+    }
+  });
+  return cast_numbers(numbers, dtype_of_type(result), {}, Lifetime::Call);
+}
+
+}  // namespace habana_mp

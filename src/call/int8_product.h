@@ -1,0 +1,35 @@
+// The numbers of products, convolutions and embeddings with a weight in 8 bits, out of autograd's
+// sight: ordinary tensors on the CPU, whose sizes fit each other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "kernels/int8/int8.h"
+
+namespace habana_mp {
+
+// Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). `bias`: float32,
+// one for each output, or undefined. `result`: the dtype of the result.
+at::Tensor int8_rows(const at::Tensor& input, const kernels::Int8Weight& weight,
+                     const at::Tensor& bias, bool activations, at::ScalarType result);
+
+// One number for each dimension of an image; the padding before and after it.
+struct Int8Windows {
+  at::DimVector stride, before, after, dilation;
+  std::int64_t groups;
+};
+
+// Of images (count x channels x sizes). Activations in 8 bits have one scale an image.
+at::Tensor int8_windows(const at::Tensor& images, const kernels::Int8Weight& weight,
+                        at::IntArrayRef weight_sizes, const at::Tensor& bias,
+                        const Int8Windows& windows, bool activations, at::ScalarType result);
+
+// A row of the weight for each index. IndexError, as torch's embedding has it, for one that is
+// none.
+at::Tensor int8_lookup(const at::Tensor& indices, const kernels::Int8Weight& weight,
+                       at::ScalarType result);
+
+}  // namespace habana_mp

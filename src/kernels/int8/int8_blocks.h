@@ -1,0 +1,302 @@
+// From lanes to the kernels of an instruction set: walks the panels of a weight by the products of
+// int8_products.h.
+//
+// Where IntLanes::kHasExcess, all sums of a row of x are too large by IntLanes::excess() of that
+// row.
+//
+// As in blocks.h all here is local to the file that includes it, which is compiled for a CPU of its
+// own, and without contraction: each step rounds on its own.
+#pragma once
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/int8/int8_products.h"
+
+namespace habana_mp::kernels {
+namespace {
+
+constexpr std::size_t kLine = 64;
+// Rows that take turns over a panel; those beyond them read it again.
+constexpr std::size_t kMostRows = 32;
+// How far ahead a single walk fetches, in bytes: see linear_blocks.h.
+constexpr std::size_t kAhead = 8192;
+// The products of so many inputs fit in an int32, also with an operand of 255.
+constexpr std::size_t kIntSum = 65536;
+
+// Some inputs for a block of rows and all outputs of a panel. The sums of a row lie kPanel apart
+// from those of the next.
+template <class Product>
+struct Walk {
+  const typename Product::X* x;
+  std::ptrdiff_t x_row_stride;
+  const typename Product::Weight* weight;
+  std::size_t steps;
+  std::size_t left;          // so many more inputs than the steps have
+  const std::int8_t* ahead;  // fetched on the way for later walks; may lie beyond the weight
+  std::size_t ahead_step;    // bytes that a group of outputs fetches
+  typename Product::Element* sums;
+  bool begins;  // the sums are zero
+};
+
+// kFetch: cache lines fetched with each step
+template <class Product, std::size_t kRows, std::size_t kFetch>
+void add_products(const Walk<Product>& walk) {
+  using Lanes = typename Product::Lanes;
+  constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
+  static_assert(kPanel % kGroup == 0);
+  // The inputs left, filled up with zeros. Copied before there are sums, as a call would take them
+  // out of their registers.
+  typename Product::X rest[kRows * kInputs] = {};
+  if (!Product::kFilled && walk.left != 0) {
+    for (std::size_t i = 0; i < kRows; ++i) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(i) * walk.x_row_stride;
+      std::memcpy(rest + i * kInputs, walk.x + at + walk.steps * kInputs, walk.left * sizeof *rest);
+    }
+  }
+  for (std::size_t group = 0; group < kPanel; group += kGroup) {
+    typename Lanes::Sum sum[kRows][kSums];
+    typename Product::Element* const sums = walk.sums + group;
+    const auto each_sum = [&](const auto& act) __attribute__((always_inline)) {
+      times<kRows>([&](auto i) __attribute__((always_inline)) {
+        times<kSums>([&](auto j) __attribute__((always_inline)) {
+          act(sum[i][j], sums + i * kPanel + j * Lanes::kWidth);
+        });
+      });
+    };
+    if (walk.begins) {
+      each_sum([](auto& one, auto*) __attribute__((always_inline)) { one = Lanes::zero(); });
+    } else {
+      each_sum([](auto& one, auto* at) __attribute__((always_inline)) { one = Lanes::load(at); });
+    }
+    const typename Product::X* x = walk.x;
+    std::ptrdiff_t x_row_stride = walk.x_row_stride;
+    const typename Product::Weight* weight = Product::at(walk.weight, group);
+    const std::int8_t* ahead = walk.ahead + group / kGroup * walk.ahead_step;
+    for (std::size_t steps = walk.steps, left = walk.left;; steps = 1, left = 0) {
+      for (; steps != 0; --steps) {
+        times<kFetch>(
+            [&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
+        ahead += kFetch * kLine;
+        Product::step(sum, weight, x, x_row_stride);
+        x += kInputs;
+        weight += kStep;
+      }
+      if (Product::kFilled || left == 0) break;
+      x = rest;
+      x_row_stride = kInputs;
+    }
+    each_sum([](const auto& one, auto* at)
+                 __attribute__((always_inline)) { Lanes::store(at, one); });
+  }
+}
+
+// All walks over a chunk together fetch the next chunk.
+template <class Product>
+constexpr std::size_t walks_over_chunk(std::size_t rows, std::size_t blocks) {
+  return blocks * kPanel / (Product::sums(rows) * Product::Lanes::kWidth);
+}
+
+// What each of them fetches with a step, in cache lines. Conversion reads the chunk on its own.
+template <class Product>
+constexpr std::size_t lines_of(std::size_t rows, std::size_t blocks) {
+  const std::size_t walks = walks_over_chunk<Product>(rows, blocks);
+  return Product::kConverts ? 1 : walks == 1 ? 4 : walks < 4 ? 2 : 1;
+}
+
+// By the rows of a block, less one.
+template <class Product>
+struct Walks {
+  using AddProducts = void (*)(const Walk<Product>& walk);
+  AddProducts of_one_block[Product::kRows], of_two_or_three[Product::kRows],
+      of_more[Product::kRows];
+};
+
+template <class Product, std::size_t... kBefore>
+constexpr Walks<Product> walks_of(std::index_sequence<kBefore...>) {
+  constexpr std::size_t kMost = Product::kMostBlocks;
+  return {{add_products<Product, kBefore + 1, lines_of<Product>(kBefore + 1, 1)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 2 ? kMost : 2)>...},
+          {add_products<Product, kBefore + 1,
+                        lines_of<Product>(kBefore + 1, kMost < 4 ? kMost : 4)>...}};
+}
+
+// The products of the inputs from begin to before end of some rows and a panel, in chunks for which
+// the blocks of rows take turns.
+template <class Product>
+void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::size_t rows,
+                const std::int8_t* panel, std::size_t begin, std::size_t end,
+                typename Product::Element* sums) {
+  static constexpr auto kWalks = walks_of<Product>(std::make_index_sequence<Product::kRows>());
+  const std::size_t blocks = (rows + Product::kRows - 1) / Product::kRows;
+  const bool single = !Product::kConverts && walks_over_chunk<Product>(rows, blocks) == 1;
+  alignas(64) typename Product::Weight converted[Product::kConverts ? Product::kChunk * kPanel : 1];
+  for (std::size_t k = begin; k < end;) {
+    const std::size_t next = single || end - k < Product::kChunk ? end : k + Product::kChunk;
+    const std::size_t count = next - k;
+    const std::int8_t* from = panel + k * kPanel;
+    const std::int8_t* ahead = single ? from + kAhead : panel + next * kPanel;
+    const typename Product::Weight* weight;
+    if constexpr (Product::kConverts) {
+      Product::convert(from, (count + kInputs - 1) / kInputs, converted);
+      weight = converted;
+    } else {
+      weight = from;
+    }
+    for (std::size_t block = 0, row = 0; block < blocks; ++block) {
+      const std::size_t end_row = (block + 1) * rows / blocks, block_rows = end_row - row;
+      const auto& add_block = blocks == 1  ? kWalks.of_one_block
+                              : blocks < 4 ? kWalks.of_two_or_three
+                                           : kWalks.of_more;
+      add_block[block_rows - 1](
+          {.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
+           .x_row_stride = x_row_stride,
+           .weight = weight,
+           .steps = count / kInputs,
+           .left = count % kInputs,
+           .ahead = ahead,
+           .ahead_step = count * kPanel / walks_over_chunk<Product>(block_rows, blocks),
+           .sums = sums + row * kPanel,
+           .begins = k == begin});
+      ahead += count * kPanel / blocks;
+      row = end_row;
+    }
+    k = next;
+  }
+}
+
+// Scales, bias and the dtype of the result, for some rows and a panel.
+template <class Task, class Sum>
+void finish_rows(const Task& task, Kernel cast, std::size_t panel, std::size_t first_row,
+                 std::size_t rows, const Sum* sums, const float* x_scales) {
+  const std::size_t column = panel * kPanel, left = task.weight.outputs - column;
+  const std::size_t count = left < kPanel ? left : kPanel;
+  const std::size_t size = row_of(task.to).bytes;
+  const float* scales = task.weight.scales + column;
+  for (std::size_t row = 0; row < rows; ++row) {
+    alignas(64) float y[kPanel];
+    const float x_scale = x_scales == nullptr ? 1 : x_scales[row];  // by 1 nothing is rounded
+    for (std::size_t i = 0; i < kPanel; ++i) {
+      y[i] = static_cast<float>(sums[row * kPanel + i]) * x_scale * scales[i];
+    }
+    if (task.bias != nullptr) {
+      for (std::size_t i = 0; i < count; ++i) y[i] += task.bias[column + i];
+    }
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(first_row + row) * task.out_row_stride +
+                              static_cast<std::ptrdiff_t>(column);
+    std::byte* out = static_cast<std::byte*>(task.out) + at * static_cast<std::ptrdiff_t>(size);
+    if (cast == nullptr) {
+      std::memcpy(out, y, count * sizeof *y);
+    } else {
+      cast(y, out, count);
+    }
+  }
+}
+
+template <class Lanes>
+void weight_int8_rows(const WeightInt8Task& task, Kernel cast, std::size_t panel,
+                      std::size_t first_row, std::size_t rows) {
+  alignas(64) float sums[kMostRows * kPanel], totals[kMostRows * kPanel];
+  std::memset(totals, 0, rows * kPanel * sizeof *totals);
+  const std::size_t inputs = task.weight.inputs;
+  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
+  const float* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
+    const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
+    if (rows <= Lanes::kFusedRows) {
+      add_inputs<Fused<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+    } else {
+      add_inputs<Converted<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+    }
+    for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
+  }
+  finish_rows(task, cast, panel, first_row, rows, totals, nullptr);
+}
+
+template <class Lanes>
+void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t first_row,
+               std::size_t rows) {
+  alignas(64) std::int32_t sums[kMostRows * kPanel];
+  const std::size_t inputs = task.weight.filled_inputs();
+  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
+  const std::int8_t* x = task.x + first_row * task.x_row_stride;
+  const float* x_scales = task.x_scales + first_row;
+  const auto add = [&](std::size_t begin, std::size_t end) {
+    add_inputs<Whole<Lanes>>(x, static_cast<std::ptrdiff_t>(task.x_row_stride), rows, weight, begin,
+                             end, sums);
+    if constexpr (Lanes::kHasExcess) {
+      for (std::size_t row = 0; row < rows; ++row) {
+        const std::int32_t excess = Lanes::excess(x + row * task.x_row_stride + begin, end - begin);
+        for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
+      }
+    }
+  };
+  if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
+  if (inputs <= kIntSum) {
+    if (inputs != 0) add(0, inputs);
+    finish_rows(task, cast, panel, first_row, rows, sums, x_scales);
+    return;
+  }
+  alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
+  for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
+    add(begin, inputs - begin < kIntSum ? inputs : begin + kIntSum);
+    for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
+  }
+  finish_rows(task, cast, panel, first_row, rows, totals, x_scales);
+}
+
+// `rows_of` takes the rows of a turn over a panel.
+template <class Task, class RowsOf>
+void each_turn(const Task& task, const RowsOf& rows_of) {
+  for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
+    for (std::size_t row = 0; row < task.rows; row += kMostRows) {
+      const std::size_t left = task.rows - row;
+      rows_of(panel, row, left < kMostRows ? left : kMostRows);
+    }
+  }
+}
+
+template <class Lanes>
+void weight_int8_with(const WeightInt8Task& task, Kernel cast) {
+  each_turn(task, [&](std::size_t panel, std::size_t first_row, std::size_t rows) {
+    weight_int8_rows<Lanes>(task, cast, panel, first_row, rows);
+  });
+}
+
+template <class Lanes>
+void int8_with(const Int8Task& task, Kernel cast) {
+  each_turn(task, [&](std::size_t panel, std::size_t first_row, std::size_t rows) {
+    int8_rows<Lanes>(task, cast, panel, first_row, rows);
+  });
+}
+
+// Loops that compilers turn into instructions of the CPU.
+std::uint32_t largest(const float* numbers, std::size_t count, std::uint32_t bits) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t one;
+    std::memcpy(&one, numbers + i, sizeof one);
+    one &= 0x7fffffff;
+    bits = one > bits ? one : bits;
+  }
+  return bits;
+}
+
+// A quotient is at most 127 and a few roundings. Numbers of 2^23 to 2^24 are whole: adding 1.5
+// times 2^23 rounds to nearest even, and leaves the result in the low bits.
+void round_numbers(const float* numbers, float scale, std::size_t count, std::int8_t* q) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float moved = numbers[i] / scale + 12582912.0F;
+    std::int32_t bits;
+    std::memcpy(&bits, &moved, sizeof bits);
+    q[i] = static_cast<std::int8_t>(bits - 0x4b400000);
+  }
+}
+
+template <class FloatLanes, class IntLanes>
+constexpr Int8Table int8_table_of() {
+  return {largest, round_numbers, weight_int8_with<FloatLanes>, int8_with<IntLanes>};
+}
+
+}  // namespace
+}  // namespace habana_mp::kernels

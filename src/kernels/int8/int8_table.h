@@ -1,0 +1,26 @@
+// What the source of an instruction set offers to int8.cpp. Only declarations are here, as each of
+// those sources is compiled for another CPU.
+#pragma once
+
+#include "kernels/int8/int8.h"
+#include "kernels/kernel.h"
+
+namespace habana_mp::kernels {
+
+struct Int8Table {
+  // The larger of `bits` and the largest of count numbers, each without its sign, as bits of
+  // float32.
+  std::uint32_t (*largest)(const float* numbers, std::size_t count, std::uint32_t bits);
+  // numbers / scale, rounded to nearest even. The scale is finite, normal and that of the numbers.
+  void (*round)(const float* numbers, float scale, std::size_t count, std::int8_t* q);
+  // `cast` takes float32 to the dtype of the result; null: the result is float32.
+  void (*weight_int8)(const WeightInt8Task& task, Kernel cast);
+  void (*int8)(const Int8Task& task, Kernel cast);
+};
+
+extern const Int8Table kInt8Scalar;
+extern const Int8Table kInt8Avx2;
+extern const Int8Table kInt8Avx512Vnni;
+extern const Int8Table kInt8Neon;
+
+}  // namespace habana_mp::kernels

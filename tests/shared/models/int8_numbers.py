@@ -1,0 +1,34 @@
+"""What docs/int8.md promises, in plain torch: the reference of the tests."""
+
+from __future__ import annotations
+
+import torch
+
+SMALLEST = torch.finfo(torch.float32).tiny
+
+
+def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of 8 bits, and one float32 scale a row, of rows x numbers."""
+    rows = rows.float()
+    scale = rows.abs().amax(1) / 127 if rows.shape[1] else torch.zeros(len(rows))
+    scale = torch.where(scale.isfinite(), scale, torch.nan)
+    scale = torch.where(scale < SMALLEST, 0.0, scale)
+    known = scale.isfinite() & (scale > 0)
+    numbers = torch.zeros(rows.shape, dtype=torch.int64)
+    numbers[known] = (rows[known] / scale[known, None]).round().clamp(-127, 127).long()
+    return numbers, scale
+
+
+def int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype) -> torch.Tensor:
+    """The product of rows x inputs and outputs x inputs, in the list ``int8``."""
+    numbers, scales = rounded(x.to(low))
+    weights, of_output = rounded(weight)
+    y = (numbers @ weights.T).float() * scales[:, None] * of_output
+    return (y if bias is None else y + bias.float()).to(low)
+
+
+def weight_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, low: torch.dtype) -> torch.Tensor:
+    """The same in the list ``weight_int8``. The sums are those in float64: exact for few bits of x and small sums."""
+    weights, of_output = rounded(weight)
+    y = (x.to(low).double() @ weights.T.double()).float() * of_output
+    return (y if bias is None else y + bias.float()).to(low)

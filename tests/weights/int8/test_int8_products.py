@@ -1,0 +1,328 @@
+"""Products, convolutions and embeddings in 8 bits (D56): the numbers of docs/int8.md, by both front ends, with and without the weight cache."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from int8_numbers import int8, rounded, weight_int8
+from torch import nn
+
+from habana_mp import hmp
+
+LISTS = {"weight_int8": weight_int8, "int8": int8}
+LOW = (torch.bfloat16, torch.float16)
+SIZES = [(1, 64, 64), (3, 5, 7), (1, 4096, 65), (17, 130, 200), (33, 1, 1), (2, 513, 63), (128, 96, 256)]
+PRODUCTS = {
+    "linear": ("linear", lambda x, w, b: F.linear(x, w, b), False),  # noqa: PLW0108
+    "linear, by keyword": ("linear", lambda x, w, b: F.linear(input=x, bias=b, weight=w), False),
+    "linear of a batch": ("linear", lambda x, w, b: F.linear(x[None], w, b)[0], False),
+    "addmm": ("addmm", lambda x, w, b: torch.addmm(b, x, w), True),
+}
+
+
+@pytest.fixture(params=["convert", "autocast"])
+def front_end(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def empty_cache():
+    hmp.cache.clear()
+    yield
+    hmp.cache.clear()
+
+
+def run(front_end, policy, call):
+    """The result of a call under a policy, without gradients; twice, so that the second one has the cache's copy."""
+    with torch.no_grad():
+        if front_end == "autocast":
+            with hmp.autocast("cpu", policy=policy):
+                first, second = call(), call()
+        else:
+            hmp.convert(policy=policy)
+            try:
+                first, second = call(), call()
+            finally:
+                hmp.revert()
+    assert torch.equal(bits(first), bits(second))
+    return first
+
+
+def bits(result):
+    return result.contiguous().view(torch.int16)
+
+
+def policy_of(title, op, low=torch.bfloat16):
+    return hmp.Policy.from_ops(low_dtype=low, **{title: [op]})
+
+
+def few_bits(*sizes):
+    """Numbers whose products with others of 8 bits have exact sums."""
+    return torch.randint(-8, 9, sizes).float() / 4
+
+
+@pytest.mark.parametrize("low", LOW, ids=str)
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name, sizes, title, low, front_end):
+    op, call, turned = PRODUCTS[name]
+    rows, inputs, outputs = sizes
+    x = few_bits(rows, inputs)
+    weight, bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
+    own = nn.Parameter(weight.detach().t().contiguous()) if turned else weight
+    found = run(front_end, policy_of(title, op, low), lambda: call(x, own, bias))
+    assert found.dtype is low
+    assert torch.equal(bits(found), bits(LISTS[title](x, weight, bias, low).detach()))
+
+
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: torch.mm(x, w),  # noqa: PLW0108
+        lambda x, w: torch.matmul(x, w),  # noqa: PLW0108
+        lambda x, w: x @ w,
+        lambda x, w: torch.matmul(x[0], w)[None],
+    ],
+    ids=["mm", "matmul", "@", "of a vector"],
+)
+def test_products_without_bias(call, title, front_end):
+    x, weight = few_bits(1, 200), nn.Parameter(torch.randn(200, 70))
+    policy = hmp.Policy.from_ops(**{title: ["mm", "matmul"]})
+    found = run(front_end, policy, lambda: call(x, weight))
+    assert torch.equal(bits(found), bits(LISTS[title](x, weight.t(), None, torch.bfloat16).detach()))
+
+
+@pytest.mark.parametrize("title", LISTS)
+def test_addmm_with_factors(title, front_end):
+    x, weight, bias = few_bits(4, 96), nn.Parameter(torch.randn(96, 64)), torch.randn(4, 64)
+    found = run(front_end, policy_of(title, "addmm"), lambda: torch.addmm(bias, x, weight, beta=0.5, alpha=2))
+    plain = LISTS[title](x, weight.t(), None, torch.bfloat16)
+    torch.testing.assert_close(found.float(), 2 * plain.float() + 0.5 * bias, rtol=1e-2, atol=1e-1)
+
+
+CONVOLUTIONS = {
+    "1d": (lambda: nn.Conv1d(6, 10, 3, stride=2, padding=1), (2, 6, 17)),
+    "2d": (lambda: nn.Conv2d(6, 70, (3, 2), padding=(1, 0), dilation=(1, 2)), (2, 6, 9, 8)),
+    "2d, channels last": (lambda: nn.Conv2d(6, 10, 3), (2, 6, 9, 8)),
+    "2d, one image": (lambda: nn.Conv2d(6, 10, 3), (6, 9, 8)),
+    "2d, same": (lambda: nn.Conv2d(6, 10, (3, 4), padding="same"), (2, 6, 9, 8)),
+    "2d, valid": (lambda: nn.Conv2d(6, 10, 3, padding="valid"), (2, 6, 9, 8)),
+    "groups": (lambda: nn.Conv2d(8, 12, 3, groups=4), (2, 8, 6, 6)),
+    "depthwise": (lambda: nn.Conv2d(70, 70, 3, groups=70, padding=1), (1, 70, 5, 5)),
+    "3d": (lambda: nn.Conv3d(3, 5, 2), (1, 3, 4, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of the reference
+def test_convolutions(name, title, front_end):
+    make, sizes = CONVOLUTIONS[name]
+    layer, x = make().requires_grad_(False), few_bits(*sizes)
+    if "last" in name:
+        x = x.to(memory_format=torch.channels_last)
+    found = run(front_end, policy_of(title, f"conv{layer.weight.dim() - 2}d"), lambda: layer(x))
+    weights, scales = rounded(layer.weight.flatten(1))
+    images = x.bfloat16() if x.dim() == layer.weight.dim() else x.bfloat16()[None]
+    of_image = torch.ones(len(images))
+    if title == "int8":
+        images, of_image = rounded(images.flatten(1))
+        images = images.reshape(x.shape if x.dim() == layer.weight.dim() else (1, *x.shape))
+    exact = nn.functional.__dict__[f"conv{layer.weight.dim() - 2}d"](
+        images.double(),
+        weights.reshape(layer.weight.shape).double(),
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=layer.groups,
+    ).float()
+    ones = (1,) * (layer.weight.dim() - 2)
+    y = exact * of_image.reshape(-1, 1, *ones) * scales.reshape(-1, *ones) + layer.bias.reshape(-1, *ones)
+    assert torch.equal(bits(found), bits(y.bfloat16().reshape(found.shape)))
+    assert found.is_contiguous(memory_format=torch.channels_last if "last" in name else torch.contiguous_format)
+
+
+def test_embedding(front_end):
+    table, indices = nn.Embedding(100, 40), torch.tensor([[3, 99], [0, 3]])
+    found = run(front_end, policy_of("weight_int8", "embedding"), lambda: table(indices))
+    numbers, scales = rounded(table.weight.detach())
+    assert torch.equal(found, (numbers.float() * scales[:, None])[indices].bfloat16())
+    for wrong in (100, -1):
+        with pytest.raises(IndexError, match="index out of range in self"):
+            run(front_end, policy_of("weight_int8", "embedding"), lambda: table(torch.tensor(wrong)))  # noqa: B023
+
+
+WEIGHTS = {
+    "zeros": torch.zeros(64, 96),
+    "a row of zeros": torch.cat([torch.zeros(1, 96), torch.randn(63, 96)]),
+    "one NaN": torch.randn(64, 96).index_put((torch.tensor(5), torch.tensor(7)), torch.tensor(torch.nan)),
+    "one infinity": torch.randn(64, 96).index_put((torch.tensor(5), torch.tensor(7)), torch.tensor(torch.inf)),
+    "subnormal": torch.randn(64, 96) * 1e-40,
+    "the largest": torch.full((64, 96), torch.finfo(torch.float32).max),
+    "no inputs": torch.zeros(64, 0),
+    "no outputs": torch.zeros(0, 96),
+    "transposed": torch.randn(96, 64).t(),
+    "expanded": torch.randn(64, 1).expand(64, 96),
+}
+
+
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights(name, title, front_end):
+    weight = nn.Parameter(WEIGHTS[name])
+    x = few_bits(3, weight.shape[1])
+    found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight))
+    expected = LISTS[title](x, weight, None, torch.bfloat16).detach()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_activations_that_are_not_finite(value, title, front_end):
+    x, weight = few_bits(4, 96), nn.Parameter(torch.randn(64, 96))
+    x[2, 5] = value
+    found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight))
+    assert not found[2].isfinite().any()
+    assert found[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("title", LISTS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_does_not_depend_on_others(title, threads, front_end):
+    x, weight, bias = torch.randn(300, 1000), nn.Parameter(torch.randn(130, 1000)), torch.randn(130)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        policy = policy_of(title, "linear")
+        whole = run(front_end, policy, lambda: F.linear(x, weight, bias))
+        for rows in (1, 5, 64):
+            assert torch.equal(run(front_end, policy, lambda: F.linear(x[:rows], weight, bias)), whole[:rows])  # noqa: B023
+    finally:
+        torch.set_num_threads(before)
+
+
+class TestWithoutAWeightOfItsOwn:
+    """Calls that have no weight, or train it, run as those of the lower list."""
+
+    def test_scores(self, front_end):
+        x, y = torch.randn(8, 96), torch.randn(96, 8)
+        found = run(front_end, policy_of("int8", "mm"), lambda: torch.mm(x, y))
+        assert torch.equal(found, x.bfloat16() @ y.bfloat16())
+
+    @pytest.mark.parametrize("title", LISTS)
+    def test_training(self, title, front_end):
+        layer, x = nn.Linear(96, 64), torch.randn(8, 96)
+        found = []
+        for each in (policy_of(title, "linear"), policy_of("lower", "linear")):
+            layer.zero_grad()
+            if front_end == "autocast":
+                with hmp.autocast("cpu", policy=each):
+                    y = layer(x)
+            else:
+                hmp.convert(policy=each)
+                y = layer(x)
+                hmp.revert()
+            y.sum().backward()
+            found.append((y, layer.weight.grad, layer.bias.grad))
+        for own, lower in zip(*found, strict=True):
+            assert torch.equal(own, lower)
+
+
+@pytest.mark.parametrize("title", LISTS)
+def test_held_in_bfloat16(title, front_end):
+    layer, x = nn.Linear(96, 64).bfloat16(), few_bits(8, 96).bfloat16()
+    found = run(front_end, policy_of(title, "linear"), lambda: layer(x))
+    assert torch.equal(found, LISTS[title](x, layer.weight, layer.bias, torch.bfloat16).detach())
+
+
+class TestCache:
+    def test_counts(self):
+        layer, x = nn.Linear(96, 64), torch.randn(8, 96)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("int8", "linear")):
+            layer(x)
+            layer(x)
+        info = hmp.cache.info()
+        assert (info.entries, info.hits, info.misses) == (1, 1, 1)
+        assert info.bytes < 96 * 64 * 1.5
+
+    def test_changes_are_seen(self):
+        layer, x = nn.Linear(96, 64), few_bits(8, 96)
+        policy = policy_of("int8", "linear")
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy):
+            layer(x)
+            layer.weight.mul_(2)
+            layer.weight[3] = 5
+            found = layer(x)
+        assert torch.equal(found, int8(x, layer.weight, layer.bias, torch.bfloat16).detach())
+
+    def test_without_the_cache(self):
+        layer, x = nn.Linear(96, 64), few_bits(8, 96)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("int8", "linear"), cache_enabled=False):
+            found = layer(x)
+        assert hmp.cache.info().entries == 0
+        assert torch.equal(found, int8(x, layer.weight, layer.bias, torch.bfloat16).detach())
+
+
+class TestOtherTensors:
+    @pytest.mark.parametrize("title", LISTS)
+    def test_vmap(self, title):
+        """Rounded, and multiplied by torch in the low dtype."""
+        layer, x = nn.Linear(96, 64), few_bits(3, 8, 96)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of(title, "linear")):
+            found = torch.func.vmap(layer)(x)
+            expected = torch.stack([layer(each) for each in x])
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=5e-2)
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("lower", "linear")):
+            assert not torch.equal(found, torch.func.vmap(layer)(x))
+
+    def test_meta(self):
+        layer = nn.Linear(96, 64, device="meta")
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("int8", "linear")):
+            assert layer(torch.randn(8, 96, device="meta")).shape == (8, 64)
+
+    @pytest.mark.parametrize("title", LISTS)
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
+    def test_inputs_in_other_dtypes(self, title, dtype, front_end):
+        layer, x = nn.Linear(96, 64), few_bits(8, 96).to(dtype)
+        found = run(front_end, policy_of(title, "linear"), lambda: layer(x))
+        assert torch.equal(found, LISTS[title](x.float(), layer.weight, layer.bias, torch.bfloat16).detach())
+
+    def test_float64_is_left_alone(self, front_end):
+        layer, x = nn.Linear(96, 64).double(), torch.randn(8, 96).double()
+        with torch.no_grad():
+            expected = layer(x)
+        policy = policy_of("int8", "linear")
+        with torch.no_grad(), hmp.autocast("cpu", policy=policy):
+            assert torch.equal(layer(x), expected)
+
+    @pytest.mark.parametrize("freed", [False, True], ids=["shrunk", "freed"])
+    def test_a_weight_whose_memory_is_not_there(self, freed, front_end):
+        """As FSDP leaves weights that it has sharded again."""
+        weight = nn.Parameter(torch.randn(32, 48), requires_grad=False)
+        weight.untyped_storage().resize_(0 if freed else 4 * 48)
+        with pytest.raises(RuntimeError, match="its shape needs 6144 bytes of storage"):
+            run(front_end, policy_of("int8", "linear"), lambda: F.linear(torch.randn(8, 48), weight))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, w: torch.mm(x[0], w),
+            lambda x, w: torch.mm(x[None], w),
+            lambda x, w: torch.addmm(torch.ones(64), x[None], w),
+            lambda x, w: torch.addmm(torch.ones(8, 65), x, w),
+            lambda x, w: torch.addmm(torch.ones(2, 8, 64), x, w),
+            lambda x, w: torch.addmm(torch.ones(9, 64), x[:1], w),
+        ],
+        ids=["mm of a vector", "mm of a batch", "addmm of a batch", "a wider bias", "biases", "more rows of bias"],
+    )
+    def test_calls_that_torch_refuses(self, call, front_end):
+        weight, x = nn.Parameter(torch.randn(96, 64)), torch.randn(8, 96)
+        with pytest.raises(RuntimeError, match=r"expand|matri[cx]|dimension|2D"):
+            run(front_end, hmp.Policy.from_ops(int8=["mm", "addmm"]), lambda: call(x, weight))
+
+    @pytest.mark.parametrize("sizes", [(8, 95), (95,), ()], ids=str)
+    def test_sizes_that_do_not_fit(self, sizes, front_end):
+        layer = nn.Linear(96, 64)
+        with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied|size mismatch|at least 1D|both arguments"):
+            run(front_end, policy_of("int8", "linear"), lambda: layer(torch.randn(sizes)))

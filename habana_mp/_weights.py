@@ -56,14 +56,20 @@ _WATCHED = {
 # Installed by the first region of autocast. Under a conversion the same patches are rows of the conversion's own set.
 _patches_of_autocast = _core.PatchSet()
 
-_original_replay = torch.cuda.CUDAGraph.replay
+
+def _replayed(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def replay(graph: Any) -> None:
+        # A captured step changes weights and runs no hook.
+        original(graph)
+        _core.end_cached_after_step()
+
+    return replay
 
 
-@functools.wraps(_original_replay)
-def _replay(graph: torch.cuda.CUDAGraph) -> None:
-    # A captured step changes weights and runs no hook.
-    _original_replay(graph)
-    _core.end_cached_after_step()
+# torch 2.13 has graphs for every accelerator.
+_GRAPHS = [torch.cuda.CUDAGraph, *filter(None, [getattr(torch.accelerator, "Graph", None)])]
+_REPLAYS = [(graph, _replayed(graph.replay)) for graph in _GRAPHS]
 
 
 def _to_capsule(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +93,8 @@ def _put_back(original: Callable[..., Any]) -> Callable[..., Any]:
 def patches() -> Iterator[tuple[Any, str, Any]]:
     if _patches_of_autocast.installed():
         return
-    yield torch.cuda.CUDAGraph, "replay", _replay
+    for graph, replay in _REPLAYS:
+        yield graph, "replay", replay
     for name, watch in _WATCHED.items():
         # The class returns torch's own, also while a watch is in its place.
         yield torch.Tensor, name, _core.alias_watch(getattr(torch.Tensor, name), watch)

@@ -39,7 +39,7 @@ convert/compile/test_graphs
 convert/compile/test_onnx
 convert/compile/test_weight_ops
 convert/test_convert_memory
-devices/test_streams_without_gpu
+devices/test_late_device
 evidence/pages/test_compare_page
 evidence/tune/test_tuned_page
 gaudi/test_gaudi

@@ -29,6 +29,12 @@ _MOST_BYTES = 1 << 30
 _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 
 
+def wait_for_device() -> None:
+    """A step may use streams of its own. They do not wait for what is copied before it and after it, nor are they waited for."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 class KeptState:
     """Notes what the steps can reach by names, at once, and in ``watching`` also modules and optimizers that they find otherwise, when
     these are first called. ``restore`` puts all of it back, and may be called more than once.
@@ -62,6 +68,7 @@ class KeptState:
         self._put_back += (each.put_back for each in reachable.floats)
         for each in reachable.leaves:
             self._keep_tensor(each.value, each.name, copied=self._may_copy(size_of(each.value)))
+        wait_for_device()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -93,12 +100,14 @@ class KeptState:
     def restore(self) -> None:
         """Raises what the first of the things that cannot be put back raises, after all others were."""
         errors = []
+        wait_for_device()
         with torch.no_grad():
             for put_back in self._put_back:
                 try:
                     put_back()
                 except Exception as error:  # noqa: BLE001, PERF203 - the others come first
                     errors.append(error)
+        wait_for_device()
         if errors:
             raise errors[0]
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from habana_mp._evidence.compare import under
-from habana_mp._evidence.kept_state import KeptState
+from habana_mp._evidence.kept_state import KeptState, wait_for_device
 from habana_mp._evidence.looking import numbers_of
 from habana_mp._evidence.tune.journal import Journal
 from habana_mp._policy.policy import Policy
@@ -178,15 +178,16 @@ class Runs:
         with self._state(policy):
             if torch.accelerator.is_available():
                 torch.accelerator.reset_peak_memory_stats()
-            _synchronize()
             began = time.perf_counter()
             found = step()
-            _synchronize()
+            wait_for_device()
             seconds = time.perf_counter() - began
             if self._gradients:
                 found = self._kept.gradients()
             # What a later run may write to stays as it is.
-            return DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found), seconds
+            own = DRAW.map_tensors(torch.Tensor, lambda tensor: tensor.detach().clone(), found)
+            wait_for_device()  # while what is copied is held: its stream may write to memory that is freed
+            return own, seconds
 
     def _state(self, policy: Policy | None) -> ExitStack:
         self._counted()
@@ -216,8 +217,3 @@ def _sums(found: Any) -> list[float]:
         return sum(float((each * torch.randn(each.shape, generator=drawn, dtype=each.dtype)).sum()) for each in own)
 
     return [size_of(found), *(one() for _ in range(_SUMS))]
-
-
-def _synchronize() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()

@@ -1,0 +1,79 @@
+"""The late device (tests/devices/late/): how it is compiled, and how a process gets it as the device "late"."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+SOURCES = Path(__file__).parents[1] / "devices/late"
+
+
+def build(folder: Path) -> Path:
+    """Compiles the library into the folder: two sources at a time, a minute in all."""
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    common = ["c++", "-std=c++20", "-O0", "-fPIC", "-w", abi, *includes]
+    waiting = sorted(SOURCES.glob("*.cpp"))
+    objects = [folder / f"{source.stem}.o" for source in waiting]
+    commands = [[*common, "-c", str(source), "-o", str(made)] for source, made in zip(waiting, objects)]
+    while commands:
+        two = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands[:2]]
+        del commands[:2]
+        for compiler in two:
+            _, errors = compiler.communicate()
+            assert compiler.returncode == 0, errors
+    library = folder / "late.so"
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    link = ["c++", "-shared", *map(str, objects), "-o", str(library), *libraries, "-ltorch", "-ltorch_cpu", "-lc10"]
+    subprocess.run(link, check=True)
+    return library
+
+
+class Backend:
+    """``torch.late``: what torch asks of the module of a device in Python."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return torch.accelerator.current_device_index()
+
+    def set_device(self, device: Any) -> None:
+        torch.accelerator.set_device_index(device)
+
+    def device_count(self) -> int:
+        return 2
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    # Its numbers are drawn by the generator of the CPU, which whoever saves this state has saved already.
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        pass
+
+
+def register(library: str, seed: int, microseconds: int = 200) -> None:
+    """Once in a process. Tasks begin up to 8 times so many microseconds late, as the seed has it."""
+    import torch._meta_registrations  # sizes of results that torch knows in Python alone
+
+    torch.ops.load_library(library)
+    torch.utils.rename_privateuse1_backend("late")
+    torch._register_device_module("late", Backend())
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    torch.ops.late.set_delays(seed, microseconds)

@@ -42,7 +42,7 @@ def library(tmp_path_factory):
 
 
 def test_the_host_cannot_read_its_memory(library):
-    paths = {**os.environ, "PYTHONPATH": str(HERE.parent / "shared")}
+    paths = {**os.environ, "PYTHONPATH": str(HERE)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, library], capture_output=True, text=True, check=False, env=paths
     )

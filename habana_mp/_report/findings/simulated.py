@@ -24,13 +24,9 @@ from habana_mp._show.units import encodable
 _WIDE = "float32"
 # The rules of rows that cast what is not of one dtype: action, listed. What the others cast depends on the order of their arguments.
 _RULES = {
-    "lower": ("lower", True),
-    "weight_int8": ("weight_int8", True),
-    "int8": ("int8", True),
-    "fp32": ("fp32", True),
+    **{name: (name, True) for name in ("lower", "weight_int8", "int8", "fp32", "promote")},
     "rest fp32": ("fp32", False),
     "no kernel": ("fp32", True),
-    "promote": ("promote", True),
 }
 _INPUT, _AFFINE = map(_core.ROLES.index, ("input", "affine"))
 # Rows that a list has run in the low dtype, what is in 8 bits among them: its error is of the format that it had.
@@ -39,9 +35,7 @@ _BY_LISTS = _LOWERED | frozenset(["fp32", "promote", "first input", "unlisted", 
 _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
-_FUSED = frozenset(
-    ["lstm"]
-)  # with float32 alone torch runs it as one op of oneDNN, so that no list is asked of what is inside
+_FUSED = frozenset(["lstm"])  # with float32 alone it is one op of oneDNN: no list is asked of what is inside
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

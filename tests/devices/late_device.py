@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import cpp_extension
 
-SOURCES = Path(__file__).parents[1] / "devices/late"
+SOURCES = Path(__file__).parent / "late"
 
 
 def build(folder: Path) -> Path:

@@ -180,7 +180,7 @@ CASES = [
         },
         id="tuner",
     ),
-    pytest.param("accuracy", "Losses", ["accuracy-1.svg", "accuracy-2.svg", "accuracy-3.svg"], {}, id="accuracy"),
+    pytest.param("accuracy", "Losses", ["accuracy-1.svg"], {}, id="accuracy"),
 ]
 
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
+#include "base/fault.h"
 #include "base/fork_safe_mutex.h"
 #include "base/op_schema.h"
 #include "base/process_wide.h"
@@ -115,13 +116,15 @@ void call_and_notify(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   // Without a guard: what an op does inside, on threads of its own too, moves version counters. An
   // op that is made of others runs with autograd, as ever: these keys are for its kernel alone.
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
-  if (is_collective(op) && !is_captured(tensors)) {
+  if (is_collective(op) &&
+      (!is_captured(tensors) || fault("ops: a captured collective is asked"))) {
     for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
       const WeightCache::GoesOn writes = goes_on(result);
       if (writes) weight_cache().begin_writes(tensors, writes);
     }
   }
   for (const at::Tensor& tensor : tensors) {
+    if (fault("ops: what writes unseen ends no copy")) break;
     weight_cache().end_alias(tensor, /*exported=*/false);
   }
 }

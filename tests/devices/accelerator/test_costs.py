@@ -103,7 +103,7 @@ INSTRUMENTS = {
     "values": lambda run: [(row["op"], row["calls"]) for row in with_values(run).to_dict()["rows"]],
     "nonfinite": lambda run: [str(hmp.find_nonfinite(lambda: run(float("inf"))).op)],
     "compare": lambda run: [str(hmp.compare(run, None, "balanced").first.op)],
-    "tune": lambda run: [hmp.tune(run, budget=0.02).policy],
+    "tune": lambda run: [hmp.tune(run, budget=0.02).error <= 0.02],
 }
 
 

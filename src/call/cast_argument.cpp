@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/fault.h"
+#include "cast/fault.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"

@@ -8,8 +8,8 @@
 
 #include <string>
 
-#include "base/fault.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "cast/numbers.h"
 #include "listen/watched_call.h"
 

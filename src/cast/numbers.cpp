@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "base/fault.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "cast/parallel.h"
 #include "cast/storage_check.h"
 #include "kernels/cast_kernels.h"

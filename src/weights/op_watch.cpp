@@ -13,11 +13,11 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
-#include "base/fault.h"
 #include "base/fork_safe_mutex.h"
 #include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "cast/numbers.h"
 #include "weights/weight_cache.h"
 

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/fault.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "weights/offloaded_memory.h"
 
 namespace habana_mp {

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-#include "base/fault.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "cast/node.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"

@@ -6,8 +6,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include "base/fault.h"
 #include "base/torch_private.h"
+#include "cast/fault.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "weights/int8_weight.h"

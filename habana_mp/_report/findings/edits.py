@@ -92,7 +92,7 @@ class Edit(Short):
 
 def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
     """The module that makes most of the error of an op, or what the modules that make some of it have in common."""
-    sizes = {row.module: change(row) for row in rows}
+    sizes = {group[0].module: sum(map(change, group)) for group in grouped(rows, lambda row: row.module)}
     largest = max(sizes, key=lambda module: sizes[module])
     most = sizes[largest] > sum(sizes.values()) / 2
     return largest if most else common(module for module, size in sizes.items() if size > 0)

@@ -115,9 +115,9 @@ class Policy:
     def load(cls, name_or_path: str | os.PathLike[str]) -> Policy:
         """Load a policy: a preset by its name, a folder, a gaudi_config.json, or the text that ``str(policy)`` returned.
 
-        A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, if wanted ``weight_int8.txt`` and ``int8.txt``, and
-        ``policy.toml`` with the keys low_dtype and rest and, if wanted, name, error, low_dtypes, cache and compiled. ``presets()`` returns the names of the presets; "cuda" and "cpu" are short for "torch-cuda"
-        and "torch-cpu".
+        A folder has the lists ``lower.txt``, ``fp32.txt`` and ``promote.txt``, and ``policy.toml`` with the keys low_dtype and rest. It may have
+        ``weight_int8.txt`` and ``int8.txt``, and the keys name, error, low_dtypes, cache and compiled. ``presets()`` returns the names of the
+        presets; "cuda" and "cpu" are short for "torch-cuda" and "torch-cpu".
 
         A path that ends in ``.json`` is a gaudi_config.json of optimum-habana; the folder that holds a gaudi_config.json works, too. With
         ``use_habana_mixed_precision``, the lists hmp_bf16_ops and hmp_fp32_ops replace those of "hmp", and the hmp_opt_level "O2" selects
@@ -255,10 +255,9 @@ class Policy:
 
         Args:
             *edits: the edits, as text or as ``CastReport.edits`` returns them; a later one takes precedence. "+layer_norm:lower" puts an op
-                into a list ("lower", "fp32", "promote", "weight_int8", "int8" or "error") and removes it from the others. "-mm" removes it from all lists.
-                "+layer_norm@float16:fp32" and "-mm@bfloat16" edit the lists for one low dtype and change nothing for the other.
-                "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" edit them for these modules. A ``Path`` is a file with an edit on each
-                line, such as ``habana-mp report --write-edits`` writes.
+                into one of ``lists`` and removes it from the others, "-mm" removes it from all. "+layer_norm@float16:fp32" and "-mm@bfloat16"
+                edit the lists for one low dtype alone, "+mul in *.rotary_emb:fp32" and "-mul in *.rotary_emb" for these modules. A ``Path`` is
+                a file with an edit on each line, such as ``habana-mp report --write-edits`` writes.
             strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
         Raises:
@@ -315,7 +314,7 @@ class Policy:
 
     @property
     def lists(self) -> dict[str, tuple[str, ...]]:
-        """The names in "lower", "fp32", "promote", "weight_int8", "int8" and "error", each list sorted. Names for one low dtype are as written: "layer_norm@float16"."""
+        """The sorted names in "lower", "fp32", "promote", "weight_int8", "int8" and "error"; for one low dtype as written: "layer_norm@float16"."""
         return self._written(ALL_LISTS, limited=False)
 
     @property

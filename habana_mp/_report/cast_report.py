@@ -197,10 +197,10 @@ class CastReport(Short, Document, MeasuredReport):
     def to_dict(self) -> dict[str, Any]:
         """Return the whole report as plain values, as ``to_json`` writes them. Times are in seconds, sizes in bytes.
 
-        Each of ``rows`` is an op in a module under one decision. It has ``op``, ``module``, ``front_end`` ("convert", "autocast" or ""),
-        ``policy``, ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``, ``seconds`` (with casts), ``cast_seconds``
-        (of forward casts), ``dtypes`` (of the arguments), ``runs_in`` (dtypes in which it ran) and ``casts``. Each cast has ``from``, ``to``,
-        ``count``, ``cached``, ``bytes`` and ``seconds``, and ``backward`` with the same keys.
+        Each of ``rows`` is an op in a module under one decision, with values also at one ``place`` in the code. It has ``op``, ``module``,
+        ``front_end`` ("convert", "autocast" or ""), ``policy``, ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``,
+        ``seconds`` (with casts), ``cast_seconds`` (of forward casts), ``dtypes`` (of the arguments), ``runs_in`` (dtypes in which it ran) and
+        ``casts``. Each cast has ``from``, ``to``, ``count``, ``cached``, ``bytes`` and ``seconds``, and ``backward`` with the same keys.
 
         ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings. ``rank`` is the rank of this process;
         ``merged`` joins the reports of several ranks. ``timeline`` is a sample of the casts in time: start, seconds, number of the row, from,

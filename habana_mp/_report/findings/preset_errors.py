@@ -16,15 +16,18 @@ COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has r
 _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 
 
+def _has_errors(report: Report, objective: Objective) -> bool:
+    """Of a policy, that are known to reach a loss or the outputs."""
+    return objective.known and any(row.policy for row in report.rows)
+
+
 def preset_errors(report: Report) -> dict[str, dict[str, float]]:
     """Of each loss, or of the outputs, under the presets with the low dtype that was measured; the preset with the smallest error first.
 
     Empty where no error reached a loss or projected outputs, and of a run with ops in 8 bits: what they would add in another format is not measured.
     """
     objective = Objective(report)
-    if not objective.known or not any(row.policy for row in report.rows):
-        return {}
-    if any(row.decision in _core.OPTIONAL_LISTS for row in report.rows):
+    if not _has_errors(report, objective) or any(row.decision in _core.OPTIONAL_LISTS for row in report.rows):
         return {}
     simulation, found = Simulation(report), {}
     for name in presets():
@@ -59,7 +62,7 @@ class Foretold:
 def foretold(report: Report) -> list[Foretold]:
     """Of each loss, where it is known."""
     objective = Objective(report)
-    if not report.low_dtype or not objective.known or not any(row.policy for row in report.rows):
+    if not report.low_dtype or not _has_errors(report, objective):
         return []
     found = preset_errors(report)
     return [

@@ -57,15 +57,9 @@ def test_steps_with_infinite_gradients_are_skipped(front_end, new_scaler, model,
     assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
 
 
-def test_an_overflow_of_float16_itself(front_end, new_scaler, model, x):
-    """The scale falls until the gradients fit."""
-    scaler, optimizer, region = (
-        new_scaler(init_scale=2.0**40),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        front_end(FP16),
-    )
+def scales_after(steps, scaler, optimizer, region, model, x):
     scales = []
-    for _ in range(40):
+    for _ in range(steps):
         with region():
             y = model(x)
         scaler.scale(F.mse_loss(y.float(), x)).backward()
@@ -73,21 +67,20 @@ def test_an_overflow_of_float16_itself(front_end, new_scaler, model, x):
         scaler.update()
         optimizer.zero_grad()
         scales.append(scaler.get_scale())
+    return scales
+
+
+def test_an_overflow_of_float16_itself(front_end, new_scaler, model, x):
+    """The scale falls until the gradients fit."""
+    scaler, optimizer = new_scaler(init_scale=2.0**40), torch.optim.SGD(model.parameters(), lr=0.1)
+    scales = scales_after(40, scaler, optimizer, front_end(FP16), model, x)
     assert scales[-1] == scales[-2] < 2.0**34
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
 def test_the_scale_grows(front_end, new_scaler, model, x):
     scaler, optimizer = new_scaler(growth_interval=2), torch.optim.SGD(model.parameters(), lr=0.0)
-    region, scales = front_end(FP16), []
-    for _ in range(5):
-        with region():
-            y = model(x)
-        scaler.scale(F.mse_loss(y.float(), x)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(scaler.get_scale())
+    scales = scales_after(5, scaler, optimizer, front_end(FP16), model, x)
     assert scales == [2.0**10, 2.0**11, 2.0**11, 2.0**12, 2.0**12]
 
 

@@ -61,7 +61,7 @@ class Queue {
   }
 
   void run() {
-    // Kernels of the CPU, of which nobody is told, each on this thread alone.
+    // Tasks call kernels of the CPU: without autograd, unseen by profilers, on this thread alone.
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     const at::DisableRecordFunctionGuard unseen;
     const c10::ParallelGuard alone(true);

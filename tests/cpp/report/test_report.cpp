@@ -15,7 +15,7 @@ constexpr Cast kDown{DType::Float32, DType::BFloat16, false, 8, 100, 5};
 constexpr Cast kCached{DType::Float32, DType::BFloat16, true, 8, 100, 1};
 
 SiteKey key(std::uint32_t op, std::uint32_t module = 0) {
-  return {op, module, 0, FrontEnd::Convert, Outcome::Lower};
+  return {.op = op, .module = module, .front_end = FrontEnd::Convert, .outcome = Outcome::Lower};
 }
 
 }  // namespace

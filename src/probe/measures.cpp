@@ -12,6 +12,7 @@
 #include "cast/dtypes.h"
 #include "cast/tensors.h"
 #include "evidence/numbers.h"
+#include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "probe/inherited_errors.h"
 #include "watch/observatory.h"
@@ -55,6 +56,40 @@ at::Tensor rounding_of(const at::Tensor& full, at::ScalarType low, const at::Ten
   return at::equal(rounding, all) ? at::Tensor() : rounding;
 }
 
+bool is_same_op(SiteId maker, SiteId site) {
+  const std::lock_guard guard(watch::all().mutex);
+  return watch::all().sites[maker].op == watch::all().sites[site].op;
+}
+
+// The call on other numbers than it was given: those that `change` gives, where it gives some.
+// Nothing where it gives none.
+std::optional<torch::jit::Stack> rerun_on(const MeasuredCall& context,
+                                          const evidence::Change& change) {
+  bool any = false;
+  auto other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+    const at::Tensor& given = context.given(argument);
+    const at::Tensor changed = change(given);
+    any = any || changed.defined();
+    return changed.defined() ? changed : evidence::in_float32(given).detach();
+  });
+  if (!any) other.reset();
+  return other;
+}
+
+// The call as it would be if the op had run in float32 wherever it is called. Numbers of the low
+// dtype times one that is nearly 1, as the scale of a norm is, are all rounded to one side: what
+// such a result loses to a cast cannot be measured on arguments that the op itself has rounded.
+std::optional<torch::jit::Stack> rerun_unrounded(const MeasuredCall& context) {
+  return rerun_on(context, [&](const at::Tensor& given) {
+    SiteId maker = report::kNone;
+    if (!may_be_low(dtype_of(given))) return at::Tensor();
+    const at::Tensor rounding = evidence::known_rounding(given, &maker);
+    at::Tensor before = rounding.defined() ? evidence::in_float32(given).detach().sub(rounding)
+                                           : evidence::shadow_of(given, &maker);
+    return before.defined() && is_same_op(maker, context.site) ? before : at::Tensor();
+  });
+}
+
 }  // namespace
 
 void add(Values& values, const evidence::Flips& flips) {
@@ -88,7 +123,10 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
   if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
   const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) add(values, follow_shadows(context, results, pairs, waiting));
-  for (const auto& [result, wanted] : pairs) {
+  const auto unrounded = context.backward ? std::nullopt : rerun_unrounded(context);
+  const auto exact = unrounded ? evidence::compared(results, *unrounded) : pairs;
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    const auto& [result, wanted] = pairs[i];
     evidence::Difference difference;
     const at::Tensor full = evidence::in_float32(wanted);
     // One of a backward pass requires a gradient with create_graph.
@@ -96,8 +134,9 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     const report::Error error = evidence::error_of(result.detach(), full, off);
     (context.backward ? values.backward : values.ran).add(error);
     if (!context.backward && measure.what_if) values.range.add(evidence::range_of(full));
-    if (!context.backward && off != nullptr)
-      difference.rounding = rounding_of(full, low_of(result, measure), *off);
+    if (!context.backward && off != nullptr && error.squares > 0)
+      difference.rounding =
+          rounding_of(evidence::in_float32(exact[i].other), low_of(result, measure), *off);
     waiting.push_back({result, std::move(difference), context.site, true});
   }
   if (!context.backward) values.low = values.ran;
@@ -148,17 +187,13 @@ void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& result
              std::vector<Off>& waiting) {
   if (is_copy(*context.op)) return;
   const evidence::OutOfSight out_of_sight;
-  bool any = false;
-  const auto unrounded = [&](const at::Tensor& argument) {
-    const at::Tensor& given = context.given(argument);
-    const at::Tensor full = evidence::in_float32(given).detach();
+  const auto other = rerun_on(context, [](const at::Tensor& given) {
     const at::Tensor rounding = evidence::known_rounding(given);
-    if (!rounding.defined()) return full;
-    any = true;
+    if (!rounding.defined()) return at::Tensor();
+    const at::Tensor full = evidence::in_float32(given).detach();
     return may_be_low(dtype_of(given)) ? full.sub(rounding) : full.add(rounding);
-  };
-  const auto other = evidence::rerun(*context.op, context.arguments, unrounded);
-  if (!other || !any) return;
+  });
+  if (!other) return;
   for (const auto& [result, changed] : evidence::compared(results, *other)) {
     if (!result.requires_grad()) continue;
     const at::Tensor passed = evidence::in_float32(result.detach()).sub(changed);

@@ -42,10 +42,11 @@ void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& sha
   });
 }
 
-// Activations in 8 bits: rows of the numbers that a kernel reads, and their scales.
+// Activations as a kernel reads them: float32 numbers, rows x inputs, or numbers of 8 bits, rows x
+// filled inputs, with a scale for each row.
 struct Int8Rows {
-  at::Tensor numbers;  // rows x filled inputs
-  at::Tensor scales;   // rows
+  at::Tensor numbers;
+  at::Tensor scales;  // undefined of float32
 };
 
 Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
@@ -68,8 +69,8 @@ Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inpu
   return made;
 }
 
-const float* numbers_of(const at::Tensor& bias) {
-  return bias.defined() ? static_cast<const float*>(bias.const_data_ptr()) : nullptr;
+const float* numbers_of(const at::Tensor& floats) {
+  return floats.defined() ? static_cast<const float*>(floats.const_data_ptr()) : nullptr;
 }
 
 std::byte* row_of_result(const at::Tensor& result, std::int64_t row) {
@@ -77,45 +78,34 @@ std::byte* row_of_result(const at::Tensor& result, std::int64_t row) {
          row * result.stride(0) * static_cast<std::int64_t>(result.itemsize());
 }
 
+template <typename Number>
+void multiply_as(const Int8Rows& x, const Int8Weight& weight, const float* bias,
+                 const at::Tensor& result) {
+  const auto* numbers = static_cast<const Number*>(x.numbers.const_data_ptr());
+  const float* scales = numbers_of(x.scales);
+  const auto share = [&](std::int64_t row, std::int64_t rows, std::int64_t panel,
+                         std::int64_t last) {
+    kernels::int8_product(
+        kernels::Int8Task<Number>{.x = numbers + row * x.numbers.stride(0),
+                                  .x_row_stride = x.numbers.stride(0),
+                                  .rows = static_cast<std::size_t>(rows),
+                                  .weight = weight,
+                                  .bias = bias,
+                                  .to = number_dtype(result),
+                                  .out = row_of_result(result, row),
+                                  .out_row_stride = result.stride(0),
+                                  .first_panel = static_cast<std::size_t>(panel),
+                                  .last_panel = static_cast<std::size_t>(last),
+                                  .x_scales = scales == nullptr ? nullptr : scales + row});
+  };
+  for_each_task(weight, x.numbers.size(0), share);
+}
+
 // `result` has rows of outputs, whose numbers lie one after the other.
 void multiply(const Int8Rows& x, const Int8Weight& weight, const float* bias,
               const at::Tensor& result) {
-  const std::int64_t stride = x.numbers.stride(0);
-  const auto* numbers = static_cast<const std::int8_t*>(x.numbers.const_data_ptr());
-  const auto* scales = static_cast<const float*>(x.scales.const_data_ptr());
-  for_each_task(weight, x.numbers.size(0),
-                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
-                  kernels::int8_product({.x = numbers + row * stride,
-                                         .x_row_stride = static_cast<std::size_t>(stride),
-                                         .x_scales = scales + row,
-                                         .rows = static_cast<std::size_t>(rows),
-                                         .weight = weight,
-                                         .bias = bias,
-                                         .to = number_dtype(result),
-                                         .out = row_of_result(result, row),
-                                         .out_row_stride = result.stride(0),
-                                         .first_panel = static_cast<std::size_t>(panel),
-                                         .last_panel = static_cast<std::size_t>(last)});
-                });
-}
-
-// The same of float32 numbers, rows x inputs.
-void multiply(const at::Tensor& x, const Int8Weight& weight, const float* bias,
-              const at::Tensor& result) {
-  const auto* numbers = static_cast<const float*>(x.const_data_ptr());
-  for_each_task(weight, x.size(0),
-                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
-                  kernels::weight_int8_product({.x = numbers + row * x.stride(0),
-                                                .x_row_stride = x.stride(0),
-                                                .rows = static_cast<std::size_t>(rows),
-                                                .weight = weight,
-                                                .bias = bias,
-                                                .to = number_dtype(result),
-                                                .out = row_of_result(result, row),
-                                                .out_row_stride = result.stride(0),
-                                                .first_panel = static_cast<std::size_t>(panel),
-                                                .last_panel = static_cast<std::size_t>(last)});
-                });
+  const auto as = x.scales.defined() ? &multiply_as<std::int8_t> : &multiply_as<float>;
+  as(x, weight, bias, result);
 }
 
 at::Tensor widened(const at::Tensor& low) {
@@ -173,11 +163,9 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weight& weight, const at
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
   if (rows > 0 && outputs > 0) {
-    if (activations) {
-      multiply(quantized(input, rows, inputs), weight, numbers_of(added), made);
-    } else {
-      multiply(widened(input).view({rows, inputs}), weight, numbers_of(added), made);
-    }
+    const Int8Rows x = activations ? quantized(input, rows, inputs)
+                                   : Int8Rows{widened(input).view({rows, inputs}), {}};
+    multiply(x, weight, numbers_of(added), made);
   }
   return made.view(sizes);
 }
@@ -230,7 +218,8 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
           image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows}).contiguous();
       multiply(Int8Rows{x, scales}, part, bias_of_part, target);
     } else {
-      multiply(widened(view.reshape({rows, inputs}).contiguous()), part, bias_of_part, target);
+      multiply({widened(view.reshape({rows, inputs}).contiguous()), {}}, part, bias_of_part,
+               target);
     }
     if (!own) made.narrow(1, first, each).copy_(target.narrow(1, first - from, each));
   }

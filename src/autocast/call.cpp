@@ -112,12 +112,27 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
     return false;
   }
   const auto caller = cached ? std::optional(WeightCache::Caller::Dispatcher) : std::nullopt;
-  at::Tensor result = int8_result(
-      op, {tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller});
+  const Int8Operands operands{
+      tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller};
+  if (op == Int8Op::EmbeddingBag) {
+    auto results = int8_bags(operands);
+    if (!results) return false;
+    torch::jit::drop(stack_, form_.count);
+    std::apply([&](auto&... each) { torch::jit::push(stack_, std::move(each)...); }, *results);
+    return true;
+  }
+  at::Tensor result = int8_result(op, operands);
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));
   return true;
+}
+
+std::optional<BagResults> Call::int8_bags(const Int8Operands& operands) {
+  const bool pads = form_.count > 8 && !slot(8).isNone();
+  return int8_embedding_bag(
+      operands, {slot(2).toTensor(), slot(3).toBool(), slot(4).toInt(), slot(5).toBool(),
+                 slot(7).toBool(), pads ? std::optional(slot(8).toInt()) : std::nullopt});
 }
 
 at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
@@ -125,15 +140,19 @@ at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
     case Int8Op::Linear:
     case Int8Op::Matmul:
       return int8_product(int8_layout(op), operands);
-    case Int8Op::Mm:  // of matrices alone, as the next
-      return operands.input.dim() == 2 ? int8_product(int8_layout(op), operands) : at::Tensor();
+    case Int8Op::Mm:  // of matrices alone, as the others
+    case Int8Op::Bmm:
+      if (operands.input.dim() != operands.weight.dim()) return {};
+      return int8_product(int8_layout(op), operands);
     case Int8Op::Addmm:
-      if (operands.input.dim() != 2) return {};
+    case Int8Op::Baddbmm:
+      if (operands.input.dim() != operands.weight.dim()) return {};
       return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
     case Int8Op::Embedding:
       return int8_embedding(operands);
     case Int8Op::Convolution:
       break;
+    case Int8Op::EmbeddingBag:
     case Int8Op::None:
       return {};
   }
@@ -164,8 +183,9 @@ void Call::round_arguments(Int8Op op, const Decision& decision) {
                     ". The weights are rounded to 8 bits, and the products run in ",
                     scalar_type(decision.to));
   }
-  const std::int64_t outputs = int8_layout(op) == Layout::Int8Turned ? 1 : 0;
-  slot(weight) = rounded_by_torch(numbers, all_but(numbers, outputs)).to(numbers.scalar_type());
+  const bool turned = int8_layout(op) == Layout::Int8Turned;
+  const at::DimVector inputs = turned ? at::DimVector{-2} : all_but(numbers, 0);
+  slot(weight) = rounded_by_torch(numbers, inputs).to(numbers.scalar_type());
   if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
   const at::Tensor x = slot(input).toTensor();
   if (x.dim() == 0) return;

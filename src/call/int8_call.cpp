@@ -64,8 +64,8 @@ at::Tensor convolution_of(const at::Tensor& images, at::IntArrayRef weight_sizes
                           const at::Tensor& bias, const Int8Windows& windows,
                           const ProductForm& form) {
   RECORD_FUNCTION("habana_mp::int8_convolution", c10::ArrayRef<const c10::IValue>{});
-  return int8_windows(images, int8_memory(form.copy), weight_sizes, bias, windows, form.activations,
-                      form.result);
+  return int8_windows(images, int8_memory(form.copy).front(), weight_sizes, bias, windows,
+                      form.activations, form.result);
 }
 
 // What a node has saved. Before a guard: activation checkpointing recomputes the forward pass here.
@@ -93,7 +93,7 @@ struct Product : torch::autograd::Function<Product> {
     if (context->needs_input_grad(0)) {
       const at::Tensor numbers = dequantized(copy).to(gradient.scalar_type());
       const bool turned = context->saved_data["turned"].toBool();
-      of_input = at::matmul(gradient, turned ? numbers.t() : numbers);
+      of_input = at::matmul(gradient, turned ? numbers.mT() : numbers);
     }
     if (context->saved_data["bias"].toBool() && context->needs_input_grad(1)) {
       of_bias = gradient.reshape({-1, gradient.size(-1)}).sum(0, false, at::kFloat);
@@ -216,6 +216,12 @@ bool fits(const at::Tensor& images, const at::Tensor& weight, const Int8Windows&
   return true;
 }
 
+// Of the rows of a table, by whole numbers.
+bool are_numbered(const Int8Operands& call) {
+  const at::ScalarType dtype = call.input.scalar_type();
+  return (dtype == at::kLong || dtype == at::kInt) && call.weight.dim() == 2;
+}
+
 }  // namespace
 
 Int8Op int8_op(std::string_view overload) {
@@ -223,8 +229,11 @@ Int8Op int8_op(std::string_view overload) {
   if (overload == "addmm") return Int8Op::Addmm;
   if (overload == "mm") return Int8Op::Mm;
   if (overload == "matmul") return Int8Op::Matmul;
+  if (overload == "bmm") return Int8Op::Bmm;
+  if (overload == "baddbmm") return Int8Op::Baddbmm;
   if (overload == "embedding") return Int8Op::Embedding;
   const std::string_view base = overload.substr(0, overload.find('.'));
+  if (base == "embedding_bag") return Int8Op::EmbeddingBag;
   const bool convolves = base == "conv1d" || base == "conv2d" || base == "conv3d";
   return convolves && (base == overload || overload.ends_with(".padding")) ? Int8Op::Convolution
                                                                            : Int8Op::None;
@@ -232,7 +241,9 @@ Int8Op int8_op(std::string_view overload) {
 
 bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced) {
   if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
-  if (!may_be_int8(weight, int8_layout(op))) return false;
+  const Layout layout = int8_layout(op);
+  if (!may_be_int8(weight, layout)) return false;
+  if (layout == Layout::Int8Turned && (weight.dim() == 3) != is_batched(op)) return false;
   return traced || is_model_weight(weight);
 }
 
@@ -244,8 +255,11 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
                         const at::Scalar& alpha) {
   const auto& [input, weight, bias, to, activations, caller] = call;
   const bool turned = layout == Layout::Int8Turned;
-  if (!are_of(call) || weight.dim() != 2 || input.dim() == 0) return {};
-  const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
+  const bool batched = turned && weight.dim() == 3;
+  if (!are_of(call) || (!batched && weight.dim() != 2) || input.dim() == 0) return {};
+  if (batched && (input.dim() != 3 || input.size(0) != weight.size(0))) return {};
+  const std::int64_t outputs = weight.size(turned ? -1 : -2);
+  const std::int64_t inputs = weight.size(turned ? -2 : -1);
   at::DimVector sizes(input.sizes());
   if (std::exchange(sizes.back(), outputs) != inputs ||
       (bias.defined() && !at::is_expandable_to(bias.sizes(), sizes))) {
@@ -292,12 +306,38 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
 
 at::Tensor int8_embedding(const Int8Operands& call) {
   const auto& [indices, weight, bias, to, activations, caller] = call;
-  const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
-  if (!whole || weight.dim() != 2) return {};
+  if (!are_numbered(call)) return {};
   const at::Tensor rows = indices.to(at::kLong).contiguous();
   const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
   RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});
-  return int8_lookup(rows, int8_memory(copy), scalar_type(to));
+  return int8_lookup(rows, int8_memory(copy).front(), scalar_type(to));
+}
+
+std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int8Bags& bags) {
+  const auto& [indices, weight, factors, to, activations, caller] = call;
+  if (indices.dim() != 1 || !bags.offsets.defined() || !are_numbered(call)) return std::nullopt;
+  const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+  // What the bags have is looked up once, whatever the size of the table; the padding, too, as
+  // torch has other kernels where there is one.
+  at::Tensor wanted = indices.to(at::kLong);
+  if (bags.padding_index) {
+    const std::int64_t row = *bags.padding_index;
+    wanted =
+        at::cat({wanted, at::full({1}, row < 0 ? row + weight.size(0) : row, wanted.options())});
+  }
+  auto [rows, places, counts] = at::_unique2(wanted, /*sorted=*/true, /*return_inverse=*/true);
+  std::optional<std::int64_t> padding;
+  if (bags.padding_index) padding = places[-1].item<std::int64_t>();
+  places = places.narrow(0, 0, indices.size(0));
+  const at::Tensor looked_up = int8_embedding({rows, weight, {}, to, false, caller});
+  constexpr std::int64_t kMax = 2;
+  BagResults results = at::embedding_bag(
+      looked_up, places, bags.offsets, bags.scale_grad_by_freq, bags.mode, bags.sparse,
+      factors.defined() ? std::optional(low(factors, to, /*contiguous=*/false)) : std::nullopt,
+      bags.include_last_offset, padding);
+  at::Tensor& largest = std::get<3>(results);
+  if (bags.mode == kMax && rows.numel() > 0) largest = rows.take(largest);
+  return results;
 }
 
 at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims) {

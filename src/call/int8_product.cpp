@@ -152,20 +152,26 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
 
 }  // namespace
 
-at::Tensor int8_rows(const at::Tensor& input, const Int8Weight& weight, const at::Tensor& bias,
+at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
                      bool activations, at::ScalarType result) {
-  const auto inputs = static_cast<std::int64_t>(weight.inputs);
-  const auto outputs = static_cast<std::int64_t>(weight.outputs);
+  const auto inputs = static_cast<std::int64_t>(weights.front().inputs);
+  const auto outputs = static_cast<std::int64_t>(weights.front().outputs);
   at::DimVector sizes(input.sizes());
   sizes.back() = outputs;
   std::int64_t rows = 1;
   for (const std::int64_t size : input.sizes().slice(0, sizes.size() - 1)) rows *= size;
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
+  if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  if (rows > 0 && outputs > 0) {
-    const Int8Rows x = activations ? quantized(input, rows, inputs)
-                                   : Int8Rows{widened(input).view({rows, inputs}), {}};
-    multiply(x, weight, numbers_of(added), made);
+  const Int8Rows x = activations ? quantized(input, rows, inputs)
+                                 : Int8Rows{widened(input).view({rows, inputs}), {}};
+  const auto each = rows / static_cast<std::int64_t>(weights.size());
+  for (std::int64_t row = 0; const Int8Weight& weight : weights) {
+    const auto share = [&](const at::Tensor& all) {
+      return each == rows || !all.defined() ? all : all.narrow(0, row, each);
+    };
+    multiply({share(x.numbers), share(x.scales)}, weight, numbers_of(added), share(made));
+    row += each;
   }
   return made.view(sizes);
 }

@@ -140,15 +140,17 @@ class Int8Ways {
     const at::Tensor added = bias.value_or(at::Tensor());
     return int8_product(Layout::Int8, of(input, weight, added));
   }
-  at::Tensor operator()(at::_ops::addmm, const at::Tensor& bias, const at::Tensor& input,
+  template <typename AtenOp>
+    requires std::is_same_v<AtenOp, at::_ops::addmm> || std::is_same_v<AtenOp, at::_ops::baddbmm>
+  at::Tensor operator()(AtenOp, const at::Tensor& bias, const at::Tensor& input,
                         const at::Tensor& weight, const at::Scalar& beta,
                         const at::Scalar& alpha) const {
     return int8_product(Layout::Int8Turned, of(input, weight, bias), beta, alpha);
   }
-  at::Tensor operator()(at::_ops::mm, const at::Tensor& input, const at::Tensor& weight) const {
-    return int8_product(Layout::Int8Turned, of(input, weight, none_));
-  }
-  at::Tensor operator()(at::_ops::matmul, const at::Tensor& input, const at::Tensor& weight) const {
+  template <typename AtenOp>
+    requires std::is_same_v<AtenOp, at::_ops::mm> || std::is_same_v<AtenOp, at::_ops::matmul> ||
+             std::is_same_v<AtenOp, at::_ops::bmm>
+  at::Tensor operator()(AtenOp, const at::Tensor& input, const at::Tensor& weight) const {
     return int8_product(Layout::Int8Turned, of(input, weight, none_));
   }
   template <typename AtenOp>

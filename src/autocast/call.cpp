@@ -82,10 +82,11 @@ bool Call::is_of_traced_weight(const Decision& decision) const {
   return found;
 }
 
-void Call::cast_but_parameters(const Decision& decision) {
+void Call::cast_but_parameters(const Decision& decision, bool cached) {
   cast(decision, {.cached = false, .contiguous = form_.contiguous}, /*parameters=*/false);
   stack_.emplace_back(scalar_type(decision.to));
   stack_.emplace_back(std::string(is_int8(decision.cause) ? cause_name(decision.cause) : ""));
+  stack_.emplace_back(cached);
 }
 
 bool Call::is_of_traced_int8_weight(Int8Op op) const {
@@ -95,9 +96,10 @@ bool Call::is_of_traced_int8_weight(Int8Op op) const {
 
 bool Call::has_int8_weight(Int8Op op) const {
   if (op == Int8Op::None) return false;
-  const c10::IValue& weight = slot(places_of(op).weight);
-  return weight.isTensor() &&
-         habana_mp::has_int8_weight(op, weight.toTensor(), is_of_traced_int8_weight(op));
+  const c10::IValue &input = slot(places_of(op).input), &weight = slot(places_of(op).weight);
+  return input.isTensor() && weight.isTensor() &&
+         habana_mp::has_int8_weight(op, input.toTensor(), weight.toTensor(),
+                                    is_of_traced_int8_weight(op));
 }
 
 bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {

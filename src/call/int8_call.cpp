@@ -239,11 +239,12 @@ Int8Op int8_op(std::string_view overload) {
                                                                            : Int8Op::None;
 }
 
-bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced) {
+bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weight, bool traced) {
   if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
   const Layout layout = int8_layout(op);
   if (!may_be_int8(weight, layout)) return false;
   if (layout == Layout::Int8Turned && (weight.dim() == 3) != is_batched(op)) return false;
+  if (op == Int8Op::Convolution && TORCH_GUARD_OR_FALSE(input.sym_numel().sym_eq(0))) return false;
   return traced || is_model_weight(weight);
 }
 

@@ -65,8 +65,9 @@ constexpr Layout int8_layout(Int8Op op) {
 }
 
 // Whether the call has a weight that may be in 8 bits now: a parameter of the model that no graph
-// is recorded of. Other calls run as those of the lower list. `traced`: a compiler sees the weight.
-bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced = false);
+// is recorded of. Other calls run as those of the lower list, and so do convolutions of nothing.
+// `traced`: a compiler sees the weight.
+bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weight, bool traced);
 
 // Whether the kernels can compute with them: on the CPU, and nobody but torch itself looks on.
 // Other tensors are rounded, and torch multiplies them.

@@ -123,6 +123,27 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
   return part;
 }
 
+// The memory that the windows of a block take, unless a few rows take more.
+constexpr std::int64_t kBlockBytes = 4 << 20, kRowsOfBlock = 2 * kRowsOfTask;
+
+// Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
+// once. Their places are the first `dims` dimensions.
+template <typename Act>
+void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t most, const Act& act,
+                    std::int64_t row = 0) {
+  const std::int64_t count = windows.size(0);
+  std::int64_t each = 1;
+  for (const std::int64_t size : windows.sizes().slice(1, dims - 1)) each *= size;
+  if (dims > 1 && each > most) {
+    for (std::int64_t i = 0; i < count; ++i)
+      for_each_block(windows.select(0, i), dims - 1, most, act, row + i * each);
+    return;
+  }
+  const std::int64_t step = std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, each));
+  for (std::int64_t i = 0; i < count; i += step)
+    act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
+}
+
 // Images with their padding, as windows: count x places x (channels of a group x kernel), a view of
 // rows for each group.
 at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
@@ -201,9 +222,17 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   const at::Tensor made = at::empty({count * places, outputs}, at::TensorOptions(result));
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
   const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
-  const std::int64_t channels = weight_sizes[1], rows = count * places;
+  const std::int64_t channels = weight_sizes[1];
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
                  kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
+  const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
+  const std::int64_t row_bytes = activations ? filled : inputs * std::int64_t{sizeof(float)};
+  const std::int64_t most = std::max(kRowsOfBlock, kBlockBytes / row_bytes);
+  at::Tensor scales;  // of each row that of its image
+  if (activations) {
+    const at::Tensor of_images = image_rows.scales.unsqueeze(1);
+    scales = of_images.expand({count, places}).contiguous().view({count * places});
+  }
   for (std::int64_t group = 0; group < groups; ++group) {
     const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
     // Where outputs of the group begin inside of a panel, those before them are computed too.
@@ -211,23 +240,25 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
     const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
                                     static_cast<std::size_t>(first + each - from));
     const bool own = from == first;
-    const at::Tensor target =
-        own ? made.narrow(1, first, each)
-            : at::empty({rows, first + each - from}, at::TensorOptions(result));
     const float* bias_of_part = numbers_of(added);
     if (bias_of_part != nullptr) bias_of_part += from;
-    if (activations) {
-      const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
-      const at::Tensor x = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
-      x.narrow(1, 0, inputs).copy_(view.reshape({rows, inputs}));
-      const at::Tensor scales =
-          image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows}).contiguous();
-      multiply(Int8Rows{x, scales}, part, bias_of_part, target);
-    } else {
-      multiply({widened(view.reshape({rows, inputs}).contiguous()), {}}, part, bias_of_part,
-               target);
-    }
-    if (!own) made.narrow(1, first, each).copy_(target.narrow(1, first - from, each));
+    const auto multiply_block = [&](const at::Tensor& block, std::int64_t row) {
+      const std::int64_t rows = block.numel() / inputs;
+      const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
+      const at::Tensor out =
+          own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
+      Int8Rows x;
+      if (activations) {
+        x.numbers = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
+        x.numbers.narrow(1, 0, inputs).copy_(block.reshape({rows, inputs}));
+        x.scales = scales.narrow(0, row, rows);
+      } else {
+        x.numbers = widened(block.reshape({rows, inputs}).contiguous());
+      }
+      multiply(x, part, bias_of_part, out);
+      if (!own) target.copy_(out.narrow(1, first - from, each));
+    };
+    for_each_block(view, kernel.size() + 1, most, multiply_block);
   }
   const at::Tensor channels_first = made.view(sizes).movedim(-1, 1);
   return channels_first.contiguous(images.suggest_memory_format());

@@ -68,7 +68,7 @@ c10::OperatorHandle find(const std::string& base) {
 }
 
 using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                          at::ScalarType, std::string_view);
+                          at::ScalarType, std::string_view, bool);
 
 // A traced linear of a batch that it would copy, as at::linear computes it: a product, and then the
 // bias. So the compiler sees the copy and the addition, and makes each with what is beside it.
@@ -77,7 +77,7 @@ std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& w
                                        const std::optional<at::Tensor>& bias, at::ScalarType to) {
   if (!bias || !bias->defined() || !may_be_traced(input) || !copied_when_traced(input))
     return std::nullopt;
-  return whole.call(input.contiguous(), weight, std::nullopt, to, {}) + bias->to(to);
+  return whole.call(input.contiguous(), weight, std::nullopt, to, {}, /*cached=*/true) + bias->to(to);
 }
 
 constexpr auto kCaller = WeightCache::Caller::Dispatcher;
@@ -125,8 +125,8 @@ at::Tensor call_packed(AtenOp, const at::Tensor& input, const at::Tensor& weight
 // as the op refuses.
 class Int8Ways {
  public:
-  Int8Ways(std::string_view list, at::ScalarType to)
-      : activations_(list == action_name(Action::Int8)), to_(dtype_of_type(to)) {
+  Int8Ways(std::string_view list, at::ScalarType to, bool cached)
+      : activations_(list == action_name(Action::Int8)), cached_(cached), to_(dtype_of_type(to)) {
     TORCH_CHECK_VALUE(activations_ || list == action_name(Action::WeightInt8),
                       "int8 must be '', 'weight_int8' or 'int8', not '", list, "'");
   }
@@ -169,10 +169,11 @@ class Int8Ways {
 
  private:
   Int8Operands of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) const {
-    return {input, weight, bias, to_, activations_, kCaller};
+    const auto caller = cached_ ? std::optional(kCaller) : std::nullopt;
+    return {input, weight, bias, to_, activations_, caller};
   }
 
-  bool activations_;
+  bool activations_, cached_;
   DType to_;
   at::Tensor none_;
 };
@@ -183,12 +184,12 @@ struct WeightOp;
 template <typename AtenOp, typename... Args>
 struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The product itself: of weights that the cache holds, or as a tracer sees it.
-  static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8) {
+  static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8, bool cached) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
     if (!int8.empty()) {
       const bool computed =
           !any_tensor([](const at::Tensor& each) { return !is_ordinary(each); }, args...);
-      at::Tensor result = computed ? Int8Ways(int8, to)(AtenOp(), args...) : at::Tensor();
+      at::Tensor result = computed ? Int8Ways(int8, to, cached)(AtenOp(), args...) : at::Tensor();
       if (result.defined()) return result;
     }
     at::Tensor packed = call_packed(AtenOp(), args..., to);
@@ -198,14 +199,15 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The same where autograd looks on. A graph keeps the op whole only where nobody will
   // differentiate it, and where its weights are the model's: the cache does not take copies of
   // them, and a program that was compiled ahead of time runs where nobody imports this package.
-  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8) {
+  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8,
+                                          bool cached) {
     const bool differentiable = any_tensor(
         [](const at::Tensor& tensor) {
           return records_graph(tensor) || tensor._fw_grad(/*level=*/0).defined();
         },
         args...);
     if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::owns_weights()))
-      return compute(args..., to, int8);
+      return compute(args..., to, int8, cached);
     if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
       if (!int8.empty()) {
         // A bias is added before the result is rounded: no addition of its own.
@@ -214,11 +216,11 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     }
     // With views as autograd knows them: by them matmul asks whether the weight requires grad.
     const at::AutoDispatchBelowAutograd below;
-    return handle().call(args..., to, int8);
+    return handle().call(args..., to, int8, cached);
   }
 
   static auto handle() {
-    using Signature = at::Tensor(Args..., at::ScalarType, std::string_view);
+    using Signature = at::Tensor(Args..., at::ScalarType, std::string_view, bool);
     static const auto found = find(base_name(AtenOp::name)).template typed<Signature>();
     return found;
   }
@@ -229,7 +231,7 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     text = base_name(AtenOp::name) + text.substr(text.find('('));
     const bool keywords = text.find("*, ") != std::string::npos;
     text.insert(text.rfind(") ->"),
-                std::string(keywords ? "" : ", *") + ", ScalarType weight_dtype, str int8=\"\"");
+                std::string(keywords ? "" : ", *") + ", ScalarType weight_dtype, str int8=\"\", bool cached=True");
     return text;
   }
 

@@ -172,31 +172,17 @@ at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
 // torch's own op computes with them.
 void Call::round_arguments(Int8Op op, const Decision& decision) {
   const auto [input, weight, bias] = places_of(op);
-  const auto all_but = [](const at::Tensor& tensor, std::int64_t kept) {
-    at::DimVector dims;
-    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-      if (i != kept) dims.push_back(i);
-    }
-    return dims;
-  };
   const at::Tensor numbers = slot(weight).toTensor();
   if (!numbers.is_meta() && !numbers.is_cpu()) {
     TORCH_WARN_ONCE("habana_mp: there are no products in 8 bits on ", numbers.device(),
                     ". The weights are rounded to 8 bits, and the products run in ",
                     scalar_type(decision.to));
   }
-  const bool turned = int8_layout(op) == Layout::Int8Turned;
-  const at::DimVector inputs = turned ? at::DimVector{-2} : all_but(numbers, 0);
-  slot(weight) = rounded_by_torch(numbers, inputs).to(numbers.scalar_type());
+  slot(weight) = rounded_weight(op, numbers).to(numbers.scalar_type());
   if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
   const at::Tensor x = slot(input).toTensor();
-  if (x.dim() == 0) return;
-  const at::Tensor low = x.to(scalar_type(decision.to)), known = low.detach();
-  const bool images = op == Int8Op::Convolution, batched = x.dim() == numbers.dim();
-  const at::Tensor rounded =
-      rounded_by_torch(known, images ? all_but(x, batched ? 0 : -1) : at::DimVector{-1});
-  // A gradient, or a tangent, goes by the rounding as it does in the kernels.
-  slot(input) = (rounded + (low - known)).to(x.scalar_type());
+  slot(input) =
+      rounded_activations(op, x.to(scalar_type(decision.to)), numbers.dim()).to(x.scalar_type());
 }
 
 void Call::cast(const Decision& decision, How how, bool parameters) {

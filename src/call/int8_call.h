@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -82,6 +83,10 @@ struct Int8Operands {
   std::optional<WeightCache::Caller> caller;  // none: without the cache
 };
 
+// The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
+at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
+                     std::optional<WeightCache::Caller> caller);
+
 struct Int8Convolution {
   at::IntArrayRef stride, padding, dilation;
   std::int64_t groups;
@@ -94,6 +99,13 @@ struct Int8Convolution {
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta = 1,
                         const at::Scalar& alpha = 1);
 at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers);
+// The same in a compiler's trace that records a graph: `op`, which is all of the call, gets a node
+// that differentiates as the result above does.
+using WholeOp = std::function<at::Tensor()>;
+at::Tensor traced_int8_product(Layout layout, const Int8Operands& call, const WholeOp& op,
+                               const at::Scalar& beta, const at::Scalar& alpha);
+at::Tensor traced_int8_convolution(const Int8Operands& call, const Int8Convolution& numbers,
+                                   const WholeOp& op);
 at::Tensor int8_embedding(const Int8Operands& call);
 
 // What embedding_bag has beside its operands, whose bias is the weights of the samples.
@@ -108,8 +120,11 @@ struct Int8Bags {
 using BagResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int8Bags& bags);
 
-// What a tensor has after it was rounded to 8 bits, by ops of torch: in float32, with one scale for
-// all numbers that lie along `dims`. For traces and for devices without kernels.
-at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims);
+// What a weight has after it was rounded to 8 bits, by ops of torch: in float32. For traces and for
+// devices without kernels.
+at::Tensor rounded_weight(Int8Op op, const at::Tensor& weight);
+// The same of activations in the low dtype. A gradient, or a tangent, goes by the rounding as it
+// does in the kernels.
+at::Tensor rounded_activations(Int8Op op, const at::Tensor& low, std::int64_t weight_dims);
 
 }  // namespace habana_mp

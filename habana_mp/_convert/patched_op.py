@@ -45,7 +45,7 @@ INT8 = tuple(_core.ACTIONS.index(action) for action in _core.OPTIONAL_LISTS)
 
 _LOW = tuple(_core.DTYPES.index(name) for name in ("bfloat16", "float16"))
 _caches_size, _may_be_recast = constant(_core.caches_size), constant(_core.may_be_recast)
-_in_region = constant(_core.in_region)
+_in_region, _in_region_of_int8 = constant(_core.in_region), constant(_core.in_region_of_int8)
 _decide, _role_of, _refusal = constant(_core.decide), constant(_core.role_of), constant(_core.refusal)
 
 
@@ -89,6 +89,8 @@ class PatchedOp:
             raise RuntimeError(_refusal(self.listed_name, rule.text))
         form = self.form
         action = rule.action
+        if _in_region_of_int8(self.listed_name):  # that rounds the weight of the model, and no copy
+            return self.original(*args, **kwargs)
         if action in INT8:
             if _in_region():
                 action = LOWER

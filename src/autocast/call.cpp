@@ -82,10 +82,11 @@ bool Call::is_of_traced_weight(const Decision& decision) const {
   return found;
 }
 
-void Call::cast_but_parameters(const Decision& decision) {
+void Call::cast_but_parameters(const Decision& decision, bool cached) {
   cast(decision, {.cached = false, .contiguous = form_.contiguous}, /*parameters=*/false);
   stack_.emplace_back(scalar_type(decision.to));
   stack_.emplace_back(std::string(is_int8(decision.cause) ? cause_name(decision.cause) : ""));
+  stack_.emplace_back(cached);
 }
 
 bool Call::is_of_traced_int8_weight(Int8Op op) const {
@@ -95,9 +96,10 @@ bool Call::is_of_traced_int8_weight(Int8Op op) const {
 
 bool Call::has_int8_weight(Int8Op op) const {
   if (op == Int8Op::None) return false;
-  const c10::IValue& weight = slot(places_of(op).weight);
-  return weight.isTensor() &&
-         habana_mp::has_int8_weight(op, weight.toTensor(), is_of_traced_int8_weight(op));
+  const c10::IValue &input = slot(places_of(op).input), &weight = slot(places_of(op).weight);
+  return input.isTensor() && weight.isTensor() &&
+         habana_mp::has_int8_weight(op, input.toTensor(), weight.toTensor(),
+                                    is_of_traced_int8_weight(op));
 }
 
 bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
@@ -112,12 +114,27 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
     return false;
   }
   const auto caller = cached ? std::optional(WeightCache::Caller::Dispatcher) : std::nullopt;
-  at::Tensor result = int8_result(
-      op, {tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller});
+  const Int8Operands operands{
+      tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller};
+  if (op == Int8Op::EmbeddingBag) {
+    auto results = int8_bags(operands);
+    if (!results) return false;
+    torch::jit::drop(stack_, form_.count);
+    std::apply([&](auto&... each) { torch::jit::push(stack_, std::move(each)...); }, *results);
+    return true;
+  }
+  at::Tensor result = int8_result(op, operands);
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));
   return true;
+}
+
+std::optional<BagResults> Call::int8_bags(const Int8Operands& operands) {
+  const bool pads = form_.count > 8 && !slot(8).isNone();
+  return int8_embedding_bag(
+      operands, {slot(2).toTensor(), slot(3).toBool(), slot(4).toInt(), slot(5).toBool(),
+                 slot(7).toBool(), pads ? std::optional(slot(8).toInt()) : std::nullopt});
 }
 
 at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
@@ -125,15 +142,19 @@ at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
     case Int8Op::Linear:
     case Int8Op::Matmul:
       return int8_product(int8_layout(op), operands);
-    case Int8Op::Mm:  // of matrices alone, as the next
-      return operands.input.dim() == 2 ? int8_product(int8_layout(op), operands) : at::Tensor();
+    case Int8Op::Mm:  // of matrices alone, as the others
+    case Int8Op::Bmm:
+      if (operands.input.dim() != operands.weight.dim()) return {};
+      return int8_product(int8_layout(op), operands);
     case Int8Op::Addmm:
-      if (operands.input.dim() != 2) return {};
+    case Int8Op::Baddbmm:
+      if (operands.input.dim() != operands.weight.dim()) return {};
       return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
     case Int8Op::Embedding:
       return int8_embedding(operands);
     case Int8Op::Convolution:
       break;
+    case Int8Op::EmbeddingBag:
     case Int8Op::None:
       return {};
   }
@@ -151,30 +172,17 @@ at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
 // torch's own op computes with them.
 void Call::round_arguments(Int8Op op, const Decision& decision) {
   const auto [input, weight, bias] = places_of(op);
-  const auto all_but = [](const at::Tensor& tensor, std::int64_t kept) {
-    at::DimVector dims;
-    for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-      if (i != kept) dims.push_back(i);
-    }
-    return dims;
-  };
   const at::Tensor numbers = slot(weight).toTensor();
   if (!numbers.is_meta() && !numbers.is_cpu()) {
     TORCH_WARN_ONCE("habana_mp: there are no products in 8 bits on ", numbers.device(),
                     ". The weights are rounded to 8 bits, and the products run in ",
                     scalar_type(decision.to));
   }
-  const std::int64_t outputs = int8_layout(op) == Layout::Int8Turned ? 1 : 0;
-  slot(weight) = rounded_by_torch(numbers, all_but(numbers, outputs)).to(numbers.scalar_type());
+  slot(weight) = rounded_weight(op, numbers).to(numbers.scalar_type());
   if (decision.cause != Cause::Int8 || !slot(input).isTensor()) return;
   const at::Tensor x = slot(input).toTensor();
-  if (x.dim() == 0) return;
-  const at::Tensor low = x.to(scalar_type(decision.to)), known = low.detach();
-  const bool images = op == Int8Op::Convolution, batched = x.dim() == numbers.dim();
-  const at::Tensor rounded =
-      rounded_by_torch(known, images ? all_but(x, batched ? 0 : -1) : at::DimVector{-1});
-  // A gradient, or a tangent, goes by the rounding as it does in the kernels.
-  slot(input) = (rounded + (low - known)).to(x.scalar_type());
+  slot(input) =
+      rounded_activations(op, x.to(scalar_type(decision.to)), numbers.dim()).to(x.scalar_type());
 }
 
 void Call::cast(const Decision& decision, How how, bool parameters) {

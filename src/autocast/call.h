@@ -112,9 +112,9 @@ class Call {
   bool is_of_traced_weight(const Decision& decision) const;
   // The same of a weight that is to be in 8 bits.
   bool is_of_traced_int8_weight(Int8Op op) const;
-  // Puts the arguments of such an op into the stack: casts of what is no parameter, the dtype, and
-  // whether weights are in 8 bits.
-  void cast_but_parameters(const Decision& decision);
+  // Puts the arguments of such an op into the stack: casts of what is no parameter, the dtype,
+  // whether weights are in 8 bits, and whether the cache keeps them.
+  void cast_but_parameters(const Decision& decision, bool cached);
 
   // Whether the op has a weight that is in 8 bits where its rule wants that; and has it computed
   // with it, in place of cast() and the op. What it cannot compute gets arguments that were rounded
@@ -132,6 +132,7 @@ class Call {
 
  private:
   at::Tensor int8_result(Int8Op op, const Int8Operands& operands);
+  std::optional<BagResults> int8_bags(const Int8Operands& operands);
   void round_arguments(Int8Op op, const Decision& decision);
   at::Tensor packed_product_of(Layout layout, const PackedOperands& operands);
   at::Tensor packed_convolution_of(const PackedOperands& operands);

@@ -146,6 +146,7 @@ void bind_autocast(py::module_& module) {
   module.def("current_autocast", &autocast::current);
   module.def("compound_region", &autocast::compound_region);
   module.def("in_region", &autocast::in_region);
+  module.def("in_region_of_int8", &autocast::in_region_of_int8);
   module.def(
       "autocast_policy",
       [](const std::string& type) {

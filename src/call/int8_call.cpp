@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <limits>
@@ -12,6 +11,7 @@
 #include "base/clock.h"
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
+#include "call/int8_gradients.h"
 #include "call/int8_product.h"
 #include "cast/dtypes.h"
 #include "cast/node.h"
@@ -24,30 +24,8 @@
 namespace habana_mp {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
-at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller) {
-  listen::Observer* observer = listen::observer_of_call();
-  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
-  bool was_cached = false;
-  at::Tensor copy;
-  if (caller && WeightCache::accepts(weight, DType::Int8))
-    copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
-  if (!copy.defined()) copy = rounded_to_int8(weight, layout);
-  if (observer != nullptr) {
-    observer->casts(
-        weight, copy,
-        {dtype_of(weight), DType::Int8, was_cached, copy.nbytes(), start, now_ns() - start});
-  }
-  return copy;
-}
-
 // What a call computes with, beside what autograd sees of it.
 struct ProductForm {
-  Layout layout;
   at::ScalarType result;  // the low dtype, or float32
   bool activations;
   at::Tensor copy;  // of the weight
@@ -64,43 +42,9 @@ at::Tensor convolution_of(const at::Tensor& images, at::IntArrayRef weight_sizes
                           const at::Tensor& bias, const Int8Windows& windows,
                           const ProductForm& form) {
   RECORD_FUNCTION("habana_mp::int8_convolution", c10::ArrayRef<const c10::IValue>{});
-  return int8_windows(images, int8_memory(form.copy), weight_sizes, bias, windows, form.activations,
-                      form.result);
+  return int8_windows(images, int8_memory(form.copy).front(), weight_sizes, bias, windows,
+                      form.activations, form.result);
 }
-
-// What a node has saved. Before a guard: activation checkpointing recomputes the forward pass here.
-variable_list saved_in(const AutogradContext* context) { return context->get_saved_variables(); }
-
-using OptionalTensor = std::optional<at::Tensor>;  // no argument of autograd's where it is none
-
-// The gradient of the input is by the copy that the product had, whatever becomes of the weight:
-// nobody writes to one.
-struct Product : torch::autograd::Function<Product> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const OptionalTensor& bias, const ProductForm& form) {
-    context->save_for_backward({form.copy});
-    context->saved_data["turned"] = form.layout == Layout::Int8Turned;
-    context->saved_data["bias"] = bias.has_value();
-    const at::AutoDispatchBelowAutograd below;
-    return product_of(input, bias.value_or(at::Tensor()), form);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const at::Tensor copy = saved_in(context)[0];
-    const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    at::Tensor gradient = gradients[0], of_input, of_bias;
-    if (!gradient.defined()) return {of_input, of_bias, {}};
-    if (context->needs_input_grad(0)) {
-      const at::Tensor numbers = dequantized(copy).to(gradient.scalar_type());
-      const bool turned = context->saved_data["turned"].toBool();
-      of_input = at::matmul(gradient, turned ? numbers.t() : numbers);
-    }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(1)) {
-      of_bias = gradient.reshape({-1, gradient.size(-1)}).sum(0, false, at::kFloat);
-    }
-    return {of_input, of_bias, {}};
-  }
-};
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.layout() == at::kStrided && is_ordinary(tensor);
@@ -118,63 +62,6 @@ at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
 
 // A bias is added in float32, from the numbers that it has.
 at::Tensor wide(const at::Tensor& bias) { return bias.defined() ? bias.to(at::kFloat) : bias; }
-
-OptionalTensor some(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
-
-struct Convolved : torch::autograd::Function<Convolved> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const OptionalTensor& bias, at::IntArrayRef weight_sizes,
-                            const Int8Windows& windows, const ProductForm& form) {
-    context->save_for_backward({input, form.copy});
-    const auto save = [&](const char* name, at::IntArrayRef numbers) {
-      context->saved_data[name] = c10::IValue(numbers);
-    };
-    save("stride", windows.stride);
-    save("before", windows.before);
-    save("after", windows.after);
-    save("dilation", windows.dilation);
-    context->saved_data["groups"] = windows.groups;
-    context->saved_data["bias"] = bias.has_value();
-    const at::AutoDispatchBelowAutograd below;
-    return convolution_of(input, weight_sizes, bias.value_or(at::Tensor()), windows, form);
-  }
-
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = saved_in(context);
-    const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-    const auto numbers = [&](const char* name) { return context->saved_data[name].toDimVector(); };
-    at::Tensor gradient = gradients[0], of_input, of_bias;
-    if (!gradient.defined()) return {of_input, of_bias, {}, {}, {}};
-    const at::DimVector before = numbers("before"), after = numbers("after");
-    if (context->needs_input_grad(0)) {
-      // By torch, of an input that is padded as the windows had it.
-      at::DimVector pads;
-      for (std::size_t i = before.size(); i-- > 0;) {
-        pads.push_back(before[i]);
-        pads.push_back(after[i]);
-      }
-      const at::Tensor padded = at::constant_pad_nd(saved[0], pads, 0);
-      const at::DimVector none(before.size(), 0);
-      const at::Tensor of_padded = std::get<0>(at::convolution_backward(
-          gradient, padded, dequantized(saved[1]).to(gradient.scalar_type()), std::nullopt,
-          numbers("stride"), none, numbers("dilation"), false, none,
-          context->saved_data["groups"].toInt(), {true, false, false}));
-      of_input = of_padded;
-      for (std::size_t i = 0; i < before.size(); ++i) {
-        const auto dim = static_cast<std::int64_t>(i) + 2;
-        of_input = of_input.narrow(dim, before[i], saved[0].size(dim));
-      }
-    }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(1)) {
-      at::DimVector others{0};
-      for (std::int64_t i = 2; i < gradient.dim(); ++i) others.push_back(i);
-      of_bias = gradient.sum(others, false, at::kFloat);
-    }
-    return {of_input, of_bias, {}, {}, {}};
-  }
-};
 
 // One number for each dimension; none where there are others, or such as torch refuses.
 std::optional<at::DimVector> numbers_for(at::IntArrayRef given, std::size_t dims,
@@ -216,23 +103,79 @@ bool fits(const at::Tensor& images, const at::Tensor& weight, const Int8Windows&
   return true;
 }
 
+// Whether the result is the product and a bias for each output, without factors.
+bool is_plain_sum(const Int8Operands& call, std::int64_t outputs, const at::Scalar& beta,
+                  const at::Scalar& alpha) {
+  return beta.equal(1) && alpha.equal(1) &&
+         (!call.bias.defined() || (call.bias.dim() == 1 && call.bias.sym_size(0) == outputs));
+}
+
+// Of the rows of a table, by whole numbers.
+bool are_numbered(const Int8Operands& call) {
+  const at::ScalarType dtype = call.input.scalar_type();
+  return (dtype == at::kLong || dtype == at::kInt) && call.weight.dim() == 2;
+}
+
+at::DimVector all_dims_but(const at::Tensor& tensor, std::int64_t kept) {
+  at::DimVector dims;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    if (i != kept) dims.push_back(i);
+  }
+  return dims;
+}
+
+// With one scale for all numbers that lie along `dims`.
+at::Tensor rounded_along(const at::Tensor& tensor, at::IntArrayRef dims) {
+  const at::Tensor numbers = tensor.to(at::kFloat);
+  if (TORCH_GUARD_OR_FALSE(numbers.sym_numel().sym_eq(0))) return numbers;
+  at::Tensor scale = numbers.abs().amax(dims, /*keepdim=*/true) / 127.0;
+  // As the kernels: what is not finite makes all of it NaN, and what is tiny is zero.
+  scale = at::where(scale.isfinite(), scale, std::numeric_limits<float>::quiet_NaN());
+  const at::Tensor tiny = scale < static_cast<double>(std::numeric_limits<float>::min());
+  const at::Tensor rounded = (numbers / scale).round().clamp(-127, 127) * scale;
+  return at::where(tiny, 0.0, rounded).to(at::kFloat);
+}
+
 }  // namespace
+
+at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
+                     std::optional<WeightCache::Caller> caller) {
+  listen::Observer* observer = listen::observer_of_call();
+  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
+  bool was_cached = false;
+  at::Tensor copy;
+  if (caller && WeightCache::accepts(weight, DType::Int8))
+    copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
+  if (!copy.defined()) copy = rounded_to_int8(weight, layout);
+  if (observer != nullptr) {
+    observer->casts(
+        weight, copy,
+        {dtype_of(weight), DType::Int8, was_cached, copy.nbytes(), start, now_ns() - start});
+  }
+  return copy;
+}
 
 Int8Op int8_op(std::string_view overload) {
   if (overload == "linear") return Int8Op::Linear;
   if (overload == "addmm") return Int8Op::Addmm;
   if (overload == "mm") return Int8Op::Mm;
   if (overload == "matmul") return Int8Op::Matmul;
+  if (overload == "bmm") return Int8Op::Bmm;
+  if (overload == "baddbmm") return Int8Op::Baddbmm;
   if (overload == "embedding") return Int8Op::Embedding;
   const std::string_view base = overload.substr(0, overload.find('.'));
+  if (base == "embedding_bag") return Int8Op::EmbeddingBag;
   const bool convolves = base == "conv1d" || base == "conv2d" || base == "conv3d";
   return convolves && (base == overload || overload.ends_with(".padding")) ? Int8Op::Convolution
                                                                            : Int8Op::None;
 }
 
-bool has_int8_weight(Int8Op op, const at::Tensor& weight, bool traced) {
+bool has_int8_weight(Int8Op op, const at::Tensor& input, const at::Tensor& weight, bool traced) {
   if (op == Int8Op::None || !weight.defined() || records_graph(weight)) return false;
-  if (!may_be_int8(weight, int8_layout(op))) return false;
+  const Layout layout = int8_layout(op);
+  if (!may_be_int8(weight, layout)) return false;
+  if (layout == Layout::Int8Turned && (weight.dim() == 3) != is_batched(op)) return false;
+  if (op == Int8Op::Convolution && TORCH_GUARD_OR_FALSE(input.sym_numel().sym_eq(0))) return false;
   return traced || is_model_weight(weight);
 }
 
@@ -244,22 +187,26 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
                         const at::Scalar& alpha) {
   const auto& [input, weight, bias, to, activations, caller] = call;
   const bool turned = layout == Layout::Int8Turned;
-  if (!are_of(call) || weight.dim() != 2 || input.dim() == 0) return {};
-  const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
+  const bool batched = turned && weight.dim() == 3;
+  if (!are_of(call) || (!batched && weight.dim() != 2) || input.dim() == 0) return {};
+  if (batched && (input.dim() != 3 || input.size(0) != weight.size(0))) return {};
+  const std::int64_t outputs = weight.size(turned ? -1 : -2);
+  const std::int64_t inputs = weight.size(turned ? -2 : -1);
   at::DimVector sizes(input.sizes());
   if (std::exchange(sizes.back(), outputs) != inputs ||
       (bias.defined() && !at::is_expandable_to(bias.sizes(), sizes))) {
     return {};
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  const bool plain = beta.equal(1) && alpha.equal(1) &&
-                     (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
+  const bool plain = is_plain_sum(call, outputs, beta, alpha);
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
-  const ProductForm form{layout, result_type, activations, int8_copy(weight, layout, caller)};
+  const ProductForm form{result_type, activations, int8_copy(weight, layout, caller)};
   const at::Tensor x = low(input, to, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
+  const auto compute = [&] { return product_of(x, added, form); };
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
-  at::Tensor result = recorded ? Product::apply(x, some(added), form) : product_of(x, added, form);
+  at::Tensor result =
+      recorded ? recorded_product(x, added, {form.copy, layout, compute}) : compute();
   if (plain) return result;
   if (!alpha.equal(1)) result = result * alpha;
   if (bias.defined() && !beta.equal(0)) result = result + wide(bias) * beta;
@@ -278,37 +225,82 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
     return {};
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  const ProductForm form{Layout::Int8, scalar_type(to), activations,
-                         int8_copy(weight, Layout::Int8, caller)};
+  const ProductForm form{scalar_type(to), activations, int8_copy(weight, Layout::Int8, caller)};
   const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
-  at::Tensor result;
-  if (records_graph(x) || (added.defined() && records_graph(added))) {
-    result = Convolved::apply(x, some(added), weight.sizes(), *windows, form);
-  } else {
-    result = convolution_of(x, weight.sizes(), added, *windows, form);
-  }
+  const auto compute = [&] { return convolution_of(x, weight.sizes(), added, *windows, form); };
+  const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
+  const at::Tensor result =
+      recorded ? recorded_convolution(x, added, *windows, {form.copy, Layout::Int8, compute})
+               : compute();
   return batched ? result : result.squeeze(0);
+}
+
+at::Tensor traced_int8_product(Layout layout, const Int8Operands& call, const WholeOp& op,
+                               const at::Scalar& beta, const at::Scalar& alpha) {
+  const bool turned = layout == Layout::Int8Turned;
+  const Int8Forward forward{call.weight, layout, op, call.caller.has_value()};
+  if (is_plain_sum(call, call.weight.size(turned ? -1 : -2), beta, alpha))
+    return recorded_product(call.input, call.bias, forward);
+  return recorded_product(call.input, call.bias, forward,
+                          Int8Factors{alpha.toDouble(), beta.toDouble()});
+}
+
+at::Tensor traced_int8_convolution(const Int8Operands& call, const Int8Convolution& numbers,
+                                   const WholeOp& op) {
+  const auto windows = windows_of(call.weight, numbers);
+  if (!windows) return {};
+  return recorded_convolution(call.input, call.bias, *windows,
+                              {call.weight, Layout::Int8, op, call.caller.has_value()});
 }
 
 at::Tensor int8_embedding(const Int8Operands& call) {
   const auto& [indices, weight, bias, to, activations, caller] = call;
-  const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
-  if (!whole || weight.dim() != 2) return {};
+  if (!are_numbered(call)) return {};
   const at::Tensor rows = indices.to(at::kLong).contiguous();
   const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
   RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});
-  return int8_lookup(rows, int8_memory(copy), scalar_type(to));
+  return int8_lookup(rows, int8_memory(copy).front(), scalar_type(to));
 }
 
-at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims) {
-  const at::Tensor numbers = tensor.to(at::kFloat);
-  if (TORCH_GUARD_OR_FALSE(numbers.sym_numel().sym_eq(0))) return numbers;
-  at::Tensor scale = numbers.abs().amax(dims, /*keepdim=*/true) / 127.0;
-  // As the kernels: what is not finite makes all of it NaN, and what is tiny is zero.
-  scale = at::where(scale.isfinite(), scale, std::numeric_limits<float>::quiet_NaN());
-  const at::Tensor tiny = scale < static_cast<double>(std::numeric_limits<float>::min());
-  const at::Tensor rounded = (numbers / scale).round().clamp(-127, 127) * scale;
-  return at::where(tiny, 0.0, rounded).to(at::kFloat);
+std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int8Bags& bags) {
+  const auto& [indices, weight, factors, to, activations, caller] = call;
+  if (indices.dim() != 1 || !bags.offsets.defined() || !are_numbered(call)) return std::nullopt;
+  const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
+  // What the bags have is looked up once, whatever the size of the table; the padding, too, as
+  // torch has other kernels where there is one.
+  at::Tensor wanted = indices.to(at::kLong);
+  if (bags.padding_index) {
+    const std::int64_t row = *bags.padding_index;
+    wanted =
+        at::cat({wanted, at::full({1}, row < 0 ? row + weight.size(0) : row, wanted.options())});
+  }
+  auto [rows, places, counts] = at::_unique2(wanted, /*sorted=*/true, /*return_inverse=*/true);
+  std::optional<std::int64_t> padding;
+  if (bags.padding_index) padding = places[-1].item<std::int64_t>();
+  places = places.narrow(0, 0, indices.size(0));
+  const at::Tensor looked_up = int8_embedding({rows, weight, {}, to, false, caller});
+  constexpr std::int64_t kMax = 2;
+  BagResults results = at::embedding_bag(
+      looked_up, places, bags.offsets, bags.scale_grad_by_freq, bags.mode, bags.sparse,
+      factors.defined() ? std::optional(low(factors, to, /*contiguous=*/false)) : std::nullopt,
+      bags.include_last_offset, padding);
+  at::Tensor& largest = std::get<3>(results);
+  if (bags.mode == kMax && rows.numel() > 0) largest = rows.take(largest);
+  return results;
+}
+
+at::Tensor rounded_weight(Int8Op op, const at::Tensor& weight) {
+  const bool turned = int8_layout(op) == Layout::Int8Turned;
+  return rounded_along(weight, turned ? at::DimVector{-2} : all_dims_but(weight, 0));
+}
+
+at::Tensor rounded_activations(Int8Op op, const at::Tensor& low, std::int64_t weight_dims) {
+  if (low.dim() == 0) return low;
+  const at::Tensor known = low.detach();
+  const std::int64_t image = low.dim() == weight_dims ? 0 : -1;
+  const bool images = op == Int8Op::Convolution;
+  return rounded_along(known, images ? all_dims_but(low, image) : at::DimVector{-1}) +
+         (low - known);
 }
 
 }  // namespace habana_mp

@@ -42,10 +42,11 @@ void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& sha
   });
 }
 
-// Activations in 8 bits: rows of the numbers that a kernel reads, and their scales.
+// Activations as a kernel reads them: float32 numbers, rows x inputs, or numbers of 8 bits, rows x
+// filled inputs, with a scale for each row.
 struct Int8Rows {
-  at::Tensor numbers;  // rows x filled inputs
-  at::Tensor scales;   // rows
+  at::Tensor numbers;
+  at::Tensor scales;  // undefined of float32
 };
 
 Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
@@ -68,8 +69,8 @@ Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inpu
   return made;
 }
 
-const float* numbers_of(const at::Tensor& bias) {
-  return bias.defined() ? static_cast<const float*>(bias.const_data_ptr()) : nullptr;
+const float* numbers_of(const at::Tensor& floats) {
+  return floats.defined() ? static_cast<const float*>(floats.const_data_ptr()) : nullptr;
 }
 
 std::byte* row_of_result(const at::Tensor& result, std::int64_t row) {
@@ -77,45 +78,34 @@ std::byte* row_of_result(const at::Tensor& result, std::int64_t row) {
          row * result.stride(0) * static_cast<std::int64_t>(result.itemsize());
 }
 
+template <typename Number>
+void multiply_as(const Int8Rows& x, const Int8Weight& weight, const float* bias,
+                 const at::Tensor& result) {
+  const auto* numbers = static_cast<const Number*>(x.numbers.const_data_ptr());
+  const float* scales = numbers_of(x.scales);
+  const auto share = [&](std::int64_t row, std::int64_t rows, std::int64_t panel,
+                         std::int64_t last) {
+    kernels::int8_product(
+        kernels::Int8Task<Number>{.x = numbers + row * x.numbers.stride(0),
+                                  .x_row_stride = x.numbers.stride(0),
+                                  .rows = static_cast<std::size_t>(rows),
+                                  .weight = weight,
+                                  .bias = bias,
+                                  .to = number_dtype(result),
+                                  .out = row_of_result(result, row),
+                                  .out_row_stride = result.stride(0),
+                                  .first_panel = static_cast<std::size_t>(panel),
+                                  .last_panel = static_cast<std::size_t>(last),
+                                  .x_scales = scales == nullptr ? nullptr : scales + row});
+  };
+  for_each_task(weight, x.numbers.size(0), share);
+}
+
 // `result` has rows of outputs, whose numbers lie one after the other.
 void multiply(const Int8Rows& x, const Int8Weight& weight, const float* bias,
               const at::Tensor& result) {
-  const std::int64_t stride = x.numbers.stride(0);
-  const auto* numbers = static_cast<const std::int8_t*>(x.numbers.const_data_ptr());
-  const auto* scales = static_cast<const float*>(x.scales.const_data_ptr());
-  for_each_task(weight, x.numbers.size(0),
-                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
-                  kernels::int8_product({.x = numbers + row * stride,
-                                         .x_row_stride = static_cast<std::size_t>(stride),
-                                         .x_scales = scales + row,
-                                         .rows = static_cast<std::size_t>(rows),
-                                         .weight = weight,
-                                         .bias = bias,
-                                         .to = number_dtype(result),
-                                         .out = row_of_result(result, row),
-                                         .out_row_stride = result.stride(0),
-                                         .first_panel = static_cast<std::size_t>(panel),
-                                         .last_panel = static_cast<std::size_t>(last)});
-                });
-}
-
-// The same of float32 numbers, rows x inputs.
-void multiply(const at::Tensor& x, const Int8Weight& weight, const float* bias,
-              const at::Tensor& result) {
-  const auto* numbers = static_cast<const float*>(x.const_data_ptr());
-  for_each_task(weight, x.size(0),
-                [&](std::int64_t row, std::int64_t rows, std::int64_t panel, std::int64_t last) {
-                  kernels::weight_int8_product({.x = numbers + row * x.stride(0),
-                                                .x_row_stride = x.stride(0),
-                                                .rows = static_cast<std::size_t>(rows),
-                                                .weight = weight,
-                                                .bias = bias,
-                                                .to = number_dtype(result),
-                                                .out = row_of_result(result, row),
-                                                .out_row_stride = result.stride(0),
-                                                .first_panel = static_cast<std::size_t>(panel),
-                                                .last_panel = static_cast<std::size_t>(last)});
-                });
+  const auto as = x.scales.defined() ? &multiply_as<std::int8_t> : &multiply_as<float>;
+  as(x, weight, bias, result);
 }
 
 at::Tensor widened(const at::Tensor& low) {
@@ -131,6 +121,27 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
   part.scales += first;
   part.outputs = count;
   return part;
+}
+
+// The memory that the windows of a block take, unless a few rows take more.
+constexpr std::int64_t kBlockBytes = 4 << 20, kRowsOfBlock = 2 * kRowsOfTask;
+
+// Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
+// once. Their places are the first `dims` dimensions.
+template <typename Act>
+void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t most, const Act& act,
+                    std::int64_t row = 0) {
+  const std::int64_t count = windows.size(0);
+  std::int64_t each = 1;
+  for (const std::int64_t size : windows.sizes().slice(1, dims - 1)) each *= size;
+  if (dims > 1 && each > most) {
+    for (std::int64_t i = 0; i < count; ++i)
+      for_each_block(windows.select(0, i), dims - 1, most, act, row + i * each);
+    return;
+  }
+  const std::int64_t step = std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, each));
+  for (std::int64_t i = 0; i < count; i += step)
+    act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
 }
 
 // Images with their padding, as windows: count x places x (channels of a group x kernel), a view of
@@ -162,22 +173,26 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
 
 }  // namespace
 
-at::Tensor int8_rows(const at::Tensor& input, const Int8Weight& weight, const at::Tensor& bias,
+at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
                      bool activations, at::ScalarType result) {
-  const auto inputs = static_cast<std::int64_t>(weight.inputs);
-  const auto outputs = static_cast<std::int64_t>(weight.outputs);
+  const auto inputs = static_cast<std::int64_t>(weights.front().inputs);
+  const auto outputs = static_cast<std::int64_t>(weights.front().outputs);
   at::DimVector sizes(input.sizes());
   sizes.back() = outputs;
   std::int64_t rows = 1;
   for (const std::int64_t size : input.sizes().slice(0, sizes.size() - 1)) rows *= size;
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
+  if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  if (rows > 0 && outputs > 0) {
-    if (activations) {
-      multiply(quantized(input, rows, inputs), weight, numbers_of(added), made);
-    } else {
-      multiply(widened(input).view({rows, inputs}), weight, numbers_of(added), made);
-    }
+  const Int8Rows x = activations ? quantized(input, rows, inputs)
+                                 : Int8Rows{widened(input).view({rows, inputs}), {}};
+  const auto each = rows / static_cast<std::int64_t>(weights.size());
+  for (std::int64_t row = 0; const Int8Weight& weight : weights) {
+    const auto share = [&](const at::Tensor& all) {
+      return each == rows || !all.defined() ? all : all.narrow(0, row, each);
+    };
+    multiply({share(x.numbers), share(x.scales)}, weight, numbers_of(added), share(made));
+    row += each;
   }
   return made.view(sizes);
 }
@@ -207,9 +222,17 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   const at::Tensor made = at::empty({count * places, outputs}, at::TensorOptions(result));
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
   const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
-  const std::int64_t channels = weight_sizes[1], rows = count * places;
+  const std::int64_t channels = weight_sizes[1];
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
                  kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
+  const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
+  const std::int64_t row_bytes = activations ? filled : inputs * std::int64_t{sizeof(float)};
+  const std::int64_t most = std::max(kRowsOfBlock, kBlockBytes / row_bytes);
+  at::Tensor scales;  // of each row that of its image
+  if (activations) {
+    const at::Tensor of_images = image_rows.scales.unsqueeze(1);
+    scales = of_images.expand({count, places}).contiguous().view({count * places});
+  }
   for (std::int64_t group = 0; group < groups; ++group) {
     const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
     // Where outputs of the group begin inside of a panel, those before them are computed too.
@@ -217,22 +240,25 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
     const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
                                     static_cast<std::size_t>(first + each - from));
     const bool own = from == first;
-    const at::Tensor target =
-        own ? made.narrow(1, first, each)
-            : at::empty({rows, first + each - from}, at::TensorOptions(result));
     const float* bias_of_part = numbers_of(added);
     if (bias_of_part != nullptr) bias_of_part += from;
-    if (activations) {
-      const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
-      const at::Tensor x = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
-      x.narrow(1, 0, inputs).copy_(view.reshape({rows, inputs}));
-      const at::Tensor scales =
-          image_rows.scales.unsqueeze(1).expand({count, places}).reshape({rows}).contiguous();
-      multiply(Int8Rows{x, scales}, part, bias_of_part, target);
-    } else {
-      multiply(widened(view.reshape({rows, inputs}).contiguous()), part, bias_of_part, target);
-    }
-    if (!own) made.narrow(1, first, each).copy_(target.narrow(1, first - from, each));
+    const auto multiply_block = [&](const at::Tensor& block, std::int64_t row) {
+      const std::int64_t rows = block.numel() / inputs;
+      const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
+      const at::Tensor out =
+          own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
+      Int8Rows x;
+      if (activations) {
+        x.numbers = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
+        x.numbers.narrow(1, 0, inputs).copy_(block.reshape({rows, inputs}));
+        x.scales = scales.narrow(0, row, rows);
+      } else {
+        x.numbers = widened(block.reshape({rows, inputs}).contiguous());
+      }
+      multiply(x, part, bias_of_part, out);
+      if (!own) target.copy_(out.narrow(1, first - from, each));
+    };
+    for_each_block(view, kernel.size() + 1, most, multiply_block);
   }
   const at::Tensor channels_first = made.view(sizes).movedim(-1, 1);
   return channels_first.contiguous(images.suggest_memory_format());

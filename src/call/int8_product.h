@@ -8,13 +8,15 @@
 #include <cstdint>
 
 #include "kernels/int8/int8.h"
+#include "weights/int8_weight.h"
 
 namespace habana_mp {
 
-// Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). `bias`: float32,
-// one for each output, or undefined. `result`: the dtype of the result.
-at::Tensor int8_rows(const at::Tensor& input, const kernels::Int8Weight& weight,
-                     const at::Tensor& bias, bool activations, at::ScalarType result);
+// Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). Of several
+// weights each has its share of the rows. `bias`: float32, one for each output, or undefined.
+// `result`: the dtype of the result.
+at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
+                     bool activations, at::ScalarType result);
 
 // One number for each dimension of an image; the padding before and after it.
 struct Int8Windows {

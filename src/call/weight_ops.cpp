@@ -7,10 +7,12 @@
 
 #include <map>
 #include <type_traits>
+#include <utility>
 
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
 #include "call/int8_call.h"
+#include "call/int8_gradients.h"
 #include "call/packed_call.h"
 #include "cast/dtypes.h"
 #include "cast/node.h"
@@ -68,7 +70,7 @@ c10::OperatorHandle find(const std::string& base) {
 }
 
 using Linear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                          at::ScalarType, std::string_view);
+                          at::ScalarType, std::string_view, bool);
 
 // A traced linear of a batch that it would copy, as at::linear computes it: a product, and then the
 // bias. So the compiler sees the copy and the addition, and makes each with what is beside it.
@@ -77,7 +79,8 @@ std::optional<at::Tensor> linear_apart(const c10::TypedOperatorHandle<Linear>& w
                                        const std::optional<at::Tensor>& bias, at::ScalarType to) {
   if (!bias || !bias->defined() || !may_be_traced(input) || !copied_when_traced(input))
     return std::nullopt;
-  return whole.call(input.contiguous(), weight, std::nullopt, to, {}) + bias->to(to);
+  return whole.call(input.contiguous(), weight, std::nullopt, to, {}, /*cached=*/true) +
+         bias->to(to);
 }
 
 constexpr auto kCaller = WeightCache::Caller::Dispatcher;
@@ -122,11 +125,15 @@ at::Tensor call_packed(AtenOp, const at::Tensor& input, const at::Tensor& weight
 }
 
 // The product with the weight in 8 bits. Undefined for ops that have none, and where sizes are such
-// as the op refuses.
+// as the op refuses. `whole`, where it is not empty: a trace records that, which is the op itself,
+// and a graph of it.
 class Int8Ways {
  public:
-  Int8Ways(std::string_view list, at::ScalarType to)
-      : activations_(list == action_name(Action::Int8)), to_(dtype_of_type(to)) {
+  Int8Ways(std::string_view list, at::ScalarType to, bool cached, WholeOp whole = {})
+      : activations_(list == action_name(Action::Int8)),
+        cached_(cached),
+        to_(dtype_of_type(to)),
+        whole_(std::move(whole)) {
     TORCH_CHECK_VALUE(activations_ || list == action_name(Action::WeightInt8),
                       "int8 must be '', 'weight_int8' or 'int8', not '", list, "'");
   }
@@ -138,18 +145,20 @@ class Int8Ways {
   at::Tensor operator()(at::_ops::linear, const at::Tensor& input, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias) const {
     const at::Tensor added = bias.value_or(at::Tensor());
-    return int8_product(Layout::Int8, of(input, weight, added));
+    return product(Layout::Int8, of(input, weight, added));
   }
-  at::Tensor operator()(at::_ops::addmm, const at::Tensor& bias, const at::Tensor& input,
+  template <typename AtenOp>
+    requires std::is_same_v<AtenOp, at::_ops::addmm> || std::is_same_v<AtenOp, at::_ops::baddbmm>
+  at::Tensor operator()(AtenOp, const at::Tensor& bias, const at::Tensor& input,
                         const at::Tensor& weight, const at::Scalar& beta,
                         const at::Scalar& alpha) const {
-    return int8_product(Layout::Int8Turned, of(input, weight, bias), beta, alpha);
+    return product(Layout::Int8Turned, of(input, weight, bias), beta, alpha);
   }
-  at::Tensor operator()(at::_ops::mm, const at::Tensor& input, const at::Tensor& weight) const {
-    return int8_product(Layout::Int8Turned, of(input, weight, none_));
-  }
-  at::Tensor operator()(at::_ops::matmul, const at::Tensor& input, const at::Tensor& weight) const {
-    return int8_product(Layout::Int8Turned, of(input, weight, none_));
+  template <typename AtenOp>
+    requires std::is_same_v<AtenOp, at::_ops::mm> || std::is_same_v<AtenOp, at::_ops::matmul> ||
+             std::is_same_v<AtenOp, at::_ops::bmm>
+  at::Tensor operator()(AtenOp, const at::Tensor& input, const at::Tensor& weight) const {
+    return product(Layout::Int8Turned, of(input, weight, none_));
   }
   template <typename AtenOp>
     requires std::is_same_v<AtenOp, at::_ops::conv1d> || std::is_same_v<AtenOp, at::_ops::conv2d> ||
@@ -160,18 +169,27 @@ class Int8Ways {
                         const c10::SymInt& groups) const {
     const auto known = [](c10::SymIntArrayRef given) { return C10_AS_INTARRAYREF_SLOW(given); };
     const at::Tensor added = bias.value_or(at::Tensor());
-    return int8_convolution(of(input, weight, added),
-                            {known(stride), known(padding), known(dilation),
-                             groups.guard_int(__FILE__, __LINE__), /*same=*/false});
+    const Int8Convolution numbers{known(stride), known(padding), known(dilation),
+                                  groups.guard_int(__FILE__, __LINE__), /*same=*/false};
+    const Int8Operands call = of(input, weight, added);
+    return whole_ ? traced_int8_convolution(call, numbers, whole_)
+                  : int8_convolution(call, numbers);
   }
 
  private:
+  at::Tensor product(Layout layout, const Int8Operands& call, const at::Scalar& beta = 1,
+                     const at::Scalar& alpha = 1) const {
+    return whole_ ? traced_int8_product(layout, call, whole_, beta, alpha)
+                  : int8_product(layout, call, beta, alpha);
+  }
   Int8Operands of(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) const {
-    return {input, weight, bias, to_, activations_, kCaller};
+    const auto caller = cached_ ? std::optional(kCaller) : std::nullopt;
+    return {input, weight, bias, to_, activations_, caller};
   }
 
-  bool activations_;
+  bool activations_, cached_;
   DType to_;
+  WholeOp whole_;
   at::Tensor none_;
 };
 
@@ -181,29 +199,60 @@ struct WeightOp;
 template <typename AtenOp, typename... Args>
 struct WeightOp<AtenOp, at::Tensor(Args...)> {
   // The product itself: of weights that the cache holds, or as a tracer sees it.
-  static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8) {
+  static at::Tensor compute(Args... args, at::ScalarType to, std::string_view int8, bool cached) {
     const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
     if (!int8.empty()) {
       const bool computed =
           !any_tensor([](const at::Tensor& each) { return !is_ordinary(each); }, args...);
-      at::Tensor result = computed ? Int8Ways(int8, to)(AtenOp(), args...) : at::Tensor();
+      if (!computed) return call_rounded(std::index_sequence_for<Args...>(), to, int8, args...);
+      at::Tensor result = Int8Ways(int8, to, cached)(AtenOp(), args...);
       if (result.defined()) return result;
     }
     at::Tensor packed = call_packed(AtenOp(), args..., to);
     return packed.defined() ? packed : AtenOp::call(lower(args, to)...);
   }
 
+  // For those who have no kernels: torch multiplies numbers that it has rounded.
+  template <std::size_t... kPlaces>
+  static at::Tensor call_rounded(std::index_sequence<kPlaces...>, at::ScalarType to,
+                                 std::string_view int8, const Args&... args) {
+    const Int8Op op = int8_op(base_name(AtenOp::name));
+    std::int64_t dims = 0;
+    const auto look = [&](const auto& argument, std::size_t place) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(argument)>, at::Tensor>) {
+        if (place == places_of(op).weight) dims = argument.dim();
+      }
+    };
+    (look(args, kPlaces), ...);
+    const auto rounded = [&]<typename Argument>(const Argument& argument, std::size_t place) {
+      if constexpr (std::is_same_v<Argument, at::Tensor>) {
+        if (op == Int8Op::None) return argument;
+        if (place == places_of(op).weight) return rounded_weight(op, argument).to(to);
+        if (place != places_of(op).input || int8 != action_name(Action::Int8)) return argument;
+        return rounded_activations(op, argument.to(to), dims).to(to);
+      } else {
+        return argument;
+      }
+    };
+    return AtenOp::call(lower(rounded(args, kPlaces), to)...);
+  }
+
   // The same where autograd looks on. A graph keeps the op whole only where nobody will
   // differentiate it, and where its weights are the model's: the cache does not take copies of
   // them, and a program that was compiled ahead of time runs where nobody imports this package.
-  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8) {
-    const bool differentiable = any_tensor(
-        [](const at::Tensor& tensor) {
-          return records_graph(tensor) || tensor._fw_grad(/*level=*/0).defined();
-        },
-        args...);
-    if (differentiable || (any_tensor(may_be_traced, args...) && torch_private::owns_weights()))
-      return compute(args..., to, int8);
+  static at::Tensor compute_with_autograd(Args... args, at::ScalarType to, std::string_view int8,
+                                          bool cached) {
+    const bool recorded = any_tensor(records_graph, args...);
+    const bool has_tangent = any_tensor(
+        [](const at::Tensor& each) { return each._fw_grad(/*level=*/0).defined(); }, args...);
+    const bool traced = any_tensor(may_be_traced, args...);
+    const bool owns_weights = traced && torch_private::owns_weights();
+    const auto whole = [&] { return handle().call(args..., to, int8, cached); };
+    if (recorded && traced && !int8.empty() && !has_tangent && !owns_weights) {
+      at::Tensor result = Int8Ways(int8, to, cached, whole)(AtenOp(), args...);
+      if (result.defined()) return result;
+    }
+    if (recorded || has_tangent || owns_weights) return compute(args..., to, int8, cached);
     if constexpr (std::is_same_v<AtenOp, at::_ops::linear>) {
       if (!int8.empty()) {
         // A bias is added before the result is rounded: no addition of its own.
@@ -212,11 +261,11 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     }
     // With views as autograd knows them: by them matmul asks whether the weight requires grad.
     const at::AutoDispatchBelowAutograd below;
-    return handle().call(args..., to, int8);
+    return whole();
   }
 
   static auto handle() {
-    using Signature = at::Tensor(Args..., at::ScalarType, std::string_view);
+    using Signature = at::Tensor(Args..., at::ScalarType, std::string_view, bool);
     static const auto found = find(base_name(AtenOp::name)).template typed<Signature>();
     return found;
   }
@@ -227,7 +276,8 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     text = base_name(AtenOp::name) + text.substr(text.find('('));
     const bool keywords = text.find("*, ") != std::string::npos;
     text.insert(text.rfind(") ->"),
-                std::string(keywords ? "" : ", *") + ", ScalarType weight_dtype, str int8=\"\"");
+                std::string(keywords ? "" : ", *") +
+                    ", ScalarType weight_dtype, str int8=\"\", bool cached=True");
     return text;
   }
 
@@ -269,6 +319,10 @@ void register_weight_ops() {
     auto* made =
         new torch::Library(torch::Library::FRAGMENT, "habana_mp", std::nullopt, __FILE__, __LINE__);
     for (const auto& [name, add_to] : table()) add_to(*made);
+    made->def(
+        "dequantized(Tensor weight, *, ScalarType dtype, bool turned, bool cached) -> Tensor");
+    made->impl("dequantized",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &dequantized_weight));
     return made;
   }();
   static_cast<void>(library);

@@ -1,10 +1,10 @@
 // The ops of ours in traced code: products that take a weight in float32 and cast it when they run,
 // by the weight cache. A graph that holds them casts no weight at every call, and sees every change
-// that the cache sees. Each is an op of aten with two arguments more. `int8` is the list of an op
-// whose weight is in 8 bits, weight_int8 or int8:
+// that the cache sees. Each is an op of aten with three arguments more. `int8` is the list of an op
+// whose weight is in 8 bits, weight_int8 or int8; `cached`: whether the cache keeps that copy.
 //
 //   habana_mp::linear(Tensor input, Tensor weight, Tensor? bias=None, *, ScalarType weight_dtype,
-//                     str int8="")
+//                     str int8="", bool cached=True)
 //
 // They are whole products, and no cast that returns the copy, because a compiler plans the memory
 // of what an op returns: it may give it to the next result, which would overwrite the cache.

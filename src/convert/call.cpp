@@ -219,6 +219,11 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
   if (!arguments.overriders().empty()) return call_original(op, arguments, args, nargsf, kwnames);
 
   Rule rule = op.rule;
+  if (autocast::in_region_of_int8(*op.name) && only_torch_sees(arguments)) {
+    // The region rounds the weight: that of the model, and no copy of it.
+    tell_of_holders(arguments);
+    return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
+  }
   if (is_int8(rule.action)) {
     if (only_torch_sees(arguments) && !autocast::in_region()) {
       tell_of_holders(arguments);
@@ -299,7 +304,8 @@ PyObject* vectorcall(PyObject* callable, PyObject* const* args, std::size_t narg
   if (is_lower(op.rule.action)) last_lower = op.name;
   if (casts_nothing_here(op, args, count)) {  // casts on or off, so that is not asked
     {
-      const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op));
+      const CastsOffGuard guard(op.form.python && is_atomic(op) && !is_off(op) &&
+                                !autocast::in_region_of_int8(*op.name));
       PyObject* result = PyObject_Vectorcall(op.original, args, nargsf, kwnames);
       if (result != nullptr) return result;
     }

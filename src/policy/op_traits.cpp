@@ -122,9 +122,10 @@ constexpr std::string_view kProducts =
     " _native_multi_head_attention mkldnn_rnn_layer _thnn_fused_gru_cell _thnn_fused_lstm_cell"
     " gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell";
 
-// Products and convolutions with a weight; and the last, which has no activations.
-constexpr std::array<std::string_view, 8> kInt8Ops = {"linear", "addmm",  "mm",     "matmul",
-                                                      "conv1d", "conv2d", "conv3d", "embedding"};
+// Products and convolutions with a weight; and the last two, which have no activations.
+constexpr std::array<std::string_view, 11> kInt8Ops = {
+    "linear", "addmm",  "mm",     "matmul",    "bmm",          "baddbmm",
+    "conv1d", "conv2d", "conv3d", "embedding", "embedding_bag"};
 
 // All of torch.linalg, torch.fft and torch.special are such too.
 constexpr std::string_view kLackingLowKernels =
@@ -183,7 +184,7 @@ bool is_product(std::string_view op) {
 
 std::span<const std::string_view> int8_ops(Action list) {
   const std::span<const std::string_view> all(kInt8Ops);
-  return list == Action::WeightInt8 ? all : all.first(all.size() - 1);
+  return list == Action::WeightInt8 ? all : all.first(all.size() - 2);
 }
 
 bool may_lack_low_kernel(std::string_view op) {

@@ -69,7 +69,7 @@ class Codes {
     std::uint64_t hash = 0xcbf29ce484222325u ^ kTracedCasts;
     for (const Scope& scope : scopes) {
       const std::uint64_t own = scope.rules ? scope.rules->policy->hash() : scope.suspended;
-      hash = (hash ^ own) * 0x100000001b3u;
+      hash = (hash ^ own ^ (scope.cached ? 0u : 1u)) * 0x100000001b3u;
       hash ^= hash >> 29;
     }
     return hash;

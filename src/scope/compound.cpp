@@ -92,6 +92,18 @@ bool in_region() {
   return (excluded_here() & kDeviceKeySet) != kDeviceKeySet && !this_thread.in_compound;
 }
 
+bool in_region_of_int8(std::string_view op) {
+  if (!in_region()) return false;
+  const c10::DispatchKeySet excluded = excluded_here();
+  for (std::size_t i = 0; i < kDeviceCount; ++i) {
+    if (!is_on(i, excluded)) continue;
+    const auto [ruler, scope] = ruling_here(i, excluded);
+    if (ruler == Ruler::Ours && is_int8(scope->rules->policy->resolve_overload(op).rule.action))
+      return true;
+  }
+  return false;
+}
+
 std::optional<Region> compound_region() {
   if ((excluded_here() & kDeviceKeySet) != kDeviceKeySet) return std::nullopt;
   const std::shared_ptr<const State> state = process_wide<OfConversion>().state();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "policy/policy.h"
 #include "scope/regions.h"
@@ -30,6 +31,9 @@ std::optional<Region> compound_region();
 // Whether a region of autocast, ours or torch's, is on here for some device, other than that of a
 // compound: it decides then.
 bool in_region();
+
+// Whether it is a region of ours whose policy has the op in a list for 8 bits.
+bool in_region_of_int8(std::string_view op);
 
 enum class Unpatched : std::uint8_t { Compound, Script };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
@@ -18,7 +19,7 @@ constexpr std::int64_t kMostDims = 5;
 
 // At the beginning of a copy. A line of the cache, as what follows is read in such.
 struct alignas(64) Head {
-  std::int64_t outputs, inputs;
+  std::int64_t matrices, outputs, inputs;
   std::array<std::int64_t, kMostDims> sizes{}, strides{};
   std::int64_t dims;
   Layout layout;
@@ -26,9 +27,11 @@ struct alignas(64) Head {
 
 Head head_of(const at::Tensor& weight, Layout layout) {
   const bool turned = layout == Layout::Int8Turned;
-  const std::int64_t outputs = weight.size(turned ? 1 : 0);
-  Head head{.outputs = outputs,
-            .inputs = outputs == 0 ? 0 : weight.numel() / outputs,
+  const std::int64_t outputs = weight.size(turned ? -1 : 0);
+  const std::int64_t own = outputs == 0 ? 0 : weight.numel() / outputs;
+  Head head{.matrices = turned && weight.dim() == 3 ? weight.size(0) : 1,
+            .outputs = outputs,
+            .inputs = turned ? weight.size(-2) : own,
             .dims = weight.dim(),
             .layout = layout};
   std::ranges::copy(weight.sizes(), head.sizes.begin());
@@ -50,13 +53,17 @@ std::size_t scales_bytes(const kernels::Int8Weight& weight) {
   return weight.panels() * kernels::Int8Weight::kPanel * sizeof(float);
 }
 
+std::size_t bytes_of(const kernels::Int8Weight& weight) {
+  return scales_bytes(weight) + weight.size();
+}
+
 }  // namespace
 
 bool may_be_int8(const at::Tensor& weight, Layout layout) {
   const DType dtype = dtype_of(weight);
   const std::int64_t dims = weight.dim();
   return (dtype == DType::Float32 || may_be_low(dtype)) && weight.layout() == at::kStrided &&
-         (dims == 2 || (layout == Layout::Int8 && dims > 2 && dims <= kMostDims));
+         dims >= 2 && dims <= (layout == Layout::Int8 ? kMostDims : 3);
 }
 
 at::Tensor rounded_to_int8(const at::Tensor& weight, Layout layout) {
@@ -67,24 +74,31 @@ at::Tensor rounded_to_int8(const at::Tensor& weight, Layout layout) {
   at::Tensor wide = number_dtype(weight) == DType::Float32
                         ? weight.detach()
                         : cast_numbers(weight, DType::Float32, {}, Lifetime::Once);
-  if (wide.dim() > 2) wide = wide.contiguous().view({head.outputs, head.inputs});
   const bool turned = layout == Layout::Int8Turned;
+  if (wide.dim() > 2 && !turned) wide = wide.contiguous().view({head.outputs, head.inputs});
   const std::size_t scales = scales_bytes(shape);
-  at::Tensor copy = at::empty({static_cast<std::int64_t>(sizeof head + scales + shape.size())},
-                              at::TensorOptions(at::kByte));
+  const std::int64_t matrices = head.matrices;
+  const auto bytes =
+      static_cast<std::int64_t>(bytes_of(shape)) * std::max<std::int64_t>(1, matrices);
+  at::Tensor copy =
+      at::empty({static_cast<std::int64_t>(sizeof head) + bytes}, at::TensorOptions(at::kByte));
   auto* memory = static_cast<std::byte*>(copy.mutable_data_ptr());
   std::memcpy(memory, &head, sizeof head);
   const auto* numbers = static_cast<const float*>(wide.const_data_ptr());
   const std::int64_t grain = std::max<std::int64_t>(
       1, kGrain / std::max<std::int64_t>(1, head.inputs * static_cast<std::int64_t>(shape.kPanel)));
-  in_parallel(0, static_cast<std::int64_t>(shape.panels()), grain,
-              [&](std::int64_t first, std::int64_t last) {
-                kernels::pack_int8(
-                    numbers, wide.stride(turned ? 1 : 0), wide.stride(turned ? 0 : 1),
-                    reinterpret_cast<std::int8_t*>(memory + sizeof head + scales),
-                    reinterpret_cast<float*>(memory + sizeof head), shape.outputs, shape.inputs,
-                    static_cast<std::size_t>(first), static_cast<std::size_t>(last));
-              });
+  memory += sizeof head;
+  for (std::int64_t i = 0; i < matrices; ++i, memory += bytes_of(shape)) {
+    const float* matrix = matrices == 1 ? numbers : numbers + i * wide.stride(0);
+    in_parallel(0, static_cast<std::int64_t>(shape.panels()), grain,
+                [&](std::int64_t first, std::int64_t last) {
+                  kernels::pack_int8(
+                      matrix, wide.stride(turned ? -1 : -2), wide.stride(turned ? -2 : -1),
+                      reinterpret_cast<std::int8_t*>(memory + scales),
+                      reinterpret_cast<float*>(memory), shape.outputs, shape.inputs,
+                      static_cast<std::size_t>(first), static_cast<std::size_t>(last));
+                });
+  }
   return copy;
 }
 
@@ -94,31 +108,37 @@ bool is_int8_of(const at::Tensor& copy, Layout layout, const at::Tensor& weight)
   return head.layout == layout && head.sizes == now.sizes && head.strides == now.strides;
 }
 
-kernels::Int8Weight int8_memory(const at::Tensor& copy) {
+Int8Weights int8_memory(const at::Tensor& copy) {
   const Head& head = head_in(copy);
-  kernels::Int8Weight weight = shape_of(head);
-  const auto* behind = static_cast<const std::byte*>(copy.const_data_ptr()) + sizeof head;
-  weight.scales = reinterpret_cast<const float*>(behind);
-  weight.data = reinterpret_cast<const std::int8_t*>(behind + scales_bytes(weight));
-  return weight;
+  const kernels::Int8Weight shape = shape_of(head);
+  const auto* memory = static_cast<const std::byte*>(copy.const_data_ptr()) + sizeof head;
+  Int8Weights weights(static_cast<std::size_t>(std::max<std::int64_t>(1, head.matrices)), shape);
+  for (kernels::Int8Weight& weight : weights) {
+    weight.scales = reinterpret_cast<const float*>(memory);
+    weight.data = reinterpret_cast<const std::int8_t*>(memory + scales_bytes(shape));
+    memory += bytes_of(shape);
+  }
+  return weights;
 }
 
 at::Tensor dequantized(const at::Tensor& copy) {
   const Head& head = head_in(copy);
-  const kernels::Int8Weight weight = int8_memory(copy);
-  const auto outputs = static_cast<std::int64_t>(weight.outputs);
-  const auto inputs = static_cast<std::int64_t>(weight.inputs);
-  const at::Tensor rows = at::empty({outputs, inputs}, at::TensorOptions(at::kFloat));
+  const Int8Weights weights = int8_memory(copy);
+  const std::int64_t inputs = head.inputs, outputs = head.outputs;
+  const at::Tensor rows =
+      at::empty({head.matrices * outputs, inputs}, at::TensorOptions(at::kFloat));
   auto* numbers = static_cast<float*>(rows.mutable_data_ptr());
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
-  in_parallel(0, outputs, grain, [&](std::int64_t first, std::int64_t last) {
+  in_parallel(0, rows.size(0), grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
-      kernels::dequantize_output(weight, static_cast<std::size_t>(i), numbers + i * inputs);
+      kernels::dequantize_output(weights[static_cast<std::size_t>(i / outputs)],
+                                 static_cast<std::size_t>(i % outputs), numbers + i * inputs);
     }
   });
-  const auto dims = static_cast<std::size_t>(head.dims);
-  return head.layout == Layout::Int8Turned ? rows.t()
-                                           : rows.view(at::IntArrayRef(head.sizes).slice(0, dims));
+  at::DimVector sizes(head.sizes.begin(), head.sizes.begin() + head.dims);
+  if (head.layout != Layout::Int8Turned) return rows.view(sizes);
+  std::swap(sizes.end()[-1], sizes.end()[-2]);
+  return rows.view(sizes).mT();
 }
 
 }  // namespace habana_mp

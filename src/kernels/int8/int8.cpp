@@ -165,10 +165,12 @@ void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::
   }
 }
 
-void weight_int8_product(const WeightInt8Task& task) {
+void int8_product(const Int8Task<float>& task) {
   table().weight_int8(task, cast_of(DType::Float32, task.to));
 }
 
-void int8_product(const Int8Task& task) { table().int8(task, cast_of(DType::Float32, task.to)); }
+void int8_product(const Int8Task<std::int8_t>& task) {
+  table().int8(task, cast_of(DType::Float32, task.to));
+}
 
 }  // namespace habana_mp::kernels

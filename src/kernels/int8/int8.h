@@ -1,8 +1,8 @@
 // Products with weights of 8 bits. A weight is rounded to int8 with a float32 scale for each
-// output; weight_int8_product() multiplies it with float32 activations, int8_product() with
-// activations that quantize_rows() has rounded in the same way, with a scale for each row. All of
-// it must not know Python, torch or threads: the caller splits the panels of a weight, and the rows
-// of activations, between its threads.
+// output; int8_product() multiplies it with float32 activations, or with activations that
+// quantize_rows() has rounded in the same way, with a scale for each row. All of it must not know
+// Python, torch or threads: the caller splits the panels of a weight, and the rows of activations,
+// between its threads.
 //
 // Every variant gives the same bits (of a NaN: that it is one), and they depend neither on the
 // other rows nor on how panels are split. They are:
@@ -10,11 +10,11 @@
 //   are float32 divisions, which leave q within -127..127. A row with a NaN or an infinity has the
 //   scale NaN and q = 0. One whose scale would be less than the smallest normal float32, or that
 //   has no numbers, has the scale 0 and q = 0.
-// - weight_int8_product() adds x * q to a float32 sum in the order of the inputs, with one rounding
-//   for a product and its addition. After kFloatSum inputs it begins a new sum at zero, and adds it
-//   to the total of those before. It multiplies the total by the scale.
-// - int8_product() adds all products exactly and rounds the sum to float32. It multiplies it by the
-//   scale of the row, then by the scale of the output.
+// - Of float32 activations x * q is added to a float32 sum in the order of the inputs, with one
+//   rounding for a product and its addition. After kFloatSum inputs a new sum begins at zero, and
+//   is added to the total of those before. The total is multiplied by the scale.
+// - Of int8 activations all products are added exactly, and the sum is rounded to float32. It is
+//   multiplied by the scale of the row, then by the scale of the output.
 // - Both then add the bias, if there is one, and round to nearest even to the dtype of the result,
 //   as the casts do: overflow is infinite, NaNs are quiet. Each step rounds on its own.
 // Subnormals are kept, unless the thread has set its CPU to flush them.
@@ -52,7 +52,7 @@ struct Int8Weight {
   }
 };
 
-// How many inputs one float32 sum of weight_int8_product() takes.
+// How many inputs one float32 sum takes.
 constexpr std::size_t kFloatSum = 512;
 
 // Rounds a float32 weight whose strides may be of any sign: the panels from first_panel to before
@@ -71,8 +71,10 @@ void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::
                    std::size_t inputs, std::int8_t* q, std::size_t q_row_stride, float* scales);
 
 // out[row][output], for the outputs of the panels from first_panel to before last_panel.
-struct WeightInt8Task {
-  const float* x;  // rows of weight.inputs numbers
+template <class Number>
+struct Int8Task {
+  // Rows of weight.inputs float32 numbers, or of weight.filled_inputs() within -127..127
+  const Number* x;
   std::ptrdiff_t x_row_stride;
   std::size_t rows;
   Int8Weight weight;
@@ -81,23 +83,10 @@ struct WeightInt8Task {
   void* out;
   std::ptrdiff_t out_row_stride;
   std::size_t first_panel, last_panel;
+  const float* x_scales = nullptr;  // of int8 numbers, one for each row
 };
 
-void weight_int8_product(const WeightInt8Task& task);
-
-struct Int8Task {
-  const std::int8_t* x;  // rows of weight.filled_inputs() numbers within -127..127
-  std::size_t x_row_stride;
-  const float* x_scales;  // one for each row
-  std::size_t rows;
-  Int8Weight weight;
-  const float* bias;  // null: none
-  DType to;           // BFloat16, Float16 or Float32, else std::invalid_argument
-  void* out;
-  std::ptrdiff_t out_row_stride;
-  std::size_t first_panel, last_panel;
-};
-
-void int8_product(const Int8Task& task);
+void int8_product(const Int8Task<float>& task);
+void int8_product(const Int8Task<std::int8_t>& task);
 
 }  // namespace habana_mp::kernels

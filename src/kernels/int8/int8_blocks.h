@@ -167,16 +167,17 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
 }
 
 // Scales, bias and the dtype of the result, for some rows and a panel.
-template <class Task, class Sum>
-void finish_rows(const Task& task, Kernel cast, std::size_t panel, std::size_t first_row,
-                 std::size_t rows, const Sum* sums, const float* x_scales) {
+template <class Number, class Sum>
+void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
+                 std::size_t first_row, std::size_t rows, const Sum* sums) {
   const std::size_t column = panel * kPanel, left = task.weight.outputs - column;
   const std::size_t count = left < kPanel ? left : kPanel;
   const std::size_t size = row_of(task.to).bytes;
   const float* scales = task.weight.scales + column;
   for (std::size_t row = 0; row < rows; ++row) {
     alignas(64) float y[kPanel];
-    const float x_scale = x_scales == nullptr ? 1 : x_scales[row];  // by 1 nothing is rounded
+    // By 1 nothing is rounded.
+    const float x_scale = task.x_scales == nullptr ? 1 : task.x_scales[first_row + row];
     for (std::size_t i = 0; i < kPanel; ++i) {
       y[i] = static_cast<float>(sums[row * kPanel + i]) * x_scale * scales[i];
     }
@@ -195,8 +196,8 @@ void finish_rows(const Task& task, Kernel cast, std::size_t panel, std::size_t f
 }
 
 template <class Lanes>
-void weight_int8_rows(const WeightInt8Task& task, Kernel cast, std::size_t panel,
-                      std::size_t first_row, std::size_t rows) {
+void multiply_rows(const Int8Task<float>& task, Kernel cast, std::size_t panel,
+                   std::size_t first_row, std::size_t rows) {
   alignas(64) float sums[kMostRows * kPanel], totals[kMostRows * kPanel];
   std::memset(totals, 0, rows * kPanel * sizeof *totals);
   const std::size_t inputs = task.weight.inputs;
@@ -211,23 +212,22 @@ void weight_int8_rows(const WeightInt8Task& task, Kernel cast, std::size_t panel
     }
     for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
   }
-  finish_rows(task, cast, panel, first_row, rows, totals, nullptr);
+  finish_rows(task, cast, panel, first_row, rows, totals);
 }
 
 template <class Lanes>
-void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t first_row,
-               std::size_t rows) {
+void multiply_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
+                   std::size_t first_row, std::size_t rows) {
   alignas(64) std::int32_t sums[kMostRows * kPanel];
   const std::size_t inputs = task.weight.filled_inputs();
   const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const std::int8_t* x = task.x + first_row * task.x_row_stride;
-  const float* x_scales = task.x_scales + first_row;
+  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   const auto add = [&](std::size_t begin, std::size_t end) {
-    add_inputs<Whole<Lanes>>(x, static_cast<std::ptrdiff_t>(task.x_row_stride), rows, weight, begin,
-                             end, sums);
+    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
     if constexpr (Lanes::kHasExcess) {
       for (std::size_t row = 0; row < rows; ++row) {
-        const std::int32_t excess = Lanes::excess(x + row * task.x_row_stride + begin, end - begin);
+        const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
+        const std::int32_t excess = Lanes::excess(own + begin, end - begin);
         for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
       }
     }
@@ -235,7 +235,7 @@ void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t
   if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
   if (inputs <= kIntSum) {
     if (inputs != 0) add(0, inputs);
-    finish_rows(task, cast, panel, first_row, rows, sums, x_scales);
+    finish_rows(task, cast, panel, first_row, rows, sums);
     return;
   }
   alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
@@ -243,32 +243,17 @@ void int8_rows(const Int8Task& task, Kernel cast, std::size_t panel, std::size_t
     add(begin, inputs - begin < kIntSum ? inputs : begin + kIntSum);
     for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
   }
-  finish_rows(task, cast, panel, first_row, rows, totals, x_scales);
+  finish_rows(task, cast, panel, first_row, rows, totals);
 }
 
-// `rows_of` takes the rows of a turn over a panel.
-template <class Task, class RowsOf>
-void each_turn(const Task& task, const RowsOf& rows_of) {
+template <class Lanes, class Number>
+void product_with(const Int8Task<Number>& task, Kernel cast) {
   for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
     for (std::size_t row = 0; row < task.rows; row += kMostRows) {
       const std::size_t left = task.rows - row;
-      rows_of(panel, row, left < kMostRows ? left : kMostRows);
+      multiply_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows);
     }
   }
-}
-
-template <class Lanes>
-void weight_int8_with(const WeightInt8Task& task, Kernel cast) {
-  each_turn(task, [&](std::size_t panel, std::size_t first_row, std::size_t rows) {
-    weight_int8_rows<Lanes>(task, cast, panel, first_row, rows);
-  });
-}
-
-template <class Lanes>
-void int8_with(const Int8Task& task, Kernel cast) {
-  each_turn(task, [&](std::size_t panel, std::size_t first_row, std::size_t rows) {
-    int8_rows<Lanes>(task, cast, panel, first_row, rows);
-  });
 }
 
 // Loops that compilers turn into instructions of the CPU.
@@ -295,7 +280,7 @@ void round_numbers(const float* numbers, float scale, std::size_t count, std::in
 
 template <class FloatLanes, class IntLanes>
 constexpr Int8Table int8_table_of() {
-  return {largest, round_numbers, weight_int8_with<FloatLanes>, int8_with<IntLanes>};
+  return {largest, round_numbers, product_with<FloatLanes>, product_with<IntLanes>};
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct Int8Table {
   // numbers / scale, rounded to nearest even. The scale is finite, normal and that of the numbers.
   void (*round)(const float* numbers, float scale, std::size_t count, std::int8_t* q);
   // `cast` takes float32 to the dtype of the result; null: the result is float32.
-  void (*weight_int8)(const WeightInt8Task& task, Kernel cast);
-  void (*int8)(const Int8Task& task, Kernel cast);
+  void (*weight_int8)(const Int8Task<float>& task, Kernel cast);
+  void (*int8)(const Int8Task<std::int8_t>& task, Kernel cast);
 };
 
 extern const Int8Table kInt8Scalar;

@@ -85,7 +85,18 @@ def test_the_table_has_every_op():
     found = {
         name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("habana_mp::")
     }
-    assert found == CALLS.keys()
+    assert found == {*CALLS, "dequantized"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "turned"), [((6, 8), False), ((6, 8), True), ((2, 6, 8), True), ((6, 2, 3, 3), False)]
+)
+def test_strides_of_dequantized_weights(sizes, turned):
+    op, given = torch.ops.habana_mp.dequantized, {"dtype": BF16, "turned": turned, "cached": False}
+    with FakeTensorMode() as mode:
+        fake = op(mode.from_tensor(R(sizes)), **given)
+    found = op(R(sizes), **given)
+    assert (found.shape, found.stride(), found.dtype) == (fake.shape, fake.stride(), fake.dtype)
 
 
 @pytest.mark.parametrize("layouts", PAIRS, ids="-".join)

@@ -134,12 +134,12 @@ struct Layer {
     splits.push_back(view().panels());
     for (std::size_t first = 0; const std::size_t last : splits) {
       if (product == Product::WeightInt8) {
-        kernels::weight_int8_product({x.data(), static_cast<std::ptrdiff_t>(x_row_stride),
-                                      what.rows, view(), its_bias, what.to, first_out, stride,
-                                      first, last});
+        kernels::int8_product({x.data(), static_cast<std::ptrdiff_t>(x_row_stride), what.rows,
+                               view(), its_bias, what.to, first_out, stride, first, last});
       } else {
-        kernels::int8_product({x_q.data(), x_q_row_stride, x_scales.data(), what.rows, view(),
-                               its_bias, what.to, first_out, stride, first, last});
+        kernels::int8_product({x_q.data(), static_cast<std::ptrdiff_t>(x_q_row_stride), what.rows,
+                               view(), its_bias, what.to, first_out, stride, first, last,
+                               x_scales.data()});
       }
       first = last;
     }
@@ -277,8 +277,8 @@ TEST_CASE("x may be read from the last row to the first, or the same row each ti
     for (const std::ptrdiff_t stride : {-70, 0}) {
       Floats out(9 * 65);
       kernels::force(variant);
-      kernels::weight_int8_product({layer.x.data() + 8 * 70, stride, 9, layer.view(),
-                                    layer.bias.data(), DType::Float32, out.data(), 65, 0, 2});
+      kernels::int8_product({layer.x.data() + 8 * 70, stride, 9, layer.view(), layer.bias.data(),
+                             DType::Float32, out.data(), 65, 0, 2});
       kernels::reset();
       for (std::size_t row = 0; row < 9; ++row) {
         const std::size_t same = stride == 0 ? 8 : 8 - row;
@@ -362,12 +362,12 @@ TEST_CASE("pointers aligned to nothing but an element") {
         Floats out(11 * 130 + offset);
         kernels::force(variant);
         if (product == Product::WeightInt8) {
-          kernels::weight_int8_product({x.data() + offset, 95, 11, weight, bias.data() + offset,
-                                        DType::Float32, out.data() + offset, 130, 0, 3});
+          kernels::int8_product({x.data() + offset, 95, 11, weight, bias.data() + offset,
+                                 DType::Float32, out.data() + offset, 130, 0, 3});
         } else {
-          kernels::int8_product({x_q.data() + offset, 96, x_scales.data() + offset, 11, weight,
-                                 bias.data() + offset, DType::Float32, out.data() + offset, 130, 0,
-                                 3});
+          kernels::int8_product({x_q.data() + offset, 96, 11, weight, bias.data() + offset,
+                                 DType::Float32, out.data() + offset, 130, 0, 3,
+                                 x_scales.data() + offset});
         }
         const Bits expected = layer.run(product, variant);
         CHECK(std::memcmp(out.data() + offset, expected.data(), expected.size() * 4) == 0);
@@ -380,11 +380,11 @@ TEST_CASE("a result that is neither low nor float32 is refused") {
   const Layer layer({.rows = 1, .inputs = 4, .outputs = 1});
   for (const DType to : {DType::Other, DType::Float8, DType::Float64}) {
     double out = 0;
-    CHECK_THROWS_AS(kernels::weight_int8_product(
-                        {layer.x.data(), 4, 1, layer.view(), nullptr, to, &out, 1, 0, 1}),
-                    std::invalid_argument);
-    CHECK_THROWS_AS(kernels::int8_product({layer.x_q.data(), 4, layer.x_scales.data(), 1,
-                                           layer.view(), nullptr, to, &out, 1, 0, 1}),
+    CHECK_THROWS_AS(
+        kernels::int8_product({layer.x.data(), 4, 1, layer.view(), nullptr, to, &out, 1, 0, 1}),
+        std::invalid_argument);
+    CHECK_THROWS_AS(kernels::int8_product({layer.x_q.data(), 4, 1, layer.view(), nullptr, to, &out,
+                                           1, 0, 1, layer.x_scales.data()}),
                     std::invalid_argument);
   }
 }

@@ -29,17 +29,18 @@ def test_folder(tmp_path):
 @pytest.mark.parametrize("title", ["weight_int8", "int8"])
 def test_what_has_no_weight_is_refused(title, tmp_path):
     path = folder(tmp_path / "mine", **{title: "linear\nsoftmax  # no\n"})
-    expected = rf"{title}.txt:2: 'softmax' cannot be in the {title} list. Accepted are linear, addmm, mm"
+    expected = rf"{title}.txt:2: 'softmax' cannot be in the {title} list. Accepted are linear, addmm, mm, matmul, bmm"
     with pytest.raises(ValueError, match=expected):
         hmp.Policy.load(path)
     with pytest.raises(ValueError, match=f"'softmax' cannot be in the {title} list"):
         hmp.Policy.load("balanced").with_edits(f"+softmax:{title}")
 
 
-def test_embedding_has_no_activations():
-    assert hmp.Policy.from_ops(weight_int8=["embedding"]).rule("embedding").action == "weight_int8"
-    with pytest.raises(ValueError, match="'embedding' cannot be in the int8 list"):
-        hmp.Policy.from_ops(int8=["embedding"])
+@pytest.mark.parametrize("op", ["embedding", "embedding_bag"])
+def test_embeddings_have_no_activations(op):
+    assert hmp.Policy.from_ops(weight_int8=[op]).rule(op).action == "weight_int8"
+    with pytest.raises(ValueError, match=f"'{op}' cannot be in the int8 list"):
+        hmp.Policy.from_ops(int8=[op])
 
 
 @pytest.mark.parametrize("other", ["lower", "fp32", "weight_int8"])
@@ -56,8 +57,11 @@ def test_beside_promote_it_decides():
 
 
 def test_edits():
-    policy = hmp.Policy.load("balanced").with_edits("+linear:int8", "+mm in **.mlp:weight_int8")
+    policy = hmp.Policy.load("balanced").with_edits(
+        "+linear:int8", "+mm in **.mlp:weight_int8", "+bmm in **.experts:int8"
+    )
     assert policy.rule("linear").action == "int8"
+    assert policy.limited["int8"] == ("bmm in **.experts",)
     assert "linear" not in policy.lists["lower"]
     assert policy.with_edits("+linear:lower").lists["int8"] == ()
     assert policy.with_edits("-linear").rule("linear").action == "rest"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+
+from habana_mp import hmp
 
 SMALLEST = torch.finfo(torch.float32).tiny
 
@@ -32,3 +36,36 @@ def weight_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     weights, of_output = rounded(weight)
     y = (x.to(low).double() @ weights.T.double()).float() * of_output
     return (y if bias is None else y + bias.float()).to(low)
+
+
+LISTS = {"weight_int8": weight_int8, "int8": int8}
+
+
+def few_bits(*sizes: int) -> torch.Tensor:
+    """Numbers whose products with others of 8 bits have exact sums."""
+    return torch.randint(-8, 9, sizes).float() / 4
+
+
+def bits(result: torch.Tensor) -> torch.Tensor:
+    """The bits of numbers in a low dtype."""
+    return result.contiguous().view(torch.int16)
+
+
+def policy_of(title: str, *ops: str, low: torch.dtype = torch.bfloat16) -> hmp.Policy:
+    return hmp.Policy.from_ops(low_dtype=low, **{title: ops})
+
+
+def run(front_end: str, policy: hmp.Policy, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The result of a call under a policy, without gradients; twice, so that the second one has the cache's copy."""
+    with torch.no_grad():
+        if front_end == "autocast":
+            with hmp.autocast("cpu", policy=policy):
+                first, second = call(), call()
+        else:
+            hmp.convert(policy=policy)
+            try:
+                first, second = call(), call()
+            finally:
+                hmp.revert()
+    assert torch.equal(bits(first), bits(second))
+    return first

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 import torch.nn.functional as F
-from int8_numbers import rounded
+from int8_numbers import few_bits, rounded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,11 +25,6 @@ def empty_cache():
 
 def region(title, *ops, **options):
     return hmp.autocast("cpu", policy=hmp.Policy.from_ops(**{title: ops or ["linear"]}), **options)
-
-
-def few_bits(*sizes):
-    """Numbers whose products with others of 8 bits have exact sums."""
-    return torch.randint(-8, 9, sizes).float() / 4
 
 
 def dequantized(weight):
@@ -80,6 +75,8 @@ CALLS = {
     "mm": ("mm", (96, 64), lambda x, w: torch.mm(x, w)),  # noqa: PLW0108
     "matmul": ("matmul", (96, 64), lambda x, w: x @ w),
     "addmm with factors": ("addmm", (96, 64), lambda x, w: torch.addmm(torch.ones(8, 64), x, w, beta=0.5, alpha=2)),
+    "bmm": ("bmm", (2, 96, 64), lambda x, w: torch.bmm(torch.stack([x, -x]), w)),
+    "baddbmm": ("baddbmm", (2, 96, 64), lambda x, w: torch.baddbmm(torch.ones(64), torch.stack([x, -x]), w, alpha=2)),
     "conv1d without a bias": ("conv1d", (10, 8, 3), lambda x, w: F.conv1d(x[None], w, stride=2, padding=1)),
     "conv1d of one image": ("conv1d", (10, 4, 3), lambda x, w: F.conv1d(x, w, torch.ones(10), groups=2, dilation=3)),
 }

@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from int8_numbers import int8, rounded, weight_int8
+from int8_numbers import LISTS, bits, few_bits, int8, policy_of, rounded, run
 from torch import nn
 
 from habana_mp import hmp
 
-LISTS = {"weight_int8": weight_int8, "int8": int8}
 LOW = (torch.bfloat16, torch.float16)
 SIZES = [(1, 64, 64), (3, 5, 7), (1, 4096, 65), (17, 130, 200), (33, 1, 1), (2, 513, 63), (128, 96, 256)]
 PRODUCTS = {
@@ -31,35 +30,6 @@ def empty_cache():
     hmp.cache.clear()
 
 
-def run(front_end, policy, call):
-    """The result of a call under a policy, without gradients; twice, so that the second one has the cache's copy."""
-    with torch.no_grad():
-        if front_end == "autocast":
-            with hmp.autocast("cpu", policy=policy):
-                first, second = call(), call()
-        else:
-            hmp.convert(policy=policy)
-            try:
-                first, second = call(), call()
-            finally:
-                hmp.revert()
-    assert torch.equal(bits(first), bits(second))
-    return first
-
-
-def bits(result):
-    return result.contiguous().view(torch.int16)
-
-
-def policy_of(title, op, low=torch.bfloat16):
-    return hmp.Policy.from_ops(low_dtype=low, **{title: [op]})
-
-
-def few_bits(*sizes):
-    """Numbers whose products with others of 8 bits have exact sums."""
-    return torch.randint(-8, 9, sizes).float() / 4
-
-
 @pytest.mark.parametrize("low", LOW, ids=str)
 @pytest.mark.parametrize("title", LISTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -70,7 +40,7 @@ def test_products(name, sizes, title, low, front_end):
     x = few_bits(rows, inputs)
     weight, bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
     own = nn.Parameter(weight.detach().t().contiguous()) if turned else weight
-    found = run(front_end, policy_of(title, op, low), lambda: call(x, own, bias))
+    found = run(front_end, policy_of(title, op, low=low), lambda: call(x, own, bias))
     assert found.dtype is low
     assert torch.equal(bits(found), bits(LISTS[title](x, weight, bias, low).detach()))
 

@@ -113,38 +113,12 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
   }
   const auto caller = cached ? std::optional(WeightCache::Caller::Dispatcher) : std::nullopt;
   at::Tensor result = int8_result(
-      op, {tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller});
+      op, {tensors[0], tensors[1], tensors[2], decision.to, decision.cause == Cause::Int8, caller},
+      torch::jit::last(stack_, form_.count));
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));
   return true;
-}
-
-at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
-  switch (op) {
-    case Int8Op::Linear:
-    case Int8Op::Matmul:
-      return int8_product(int8_layout(op), operands);
-    case Int8Op::Mm:  // of matrices alone, as the next
-      return operands.input.dim() == 2 ? int8_product(int8_layout(op), operands) : at::Tensor();
-    case Int8Op::Addmm:
-      if (operands.input.dim() != 2) return {};
-      return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
-    case Int8Op::Embedding:
-      return int8_embedding(operands);
-    case Int8Op::Convolution:
-      break;
-    case Int8Op::None:
-      return {};
-  }
-  const bool named = slot(4).isString();
-  if (!slot(3).isIntList() || !slot(5).isIntList() || !slot(6).isInt()) return {};
-  if (!named && !slot(4).isIntList()) return {};
-  const bool same = named && slot(4).toStringRef() == "same";
-  if (named && !same && slot(4).toStringRef() != "valid") return {};
-  const auto stride = slot(3).toDimVector(), dilation = slot(5).toDimVector();
-  const auto padding = named ? at::DimVector{0} : slot(4).toDimVector();
-  return int8_convolution(operands, {stride, padding, dilation, slot(6).toInt(), same});
 }
 
 // On other devices, and where a transform of torch sees the tensors: the numbers are rounded, and

@@ -29,7 +29,8 @@ using torch::autograd::variable_list;
 
 // The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller) {
+                     std::optional<WeightCache::Caller> caller, const at::Tensor& known) {
+  if (known.defined()) return known;
   listen::Observer* observer = listen::observer_of_call();
   const std::uint64_t start = observer == nullptr ? 0 : now_ns();
   bool was_cached = false;
@@ -242,7 +243,7 @@ bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight) {
 
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta,
                         const at::Scalar& alpha) {
-  const auto& [input, weight, bias, to, activations, caller] = call;
+  const auto& [input, weight, bias, to, activations, caller, known] = call;
   const bool turned = layout == Layout::Int8Turned;
   if (!are_of(call) || weight.dim() != 2 || input.dim() == 0) return {};
   const std::int64_t outputs = weight.size(turned ? 1 : 0), inputs = weight.size(turned ? 0 : 1);
@@ -255,7 +256,8 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
   const bool plain = beta.equal(1) && alpha.equal(1) &&
                      (!bias.defined() || (bias.dim() == 1 && bias.size(0) == outputs));
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
-  const ProductForm form{layout, result_type, activations, int8_copy(weight, layout, caller)};
+  const ProductForm form{layout, result_type, activations,
+                         int8_copy(weight, layout, caller, known)};
   const at::Tensor x = low(input, to, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
@@ -267,7 +269,7 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
 }
 
 at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers) {
-  const auto& [input, weight, bias, to, activations, caller] = call;
+  const auto& [input, weight, bias, to, activations, caller, known] = call;
   if (!are_of(call) || weight.dim() < 3 || weight.dim() > 5) return {};
   const auto windows = windows_of(weight, numbers);
   const bool batched = input.dim() == weight.dim();
@@ -279,7 +281,7 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   const ProductForm form{Layout::Int8, scalar_type(to), activations,
-                         int8_copy(weight, Layout::Int8, caller)};
+                         int8_copy(weight, Layout::Int8, caller, known)};
   const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
   at::Tensor result;
   if (records_graph(x) || (added.defined() && records_graph(added))) {
@@ -291,13 +293,40 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
 }
 
 at::Tensor int8_embedding(const Int8Operands& call) {
-  const auto& [indices, weight, bias, to, activations, caller] = call;
+  const auto& [indices, weight, bias, to, activations, caller, known] = call;
   const bool whole = indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt;
   if (!whole || weight.dim() != 2) return {};
   const at::Tensor rows = indices.to(at::kLong).contiguous();
-  const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
+  const at::Tensor copy = int8_copy(weight, Layout::Int8, caller, known);
   RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});
   return int8_lookup(rows, int8_memory(copy), scalar_type(to));
+}
+
+at::Tensor int8_result(Int8Op op, const Int8Operands& call, c10::ArrayRef<c10::IValue> arguments) {
+  switch (op) {
+    case Int8Op::Linear:
+    case Int8Op::Matmul:
+      return int8_product(int8_layout(op), call);
+    case Int8Op::Mm:  // of matrices alone, as the next
+      return call.input.dim() == 2 ? int8_product(int8_layout(op), call) : at::Tensor();
+    case Int8Op::Addmm:
+      if (call.input.dim() != 2) return {};
+      return int8_product(int8_layout(op), call, arguments[3].toScalar(), arguments[4].toScalar());
+    case Int8Op::Embedding:
+      return int8_embedding(call);
+    case Int8Op::Convolution:
+      break;
+    case Int8Op::None:
+      return {};
+  }
+  const bool named = arguments[4].isString();
+  if (!arguments[3].isIntList() || !arguments[5].isIntList() || !arguments[6].isInt()) return {};
+  if (!named && !arguments[4].isIntList()) return {};
+  const bool same = named && arguments[4].toStringRef() == "same";
+  if (named && !same && arguments[4].toStringRef() != "valid") return {};
+  const auto stride = arguments[3].toDimVector(), dilation = arguments[5].toDimVector();
+  const auto padding = named ? at::DimVector{0} : arguments[4].toDimVector();
+  return int8_convolution(call, {stride, padding, dilation, arguments[6].toInt(), same});
 }
 
 at::Tensor rounded_by_torch(const at::Tensor& tensor, at::IntArrayRef dims) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <optional>
@@ -62,6 +63,7 @@ struct Int8Operands {
   DType to;
   bool activations;                           // in 8 bits, too
   std::optional<WeightCache::Caller> caller;  // none: without the cache
+  at::Tensor copy{};                          // of the weight, where it is known
 };
 
 struct Int8Convolution {
@@ -77,6 +79,8 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
                         const at::Scalar& alpha = 1);
 at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers);
 at::Tensor int8_embedding(const Int8Operands& call);
+// The same of any of these ops, by its arguments at the dispatcher.
+at::Tensor int8_result(Int8Op op, const Int8Operands& call, c10::ArrayRef<c10::IValue> arguments);
 
 // What a tensor has after it was rounded to 8 bits, by ops of torch: in float32, with one scale for
 // all numbers that lie along `dims`. For traces and for devices without kernels.

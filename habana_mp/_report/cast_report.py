@@ -26,6 +26,7 @@ from habana_mp._report.findings.asked import asked_casts, dtype_name
 from habana_mp._report.findings.diff import ReportDiff
 from habana_mp._report.findings.unknown import OUTSIDE, is_outside
 from habana_mp._report.form import MOST_BYTES, read_report
+from habana_mp._report.formats import checked_formats
 from habana_mp._report.measured import MeasuredReport
 from habana_mp._report.merge import merged
 from habana_mp._report.schedule import Schedule
@@ -62,9 +63,13 @@ class CastReport(Short, Document, MeasuredReport):
         warmup: int = 0,
         active: int | None = None,
         own_thread: bool = False,
+        formats: Iterable[str] = (),
     ) -> None:
         if values not in (False, True, "errors"):
             raise ValueError(f'values must be True, False or "errors", not {values!r}')
+        self._formats = checked_formats(formats)
+        if self._formats and values is not True:
+            raise ValueError(f"formats needs values=True, not {values!r}")
         self._measures = values
         self._own_thread = own_thread  # it counts what this thread and its backward passes run, and nothing else
         self._schedule = Schedule(wait, warmup, active)
@@ -91,7 +96,9 @@ class CastReport(Short, Document, MeasuredReport):
             policy = region_policy()[0] or in_force.policy
             self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
             self._projected_squares = 0.0
-            self._open = _core.open_report(bool(self._measures), self._measures is True, self._low, self._own_thread)
+            self._open = _core.open_report(
+                bool(self._measures), self._measures is True, self._low, self._own_thread, self._formats
+            )
         except BaseException:  # where another probe looks, or an interrupt comes
             unwatch_modules()
             raise
@@ -195,16 +202,8 @@ class CastReport(Short, Document, MeasuredReport):
         return tuple(self._data().advice)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole report as plain values, as ``to_json`` writes them. Times are in seconds, sizes in bytes.
-
-        Each of ``rows`` is an op in a module under one decision, with values also at one ``place`` in the code. It has ``op``, ``module``,
-        ``front_end`` ("convert", "autocast" or ""), ``policy``, ``decision``, ``rule``, ``source`` (the first line that called it), ``calls``,
-        ``seconds`` (with casts), ``cast_seconds`` (of forward casts), ``dtypes`` (of the arguments), ``runs_in`` (dtypes in which it ran) and
-        ``casts``. Each cast has ``from``, ``to``, ``count``, ``cached``, ``bytes`` and ``seconds``, and ``backward`` with the same keys.
-
-        ``ping_pong``, ``recast``, ``never_seen``, ``missed`` and ``advice`` are the findings. ``rank`` is the rank of this process;
-        ``merged`` joins the reports of several ranks. ``timeline`` is a sample of the casts in time: start, seconds, number of the row, from,
-        to and kind of every ``stride``-th cast.
+        """Return the whole report as plain values, as ``to_json`` writes them: docs/report-json.md has all keys. Times are in seconds, sizes in
+        bytes.
 
         Raises:
             RuntimeError: the report was never entered.
@@ -273,9 +272,8 @@ class CastReport(Short, Document, MeasuredReport):
     def merged(cls, reports: Iterable[CastReport]) -> CastReport:
         """Merge the reports of several ranks into one. Counts, sizes and times are sums, also the time of the block.
 
-        ``to_dict()["ranks"]`` has the sums of each rank, and ``["uneven"]`` has the ops that not all ranks cast alike, which the advice names
-        too. The timeline is that of the first report. If the reports have different ranks, they keep their numbers; otherwise the place of a
-        report is its rank.
+        ``to_dict()["ranks"]`` has the sums of each rank, and ``["uneven"]`` has the ops that not all ranks cast alike. The timeline is that of
+        the first report. If the reports have different ranks, they keep their numbers; otherwise the place of a report is its rank.
 
         Raises:
             TypeError: one of the arguments is not a report.
@@ -356,10 +354,18 @@ class CastReport(Short, Document, MeasuredReport):
             steps=[*self._schedule.seconds],
             low_dtype=self._low if self._measures else "",
             projected_squares=self._projected_squares,
+            formats=self._formats,
         )
 
 
-def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active: int | None = None) -> CastReport:
+def report(
+    *,
+    values: bool | str = False,
+    formats: Iterable[str] = (),
+    wait: int = 0,
+    warmup: int = 0,
+    active: int | None = None,
+) -> CastReport:
     """Count every cast of ``convert`` and ``autocast`` while a ``with`` block runs, with its reason.
 
     Reports nest, and each sees all threads. Of code that ``torch.compile`` has compiled, a report has the graphs and not the ops. While it is
@@ -370,6 +376,8 @@ def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active
             dtype, and in the low dtype of the policy if it ran in float32. If the block runs a backward pass, the gradients show which op
             makes which part of the error of the loss. "errors" leaves out the second kind and takes less time. Weights, gradients, random
             numbers and running statistics stay the same as without the report.
+        formats: "weight_int8", "int8" or both, with ``values=True``: each call that could run so on the CPU also runs in these lists of ops
+            in 8 bits, as in inference.
         wait: the number of steps to skip at the beginning. ``r.step()`` ends a step.
         warmup: the number of steps after these that run with the report open and are not counted.
         active: the number of steps after these that are counted. The default is all.
@@ -378,7 +386,7 @@ def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active
         A ``CastReport``, for a ``with`` block.
 
     Raises:
-        ValueError: ``values`` is another value, or a number of steps is not accepted.
+        TypeError, ValueError: ``values``, ``formats`` or a number of steps is not accepted.
 
     Example:
         >>> with hmp.report() as r:
@@ -389,4 +397,4 @@ def report(*, values: bool | str = False, wait: int = 0, warmup: int = 0, active
     See Also:
         explain, draw
     """
-    return CastReport(values, wait=wait, warmup=warmup, active=active)
+    return CastReport(values, formats=formats, wait=wait, warmup=warmup, active=active)

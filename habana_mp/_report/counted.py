@@ -12,7 +12,19 @@ from habana_mp._cast import dtype_name
 from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
-from habana_mp._report.data import CompiledGraph, Edge, InForce, Loss, Missed, PingPong, Read, Report, Row, Timeline
+from habana_mp._report.data import (
+    CompiledGraph,
+    Edge,
+    Format,
+    InForce,
+    Loss,
+    Missed,
+    PingPong,
+    Read,
+    Report,
+    Row,
+    Timeline,
+)
 from habana_mp._report.findings.advice import with_advice
 from habana_mp._report.findings.groups import OWN_FILES, Repeated, grouped_ping_pong, grouped_recast, never_seen
 from habana_mp._report.findings.holders import holders
@@ -26,6 +38,7 @@ def report_of_counts(
     steps: list[float],
     low_dtype: Any,
     projected_squares: float,
+    formats: tuple[str, ...] = (),
 ) -> Report:
     """``low_dtype``: of calls outside of any policy; "" where no numbers were measured."""
     policies = [(Policy(each["policy"]), each["front_end"]) for each in counted["policies"]]
@@ -63,6 +76,7 @@ def report_of_counts(
         timeline=convert(counted["timeline"], Timeline),
         steps=steps or UNSET,
         low_dtype=low_dtype or UNSET,
+        formats=convert(formats, list[Format]) if formats else UNSET,
         losses=convert(counted["losses"], list[Loss]) if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,

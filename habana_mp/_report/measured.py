@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import habana_mp._core as _core
+from habana_mp._cast import dtype_name
+from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.asked import asked_rows, never_called
 from habana_mp._report.findings.edits import Edit, edits
-from habana_mp._report.findings.preset_errors import preset_errors
+from habana_mp._report.findings.preset_errors import policy_errors, preset_errors, ran_in_formats
 from habana_mp._report.findings.unknown import (
     Why,
     error_of,
@@ -21,9 +24,11 @@ from habana_mp._report.findings.unknown import (
     why_no_share,
     why_nothing,
 )
+from habana_mp._report.formats import FORMATS, checked_formats
 from habana_mp._report.numbers import (
     LocalError,
     Objective,
+    Run,
     change_of,
     local_error,
     losses_of,
@@ -48,7 +53,7 @@ class MeasuredReport(ABC):
         """Whether the block runs, with values."""
 
     def local_error(
-        self, op: str | None = None, module: str | None = None, *, what_if: bool = False, backward: bool = False
+        self, op: str | None = None, module: str | None = None, *, what_if: bool | str = False, backward: bool = False
     ) -> LocalError:
         """Return the error of an op, measured against the same op in float32 on the same inputs. The report needs ``values``.
 
@@ -56,7 +61,7 @@ class MeasuredReport(ABC):
             op: any name of an op, by default all ops.
             module: a path, as for ``casts``, by default all modules.
             what_if: return the error that the op would have in the low dtype of the policy (bfloat16 without a policy), also where it ran
-                in float32.
+                in float32; or "weight_int8" or "int8", in 8 bits, of its calls that can run so. The report needs these ``formats``.
             backward: return the error of the ops in its backward pass instead.
 
         Raises:
@@ -71,18 +76,29 @@ class MeasuredReport(ABC):
             True
         """
         rows = self._asked_rows(op, module)
-        which = "backward" if backward else "low" if what_if else "ran"
+        run = self._run(what_if)
+        if run in FORMATS and not backward:
+            return self._error_in(run, rows)
+        which = "backward" if backward else run
         if which != "low":
             _raise(why_nothing(self._data()))
         _raise(why_no_error(self._data(), rows, which))
         return local_error(added(error_of(row, which) for row in rows))
 
-    def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool = False) -> float:
+    def _error_in(self, name: str, rows: list[Row]) -> LocalError:
+        errors = [found.error for row in rows if (found := row.measured.in_format(name))]
+        if not errors:
+            ops = ", ".join(dict.fromkeys(row.op for row in rows))
+            raise RuntimeError(f"the error of {ops} in {name} is not measured: no call can run so on this device")
+        return local_error(added(errors))
+
+    def error_share(self, op: str | None = None, module: str | None = None, *, what_if: bool | str = False) -> float:
         """Return which part of the error of the loss an op makes, from 0 to 1, to first order.
 
         It needs the gradients of a backward pass in the block. The error of each call is multiplied with the gradient of its result; sizes
         count, without signs. Without a loss, call ``project`` with the outputs. With ``what_if`` it is the share that the op would have if
-        all ops ran in the low dtype, which also works for a float32 step. Arguments and errors are the same as for ``local_error``.
+        all ops ran in the low dtype, which also works for a float32 step; with a list of ops in 8 bits, if all ran in it that can. Arguments
+        and errors are the same as for ``local_error``.
 
         Raises:
             TypeError, ValueError: as for ``local_error``.
@@ -90,8 +106,9 @@ class MeasuredReport(ABC):
                 not finite; and outside of any policy if all ops ran in float32.
         """
         rows = self._asked_rows(op, module)
-        self._check_shares(rows, what_if=what_if)
-        return share(self._data().rows, rows, what_if=what_if)
+        which = self._run(what_if)
+        self._check_shares(rows, what_if=bool(what_if))
+        return share(self._data().rows, rows, which)
 
     def error_shares(self) -> dict[tuple[str, str], float]:
         """Return the ``error_share`` of every op in every module, by the name of the op and the path of the module without the class of the root.
@@ -158,7 +175,7 @@ class MeasuredReport(ABC):
             raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
         self._projected_squares += squares
 
-    def edits(self, per: str = "op") -> tuple[Edit, ...]:
+    def edits(self, per: str = "op", *, formats: Iterable[str] = ()) -> tuple[Edit, ...]:
         """Return edits of the policy that the measured errors suggest, in the order in which they help most. ``Policy.with_edits`` takes them.
 
         Ops that lose numbers (NaN or infinity in the low dtype alone) come first. Each further edit leaves the least error together with those
@@ -168,10 +185,14 @@ class MeasuredReport(ABC):
 
         Args:
             per: "op", or "module" for edits of an op in some modules, which ``set_policies(model, policy)`` applies to a model.
+            formats: return edits into these lists of ops in 8 bits instead, "weight_int8" or "int8" or both. They add error and save
+                time, so they are another sequence, which begins at the policy that ran: first those that add least error for the time
+                that they save, each op in one list.
 
         Raises:
-            ValueError: ``per`` is another value.
-            RuntimeError: the report was made without ``values``, or never entered; or there are no edits because no op or no policy was
+            TypeError: ``formats`` is no collection of names.
+            ValueError: ``per`` or one of ``formats`` is another value.
+            RuntimeError: the report was made without ``values`` or without these ``formats``, or never entered; or there are no edits because no op or no policy was
                 seen, or no op loses numbers and the shares are not known (see ``error_share``).
 
         Example:
@@ -182,7 +203,9 @@ class MeasuredReport(ABC):
         if per not in ("op", "module"):
             raise ValueError(f'per must be "op" or "module", not {per!r}')
         self._check_values()
-        found = tuple(edits(self._data(), per))
+        names = checked_formats(formats)
+        self._check_formats(names)
+        found = tuple(edits(self._data(), per, names))
         if not found:
             _raise(why_no_edit(self._data()))
         return found
@@ -228,6 +251,58 @@ class MeasuredReport(ABC):
             return {name: together(errors) for name, errors in found.items()}
         asked = self._asked_loss(loss)
         return dict(sorted(((name, errors[asked]) for name, errors in found.items()), key=lambda each: each[1]))
+
+    def forecast(self, policy: Policy | str | os.PathLike[str], loss: str | None = None) -> float:
+        """Return the error that the steps in the block would have under a policy, as ``presets`` has it of each preset.
+
+        What the policy has in 8 bits needs a report with these ``formats``. Names of the policy for modules count.
+
+        Args:
+            policy: a ``Policy``, or its name or path. Its low dtype is the one that was measured.
+            loss: as for ``presets``.
+
+        Raises:
+            RuntimeError: as for ``edits``; or the report has no measurements in 8 bits, or some ops ran in 8 bits already.
+            ValueError: the policy has another low dtype, or no such line called backward.
+
+        Example:
+            >>> with hmp.autocast("cpu"), hmp.report(values=True, formats=("int8",)) as r:
+            ...     model(x).float().mean().backward()
+            >>> eight = hmp.Policy.load("balanced").with_edits("+linear:int8")
+            >>> r.forecast("balanced") <= r.forecast(eight)
+            True
+        """
+        self._check_values()
+        asked = policy if isinstance(policy, Policy) else Policy.load(policy)
+        if (low := dtype_name(asked.low_dtype)) != self._data().low_dtype:
+            raise ValueError(f"the policy {asked.name} has {low}, and {self._data().low_dtype} was measured")
+        self._check_formats([name for name in FORMATS if any(entry.list == name for entry in asked._core.entries)])
+        if ops := ran_in_formats(self._data()):
+            raise RuntimeError(
+                f"{', '.join(ops)} ran in 8 bits, so what it adds in another format is not known: "
+                "make the report under a policy without ops in 8 bits"
+            )
+        found = policy_errors(self._data(), asked)
+        if not found:
+            _raise(why_no_edit(self._data()))
+            raise RuntimeError("no error reached a loss or projected outputs")
+        return together(found) if loss is None else found[self._asked_loss(loss)]
+
+    def _run(self, what_if: bool | str) -> Run:
+        """As which run of ops a question is asked."""
+        if what_if not in (False, True, *FORMATS):
+            raise ValueError(f"what_if must be True, False or {' or '.join(map(repr, FORMATS))}, not {what_if!r}")
+        if not isinstance(what_if, str):
+            return "low" if what_if else "ran"
+        self._check_formats([what_if])
+        return cast(Run, what_if)
+
+    def _check_formats(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in (self._data().formats or []):
+                raise RuntimeError(
+                    f"{name} was not measured: make the report with hmp.report(values=True, formats=[{name!r}])"
+                )
 
     def _asked_loss(self, loss: str | None) -> str:
         """The line that is it, or ends with it behind a folder."""

@@ -12,13 +12,14 @@ from typing import Literal, NamedTuple
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Read, Report, Row
+from habana_mp._report.formats import FORMATS
 
 OUTPUTS = "outputs"
 _ALL = -1  # readers
 _MANY_PASSES = 8  # with fewer, the signs of one pass would count for too much of a mean
 
-# The error of a row as it ran, in the low dtype, or of float32 results that are rounded.
-Run = Literal["ran", "low", "rounding"]
+# The error of a row as it ran, in the low dtype, of float32 results that are rounded, or in 8 bits: of calls that cannot run so, in the low dtype.
+Run = Literal["ran", "low", "rounding", "weight_int8", "int8"]
 
 # Why the error of a call is not measured, by kUnmeasuredNames in src/report/values.h.
 UNMEASURED = {
@@ -64,10 +65,10 @@ def local_error(error: Error) -> LocalError:
     return LocalError(relative, error.largest, error.lost)
 
 
-def share(rows: Iterable[Row], chosen: Iterable[Row], *, what_if: bool = False) -> float:
+def share(rows: Iterable[Row], chosen: Iterable[Row], which: Run = "ran") -> float:
     """What part of all changes the chosen rows make, without signs: errors of two places may cancel by chance."""
     rows = [*rows]
-    size = change_of(rows, what_if=what_if)
+    size = change_of(rows, which)
     whole = sum(map(size, rows))
     return sum(map(size, chosen)) / whole if whole > 0 else 0.0
 
@@ -83,7 +84,7 @@ def shares_known(rows: Iterable[Row]) -> bool:
     return share(rows, rows) > 0
 
 
-def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], float]:
+def change_of(rows: Iterable[Row], which: Run = "ran") -> Callable[[Row], float]:
     """The size of the change that a row makes: of losses if the report has seen a backward pass of one, else of random sums of the outputs.
 
     Several losses count alike, whatever their sizes are.
@@ -91,7 +92,6 @@ def change_of(rows: Iterable[Row], *, what_if: bool = False) -> Callable[[Row], 
     rows = [*rows]
     losses: list[str | None] = [*losses_of(rows)] or [None]
     whole = {each: _total(rows, each, "ran") or _total(rows, each, "low") or 1.0 for each in losses}
-    which: Run = "low" if what_if else "ran"
     return lambda row: math.sqrt(sum(squares(row, each, which) / whole[each] for each in losses))
 
 
@@ -102,14 +102,29 @@ def losses_of(rows: Iterable[Row]) -> list[str]:
 def squares(row: Row, loss: str | None, which: Run = "ran") -> float:
     """Of the changes of a loss in each backward pass, or without one of random sums of the outputs."""
     values = row.measured
+    if which in FORMATS:
+        found = values.in_format(which)
+        own = found.projected if found and loss is None else 0.0
+        own += sum(each.squares for each in (found.losses if found else ()) if each.loss == loss)
+        return own + squares(row, loss, "low") * _not_in_format(row, which)
     if loss is None:
         return {"ran": values.projected, "low": values.projected_low, "rounding": values.projected_rounding}[which]
     field = {"ran": "squares", "low": "squares_low", "rounding": "squares_rounding"}[which]
     return sum((getattr(each, field) for each in values.losses if each.loss == loss), 0.0)
 
 
-def _change(row: Row, loss: str | None, which: Literal["ran", "low"]) -> float:
+def _not_in_format(row: Row, name: str) -> float:
+    """Which part of the calls of a row cannot run in 8 bits."""
+    found = row.measured.in_format(name)
+    return 1 - min(1.0, found.calls / max(1, row.measured.calls)) if found else 1.0
+
+
+def _change(row: Row, loss: str | None, which: Run) -> float:
     """With its sign, of a loss in all backward passes."""
+    if which in FORMATS:
+        found = row.measured.in_format(which)
+        own = sum(each.change for each in (found.losses if found else ()) if each.loss == loss)
+        return own + _change(row, loss, "low") * _not_in_format(row, which)
     field = {"ran": "change", "low": "change_low"}[which]
     return sum((getattr(each, field) for each in row.measured.losses if each.loss == loss), 0.0)
 
@@ -151,10 +166,13 @@ class Left:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Which ``part`` of the calls of a row moves to the low dtype, and who rounds their results, too, in what was measured of these."""
+    """Which ``part`` of the calls of a row moves to the low dtype, or to a list of ops in 8 bits, and who rounds their results, too, in what was
+    measured of these.
+    """
 
     part: float = 1.0
     rounded: Rounded = field(default_factory=Rounded)
+    which: Run = "low"
 
 
 class _Read(NamedTuple):
@@ -219,7 +237,7 @@ class Objective:
         for loss, scale in self._scales.items():
             total, mean, squared_means = 0.0, 0.0, 0.0
             for number, row in enumerate(self._rows):
-                which: Literal["ran", "low"] = "low" if number in low else "ran"
+                which: Run = low[number].which if number in low else "ran"
                 whole = squares(row, loss, which)
                 if number in left:
                     rounding = self._rounding(number, loss, left[number].rounded)

@@ -21,6 +21,7 @@ from habana_mp._policy.list_file import ListFile, parse_list
 from habana_mp._policy.names import check_known, known_names
 from habana_mp._policy.policy import with_files
 from habana_mp._ranks.rank import rank, world_size
+from habana_mp._report.formats import checked_formats
 from habana_mp._show.units import encodable
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.hmp import Policy, presets
@@ -145,6 +146,19 @@ def policy_options(about: str, default: str = DEFAULT) -> Callable[[Callable[...
         return command
 
     return decorate
+
+
+def formats_option(accepted: Sequence[str], default: Sequence[str], about: str) -> Callable[..., Any]:
+    """Names between commas; the command gets them as ``formats``."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:  # noqa: ARG001 - click's signature
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        try:
+            return checked_formats(names, accepted)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return click.option("--formats", default=",".join(default), metavar="NAMES", callback=read, help=about)
 
 
 def _edits_in(values: Iterable[str]) -> Iterator[Edit]:

@@ -15,11 +15,12 @@ from habana_mp._ranks.rank import rank, world_size
 from habana_mp._report.findings.beginning import edits_text
 from habana_mp._report.findings.unknown import known_errors, no_op, unmeasured, why_nothing
 from habana_mp._report.form import schema
+from habana_mp._report.formats import FORMATS
 from habana_mp._show.stream import flush, say
 from habana_mp._show.writing import written
 from habana_mp.cli.console import Problem, print_rich, user_errors
 from habana_mp.cli.output import html_option, json_option, write_files
-from habana_mp.cli.parameters import new_file
+from habana_mp.cli.parameters import formats_option, new_file
 from habana_mp.cli.run import script_command
 from habana_mp.cli.script import Script, ending_of
 
@@ -38,12 +39,17 @@ def _print_schema(ctx: click.Context, param: click.Parameter, value: bool) -> No
     is_flag=True,
     help="Also measure the error that the casts make, and which op makes it. A step takes three times as long or more.",
 )
+@formats_option(
+    FORMATS,
+    (),
+    f"Also measure what ops would be in 8 bits, as in these lists: {','.join(FORMATS)}, or one of them. Needs --values.",
+)
 @click.option(
     "--write-edits",
     "edits_file",
     callback=new_file,
     metavar="FILE",
-    help="Write the edits that the errors suggest, one per line, for --edit FILE. Needs --values.",
+    help="Write the edits that the errors suggest, one per line, for --edit FILE. Needs --values. With --formats, those into 8 bits.",
 )
 @click.option(
     "--per",
@@ -83,6 +89,7 @@ def report(
     max_error: float | None,
     baseline: str | None,
     values: bool,
+    formats: tuple[str, ...],
 ) -> None:
     """Run a script and report its casts.
 
@@ -101,14 +108,14 @@ def report(
 
     The exit code is that of the script. If that is 0, it is 1 if the report exceeds --max-casts or --max-error or differs from --baseline.
     """
-    if not values and (edits_file or max_error is not None):
-        raise Problem(f"--{'write-edits' if edits_file else 'max-error'} needs --values")
+    if not values and (edits_file or formats or max_error is not None):
+        raise Problem(f"--{'write-edits' if edits_file else 'formats' if formats else 'max-error'} needs --values")
     if per is not None and not edits_file:
         raise Problem("--per needs --write-edits FILE")
     with user_errors():
         before = None if baseline is None else hmp.CastReport.load(baseline)
     process = os.getpid()
-    with hmp.report(values=values) as seen:
+    with hmp.report(values=values, formats=formats) as seen:
         seen.title = script.name
         ending = ending_of(script)
     if os.getpid() != process:  # a child that the script forked and that came to its end
@@ -120,7 +127,7 @@ def report(
     write_files(seen, html, json_file)
     if edits_file:
         with user_errors():
-            text = edits_text(seen._data(), per or "op")
+            text = edits_text(seen._data(), per or "op", formats)
             written(text, edits_file)
         if rank() == 0 and not any(edits_in(text)):
             say(f"--write-edits: no edits. The reason is in {edits_file}", err=True)

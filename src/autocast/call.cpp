@@ -123,7 +123,7 @@ bool Call::compute_int8(Int8Op op, const Decision& decision, bool cached) {
     std::apply([&](auto&... each) { torch::jit::push(stack_, std::move(each)...); }, *results);
     return true;
   }
-  at::Tensor result = int8_result(op, operands);
+  at::Tensor result = int8_result(op, operands, torch::jit::last(stack_, form_.count));
   if (!result.defined()) return false;
   torch::jit::drop(stack_, form_.count);
   torch::jit::push(stack_, std::move(result));
@@ -135,37 +135,6 @@ std::optional<BagResults> Call::int8_bags(const Int8Operands& operands) {
   return int8_embedding_bag(
       operands, {slot(2).toTensor(), slot(3).toBool(), slot(4).toInt(), slot(5).toBool(),
                  slot(7).toBool(), pads ? std::optional(slot(8).toInt()) : std::nullopt});
-}
-
-at::Tensor Call::int8_result(Int8Op op, const Int8Operands& operands) {
-  switch (op) {
-    case Int8Op::Linear:
-    case Int8Op::Matmul:
-      return int8_product(int8_layout(op), operands);
-    case Int8Op::Mm:  // of matrices alone, as the others
-    case Int8Op::Bmm:
-      if (operands.input.dim() != operands.weight.dim()) return {};
-      return int8_product(int8_layout(op), operands);
-    case Int8Op::Addmm:
-    case Int8Op::Baddbmm:
-      if (operands.input.dim() != operands.weight.dim()) return {};
-      return int8_product(int8_layout(op), operands, slot(3).toScalar(), slot(4).toScalar());
-    case Int8Op::Embedding:
-      return int8_embedding(operands);
-    case Int8Op::Convolution:
-      break;
-    case Int8Op::EmbeddingBag:
-    case Int8Op::None:
-      return {};
-  }
-  const bool named = slot(4).isString();
-  if (!slot(3).isIntList() || !slot(5).isIntList() || !slot(6).isInt()) return {};
-  if (!named && !slot(4).isIntList()) return {};
-  const bool same = named && slot(4).toStringRef() == "same";
-  if (named && !same && slot(4).toStringRef() != "valid") return {};
-  const auto stride = slot(3).toDimVector(), dilation = slot(5).toDimVector();
-  const auto padding = named ? at::DimVector{0} : slot(4).toDimVector();
-  return int8_convolution(operands, {stride, padding, dilation, slot(6).toInt(), same});
 }
 
 // On other devices, and where a transform of torch sees the tensors: the numbers are rounded, and

@@ -131,7 +131,6 @@ class Call {
   void take_back();
 
  private:
-  at::Tensor int8_result(Int8Op op, const Int8Operands& operands);
   std::optional<BagResults> int8_bags(const Int8Operands& operands);
   void round_arguments(Int8Op op, const Decision& decision);
   at::Tensor packed_product_of(Layout layout, const PackedOperands& operands);

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -58,6 +59,26 @@ py::list losses_of(const std::vector<report::Report::LossChanges>& losses) {
   return found;
 }
 
+// What a row would be in 8 bits.
+py::list formats_of(const report::Report& report, SiteId site) {
+  py::list found;
+  const auto& formats = report.values(site).formats;
+  for (std::size_t i = 0; i < formats.size(); ++i) {
+    if (formats[i].calls == 0) continue;
+    py::list losses;
+    for (const auto& each : report.changes(site)) {
+      py::dict loss = named<true>(each.formats[i]);
+      loss["loss"] = name_of(each.line);
+      losses.append(loss);
+    }
+    py::dict format = named<true>(formats[i]);
+    format["format"] = action_name(report::kFormats[i]);
+    format["losses"] = losses;
+    found.append(format);
+  }
+  return found;
+}
+
 void add_values(py::dict& row, const report::Report& report, SiteId site) {
   const report::Values& values = report.values(site);
   const py::list losses = losses_of(report.changes(site));
@@ -71,6 +92,7 @@ void add_values(py::dict& row, const report::Report& report, SiteId site) {
   if (!measured && losses.empty()) return;
   row["values"] = named<true>(values);
   row["values"]["losses"] = losses;
+  row["values"]["formats"] = formats_of(report, site);
   row["values"]["unmeasured"] =
       std::reduce(values.unmeasured.begin(), values.unmeasured.end(), std::uint64_t{0});
 }
@@ -273,11 +295,17 @@ void bind_report(py::module_& module) {
   py::class_<report::Report, std::shared_ptr<report::Report>>(module, "Report");
   module.def(
       "open_report",
-      [](bool errors, bool what_if, const std::string& low, bool own_thread) {
-        return probe::open_report({errors, what_if, low_dtype_named(low)}, own_thread);
+      [](bool errors, bool what_if, const std::string& low, bool own_thread,
+         const std::vector<std::string>& formats) {
+        report::Measure measure{errors, what_if, low_dtype_named(low)};
+        for (std::size_t i = 0; i < report::kFormats.size(); ++i) {
+          const bool asked = std::ranges::count(formats, action_name(report::kFormats[i])) != 0;
+          measure.formats |= unsigned{asked} << i;
+        }
+        return probe::open_report(measure, own_thread);
       },
       py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16",
-      py::arg("own_thread") = false);
+      py::arg("own_thread") = false, py::arg("formats") = std::vector<std::string>());
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));

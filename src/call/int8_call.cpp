@@ -139,7 +139,8 @@ at::Tensor rounded_along(const at::Tensor& tensor, at::IntArrayRef dims) {
 }  // namespace
 
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller) {
+                     std::optional<WeightCache::Caller> caller, const at::Tensor& known) {
+  if (known.defined()) return known;
   listen::Observer* observer = listen::observer_of_call();
   const std::uint64_t start = observer == nullptr ? 0 : now_ns();
   bool was_cached = false;
@@ -185,7 +186,7 @@ bool has_int8_kernel(const at::Tensor& input, const at::Tensor& weight) {
 
 at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scalar& beta,
                         const at::Scalar& alpha) {
-  const auto& [input, weight, bias, to, activations, caller] = call;
+  const auto& [input, weight, bias, to, activations, caller, known] = call;
   const bool turned = layout == Layout::Int8Turned;
   const bool batched = turned && weight.dim() == 3;
   if (!are_of(call) || (!batched && weight.dim() != 2) || input.dim() == 0) return {};
@@ -200,7 +201,7 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   const bool plain = is_plain_sum(call, outputs, beta, alpha);
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
-  const ProductForm form{result_type, activations, int8_copy(weight, layout, caller)};
+  const ProductForm form{result_type, activations, int8_copy(weight, layout, caller, known)};
   const at::Tensor x = low(input, to, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
   const auto compute = [&] { return product_of(x, added, form); };
@@ -214,7 +215,7 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
 }
 
 at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& numbers) {
-  const auto& [input, weight, bias, to, activations, caller] = call;
+  const auto& [input, weight, bias, to, activations, caller, known] = call;
   if (!are_of(call) || weight.dim() < 3 || weight.dim() > 5) return {};
   const auto windows = windows_of(weight, numbers);
   const bool batched = input.dim() == weight.dim();
@@ -225,7 +226,8 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
     return {};
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  const ProductForm form{scalar_type(to), activations, int8_copy(weight, Layout::Int8, caller)};
+  const ProductForm form{scalar_type(to), activations,
+                         int8_copy(weight, Layout::Int8, caller, known)};
   const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
   const auto compute = [&] { return convolution_of(x, weight.sizes(), added, *windows, form); };
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
@@ -254,16 +256,16 @@ at::Tensor traced_int8_convolution(const Int8Operands& call, const Int8Convoluti
 }
 
 at::Tensor int8_embedding(const Int8Operands& call) {
-  const auto& [indices, weight, bias, to, activations, caller] = call;
+  const auto& [indices, weight, bias, to, activations, caller, known] = call;
   if (!are_numbered(call)) return {};
   const at::Tensor rows = indices.to(at::kLong).contiguous();
-  const at::Tensor copy = int8_copy(weight, Layout::Int8, caller);
+  const at::Tensor copy = int8_copy(weight, Layout::Int8, caller, known);
   RECORD_FUNCTION("habana_mp::int8_embedding", c10::ArrayRef<const c10::IValue>{});
   return int8_lookup(rows, int8_memory(copy).front(), scalar_type(to));
 }
 
 std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int8Bags& bags) {
-  const auto& [indices, weight, factors, to, activations, caller] = call;
+  const auto& [indices, weight, factors, to, activations, caller, known] = call;
   if (indices.dim() != 1 || !bags.offsets.defined() || !are_numbered(call)) return std::nullopt;
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   // What the bags have is looked up once, whatever the size of the table; the padding, too, as
@@ -278,7 +280,7 @@ std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int
   std::optional<std::int64_t> padding;
   if (bags.padding_index) padding = places[-1].item<std::int64_t>();
   places = places.narrow(0, 0, indices.size(0));
-  const at::Tensor looked_up = int8_embedding({rows, weight, {}, to, false, caller});
+  const at::Tensor looked_up = int8_embedding({rows, weight, {}, to, false, caller, known});
   constexpr std::int64_t kMax = 2;
   BagResults results = at::embedding_bag(
       looked_up, places, bags.offsets, bags.scale_grad_by_freq, bags.mode, bags.sparse,
@@ -287,6 +289,37 @@ std::optional<BagResults> int8_embedding_bag(const Int8Operands& call, const Int
   at::Tensor& largest = std::get<3>(results);
   if (bags.mode == kMax && rows.numel() > 0) largest = rows.take(largest);
   return results;
+}
+
+at::Tensor int8_result(Int8Op op, const Int8Operands& call, c10::ArrayRef<c10::IValue> arguments) {
+  switch (op) {
+    case Int8Op::Linear:
+    case Int8Op::Matmul:
+      return int8_product(int8_layout(op), call);
+    case Int8Op::Mm:  // of matrices alone, as the others
+    case Int8Op::Bmm:
+      if (call.input.dim() != call.weight.dim()) return {};
+      return int8_product(int8_layout(op), call);
+    case Int8Op::Addmm:
+    case Int8Op::Baddbmm:
+      if (call.input.dim() != call.weight.dim()) return {};
+      return int8_product(int8_layout(op), call, arguments[3].toScalar(), arguments[4].toScalar());
+    case Int8Op::Embedding:
+      return int8_embedding(call);
+    case Int8Op::Convolution:
+      break;
+    case Int8Op::EmbeddingBag:
+    case Int8Op::None:
+      return {};
+  }
+  const bool named = arguments[4].isString();
+  if (!arguments[3].isIntList() || !arguments[5].isIntList() || !arguments[6].isInt()) return {};
+  if (!named && !arguments[4].isIntList()) return {};
+  const bool same = named && arguments[4].toStringRef() == "same";
+  if (named && !same && arguments[4].toStringRef() != "valid") return {};
+  const auto stride = arguments[3].toDimVector(), dilation = arguments[5].toDimVector();
+  const auto padding = named ? at::DimVector{0} : arguments[4].toDimVector();
+  return int8_convolution(call, {stride, padding, dilation, arguments[6].toInt(), same});
 }
 
 at::Tensor rounded_weight(Int8Op op, const at::Tensor& weight) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <functional>
@@ -81,11 +82,13 @@ struct Int8Operands {
   DType to;
   bool activations;                           // in 8 bits, too
   std::optional<WeightCache::Caller> caller;  // none: without the cache
+  at::Tensor copy{};                          // of the weight, where it is known
 };
 
 // The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
+// `known`: the same, where it was made before.
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller);
+                     std::optional<WeightCache::Caller> caller, const at::Tensor& known = {});
 
 struct Int8Convolution {
   at::IntArrayRef stride, padding, dilation;
@@ -107,6 +110,8 @@ at::Tensor traced_int8_product(Layout layout, const Int8Operands& call, const Wh
 at::Tensor traced_int8_convolution(const Int8Operands& call, const Int8Convolution& numbers,
                                    const WholeOp& op);
 at::Tensor int8_embedding(const Int8Operands& call);
+// The same of any of these ops with one result, by its arguments at the dispatcher.
+at::Tensor int8_result(Int8Op op, const Int8Operands& call, c10::ArrayRef<c10::IValue> arguments);
 
 // What embedding_bag has beside its operands, whose bias is the weights of the samples.
 struct Int8Bags {

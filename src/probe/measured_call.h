@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "evidence/differences.h"
@@ -47,9 +48,10 @@ struct Off {
   at::Tensor result;
   evidence::Difference difference;
   report::SiteId site = report::kNone;
-  bool ran = false;        // else it would be off by it in the low dtype
-  bool inherited = false;  // the call has not made it
-  bool passed = false;     // nor this, which is to tell who reads the result
+  bool ran = false;                     // else it would be off by it in the low dtype
+  bool inherited = false;               // the call has not made it
+  bool passed = false;                  // nor this, which is to tell who reads the result
+  std::optional<std::size_t> format{};  // it would be off by it in one of report::kFormats
   std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/inner_gradients.h
 };
 

@@ -14,6 +14,7 @@
 #include "evidence/numbers.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
+#include "probe/formats.h"
 #include "probe/inherited_errors.h"
 #include "watch/observatory.h"
 
@@ -139,7 +140,9 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
           rounding_of(evidence::in_float32(exact[i].other), low_of(result, measure), *off);
     waiting.push_back({result, std::move(difference), context.site, true});
   }
-  if (!context.backward) values.low = values.ran;
+  if (context.backward) return;
+  values.low = values.ran;
+  measure_formats(context, pairs, measure, values, waiting);
 }
 
 void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>& results,
@@ -181,6 +184,7 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     if (off != nullptr) difference.rounding = rounding_of(result.detach(), low, *off);
     waiting.push_back({result, std::move(difference), context.site, false});
   }
+  measure_formats(context, evidence::compared(results, results), measure, values, waiting);
 }
 
 void pass_on(const MeasuredCall& context, const std::vector<c10::IValue>& results,

@@ -118,22 +118,24 @@ bool has_low(c10::ArrayRef<c10::IValue> arguments, const CastTensors& casts = {}
 
 // Whether there was room for it.
 bool wait(Off& off) {
-  return evidence::wait_for_gradient(off.result, std::move(off.difference), std::move(off.inner),
-                                     off.inherited ? report::kNone : off.site,
-                                     [site = off.site, ran = off.ran, passed = off.passed](
-                                         double change, double rounding, bool read) {
-                                       const auto [pass, loss] = watch::backward_pass();
-                                       const report::Change found{.pass = pass,
-                                                                  .loss = loss,
-                                                                  .ran = ran ? change : 0,
-                                                                  .low = change,
-                                                                  .rounding = rounding};
-                                       const std::lock_guard guard(all().mutex);
-                                       for_listeners([&](report::Listener& listener) {
-                                         if (!passed) listener.changed(site, found);
-                                         if (read) listener.read(site, report::kNone, found);
-                                       });
-                                     });
+  return evidence::wait_for_gradient(
+      off.result, std::move(off.difference), std::move(off.inner),
+      off.inherited || off.format ? report::kNone : off.site,
+      [site = off.site, ran = off.ran, passed = off.passed, format = off.format](
+          double change, double rounding, bool read) {
+        const auto [pass, loss] = watch::backward_pass();
+        const report::Change found{.pass = pass,
+                                   .loss = loss,
+                                   .ran = ran ? change : 0,
+                                   .low = change,
+                                   .rounding = rounding,
+                                   .format = format};
+        const std::lock_guard guard(all().mutex);
+        for_listeners([&](report::Listener& listener) {
+          if (!passed) listener.changed(site, found);
+          if (read) listener.read(site, report::kNone, found);
+        });
+      });
 }
 
 // What is inside of it is not looked at: its own, or all that can be known of it.
@@ -308,7 +310,8 @@ void start(const report::Report& report, const report::Measure& measure, std::ui
     report::Measure& now = here().measure;
     now = {.errors = measure.errors || (!first && now.errors),
            .what_if = measure.what_if || (!first && now.what_if),
-           .low = measure.low};
+           .low = measure.low,
+           .formats = measure.formats | (first ? 0 : now.formats)};
   }
   if (!first) return;
   evidence::forget_kernels();

@@ -80,7 +80,12 @@ void Report::measured(SiteId site, const Values& values) {
 void Report::changed(SiteId site, const Change& change) {
   if (!has_values_) return;
   if (projecting_) {
-    Changes& sum = at(projection_, site);
+    Projection& own = at(projection_, site);
+    if (change.format) {
+      own.formats[*change.format] += change.low;
+      return;
+    }
+    Changes& sum = own.changes;
     ++sum.count;
     sum.ran += change.ran;
     sum.low += change.low;
@@ -93,6 +98,7 @@ void Report::changed(SiteId site, const Change& change) {
     ++loss.passes;
   }
   LossChanges& known = of_line(at(changes_, site), change.loss);
+  if (change.format) return known.formats[*change.format].add(change.pass, change.low);
   if (known.last.pass != change.pass) known.last = {.pass = change.pass};
   const auto grown = [](double& sum, double part) {
     const double more = part * (2 * sum + part);
@@ -140,13 +146,16 @@ void Report::begin_projection() {
 void Report::end_projection() {
   projecting_ = false;
   for (std::size_t site = 0; site < projection_.size(); ++site) {
-    const Changes& one = projection_[site];
+    const Changes& one = projection_[site].changes;
+    const auto& formats = projection_[site].formats;
     if (one.count == 0) continue;
     Values values;
     values.projections = 1;
     values.projected_ran = one.ran * one.ran;
     values.projected_low = one.low * one.low;
     values.projected_rounding = one.rounding * one.rounding;
+    for (std::size_t i = 0; i < formats.size(); ++i)
+      values.formats[i].projected = formats[i] * formats[i];
     measured(static_cast<SiteId>(site), values);
   }
   projection_.clear();

@@ -127,6 +127,7 @@ class Report final : public Listener {
     std::uint32_t line;
     Changes changes{};
     Change last{.pass = -1};  // the sums of the last pass: squares grow while their parts come
+    std::array<PassSums, kFormats.size()> formats{};
   };
   const std::vector<LossChanges>& changes(SiteId site) const;
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
@@ -170,8 +171,12 @@ class Report final : public Listener {
   bool has_values_;
   std::uint64_t start_ns_;
   std::vector<Row> rows_;
-  std::vector<Values> values_;       // of the rows; empty unless it has them
-  std::vector<Changes> projection_;  // of the rows, in the one that runs
+  std::vector<Values> values_;  // of the rows; empty unless it has them
+  struct Projection {
+    Changes changes{};
+    std::array<double, kFormats.size()> formats{};
+  };
+  std::vector<Projection> projection_;  // of the rows, in the one that runs
   std::vector<Loss> losses_;
   std::vector<std::vector<LossChanges>> changes_;  // of the rows
   bool projecting_ = false;

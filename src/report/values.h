@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 
+#include "policy/decide.h"
 #include "policy/dtype.h"
 
 namespace habana_mp::report {
@@ -19,7 +21,11 @@ struct Measure {
   bool errors = false;   // of what ran in a low dtype, against float32
   bool what_if = false;  // of what ran in float32, had it run in the low dtype; and ranges
   DType low = DType::BFloat16;
+  unsigned formats = 0;  // of kFormats, a bit each: what could run in them
 };
+
+// The lists of ops in 8 bits, as which a call is run once more where that is asked for.
+inline constexpr std::array kFormats = {Action::WeightInt8, Action::Int8};
 
 // How the values of a field of two parts make one. Seconds: a sum of nanoseconds, which reports
 // have in seconds.
@@ -125,7 +131,27 @@ struct Change {
   double ran = 0;
   double low = 0;
   double rounding = 0;  // that of float32 results which are rounded, and nothing else
+  std::optional<std::size_t> format{};  // of kFormats: `low` is of it, and the others are nothing
 };
+
+// A sum of changes in all passes, and the sum of the squares of those in each.
+struct PassSums {
+  double change = 0;
+  double squares = 0;
+  int pass = -1;
+  double last = 0;  // of that pass
+
+  void add(int of_pass, double part) {
+    if (pass != of_pass) last = 0;
+    pass = of_pass;
+    squares += part * (2 * last + part);
+    last += part;
+    change += part;
+  }
+};
+template <>
+inline constexpr auto kFields<PassSums> =
+    std::tuple{Field{"change", &PassSums::change}, Field{"squares", &PassSums::squares}};
 
 // The changes of one loss. Their squares are those of the sum in each backward pass: what cancels
 // in one pass adds up in the next.
@@ -146,6 +172,20 @@ inline constexpr auto kFields<Changes> =
                Field{"squares", &Changes::squares_ran},
                Field{"squares_low", &Changes::squares_low},
                Field{"squares_rounding", &Changes::squares_rounding}};
+
+// Of calls that were run in one of kFormats, too.
+struct InFormat {
+  std::uint64_t calls = 0;
+  Error error;
+  std::uint64_t ns = 0;  // of these runs, with a copy of the weight that was made before
+  double projected = 0;
+
+  void add(const InFormat& other);
+};
+template <>
+inline constexpr auto kFields<InFormat> = std::tuple{
+    Field{"calls", &InFormat::calls}, Field{"error", &InFormat::error},
+    Field{"seconds", &InFormat::ns, Adds::Seconds}, Field{"projected", &InFormat::projected}};
 
 struct Values {
   std::uint64_t calls = 0;  // that were measured
@@ -168,6 +208,7 @@ struct Values {
   // What it has chosen by numbers that are off, and what float32 would choose otherwise.
   std::uint64_t choices = 0;
   std::uint64_t flipped = 0;
+  std::array<InFormat, kFormats.size()> formats{};
 
   void leave_out(Unmeasured why, bool of_backward = false) {
     ++(of_backward ? unmeasured_backward : unmeasured)[static_cast<std::size_t>(why)];
@@ -214,8 +255,10 @@ void add_fields(T& into, const T& other) {
 inline void Error::add(const Error& other) { add_fields(*this, other); }
 inline void Range::add(const Range& other) { add_fields(*this, other); }
 inline void Absorbed::add(const Absorbed& other) { add_fields(*this, other); }
+inline void InFormat::add(const InFormat& other) { add_fields(*this, other); }
 inline void Values::add(const Values& other) {
   add_fields(*this, other);
+  for (std::size_t i = 0; i < formats.size(); ++i) formats[i].add(other.formats[i]);
   for (std::size_t i = 0; i < unmeasured.size(); ++i) {
     unmeasured[i] += other.unmeasured[i];
     unmeasured_backward[i] += other.unmeasured_backward[i];

@@ -182,3 +182,19 @@ def test_the_difference_of_two_reports(here):
     assert "linear" in Path("d.html").read_text()
     same = call("diff", "a.json", "a.json")
     assert (same.stdout, same.exit_code) == ("no difference: the same casts\n", 0)
+
+
+def test_formats(here):
+    done = call(
+        "report", "--values", "--formats", "int8", "--json", "out.json", "--write-edits", "edits.txt", "train.py"
+    )
+    assert done.exit_code == 0
+    assert float(hmp.CastReport.load("out.json").local_error("linear", what_if="int8")) > 0
+    assert "8 bits" in Path("edits.txt").read_text() or "no edit" in Path("edits.txt").read_text()
+    for arguments, text in {
+        ("report", "--values", "--formats", "int4"): "formats has 'int4'; accepted are 'weight_int8', 'int8'",
+        ("report", "--formats", "int8"): "--formats needs --values",
+        ("tune", "--budget", "0.1", "--formats", "float32,lower,int_8"): "formats has 'int_8'",
+    }.items():
+        done = call(*arguments, "train.py")
+        assert (done.exit_code, text in done.stderr) == (2, True), done.stderr

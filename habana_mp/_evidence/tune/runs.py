@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -155,11 +155,11 @@ class Runs:
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"the metric must return one number, not {returned!r:.80}") from None
 
-    def report(self, policy: Policy, *, values: bool) -> tuple[Report, bool]:
+    def report(self, policy: Policy, *, values: bool, formats: Sequence[str] = ()) -> tuple[Report, bool]:
         """A report of the step, which runs once, and whether the step called backward."""
 
         def run() -> dict[str, Any]:
-            with self._state(policy), CastReport(values, own_thread=True) as report:
+            with self._state(policy), CastReport(values, own_thread=True, formats=formats) as report:
                 outputs = self._step()
                 backward = report._data().backward_seconds > 0
                 if (
@@ -170,7 +170,8 @@ class Runs:
                     report.project(outputs, _PROJECTIONS)
             return {**report.to_dict(), "calls_backward": backward}
 
-        found = dict(self.journal.kept(f"{'values' if values else 'report'} {policy}", run, self._counted))
+        kind = " ".join(["values" if values else "report", *formats])
+        found = dict(self.journal.kept(f"{kind} {policy}", run, self._counted))
         backward = bool(found.pop("calls_backward"))
         return report_of(found), backward
 

@@ -26,6 +26,7 @@ _TIMED = 8  # policies, at most
 _EDITS = (1, 2, 3, 5)  # the first edits of a report, which run together
 _CHANCE = 10.0  # errors of a loss may cancel
 _RUNS = {"numbers": 20, "seconds": 44}  # beside one for two ops
+_RUNS_IN_FORMATS = 8  # and these with lists of ops in 8 bits: each halves the edits that are left
 
 
 @dataclass
@@ -45,18 +46,24 @@ class Search:
     _cost: str
     _predicts: bool
     _checks: bool
+    _formats: tuple[str, ...]
 
     def __post_init__(self) -> None:
         self._in_seconds = self._cost == "seconds"
         self._reserved = self._checks + (_ROUNDS * _TIMED if self._in_seconds else 0)
         self._points: list[Point] = []
         self._edits: list[Edit] = []
+        self._most_in_formats: Policy | None = None
 
     def run(self) -> Tuned:
         size = self._runs.reference()
         wide = Policy.from_ops(rest="fp32", low_dtype=self._base.low_dtype, name="float32")
         as_start = self._others == "start"
-        measured, backward = self._runs.report(self._base if as_start else wide, values=True)
+        measured, backward = self._runs.report(self._base if as_start else wide, values=True, formats=self._formats)
+        if self._formats and backward:
+            raise ValueError(
+                f"{' and '.join(self._formats)} are for inference, and the step calls backward: return its outputs, or leave these formats out"
+            )
         self._parts = parts = Parts(measured, self._per, size, self._base, as_it_ran=as_start)
         if not parts:
             where = f"in {self._base._core.low_dtype} under {self._base.name}" if as_start else "in float32"
@@ -71,7 +78,9 @@ class Search:
         # What the other lists of the start still lower is a part too, such as dropout that passes its input on.
         all_wide, _ = self._runs.report(self._policy(range(len(parts))), values=False)
         parts.add_lowered(all_wide, self._base._core.low_dtype)
-        self._most = parts.ops // 2 + _RUNS[self._cost]
+        self._most = parts.ops // 2 + _RUNS[self._cost] + (_RUNS_IN_FORMATS if self._formats else 0)
+        self._reserved += _RUNS_IN_FORMATS if self._formats else 0
+        self._in_formats = edits(measured, self._per, self._formats) if self._formats else []
         self._announce(parts.ops, len(parts), self._most)
         low = self._policy(())
         all_low = self._runs.run(low)
@@ -94,6 +103,8 @@ class Search:
             self._add_edits()
         best = self._pruned(self._bisected(path(parts, self._costs)))
         self._add_as_start(best)
+        self._reserved -= _RUNS_IN_FORMATS if self._formats else 0
+        self._add_in_formats(best)
         return self._chosen(best)
 
     def _fit_errors(self, measured: float) -> None:
@@ -147,6 +158,22 @@ class Search:
         for count in _EDITS:
             self._is_edit_within(wide[:count], [])
             self._is_edit_within(wide[:enough], low[:count])
+
+    def _add_in_formats(self, in_float32: Collection[int]) -> None:
+        """What was found with the most edits into 8 bits, in their order, that the budget has room for beside it."""
+        begin, wide = self._policy(in_float32), {self._parts[i]._entry for i in in_float32}
+        waiting = [edit for edit in self._in_formats if edit._entry not in wide]
+        few, most = 0, len(waiting)
+        while few < most and self._has_runs():
+            middle = (few + most + 1) // 2
+            texts = [edit.text for edit in waiting[:middle]]
+            policy = begin.with_edits(*texts)
+            name = " ".join(texts) if middle <= 2 else f"{middle} edits into 8 bits"
+            beside = f", {len(in_float32)} in float32" if in_float32 else ""
+            if self._add(name + beside, policy, None).error <= self._budget:
+                few, self._most_in_formats = middle, policy
+            else:
+                most = middle - 1
 
     def _is_edit_within(self, wide: list[str], low: list[str]) -> bool:
         texts = [*wide, *low]
@@ -237,12 +264,12 @@ class Search:
             chosen=chosen,
             float32_seconds=next(point.seconds for point in self._points if point.policy == self._wide),
             noise=noise,
-            _edits=tuple(self._edits),
+            _edits=(*self._edits, *self._in_formats),
         )
 
     def _time_in_turns(self, own: Point) -> float:
         """Times what the search has found, float32, the start, and the fastest others that are within the budget. The noise of these times."""
-        first = (own.policy, self._wide, self._base)
+        first = (own.policy, self._wide, self._base, self._most_in_formats)
         within = [point for point in self._points if point.error <= self._budget]
         timed = sorted(within, key=lambda point: (point.policy not in first, point.seconds))[:_TIMED]
         left = self._most - self._runs.count - self._checks

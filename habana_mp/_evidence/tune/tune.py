@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,8 +19,11 @@ from habana_mp._evidence.tune.runs import METRICS, Runs
 from habana_mp._evidence.tune.search import Search
 from habana_mp._evidence.tune.tuned import Tuned
 from habana_mp._policy.policy import Policy
+from habana_mp._report.formats import FORMATS, checked_formats
 from habana_mp._show.progress import Bar
 from habana_mp._show.units import counted, whole
+
+CHOSEN = ("float32", "lower")  # that an op may run in, without others
 
 
 def tune(
@@ -33,6 +36,7 @@ def tune(
     per: str = "op",
     others: str = "start",
     cost: str = "seconds",
+    formats: Iterable[str] = CHOSEN,
     seed: int = 0,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -43,7 +47,7 @@ def tune(
     more runs measure how much time it would save. This gives an order in which ops go to float32: first those whose float32 removes most
     error for its costs. Then the step runs under policies along this order, and under the first edits that ``CastReport.edits`` returns,
     which measures the error of ops together. The last runs time the best policies, float32 and the start in turns. With n ops there are at
-    most n // 2 + 44 runs, and n // 2 + 20 with ``cost="numbers"``. After each run, modules, optimizers, schedulers, scalers, other tensors
+    most n // 2 + 44 runs, n // 2 + 20 with ``cost="numbers"``, and 8 more with ``formats`` in 8 bits. After each run, modules, optimizers, schedulers, scalers, other tensors
     that the step has names for, and random numbers are restored.
 
     Args:
@@ -60,6 +64,9 @@ def tune(
             edits. "lower": to the lower list.
         cost: "seconds" measures times here. "numbers" computes as few numbers as possible in float32, which gives the same lists on every
             machine: for models that will run elsewhere.
+        formats: what an op may run in: "float32" and "lower", and with them "weight_int8", "int8" or both, the lists of ops in 8 bits, for
+            a step of inference. The policy that was found then also runs with edits into these lists, as many as the budget has room for.
+            They need ``others="start"`` and ``cost="seconds"``.
         seed: the seed of the random numbers of each run.
         resume: a file that keeps the measurements. If it exists, the search continues from it, also with another budget.
         progress: print on stderr how many runs there will be, and a bar with the remaining time.
@@ -68,8 +75,9 @@ def tune(
         A ``Tuned``.
 
     Raises:
-        TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, or ``seed`` is not a whole number.
-        ValueError: the budget is not above 0; another ``metric``, ``per``, ``others`` or ``cost``; the step returns no numbers or
+        TypeError: ``step`` or ``check`` is not callable, ``start`` is not a policy, ``formats`` no collection, or ``seed`` is not a whole number.
+        ValueError: the budget is not above 0; another ``metric``, ``per``, ``others``, ``cost`` or one of ``formats``; formats in 8 bits with a step that calls
+            backward; the step returns no numbers or
             infinite ones, or has no op that computes; the metric returns NaN for two equal results; the step differs by more than the budget in float32, too; the file to resume from
             is of another search.
         RuntimeError: a comparison, a search or a report that measures is running, or ``convert`` is in force. The step uses something
@@ -93,12 +101,14 @@ def tune(
         others=(others, ("lower", "start")),
         cost=(cost, ("seconds", "numbers")),
     )
+    in_8_bits = _checked_formats(formats, others, cost)
     check_nothing_runs("tune")
     check_no_conversion("tune")
     base = start if isinstance(start, Policy) else Policy.load(start)
     journal = Journal(
         resume,
-        {"start": str(base), "per": per, "others": others, "cost": cost, "seed": seed, "metric": _name_of(metric)},
+        {"start": str(base), "per": per, "others": others, "cost": cost, "seed": seed, "metric": _name_of(metric)}
+        | ({"formats": [*in_8_bits]} if in_8_bits else {}),
     )
     runs = Runs(step, check, metric, seed, journal)
     with Bar(shown=progress) as bar:
@@ -109,11 +119,23 @@ def tune(
             bar.start(f"{what}: at most {most} runs", total=most, done=runs.count)
 
         predicts, checks = metric == "results", check is not None
-        search = Search(runs, announce, float(budget), base, per, others, cost, predicts, checks)
+        search = Search(runs, announce, float(budget), base, per, others, cost, predicts, checks, in_8_bits)
         try:
             return search.run()
         finally:
             runs.restore()
+
+
+def _checked_formats(formats: Iterable[str], others: str, cost: str) -> tuple[str, ...]:
+    """Those in 8 bits."""
+    names = checked_formats(formats, (*CHOSEN, *FORMATS))
+    if missing := [each for each in CHOSEN if each not in names]:
+        raise ValueError(f"formats must have {' and '.join(map(repr, missing))}: {', '.join(names)} are beside them")
+    found = tuple(each for each in names if each in FORMATS)
+    for name, value, wanted in (("others", others, "start"), ("cost", cost, "seconds")):
+        if found and value != wanted:
+            raise ValueError(f"formats with {' and '.join(found)} need {name}={wanted!r}, not {value!r}")
+    return found
 
 
 def _check_steps(step: object, check: object) -> None:

@@ -20,6 +20,7 @@ from habana_mp._policy.names import names_of
 from habana_mp._policy.policy import Policy
 from habana_mp._policy.read_file import shown
 from habana_mp._report.findings.edits import Edit
+from habana_mp._report.formats import FORMATS
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, printable, size, time
 from habana_mp._show.writing import Document, plain
@@ -201,8 +202,11 @@ class Tuned(Short, Document):
         parts = [each for each in self.parts if name in (each.name, each.part.op) and each.list == after]
         if parts:
             return self.why(parts[0]) if len(parts) == 1 else evidence(parts, self.policy._core.low_dtype)
-        # What ran in float32 under the start is no part.
-        return next((edit.why for edit in self._edits if edit.text == f"+{name}:{after}"), "")
+        return self._why_edited(f"+{name}:{after}")  # what ran in float32 under the start is no part
+
+    def _why_edited(self, text: str) -> str:
+        """Of an edit of the start, by its text."""
+        return next((edit.why for edit in self._edits if edit.text == text), "")
 
     def _beside(self, error: float) -> str:
         """Of an error: as many figures as show on which side of the budget it is."""
@@ -220,10 +224,14 @@ class Tuned(Short, Document):
                 if each.part._entry == own or (each.part.op == str(own) and each.part._entry not in decided)
             ]
             text = evidence(known, self.policy._core.low_dtype) if known and own in decided else ""
+            if entry.list in FORMATS:
+                text = self._why_edited(f"+{own}:{entry.list}")
             yield entry.replaced(comment=text)
 
     def why(self, each: TunedPart) -> str:
         """Return why one of ``parts`` is in its list, without its name."""
+        if each.list in FORMATS:
+            return self._why_edited(f"+{each.name}:{each.list}")
         error, known = each.part.error, evidence([each], self.policy._core.low_dtype)
         if each.list == "lower":
             reason = "within the budget"

@@ -1,6 +1,6 @@
 """The data of a report. Its files say what each field is, and know nothing of how it is counted or shown."""
 
-from habana_mp._report.data.base import Adds, CastFrom, CastTo, Data, ListName, Why
+from habana_mp._report.data.base import Adds, CastFrom, CastTo, Data, Format, ListName, Why
 from habana_mp._report.data.compiled import CompiledCast, CompiledGraph
 from habana_mp._report.data.report import (
     FORMAT,
@@ -38,6 +38,7 @@ __all__ = [
     "Data",
     "Edge",
     "Error",
+    "Format",
     "InForce",
     "ListName",
     "Loss",

@@ -29,6 +29,7 @@ Size = Annotated[float, Meta(ge=0, le=1e200, title="a number, 0 or more")]
 DType = Literal["other", "float8", "float16", "bfloat16", "float32", "float64", "int8"]
 CastFrom = Literal["float32", "bfloat16", "float16", "float8"]
 ListName = Literal["lower", "fp32", "promote", "weight_int8", "int8", "error"]
+Format = Literal["weight_int8", "int8"]
 CastTo = Literal["float32", "bfloat16", "float16", "int8"]
 Decision = Literal[
     "left alone",

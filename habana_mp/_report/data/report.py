@@ -23,6 +23,7 @@ from habana_mp._report.data.base import (
     Data,
     Decision,
     DType,
+    Format,
     ListName,
     Number,
     Seconds,
@@ -292,6 +293,11 @@ class Report(Totals, frozen=True, kw_only=True):
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,
         "The low dtype that the values are of. Only with values.",
+    ] = UNSET
+    formats: Annotated[
+        list[Format] | UnsetType,
+        Adds.FIRST,
+        "The lists of ops in 8 bits that calls were also run as. Only if the report was made with formats.",
     ] = UNSET
     losses: Annotated[list[Loss] | UnsetType, "The losses that backward was called on. Only with values."] = UNSET
     projected_squares: Annotated[

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, get_origin
 
-from msgspec import structs
+from msgspec import field, structs
 
-from habana_mp._report.data.base import Adds, Count, Data, Number, Seconds, Size
+from habana_mp._report.data.base import Adds, Count, Data, Format, Number, Seconds, Size
 
 
 class Error(Data, frozen=True):
@@ -46,6 +46,23 @@ class LossChange(Data, frozen=True):
     squares_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
 
 
+class FormatChange(Data, frozen=True):
+    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
+    change: Annotated[Number, "The change of the loss in this format, to first order."]
+    squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
+
+
+class FormatValues(Data, frozen=True):
+    """What the calls of a row would be in 8 bits, as one of these lists has them."""
+
+    format: Annotated[Format, "The list."]
+    calls: Annotated[Count, "How many calls can run so, and were measured."]
+    error: Annotated[Error, "The error of their results."]
+    seconds: Annotated[Seconds, "The time of these runs, with a copy of the weight that was made before."]
+    losses: Annotated[list[FormatChange], "What the errors change each loss by."]
+    projected: Annotated[Size, "The sum of the squared changes of the random sums of outputs."]
+
+
 class Values(Data, frozen=True):
     """What was measured of the numbers of a row. The sums are described in src/report/values.h."""
 
@@ -66,6 +83,13 @@ class Values(Data, frozen=True):
     projected_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
     choices: Annotated[Count, "How many choices, such as indices of argmax, were made from numbers with an error."]
     flipped: Annotated[Count, "How many of them float32 would have made otherwise."]
+    formats: Annotated[
+        list[FormatValues],
+        "What the calls would be in 8 bits. Empty where no format was asked for, or no call can run so.",
+    ] = field(default_factory=list)
+
+    def in_format(self, name: str) -> FormatValues | None:
+        return next((each for each in self.formats if each.format == name), None)
 
 
 def _nothing(kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from habana_mp._report.added import grouped
 from habana_mp._report.data import Report, Row
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
+from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import Objective, change_of, together, with_values
 from habana_mp._report.sums import seconds_of_steps
 from habana_mp._show.module_path import common
@@ -50,7 +52,7 @@ class LossError:
 class Edit(Short):
     """One edit, as ``Policy.with_edits`` takes it (``text``), and its evidence.
 
-    ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower" the part that it would add. ``error`` is
+    ``share`` is the op's part of the error of the loss, or of the outputs, to first order; of "+op:lower", "+op:int8" and the like the part that it would have. ``error`` is
     by how much the loss is off now, or the outputs in relation to their size, ``error_after`` with this edit and all before it, and ``alone``
     with this one alone: roots of sums of squares, so what cancels by chance in one step counts. ``casts`` is how many casts the op has now,
     ``modules`` where most of it is made. ``more_casts`` and ``seconds`` are what the edit would change in all forward casts and in the time of
@@ -80,6 +82,7 @@ class Edit(Short):
     lost: int = 0
     losses: tuple[LossError, ...] = ()
     _list: str = field(default="fp32", repr=False)  # that the edit puts the op into
+    _entry: Entry | None = field(default=None, repr=False)  # the op, without a list
 
     def __str__(self) -> str:
         return f"{self.text}: {self.why}"
@@ -98,12 +101,13 @@ def _where(rows: list[Row], change: Callable[[Row], float]) -> str:
     return largest if most else common(module for module, size in sizes.items() if size > 0)
 
 
-def edits(report: Report, per: str = "op") -> list[Edit]:
+def edits(report: Report, per: str = "op", formats: Iterable[str] = ()) -> list[Edit]:
     """The ops that lose numbers, then those whose float32 leaves the least error together with the ones before it, weighed against its time, then
     those whose low dtype adds least for the time that they take.
 
     Casts, times and errors are simulated on what was recorded. ``per`` "module" gives edits of an op in some modules, those whose paths differ
-    in numbers together: "+mul in layers.*.rotary_emb:fp32".
+    in numbers together: "+mul in layers.*.rotary_emb:fp32". With ``formats``, those into these lists of ops in 8 bits instead, from the policy as it ran:
+    first the ones that add least error for the time that they save.
     """
     rows = with_values(report.rows)
     # With the calls that were not measured, or had nothing to measure: an edit moves them, too.
@@ -112,8 +116,10 @@ def edits(report: Report, per: str = "op") -> list[Edit]:
     simulation = Simulation(report)
     numbers = {id(row): number for number, row in enumerate(report.rows)}
     listed = {entry: [numbers[id(row)] for row in group] for entry, group in groups.items()}
-    lost = dict(_of_lost(report, groups, listed, simulation))
     sequence = _Sequence(report, simulation, rows, groups, listed)
+    if names := [*formats]:
+        return sequence.in_formats(names)
+    lost = dict(_of_lost(report, groups, listed, simulation))
     return [*sorted(lost.values(), key=lambda each: -each.lost), *sequence.edits(lost)]
 
 
@@ -173,8 +179,10 @@ class _Sequence:
     ) -> None:
         self._simulation, self._groups, self._numbers = simulation, groups, numbers
         self._objective = Objective(report)
-        self._change = {"fp32": change_of(rows), "lower": change_of(rows, what_if=True)}
-        self._dtype = {"fp32": _WIDE, "lower": report.low_dtype or ""}
+        self._change = {"fp32": change_of(rows), "lower": change_of(rows, "low")} | {
+            name: change_of(rows, name) for name in FORMATS
+        }
+        self._dtype = {"fp32": _WIDE, "lower": report.low_dtype or ""} | {name: name for name in FORMATS}
         self._whole = sum(map(self._change["fp32"], rows))
         self._step = seconds_of_steps(report) or 1.0
         self._listed: dict[int, str] = {}  # by the edits so far
@@ -189,6 +197,24 @@ class _Sequence:
         self._so_far = self._simulation.effect(self._listed)
         self._now, self._after = self._error(Effect()), self._error(self._so_far)
         return [*self._wide(), *self._lower()]
+
+    def in_formats(self, formats: Iterable[str]) -> list[Edit]:
+        """One at most for an op: these add error, so each has the list that adds less for the time that it saves."""
+        if self._whole <= 0 or not self._objective.known:
+            return []
+        self._now = self._after = self._error(Effect())
+        found: dict[Entry, tuple[float, str]] = {}
+        for entry, name in itertools.product(self._groups, formats):
+            measured = [row.measured.in_format(name) for row in self._groups[entry]]
+            effect = self._effect(name, entry)
+            if effect.seconds < 0 and any(measured) and not any(each.error.lost for each in measured if each):
+                price = (self._error(effect) ** 2 - self._now**2) / -effect.seconds
+                found[entry] = min((price, name), found.get(entry, (math.inf, name)))
+        return [
+            self._edit(entry, name, self._groups[entry])
+            for entry, (_, name) in sorted(found.items(), key=lambda each: each[1])
+            if entry in self._new()
+        ]
 
     def _effect(self, title: str, *entries: Entry, alone: bool = False) -> Effect:
         own = {number: self._dtype[title] for entry in entries for number in self._numbers[entry]}
@@ -276,7 +302,7 @@ class _Sequence:
         self._after, self._so_far = self._error(effect), effect
         self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
         made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step)
-        if title == "lower":
+        if title != "fp32":
             where = common(row.module for row in rows)
             why = f"{cost}, {self._added(*errors[1:3])}"
         else:
@@ -302,6 +328,7 @@ class _Sequence:
             if len(errors[0]) > 1
             else (),
             _list=title,
+            _entry=entry,
         )
 
     def _each(self, errors: Mapping[str, float]) -> str:

@@ -1,15 +1,15 @@
-"""The error that the steps of a report would have under each preset."""
+"""The error that the steps of a report would have under each preset, or another policy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import habana_mp._core as _core
 from habana_mp._cast import dtype_name
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.simulated import Simulation
+from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import Objective, together
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
@@ -27,15 +27,25 @@ def preset_errors(report: Report) -> dict[str, dict[str, float]]:
     Empty where no error reached a loss or projected outputs, and of a run with ops in 8 bits: what they would add in another format is not measured.
     """
     objective = Objective(report)
-    if not _has_errors(report, objective) or any(row.decision in _core.OPTIONAL_LISTS for row in report.rows):
+    if not _has_errors(report, objective) or ran_in_formats(report):
         return {}
-    simulation, found = Simulation(report), {}
-    for name in presets():
-        policy = Policy.load(name)
-        if dtype_name(policy.low_dtype) == report.low_dtype:
-            effect = simulation.under(policy)
-            found[name] = objective.errors(effect.left, effect.low)
+    low = [policy for policy in map(Policy.load, presets()) if dtype_name(policy.low_dtype) == report.low_dtype]
+    found = {policy.name: policy_errors(report, policy) for policy in low}
     return dict(sorted(found.items(), key=lambda each: together(each[1])))
+
+
+def ran_in_formats(report: Report) -> list[str]:
+    """The ops of which some calls ran in 8 bits: what these would add in another format is not measured."""
+    return sorted({row.op for row in report.rows if row.decision in FORMATS})
+
+
+def policy_errors(report: Report, policy: Policy) -> dict[str, float]:
+    """Of each loss, or of the outputs, under a policy with the low dtype that was measured. Empty where no error reached them."""
+    objective = Objective(report)
+    if not _has_errors(report, objective):
+        return {}
+    effect = Simulation(report).under(policy)
+    return objective.errors(effect.left, effect.low)
 
 
 def invitation(report: Report) -> str:

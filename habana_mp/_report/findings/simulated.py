@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import cast
 
 from msgspec import structs
 
@@ -17,20 +18,22 @@ import habana_mp._core as _core
 from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
-from habana_mp._report.data import Edge, Report, Row, Values
-from habana_mp._report.numbers import Left, Lowered, Rounded
+from habana_mp._report.data import Edge, Report, Row
+from habana_mp._report.findings.times import Times
+from habana_mp._report.formats import FORMATS
+from habana_mp._report.numbers import Left, Lowered, Rounded, Run
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"
 # The rules of rows that cast what is not of one dtype: action, listed. What the others cast depends on the order of their arguments.
 _RULES = {
-    **{name: (name, True) for name in ("lower", "weight_int8", "int8", "fp32", "promote")},
+    **{name: (name, True) for name in ("lower", *FORMATS, "fp32", "promote")},
     "rest fp32": ("fp32", False),
     "no kernel": ("fp32", True),
 }
 _INPUT, _AFFINE = map(_core.ROLES.index, ("input", "affine"))
 # Rows that a list has run in the low dtype, what is in 8 bits among them: its error is of the format that it had.
-_LOWERED = frozenset(["lower", "weight_int8", "int8"])
+_LOWERED = frozenset(["lower", *FORMATS])
 _BY_LISTS = _LOWERED | frozenset(["fp32", "promote", "first input", "unlisted", "left alone", "rest fp32"])
 _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
@@ -44,7 +47,7 @@ class Effect:
     """``casts`` more or fewer in forward passes, and by how many ``seconds`` all steps of the block get longer, about.
 
     ``left`` is what each row keeps of its error that moves to float32: what it hands to ops that cast it back is rounded there. ``low`` are
-    the rows that move to the low dtype.
+    the rows that move to the low dtype, or into 8 bits.
     """
 
     casts: int = 0
@@ -77,8 +80,7 @@ class Simulation:
         forward = sum(cast.bytes for row in self._rows for cast in row.casts)
         # Those of backward passes are the same ones back.
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
-        self._ran_overhead = self._overhead(lambda values: values.ran_seconds)
-        self._other_overhead = self._overhead(lambda values: values.other_seconds)
+        self._times = Times(report)
         self._in_place = frozenset(number for number, row in enumerate(self._rows) if is_in_place(row.op))
         self._by_first_now = self._in_place.union(
             number for number, row in enumerate(self._rows) if row.decision == "first input"
@@ -90,14 +92,20 @@ class Simulation:
     def effect(
         self, listed: Mapping[int, str], following: Collection[int] = (), by_first: Collection[int] | None = None
     ) -> Effect:
-        """Of rows in the list for float32 or for the low dtype, by their numbers and these dtypes, and of rows in no list any more.
+        """Of rows in the list for float32, for the low dtype or for 8 bits, by their numbers and these dtypes or lists, and of rows in no list any more.
+        What cannot run in 8 bits, or was not measured so, runs in the low dtype.
 
         ``by_first``: those of rows in no list that take the dtype of their first argument; by default as they did.
         """
         casts, size = 0, 0.0
         self._by_first = self._by_first_now if by_first is None else by_first
         hidden = {row for number, inside in self._inside.items() if listed.get(number) == _WIDE for row in inside}
-        listed = {row: dtype for row, dtype in listed.items() if row not in hidden}
+        formats = {
+            row: name
+            for row, name in listed.items()
+            if self._rows[row].policy and row not in hidden and self._rows[row].measured.in_format(name)
+        }
+        listed = {row: self._low if to in FORMATS else to for row, to in listed.items() if row not in hidden}
         following = {*following, *hidden}
         moved = self._moved(listed, following, hidden)
         for row in {
@@ -109,17 +117,23 @@ class Simulation:
             before, after = self._casts(row, {}), self._casts(row, moved, listed, following)
             casts += after[0] - before[0]
             size += after[1] - before[1]
-        ops = sum(self._other_time(self._rows[row]) for row in moved)
+        ops = sum(self._times.other(self._rows[row]) for row in moved if row not in formats)
+        in_formats = sum(self._times.in_format(self._rows[row], name) for row, name in formats.items())
         wide = [row for row, to in moved.items() if to == _WIDE and self._rows[row].values]
         return Effect(
             casts,
-            size * self._seconds_of_byte + ops * self._with_backward,
+            # Of inference alone: where weights require gradients no call is in 8 bits.
+            size * self._seconds_of_byte + ops * self._with_backward + in_formats,
             {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
             | dict(self._left_inside(moved)),
             {
                 row: Lowered(1.0 if row in listed else 1 - self._wide_part(row, moved), self._read_low(row, moved))
                 for row, to in moved.items()
                 if to == self._low
+            }
+            | {
+                row: Lowered(1.0, self._read_low(row, moved) if row in moved else Rounded(), cast(Run, name))
+                for row, name in formats.items()
             },
         )
 
@@ -174,7 +188,7 @@ class Simulation:
             if row.decision not in _BY_LISTS:
                 continue
             rule = lines.policy_of(lines.of(row.where.path))._rule(row.op)
-            to = _WIDE if rule.action == "fp32" else self._low if rule.action in _LOWERED else None
+            to = {"fp32": _WIDE, "lower": self._low}.get(rule.action, rule.action if rule.action in FORMATS else None)
             computes = _core.computes(encodable(row.op)) and number not in self._in_place
             if rule.action == "rest" and rule.rest == "fp32" and computes:
                 to = _WIDE
@@ -249,21 +263,6 @@ class Simulation:
         error = row.measured.ran
         rounds_nothing = row.runs_in == [self._low] and error.reference_squares > 0 and error.squares == 0
         return (rounds_nothing and edge.count >= row.calls) or not _core.computes(encodable(row.op))
-
-    def _overhead(self, seconds: Callable[[Values], float]) -> float:
-        """Per call: what a call takes that computes next to nothing."""
-        values = [row.measured for row in self._rows if row.measured.other_seconds and row.measured.calls]
-        return min((seconds(each) / each.calls for each in values), default=0.0)
-
-    def _other_time(self, row: Row) -> float:
-        """By how much the calls of a row take longer in the other dtype, what every call takes left out."""
-        values = row.measured
-        if not values.other_seconds:
-            return 0.0
-        inside = sum(cast.seconds for cast in row.casts) if row.front_end == "autocast" else 0.0
-        ran = max(0.0, values.ran_seconds - values.calls * self._ran_overhead)
-        other = max(0.0, values.other_seconds - values.calls * self._other_overhead)
-        return other - max(0.0, ran - inside)
 
     def _moved(
         self, listed: Mapping[int, str], following: Collection[int] = (), hidden: Collection[int] = ()

@@ -76,7 +76,7 @@ def why_nothing(report: Report) -> Why | None:
 def why_no_shares(rows: list[Row]) -> Why | None:
     if not saw_backward(rows):
         return _NO_BACKWARD
-    if not any(change(row) for change in (change_of(rows), change_of(rows, what_if=True)) for row in rows):
+    if not any(change(row) for change in (change_of(rows), change_of(rows, "low")) for row in rows):
         return _NOT_FINITE
     return None
 

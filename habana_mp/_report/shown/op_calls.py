@@ -35,6 +35,7 @@ class OpCalls(Short):
         share: the part of the error of the loss, or of the outputs, that they make; None if it is not known.
         choices: how many choices, such as the indices of argmax, they made from numbers with an error. It is known in ``no_grad``.
         flipped: how many of these float32 would have made otherwise.
+        formats: the errors that the calls would have in 8 bits, by "weight_int8" and "int8", where a report with ``formats`` measured them.
 
     Example:
         >>> with hmp.autocast("cpu"), hmp.report() as r:
@@ -60,6 +61,7 @@ class OpCalls(Short):
     share: float | None
     choices: int
     flipped: int
+    formats: dict[str, LocalError]
 
     def _line(self) -> str:
         where = f" in {self.module}" if self.module else ""
@@ -68,6 +70,7 @@ class OpCalls(Short):
             parts.append(f"error {float(self.error):.2g}")
         if self.share:
             parts.append(f"{percent(self.share, 1.0)} of all error")
+        parts += [f"in {name} {float(error):.2g}" for name, error in self.formats.items()]
         if self.choices:
             parts.append(f"{self.flipped:,} of {self.choices:,} choices differ")
         return ", ".join(parts)
@@ -98,4 +101,5 @@ def op_calls(report: Report) -> Iterator[OpCalls]:
             share=size(row) / whole if known and whole > 0 else None,
             choices=row.measured.choices,
             flipped=row.measured.flipped,
+            formats={each.format: local_error(each.error) for each in row.measured.formats},
         )

@@ -9,6 +9,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -206,12 +207,17 @@ def _error_columns(
             return Text(f"{found.lost:,} not finite", style="bold red")
         return _number(f"{float(found):.2g}", float(found))
 
+    def in_format(name: str, each: sums.OpSum) -> Text | str:
+        measured = [found.error for row in rows.get(each.op, []) if (found := row.measured.in_format(name))]
+        return _number(f"{float(local_error(added(measured))):.2g}", 1.0) if measured else ""
+
     def of_all(each: sums.OpSum) -> Text | str:
         part = share(report.rows, rows.get(each.op, []))
         return _number(units.share(part, 1.0), part)
 
     shares = [(_MIDDLE, "of all error", number, of_all)] if shares_known(report.rows) else []
-    return [(_MIDDLE, "error", number, error), *shares]
+    formats = [(_WIDE, name, number, partial(in_format, name)) for name in report.formats or []]
+    return [(_MIDDLE, "error", number, error), *formats, *shares]
 
 
 def _pairs(each: sums.OpSum, wide: bool) -> Text:

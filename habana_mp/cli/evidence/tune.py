@@ -16,13 +16,14 @@ from typing import Any
 import click
 
 from habana_mp import hmp
-from habana_mp._evidence.tune.tune import needed_arguments
+from habana_mp._evidence.tune.tune import CHOSEN, needed_arguments
 from habana_mp._evidence.tune.tuned import refuse_to_replace
+from habana_mp._report.formats import FORMATS
 from habana_mp._scope import in_force
 from habana_mp._show.stream import say
 from habana_mp.cli.console import Problem, user_errors
 from habana_mp.cli.output import html_option, json_option, write_files
-from habana_mp.cli.parameters import DEFAULT, policy_options
+from habana_mp.cli.parameters import DEFAULT, formats_option, policy_options
 from habana_mp.cli.script import as_python_ends, find_module
 from habana_mp.hmp import Policy
 
@@ -63,6 +64,11 @@ from habana_mp.hmp import Policy
     default="seconds",
     show_default=True,
     help="The costs of a choice: seconds measured here; or how many numbers are computed in float32, for models that will run elsewhere.",
+)
+@formats_option(
+    (*CHOSEN, *FORMATS),
+    CHOSEN,
+    f"What an op may run in, names between commas: {','.join(CHOSEN)} and, for inference, {' or '.join(FORMATS)}. Default: {','.join(CHOSEN)}.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The seed of the random numbers of each run.")
 @click.option(

@@ -19,7 +19,9 @@ const errorOf = (line) =>
   line.lost ? [make("b.lost", {}, `${count(line.lost)} not finite`)] : zero(line.error ? line.error.toPrecision(2) : "0", line.error);
 const heat = (part) => (part > 0 ? `.heat${Math.ceil(part * 5)}` : "");
 
+const FORMATS = report.formats || [];
 const TERMS = {
+  ...Object.fromEntries(FORMATS.map((name) => [name, "the error that its calls would have in this list of ops in 8 bits"])),
   decision: "the decision of the policy, and the line of the list that it comes from",
   "runs in": "the dtypes that the op computed in",
   "op time": "without its casts and without ops inside it that have their own lines",
@@ -40,6 +42,7 @@ const COLUMNS = [
   ["op time", (line) => line.seconds, (line) => [time(line.seconds)]],
   ...(MEASURED ? [
     ["error", (line) => (line.lost ? Infinity : line.error), (line) => line.measured ? errorOf(line) : line.unmeasured ? [make("i", {}, "not measured")] : []],
+    ...FORMATS.map((name) => [name, (line) => line.formats[name] ?? -1, (line) => name in line.formats ? zero(line.formats[name].toPrecision(2), line.formats[name]) : []]),
     ...(SHARES_KNOWN ? [["of all error", (line) => (line.lost ? Infinity : line.share), (line) => zero(line.measured ? share(line.share, 1) : "", line.share)]] : []),
   ] : []),
   ["cast time", (line) => line.castSeconds, (line) => zero(time(line.castSeconds), line.castSeconds)],
@@ -54,7 +57,7 @@ COLUMNS.unshift({ title: "op", key: (line) => line.name });
 const MOST_OPS = 25;
 const collator = new Intl.Collator("en", { numeric: true }); // blocks.2 before blocks.10
 const ordered = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
-const NUMBERS = new Set(["calls", "op time", "error", "of all error", "cast time", "share", "casts", "cached", "backward", "bytes"]);
+const NUMBERS = new Set([...FORMATS, "calls", "op time", "error", "of all error", "cast time", "share", "casts", "cached", "backward", "bytes"]);
 
 const opsTable = () => {
   const table = document.getElementById("ops-table");

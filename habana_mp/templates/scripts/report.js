@@ -29,6 +29,7 @@ const search = (text) => {
 const summed = (rows) => {
   const made = { rows, calls: 0, seconds: 0, castSeconds: 0, casts: 0, cached: 0, backward: 0, bytes: 0, pairs: new Map(), measured: 0, unmeasured: 0, share: 0, lost: 0 };
   let squares = 0, whole = 0;
+  const formats = {};
   const decisions = new Set(), rules = new Set(), runs = new Set();
   for (const row of rows) {
     made.calls += row.calls;
@@ -40,6 +41,11 @@ const summed = (rows) => {
       made.lost += row.values.ran.lost;
       squares += row.values.ran.squares;
       whole += row.values.ran.reference_squares;
+      for (const { format, error } of row.values.formats) {
+        const own = (formats[format] ||= { squares: 0, whole: 0 });
+        own.squares += error.squares;
+        own.whole += error.reference_squares;
+      }
     }
     made.unmeasured += sum(Object.values(row.unmeasured || {}), (calls) => calls);
     for (const cast of row.casts) {
@@ -54,7 +60,9 @@ const summed = (rows) => {
     if (row.rule) rules.add(row.rule);
     for (const dtype of row.runs_in) runs.add(dtype);
   }
-  made.error = whole > 0 ? Math.sqrt(squares / whole) : 0;
+  const relative = (part, all) => (all > 0 ? Math.sqrt(part / all) : 0);
+  made.error = relative(squares, whole);
+  made.formats = Object.fromEntries(Object.entries(formats).map(([name, own]) => [name, relative(own.squares, own.whole)]));
   return Object.assign(made, { decisions: [...decisions], rules: [...rules], runs: [...runs] });
 };
 

@@ -1,0 +1,40 @@
+"""What calls would take in another dtype or in 8 bits, beside the time that they took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from habana_mp._report.data import Report, Row, Values
+
+
+class Times:
+    """Of the rows of a report with values. What every call takes is left out."""
+
+    def __init__(self, report: Report) -> None:
+        self._ran_overhead = _overhead(report, lambda values: values.ran_seconds)
+        self._other_overhead = _overhead(report, lambda values: values.other_seconds)
+
+    def other(self, row: Row) -> float:
+        """By how much the calls of a row take longer in the other dtype."""
+        values = row.measured
+        if not values.other_seconds:
+            return 0.0
+        return max(0.0, values.other_seconds - values.calls * self._other_overhead) - self._ran(row)
+
+    def in_format(self, row: Row, name: str) -> float:
+        """By how much those take longer that can run in 8 bits. These runs are made without the dispatcher: nothing is left out of them."""
+        found = row.measured.in_format(name)
+        if found is None:
+            return 0.0
+        return found.seconds - self._ran(row) * min(1.0, found.calls / max(1, row.measured.calls))
+
+    def _ran(self, row: Row) -> float:
+        values = row.measured
+        inside = sum(cast.seconds for cast in row.casts) if row.front_end == "autocast" else 0.0
+        return max(0.0, max(0.0, values.ran_seconds - values.calls * self._ran_overhead) - inside)
+
+
+def _overhead(report: Report, seconds: Callable[[Values], float]) -> float:
+    """Per call: what a call takes that computes next to nothing."""
+    values = [row.measured for row in report.rows if row.measured.other_seconds and row.measured.calls]
+    return min((seconds(each) / each.calls for each in values), default=0.0)

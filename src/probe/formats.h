@@ -1,0 +1,19 @@
+// What a call would be in 8 bits (D56): it is run as one of the lists weight_int8 and int8 has it.
+#pragma once
+
+#include <vector>
+
+#include "evidence/rerun.h"
+#include "probe/measured_call.h"
+#include "report/values.h"
+
+namespace habana_mp::probe {
+
+// In the formats that are asked for, where the kernels can. `wanted`: the results of the call, each
+// beside its numbers in float32. A weight that requires grad counts, too: what inference does is
+// asked.
+void measure_formats(const MeasuredCall& context, const std::vector<evidence::Compared>& wanted,
+                     const report::Measure& measure, report::Values& values,
+                     std::vector<Off>& waiting);
+
+}  // namespace habana_mp::probe

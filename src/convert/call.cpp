@@ -196,6 +196,13 @@ PyObject* call_with_casts(const PatchedOp& op, const Arguments& arguments, const
   return result;
 }
 
+bool any_traced(const Arguments& arguments) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_traced(arguments.tensor(i).object)) return true;
+  }
+  return false;
+}
+
 // Whoever else holds a weight may write to it. That shows here, where its Python object is known,
 // and not at the dispatcher, where a weight in 8 bits is looked up.
 void tell_of_holders(const Arguments& arguments) {
@@ -225,6 +232,8 @@ PyObject* call_patched(const PatchedOp& op, PyObject* const* args, std::size_t n
     return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
   }
   if (is_int8(rule.action)) {
+    if (any_traced(arguments) && called_by_decomposition())
+      return PyObject_Vectorcall(op.original, args, nargsf, kwnames);
     if (only_torch_sees(arguments) && !autocast::in_region()) {
       tell_of_holders(arguments);
       return call_original(op, arguments, args, nargsf, kwnames);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from habana_mp._cast import dtype_name
@@ -30,7 +31,7 @@ def preset_errors(report: Report) -> dict[str, dict[str, float]]:
     if not _has_errors(report, objective) or ran_in_formats(report):
         return {}
     low = [policy for policy in map(Policy.load, presets()) if dtype_name(policy.low_dtype) == report.low_dtype]
-    found = {policy.name: policy_errors(report, policy) for policy in low}
+    found = _errors_under(low, report, objective)
     return dict(sorted(found.items(), key=lambda each: together(each[1])))
 
 
@@ -44,8 +45,13 @@ def policy_errors(report: Report, policy: Policy) -> dict[str, float]:
     objective = Objective(report)
     if not _has_errors(report, objective):
         return {}
-    effect = Simulation(report).under(policy)
-    return objective.errors(effect.left, effect.low)
+    return _errors_under([policy], report, objective)[policy.name]
+
+
+def _errors_under(policies: Iterable[Policy], report: Report, objective: Objective) -> dict[str, dict[str, float]]:
+    simulation = Simulation(report)
+    effects = {policy.name: simulation.under(policy) for policy in policies}
+    return {name: objective.errors(effect.left, effect.low) for name, effect in effects.items()}
 
 
 def invitation(report: Report) -> str:

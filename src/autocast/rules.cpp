@@ -48,6 +48,7 @@ std::shared_ptr<const Rules> compile(std::shared_ptr<const Policy> policy, bool 
       const Rule rule = policy->resolve_overload(all.ops[index].name).rule;
       // A name for another low dtype decides nothing.
       if (rule.listed) rules->by_op[index] = {rule, Insides::Own, true};
+      rules->has_int8 = rules->has_int8 || is_int8(rule.action);
     }
   }
   rules->decider_id = listen::decider_id(*policy, front_end_of(of_conversion));

@@ -98,7 +98,8 @@ bool in_region_of_int8(std::string_view op) {
   for (std::size_t i = 0; i < kDeviceCount; ++i) {
     if (!is_on(i, excluded)) continue;
     const auto [ruler, scope] = ruling_here(i, excluded);
-    if (ruler == Ruler::Ours && is_int8(scope->rules->policy->resolve_overload(op).rule.action))
+    if (ruler == Ruler::Ours && scope->rules->has_int8 &&
+        is_int8(scope->rules->policy->resolve_overload(op).rule.action))
       return true;
   }
   return false;

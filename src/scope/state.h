@@ -32,6 +32,7 @@ struct OpRule {
 struct Rules {
   std::shared_ptr<const Policy> policy;
   bool of_conversion = false;    // for the insides of compounds that convert has patched (D41)
+  bool has_int8 = false;         // it has an op in a list for 8 bits
   std::vector<OpRule> by_op;     // in the order of the catalogue (autocast/catalogue.h)
   std::uint64_t decider_id = 0;  // distinguishes these rules from others in the report
   mutable std::atomic<bool> registered = false;  // the kernels of its ops

@@ -8,7 +8,6 @@
 #include <limits>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/torch_private.h"
 #include "call/cast_argument.h"
 #include "call/int8_gradients.h"
@@ -16,7 +15,6 @@
 #include "cast/dtypes.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
-#include "listen/watched_call.h"
 #include "scope/regions.h"
 #include "weights/int8_weight.h"
 #include "weights/weight.h"
@@ -137,24 +135,6 @@ at::Tensor rounded_along(const at::Tensor& tensor, at::IntArrayRef dims) {
 }
 
 }  // namespace
-
-at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller, const at::Tensor& known) {
-  if (known.defined()) return known;
-  listen::Observer* observer = listen::observer_of_call();
-  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
-  bool was_cached = false;
-  at::Tensor copy;
-  if (caller && WeightCache::accepts(weight, DType::Int8))
-    copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
-  if (!copy.defined()) copy = rounded_to_int8(weight, layout);
-  if (observer != nullptr) {
-    observer->casts(
-        weight, copy,
-        {dtype_of(weight), DType::Int8, was_cached, copy.nbytes(), start, now_ns() - start});
-  }
-  return copy;
-}
 
 Int8Op int8_op(std::string_view overload) {
   if (overload == "linear") return Int8Op::Linear;

@@ -85,11 +85,6 @@ struct Int8Operands {
   at::Tensor copy{};                          // of the weight, where it is known
 };
 
-// The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
-// `known`: the same, where it was made before.
-at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
-                     std::optional<WeightCache::Caller> caller, const at::Tensor& known = {});
-
 struct Int8Convolution {
   at::IntArrayRef stride, padding, dilation;
   std::int64_t groups;

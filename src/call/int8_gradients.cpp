@@ -5,7 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "call/int8_call.h"
 #include "cast/numbers.h"
 #include "scope/state.h"
 #include "weights/int8_weight.h"

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <vector>
 
+#include "base/clock.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "listen/watched_call.h"
 
 namespace habana_mp {
 namespace {
@@ -172,6 +174,24 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
 }
 
 }  // namespace
+
+at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
+                     std::optional<WeightCache::Caller> caller, const at::Tensor& known) {
+  if (known.defined()) return known;
+  listen::Observer* observer = listen::observer_of_call();
+  const std::uint64_t start = observer == nullptr ? 0 : now_ns();
+  bool was_cached = false;
+  at::Tensor copy;
+  if (caller && WeightCache::accepts(weight, DType::Int8))
+    copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
+  if (!copy.defined()) copy = rounded_to_int8(weight, layout);
+  if (observer != nullptr) {
+    observer->casts(
+        weight, copy,
+        {dtype_of(weight), DType::Int8, was_cached, copy.nbytes(), start, now_ns() - start});
+  }
+  return copy;
+}
 
 at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
                      bool activations, at::ScalarType result) {

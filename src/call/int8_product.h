@@ -1,16 +1,23 @@
-// The numbers of products, convolutions and embeddings with a weight in 8 bits, out of autograd's
-// sight: ordinary tensors on the CPU, whose sizes fit each other.
+// The 8-bit copies of weights, and the numbers of products, convolutions and embeddings with them,
+// out of autograd's sight: ordinary tensors on the CPU, whose sizes fit each other.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "kernels/int8/int8.h"
 #include "weights/int8_weight.h"
+#include "weights/weight_cache.h"
 
 namespace habana_mp {
+
+// The weight in 8 bits, of the cache where it takes it. Passed on to the listeners as a cast.
+// `known`: the same, where it was made before.
+at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
+                     std::optional<WeightCache::Caller> caller, const at::Tensor& known = {});
 
 // Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). Of several
 // weights each has its share of the rows. `bias`: float32, one for each output, or undefined.

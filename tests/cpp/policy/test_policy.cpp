@@ -212,17 +212,19 @@ TEST_CASE("lists for 8 bits (D56)") {
     return error_of([&] { Policy{made}; });
   };
   for (const Action list : {Action::WeightInt8, Action::Int8}) {
-    for (const char* op : {"linear", "addmm", "mm", "matmul", "conv1d", "conv2d.padding", "conv3d"})
+    for (const char* op :
+         {"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv2d.padding", "conv3d"})
       CHECK(with(op, list) == "accepted");
     CHECK(with("mm in head", list) == "accepted");
   }
   CHECK(with("embedding", Action::WeightInt8) == "accepted");
   CHECK(with("embedding", Action::Int8) ==
         "8.txt:1: 'embedding' cannot be in the int8 list. Accepted are linear, addmm, mm, matmul, "
+        "bmm, baddbmm, "
         "conv1d, conv2d, conv3d");
   CHECK(with("softmax in head", Action::WeightInt8) ==
         "8.txt:1: 'softmax in head' cannot be in the weight_int8 list. Accepted are linear, addmm, "
-        "mm, matmul, conv1d, conv2d, conv3d, embedding");
+        "mm, matmul, bmm, baddbmm, conv1d, conv2d, conv3d, embedding, embedding_bag");
 }
 
 TEST_CASE("conflicts_of: all of them, each with the later entry (D23)") {

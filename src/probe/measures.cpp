@@ -66,15 +66,16 @@ bool is_same_op(SiteId maker, SiteId site) {
 // Nothing where it gives none.
 std::optional<torch::jit::Stack> rerun_on(const MeasuredCall& context,
                                           const evidence::Change& change) {
-  bool any = false;
-  auto other = evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+  const auto tensors = tensors_in(context.arguments);
+  const bool any = std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+    return tensor.defined() && change(context.given(tensor)).defined();
+  });
+  if (!any) return std::nullopt;
+  return evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
     const at::Tensor& given = context.given(argument);
     const at::Tensor changed = change(given);
-    any = any || changed.defined();
     return changed.defined() ? changed : evidence::in_float32(given).detach();
   });
-  if (!any) other.reset();
-  return other;
 }
 
 // The call as it would be if the op had run in float32 wherever it is called. Numbers of the low

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from habana_mp._torch_private import AOT_CACHE, CHECKPOINT, COMPOSABLE_CHECKPOINT, INDUCTOR, ONNX, VERSION
 
@@ -58,6 +59,11 @@ WHAT_STAYS = (
     Change("torch.utils.checkpoint.CheckpointFunction.forward", "autocast", "as its sibling above"),
     Change("torch.Tensor", "autocast", "the watches of the weight cache (data, untyped_storage, data_ptr, set_, numpy, __dlpack__), until hmp.revert"),
     Change("torch.cuda.graphs.CUDAGraph.replay", "autocast", "as those of torch.Tensor"),
+    *(  # of torch 2.13
+        [Change("torch.accelerator.graphs.Graph.replay", "autocast", "as those of torch.Tensor")]
+        if hasattr(torch.accelerator, "Graph")
+        else []
+    ),
     Change("torch._C._to_dlpack", "autocast", "as those of torch.Tensor"),
     Change("torch.to_dlpack", "autocast", "the same function"),
     Change("torch.utils.dlpack.to_dlpack", "autocast", "the same function"),

@@ -172,7 +172,9 @@ class MeasuredReport(ABC):
             raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
         squares = project(outputs, count, seed, _core.begin_projection, _core.end_projection)
         if squares is None:
-            raise ValueError("nothing in the outputs requires a gradient: make them outside of torch.no_grad")
+            raise ValueError(
+                "nothing in the outputs requires a gradient: make them outside of torch.no_grad, and of frozen weights from an input that requires one"
+            )
         self._projected_squares += squares
 
     def edits(self, per: str = "op", *, formats: Iterable[str] = ()) -> tuple[Edit, ...]:
@@ -301,7 +303,7 @@ class MeasuredReport(ABC):
         for name in names:
             if name not in (self._data().formats or []):
                 raise RuntimeError(
-                    f"{name} was not measured: make the report with hmp.report(values=True, formats=[{name!r}])"
+                    f"{name} was not measured: make the report with hmp.report(values=True, formats={(name,)!r})"
                 )
 
     def _asked_loss(self, loss: str | None) -> str:

@@ -130,7 +130,9 @@ def _checked_formats(formats: Iterable[str], others: str, cost: str) -> tuple[st
     """Those in 8 bits."""
     names = checked_formats(formats, (*CHOSEN, *FORMATS))
     if missing := [each for each in CHOSEN if each not in names]:
-        raise ValueError(f"formats must have {' and '.join(map(repr, missing))}: {', '.join(names)} are beside them")
+        raise ValueError(
+            f"formats must have {' and '.join(map(repr, missing))}, too, not only {', '.join(map(repr, names))}"
+        )
     found = tuple(each for each in names if each in FORMATS)
     for name, value, wanted in (("others", others, "start"), ("cost", cost, "seconds")):
         if found and value != wanted:

@@ -209,7 +209,7 @@ def test_questions_that_need_another_report(low) -> None:
         lambda: report.edits(formats=("int8",)),
         lambda: report.local_error("linear", what_if="int8"),
     ):
-        with pytest.raises(RuntimeError, match=r"formats=\['int8'\]"):
+        with pytest.raises(RuntimeError, match=r"formats=\('int8',\)"):
             ask()
     with pytest.raises(RuntimeError, match="the error of gelu in int8 is not measured"):
         low.local_error("gelu", what_if="int8")

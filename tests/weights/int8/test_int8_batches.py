@@ -8,19 +8,6 @@ from torch import nn
 
 from habana_mp import hmp
 
-
-@pytest.fixture(params=["convert", "autocast"])
-def front_end(request):
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def empty_cache():
-    hmp.cache.clear()
-    yield
-    hmp.cache.clear()
-
-
 BATCHES = {
     "bmm": ("bmm", lambda x, w, b: torch.bmm(x, w), lambda b: None),
     "baddbmm": ("baddbmm", lambda x, w, b: torch.baddbmm(b, x, w), lambda b: b),

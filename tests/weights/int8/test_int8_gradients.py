@@ -16,13 +16,6 @@ from habana_mp import hmp
 LISTS = ("weight_int8", "int8")
 
 
-@pytest.fixture(autouse=True)
-def empty_cache():
-    hmp.cache.clear()
-    yield
-    hmp.cache.clear()
-
-
 def region(title, *ops, **options):
     return hmp.autocast("cpu", policy=hmp.Policy.from_ops(**{title: ops or ["linear"]}), **options)
 

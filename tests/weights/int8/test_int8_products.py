@@ -18,18 +18,6 @@ PRODUCTS = {
 }
 
 
-@pytest.fixture(params=["convert", "autocast"])
-def front_end(request):
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def empty_cache():
-    hmp.cache.clear()
-    yield
-    hmp.cache.clear()
-
-
 @pytest.mark.parametrize("low", LOW, ids=str)
 @pytest.mark.parametrize("title", LISTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -165,7 +165,7 @@ _know_layouts()
 def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
     product = getattr(torch.ops.aten, name)
 
-    def casts_and_product(*args: Any, weight_dtype: torch.dtype) -> torch.Tensor:
+    def casts_and_product(*args: Any, weight_dtype: torch.dtype, **_: Any) -> torch.Tensor:
         result: torch.Tensor = product(
             *(arg.to(weight_dtype) if isinstance(arg, torch.Tensor) else arg for arg in args)
         )

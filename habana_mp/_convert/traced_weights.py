@@ -52,7 +52,7 @@ class WeightOp:
             for place, value in places(args, kwargs)
         }
         named = {name: given[name] for name in kwargs}
-        return self.op(*[given[i] for i in range(len(args))], **named, weight_dtype=dtype)
+        return self.op(*[given[i] for i in range(len(args))], **named, weight_dtype=dtype, int8="", cached=True)
 
 
 def places(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:

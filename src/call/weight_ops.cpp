@@ -270,14 +270,16 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     return found;
   }
 
-  // That of aten with our arguments, which go by keyword and are the last.
+  // That of aten with our arguments, which go by keyword and are the last. They have no defaults: a
+  // graph would not hold those, and Inductor's cache on disk, which knows a graph of a region by
+  // its text, would give code of an older release that calls an op with fewer arguments.
   static std::string schema() {
     std::string text = AtenOp::schema_str;
     text = base_name(AtenOp::name) + text.substr(text.find('('));
     const bool keywords = text.find("*, ") != std::string::npos;
     text.insert(text.rfind(") ->"),
                 std::string(keywords ? "" : ", *") +
-                    ", ScalarType weight_dtype, str int8=\"\", bool cached=True");
+                    ", ScalarType weight_dtype, str int8, bool cached");
     return text;
   }
 

@@ -14,7 +14,7 @@ namespace habana_mp::autocast {
 
 // Which casts traced code makes for a policy: raised whenever these change, so that the graphs
 // which torch.compile keeps on disk from an older release are not used.
-inline constexpr unsigned kTracedCasts = 5;
+inline constexpr unsigned kTracedCasts = 6;
 
 using Code = std::array<c10::ScalarType, kSigns.size()>;
 

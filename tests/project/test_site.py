@@ -51,6 +51,7 @@ def test_every_page_stands_alone_and_fits_a_phone(site, opened):
 def test_search(site, page, served):
     page.goto("http://docs.invalid/index.html" if served else (site / "index.html").as_uri())
     page.keyboard.press("/")
+    page.get_by_text("Type to start searching").wait_for()  # the theme fails with what is typed before it has its index
     page.keyboard.type("refreshed")
     found = page.locator('.md-search-result__link[href*="cache.html"]').first
     found.wait_for()

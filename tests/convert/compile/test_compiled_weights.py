@@ -312,11 +312,11 @@ def test_an_op_without_a_cache_casts_each_time():
     for change in (0.0, 1.0):
         with torch.no_grad():
             model.weight.add_(change)
-            found = torch.ops.habana_mp.linear(batch, model.weight, model.bias, weight_dtype=torch.bfloat16)
+            found = torch.ops.habana_mp.linear(batch, model.weight, model.bias, weight_dtype=torch.bfloat16, int8="", cached=True)
             assert_same(found, copy.deepcopy(model).bfloat16()(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.float8_e5m2])
 def test_an_op_takes_low_dtypes_alone(dtype):
     with pytest.raises(TypeError, match=r"weight_dtype must be torch\.bfloat16 or torch\.float16, not"):
-        torch.ops.habana_mp.linear(torch.randn(2, 3), torch.randn(4, 3), weight_dtype=dtype)
+        torch.ops.habana_mp.linear(torch.randn(2, 3), torch.randn(4, 3), weight_dtype=dtype, int8="", cached=True)

@@ -312,7 +312,9 @@ def test_an_op_without_a_cache_casts_each_time():
     for change in (0.0, 1.0):
         with torch.no_grad():
             model.weight.add_(change)
-            found = torch.ops.habana_mp.linear(batch, model.weight, model.bias, weight_dtype=torch.bfloat16, int8="", cached=True)
+            found = torch.ops.habana_mp.linear(
+                batch, model.weight, model.bias, weight_dtype=torch.bfloat16, int8="", cached=True
+            )
             assert_same(found, copy.deepcopy(model).bfloat16()(batch))
 
 

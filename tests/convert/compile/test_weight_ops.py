@@ -91,7 +91,8 @@ def test_the_table_has_every_op():
 
 def test_our_arguments_have_no_defaults():
     """Inductor's cache on disk knows a graph by its text, where defaults are not. After an op got an argument more, the C++ wrapper of a
-    region, kept from before, called it with one too few."""
+    region, kept from before, called it with one too few.
+    """
     for name in CALLS:
         for argument in getattr(torch.ops.habana_mp, name).default._schema.arguments:
             assert not (argument.name in {"weight_dtype", *OURS} and argument.has_default_value()), name
@@ -156,7 +157,9 @@ def test_opcheck(name, layouts, grad):
     """Schema, registrations, strides, and the traces of AOTAutograd with sizes that are not known."""
     tensors, named = CALLS[name][0]
     given = [tensor.detach().requires_grad_(grad) for tensor in laid_out(name, tensors, *layouts)]
-    torch.library.opcheck(getattr(torch.ops.habana_mp, name).default, tuple(given), {**named, "weight_dtype": BF16, **OURS})
+    torch.library.opcheck(
+        getattr(torch.ops.habana_mp, name).default, tuple(given), {**named, "weight_dtype": BF16, **OURS}
+    )
 
 
 class Net(nn.Module):

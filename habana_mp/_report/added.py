@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, UnsetType, structs
@@ -42,6 +44,22 @@ def added_alike(parts: Iterable[_Data]) -> list[_Data]:
     return [added(group) for group in grouped(parts, key)]
 
 
+def with_signs(part: _Data, seed: str) -> _Data:
+    """The changes of passes times random signs, the same for all rows: passes of two reports are added up as those that a report has too many of."""
+    marked = {name for name, hint in _hints(type(part)).items() if Adds.PASSES in getattr(hint, "__metadata__", ())}
+    changed: dict[str, Any] = {}
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if name in marked:
+            draw = random.Random(seed)  # noqa: S311
+            changed[name] = [draw.choice((-1, 1)) * each for each in value]
+        elif isinstance(value, Data):
+            changed[name] = with_signs(value, seed)
+        elif isinstance(value, list) and value and isinstance(value[0], Data):
+            changed[name] = [with_signs(each, seed) for each in value]
+    return structs.replace(part, **changed) if changed else part
+
+
 def key(part: Data) -> Any:
     """What a part is of: its fields that are no figures."""
     return tuple(
@@ -60,8 +78,13 @@ def added_counts(several: Iterable[Mapping[_Name, int]]) -> dict[_Name, int]:
 
 
 @functools.cache
+def _hints(kind: type[Data]) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
 def _rules(kind: type[Data]) -> dict[str, _Rule]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     found = {name: _rule(hints[name]) for name in kind.__struct_fields__}
     return {name: rule for name, rule in found.items() if rule is not None}
 
@@ -70,6 +93,7 @@ _MARKED: dict[Adds, _Rule] = {
     Adds.LARGEST: max,
     Adds.SMALLEST: lambda values: min(filter(None, values), default=0.0),
     Adds.FIRST: lambda values: values[0],
+    Adds.PASSES: lambda values: [*map(sum, zip_longest(*values, fillvalue=0.0))],
     Adds.DISTINCT: lambda values: [*dict.fromkeys(item for items in values for item in items)],
 }
 

@@ -39,11 +39,16 @@ from habana_mp._report.numbers import (
 from habana_mp._report.projections import project
 from habana_mp._show.units import whole
 
+_NEXT_SEED = 1_000_003  # away from those that a user may give
+
 
 class MeasuredReport(ABC):
     """The part of ``CastReport`` that needs ``values``."""
 
     _projected_squares: float = 0.0  # of the random sums of outputs, as they are on average
+    _projected: int = (
+        0  # calls of project: each has other random numbers, as what all outputs have in common would not average out
+    )
 
     @abstractmethod
     def _data(self) -> Report: ...
@@ -170,12 +175,15 @@ class MeasuredReport(ABC):
         count = whole(k)
         if count is None or count < 1:
             raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
-        squares = project(outputs, count, seed, _core.begin_projection, _core.end_projection)
+        squares = project(
+            outputs, count, seed + _NEXT_SEED * self._projected, _core.begin_projection, _core.end_projection
+        )
         if squares is None:
             raise ValueError(
                 "nothing in the outputs requires a gradient: make them outside of torch.no_grad, and of frozen weights from an input that requires one"
             )
         self._projected_squares += squares
+        self._projected += 1
 
     def edits(self, per: str = "op", *, formats: Iterable[str] = ()) -> tuple[Edit, ...]:
         """Return edits of the policy that the measured errors suggest, in the order in which they help most. ``Policy.with_edits`` takes them.
@@ -316,8 +324,10 @@ class MeasuredReport(ABC):
                 f"the block has {len(known)} losses: call it with loss={known[0]!r}, or another of {known}"
             )
         found = [each for each in known if isinstance(loss, str) and f"{os.sep}{each}".endswith(f"{os.sep}{loss}")]
+        if not known:
+            raise ValueError(f"the report has the error of projected outputs and no loss: leave out loss={loss!r}")
         if len(found) != 1:
-            raise ValueError(f"loss must be one of {', '.join(map(repr, known)) or 'none'}, not {loss!r}")
+            raise ValueError(f"loss must be one of {', '.join(map(repr, known))}, not {loss!r}")
         return found[0]
 
     def _check_shares(self, rows: list[Row], *, what_if: bool = False, of_loss: bool = False) -> None:

@@ -11,14 +11,18 @@ from typing import TypeVar
 
 from msgspec import UNSET, structs
 
-from habana_mp._report.added import added, added_alike, added_counts, key
-from habana_mp._report.data import Edge, PingPong, Rank, Read, Recast, Report, Timeline, Totals, Uneven
+from habana_mp._report.added import added, added_alike, added_counts, key, with_signs
+from habana_mp._report.data import Edge, PingPong, Rank, Read, Recast, Report, Row, Timeline, Totals, Uneven
 
 _Found = TypeVar("_Found", PingPong, Recast)
 
 
 def merged(reports: Sequence[Report]) -> Report:
     """One report. Its timeline is that of the first rank: the clocks of ranks have no common beginning."""
+    reports = [
+        structs.replace(each, rows=[_with_signs(row, f"{number} {each.seconds}") for row in each.rows])
+        for number, each in enumerate(reports)
+    ]
     first, whole = reports[0], added(reports)
     places = {key(row): place for place, row in enumerate(whole.rows)}
     rows = [[places[key(row)] for row in each.rows] for each in reports]
@@ -38,6 +42,10 @@ def merged(reports: Sequence[Report]) -> Report:
         ranks=ranks,
         uneven=_uneven(ranks),
     )
+
+
+def _with_signs(row: Row, seed: str) -> Row:
+    return structs.replace(row, values=with_signs(row.values, seed)) if row.values else row
 
 
 def dearest(found: list[_Found]) -> list[_Found]:

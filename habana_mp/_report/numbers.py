@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+import torch
 
 from habana_mp._report.added import added_counts
 from habana_mp._report.data import Error, Read, Report, Row
@@ -16,7 +18,6 @@ from habana_mp._report.formats import FORMATS
 
 OUTPUTS = "outputs"
 _ALL = -1  # readers
-_MANY_PASSES = 8  # with fewer, the signs of one pass would count for too much of a mean
 
 # The error of a row as it ran, in the low dtype, of float32 results that are rounded, or in 8 bits: of calls that cannot run so, in the low dtype.
 Run = Literal["ran", "low", "rounding", "weight_int8", "int8"]
@@ -119,16 +120,6 @@ def _not_in_format(row: Row, name: str) -> float:
     return 1 - min(1.0, found.calls / max(1, row.measured.calls)) if found else 1.0
 
 
-def _change(row: Row, loss: str | None, which: Run) -> float:
-    """With its sign, of a loss in all backward passes."""
-    if which in FORMATS:
-        found = row.measured.in_format(which)
-        own = sum(each.change for each in (found.losses if found else ()) if each.loss == loss)
-        return own + _change(row, loss, "low") * _not_in_format(row, which)
-    field = {"ran": "change", "low": "change_low"}[which]
-    return sum((getattr(each, field) for each in row.measured.losses if each.loss == loss), 0.0)
-
-
 def _total(rows: list[Row], loss: str | None, which: Run) -> float:
     return sum(squares(row, loss, which) for row in rows)
 
@@ -185,12 +176,68 @@ class _Read(NamedTuple):
     squares_of_all: float
 
 
+class _Weights:
+    """Which part of its changes each row has, by the run in which they were measured: the root of a part of their squares."""
+
+    def __init__(self) -> None:
+        self.of: dict[Run, dict[int, float]] = {}
+
+    def add(self, number: int, run: Run, part: float) -> None:
+        if part > 0:
+            self.of.setdefault(run, {})[number] = math.sqrt(part)
+
+
+class _Passes:
+    """What rows change a loss by in each backward pass, or random sums of the outputs, with signs."""
+
+    def __init__(self, rows: list[Row], loss: str | None) -> None:
+        self._changes: dict[Run, torch.Tensor] = {}  # rows, passes
+        for run in get_args(Run):
+            found = [_changes(row, loss, run) for row in rows]
+            longest = max(map(len, found), default=0)
+            if longest:
+                padded = [[*each, *[0.0] * (longest - len(each))] for each in found]
+                self._changes[run] = torch.tensor(padded, dtype=torch.float64)
+
+    def together(self, weights: _Weights) -> float:
+        """The sum of the products of two rows' changes, over passes, as far as it is more than chance: with signs at random its square would be
+        ``chance`` on average.
+        """
+        parts = [
+            self._changes[run]
+            * torch.tensor([own.get(row, 0.0) for row in range(len(self._changes[run]))]).unsqueeze(1)
+            for run, own in weights.of.items()
+            if run in self._changes
+        ]
+        if not parts:
+            return 0.0
+        passes = max(part.shape[1] for part in parts)
+        changes = torch.stack([torch.nn.functional.pad(part, (0, passes - part.shape[1])) for part in parts]).sum(0)
+        squares = changes.square()
+        of_passes = squares.sum(0)
+        found = float((changes.sum(0).square() - of_passes).sum())
+        chance = float(2 * (of_passes.square() - squares.square().sum(0)).sum())
+        return found / (1 + (chance / found**2) ** 2) if found else 0.0
+
+
+def _changes(row: Row, loss: str | None, run: Run) -> list[float]:
+    values = row.measured
+    if run in FORMATS:
+        in_format = values.in_format(run)
+        if in_format is None:
+            return []
+        if loss is None:
+            return in_format.passes
+        return next((each.passes for each in in_format.losses if each.loss == loss), [])
+    passes = values.passes if loss is None else next((each.passes for each in values.losses if each.loss == loss), None)
+    return getattr(passes, run) if passes else []
+
+
 class Objective:
     """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
-    The root of the sum of squares over rows, and the mean over backward passes. Signs do not count: what cancels by chance in one step adds
-    up in the next. What a row changes in all passes alike, such as by the rounding of its weights, does not: from ``_MANY_PASSES`` on, these
-    means of the rows are added with their signs.
+    The root of the sum of squares over rows, and the mean over backward passes. What cancels by chance in one pass adds up in the next, so the
+    products of two rows count as far as they are larger than chance makes them in so many passes (``_Passes``).
     """
 
     def __init__(self, report: Report) -> None:
@@ -200,6 +247,7 @@ class Objective:
         self._scales: dict[str | None, float] = (
             {each: passes.get(each, 0.0) for each in losses} if losses else {None: report.projected_squares or 0.0}
         )
+        self._passes_of: dict[str | None, _Passes] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
         for read in report.reads or []:
             self._reads.setdefault((read.maker, read.loss), []).append(read)
@@ -235,28 +283,41 @@ class Objective:
         """
         found = {}
         for loss, scale in self._scales.items():
-            total, mean, squared_means = 0.0, 0.0, 0.0
+            total, weights = 0.0, _Weights()
             for number, row in enumerate(self._rows):
                 which: Run = low[number].which if number in low else "ran"
                 whole = squares(row, loss, which)
                 if number in left:
                     rounding = self._rounding(number, loss, left[number].rounded)
                     kept = left[number].ran * whole + left[number].rounding * rounding
+                    weights.add(number, "ran", left[number].ran)
+                    weights.add(number, "rounding", left[number].rounding * self._part_of(number, loss, rounding))
                 elif number in low:
                     part = low[number].part
                     rounding = self._rounding(number, loss, low[number].rounded)
                     kept = part * (whole - rounding) + (1 - part) * squares(row, loss)  # those that read it lose that
+                    # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
+                    own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
+                    weights.add(number, which, own)
+                    if which in FORMATS:
+                        weights.add(number, "low", own * _not_in_format(row, which))
+                    weights.add(number, "ran", 1 - part)
                 else:
                     kept = whole
+                    weights.add(number, "ran", 1.0)
                 total += kept
-                own = min(1.0, max(0.0, kept) / whole) * _change(row, loss, which) / scale if whole else 0.0
-                mean += own
-                squared_means += own * own
-            mean_square = max(0.0, total) / scale
-            if loss is not None and scale >= _MANY_PASSES:
-                mean_square = max(0.0, mean_square - squared_means) + mean * mean
+            mean_square = max(0.0, total + self._passes(loss).together(weights)) / scale
             found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
         return found
+
+    def _part_of(self, number: int, loss: str | None, rounding: float) -> float:
+        whole = squares(self._rows[number], loss, "rounding")
+        return max(0.0, rounding) / whole if whole else 0.0
+
+    def _passes(self, loss: str | None) -> _Passes:
+        if loss not in self._passes_of:
+            self._passes_of[loss] = _Passes(self._rows, loss)
+        return self._passes_of[loss]
 
     def _rounding(self, number: int, loss: str | None, rounded: Rounded) -> float:
         """The squares of the changes that some readers of a row make by rounding its results.

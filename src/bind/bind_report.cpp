@@ -4,8 +4,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -48,12 +51,29 @@ py::dict unmeasured(const Counts& counts) {
   return found;
 }
 
+// Five digits of each: more than passes can tell.
+py::list digits_of(const report::Signed::Passes& passes) {
+  py::list found;
+  for (const double change : passes) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.5g", change);
+    found.append(std::strtod(text.data(), nullptr));
+  }
+  return found;
+}
+
+py::dict passes_of(const report::Signed& passes) {
+  return py::dict("ran"_a = digits_of(passes.ran), "low"_a = digits_of(passes.low),
+                  "rounding"_a = digits_of(passes.rounding));
+}
+
 // What the errors of a row change each loss by.
 py::list losses_of(const std::vector<report::Report::LossChanges>& losses) {
   py::list found;
   for (const auto& each : losses) {
     py::dict loss = named<true>(each.changes);
     loss["loss"] = name_of(each.line);
+    loss["passes"] = passes_of(each.passes);
     found.append(loss);
   }
   return found;
@@ -69,11 +89,13 @@ py::list formats_of(const report::Report& report, SiteId site) {
     for (const auto& each : report.changes(site)) {
       py::dict loss = named<true>(each.formats[i]);
       loss["loss"] = name_of(each.line);
+      loss["passes"] = digits_of(each.passes.formats[i]);
       losses.append(loss);
     }
     py::dict format = named<true>(formats[i]);
     format["format"] = action_name(report::kFormats[i]);
     format["losses"] = losses;
+    format["passes"] = digits_of(report.projected(site).formats[i]);
     found.append(format);
   }
   return found;
@@ -92,6 +114,7 @@ void add_values(py::dict& row, const report::Report& report, SiteId site) {
   if (!measured && losses.empty()) return;
   row["values"] = named<true>(values);
   row["values"]["losses"] = losses;
+  row["values"]["passes"] = passes_of(report.projected(site));
   row["values"]["formats"] = formats_of(report, site);
   row["values"]["unmeasured"] =
       std::reduce(values.unmeasured.begin(), values.unmeasured.end(), std::uint64_t{0});

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -27,8 +28,10 @@ struct Shadow {
 
 struct Shadows {
   ForkSafeMutex mutex;
-  ByMemory<Shadow> by_memory;
+  std::array<ByMemory<Shadow>, 2> by_memory;  // by Throughout
   std::int64_t numbers = 0;
+
+  ByMemory<Shadow>& of(Throughout dtype) { return by_memory[static_cast<std::size_t>(dtype)]; }
 };
 
 Shadows& shadows() { return process_wide<Shadows>(); }
@@ -39,14 +42,14 @@ std::int64_t version_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor shadow_of(const at::Tensor& tensor, report::SiteId* origin) {
+at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin) {
   // What a function of autograd makes has no gradients inside and requires one outside: a
   // checkpoint runs again, and its errors count there.
   if (tensor.requires_grad()) return {};
   at::Tensor numbers;
   {
     const std::lock_guard guard(shadows().mutex);
-    const Shadow* shadow = shadows().by_memory.find(tensor);
+    const Shadow* shadow = shadows().of(dtype).find(tensor);
     if (shadow == nullptr || !shadow->numbers.defined() || shadow->version != version_of(tensor) ||
         shadow->dtype != tensor.scalar_type()) {
       return {};
@@ -58,7 +61,8 @@ at::Tensor shadow_of(const at::Tensor& tensor, report::SiteId* origin) {
   return numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
-void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, report::SiteId origin) {
+void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,
+                 report::SiteId origin) {
   const bool whole =
       tensor.has_storage() && tensor.is_non_overlapping_and_dense() &&
       tensor.storage_offset() == 0 &&
@@ -70,8 +74,8 @@ void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, report::Si
   ByMemory<Shadow>::Gone gone;  // freed behind the lock, as is what `made` takes the place of
   const std::lock_guard guard(shadows().mutex);
   Shadows& kept = shadows();
-  Shadow& place = *kept.by_memory.get(tensor);
-  gone = kept.by_memory.take_expired();
+  Shadow& place = *kept.of(dtype).get(tensor);
+  gone = kept.of(dtype).take_expired();
   for (const auto& one : gone) kept.numbers -= one.fact.size();
   std::swap(place, made);
   kept.numbers -= made.size();
@@ -80,9 +84,9 @@ void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, report::Si
 }
 
 void forget_shadows() {
-  ByMemory<Shadow>::Gone gone;
+  std::array<ByMemory<Shadow>::Gone, 2> gone;
   const std::lock_guard guard(shadows().mutex);
-  gone = shadows().by_memory.take_all();
+  for (std::size_t i = 0; i < gone.size(); ++i) gone[i] = shadows().by_memory[i].take_all();
   shadows().numbers = 0;
 }
 

@@ -1,18 +1,24 @@
 // Numbers that no gradient comes to, since nothing that they are made of requires one (the angles
-// of rotary positions): what they would be in float32 from the beginning on, beside what they are.
+// of rotary positions): what they would be in float32, or in the low dtype, from the beginning on,
+// beside what they are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 #include "report/site.h"
 
 namespace habana_mp::evidence {
 
+enum class Throughout : std::uint8_t { Float32, Low };
+
 // The shadow of a tensor, with its sizes and strides; undefined where it has none. `origin`: the
 // site that has made most of what the tensor is off by.
-at::Tensor shadow_of(const at::Tensor& tensor, report::SiteId* origin = nullptr);
+at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin = nullptr);
 
-void keep_shadow(const at::Tensor& tensor, const at::Tensor& numbers, report::SiteId origin);
+void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,
+                 report::SiteId origin);
 
 void forget_shadows();
 

@@ -1,5 +1,7 @@
 #include "probe/inherited_errors.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -11,6 +13,7 @@
 namespace habana_mp::probe {
 namespace {
 
+using evidence::Throughout;
 using report::SiteId;
 
 bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
@@ -22,8 +25,17 @@ bool requires_gradient(c10::ArrayRef<at::Tensor> tensors) {
 // An argument as it was given, without the errors made before.
 at::Tensor without_errors(const MeasuredCall& context, const at::Tensor& argument, SiteId& origin) {
   const at::Tensor& given = context.given(argument);
-  const at::Tensor shadow = evidence::shadow_of(given, &origin);
+  const at::Tensor shadow = evidence::shadow_of(given, Throughout::Float32, &origin);
   return context.reference(argument, shadow.defined() ? shadow : given);
+}
+
+bool any_shadow(c10::ArrayRef<c10::IValue> arguments, const watch::CastTensors& casts,
+                Throughout dtype) {
+  const auto has = [&](const at::Tensor& tensor) {
+    return evidence::shadow_of(tensor, dtype).defined();
+  };
+  return std::ranges::any_of(tensors_in(arguments), has) ||
+         std::ranges::any_of(casts, [&](const auto& cast) { return has(cast.first); });
 }
 
 // What is chosen by numbers that are off, beside what is chosen by those of float32.
@@ -34,6 +46,29 @@ evidence::Flips flips_of(const MeasuredCall& context, const std::vector<c10::IVa
                             evidence::choices_of(op, context.arguments, right));
 }
 
+// The shadows of what an op has moved go with it: the op on these, where there are any.
+std::optional<torch::jit::Stack> move(const MeasuredCall& context,
+                                      const std::vector<c10::IValue>& results, Throughout dtype) {
+  SiteId origin = report::kNone;
+  const auto shadow = [&](const at::Tensor& argument) {
+    if (dtype == Throughout::Float32) return without_errors(context, argument, origin);
+    const at::Tensor numbers = evidence::shadow_of(argument, dtype, &origin);
+    return numbers.defined() ? numbers : evidence::in_float32(argument);
+  };
+  auto moved = std::optional<torch::jit::Stack>();
+  if (is_copy(*context.op)) {
+    moved = torch::jit::Stack{shadow(context.arguments[0].toTensor())};
+  } else {
+    moved = evidence::rerun(*context.op, context.arguments, shadow);
+  }
+  if (!moved || origin == report::kNone) return std::nullopt;
+  for (const auto& [result, numbers] : evidence::compared(results, *moved)) {
+    if (!evidence::shadow_of(result, dtype).defined())
+      evidence::keep_shadow(result, dtype, evidence::in_float32(numbers), origin);
+  }
+  return moved;
+}
+
 }  // namespace
 
 bool is_copy(const evidence::Op& op) {
@@ -42,16 +77,15 @@ bool is_copy(const evidence::Op& op) {
 }
 
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
-  const auto tensors = tensors_in(arguments);
-  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return evidence::shadow_of(tensor).defined();
-  });
+  return any_shadow(arguments, {}, Throughout::Float32);
+}
+
+bool is_low_shadowed(c10::ArrayRef<c10::IValue> arguments) {
+  return any_shadow(arguments, {}, Throughout::Low);
 }
 
 bool is_shadowed(const MeasuredCall& context) {
-  return is_shadowed(context.arguments) ||
-         std::any_of(context.casts.begin(), context.casts.end(),
-                     [](const auto& cast) { return evidence::shadow_of(cast.first).defined(); });
+  return any_shadow(context.arguments, context.casts, Throughout::Float32);
 }
 
 evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
@@ -62,7 +96,7 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
     // Here the first error is made.
     if (!constant) return {};
     for (const auto& [result, full] : given)
-      evidence::keep_shadow(result, evidence::in_float32(full), context.site);
+      evidence::keep_shadow(result, Throughout::Float32, evidence::in_float32(full), context.site);
     return {};
   }
   SiteId origin = report::kNone;
@@ -83,29 +117,71 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
       continue;
     }
     const double here = evidence::error_of(result, own, nullptr).squares;
-    evidence::keep_shadow(pairs[i].result, full, here > before ? context.site : origin);
+    evidence::keep_shadow(pairs[i].result, Throughout::Float32, full,
+                          here > before ? context.site : origin);
   }
   return flips_of(context, results, *right);
 }
 
+void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                        const std::vector<evidence::Compared>& lowered, std::vector<Off>& waiting) {
+  const bool constant = !requires_gradient(tensors_in(results));
+  if (context.backward) return;
+  if (constant && requires_gradient(tensors_in(context.arguments))) return;  // weights, in no_grad
+  if (!any_shadow(context.arguments, context.casts, Throughout::Low)) {
+    if (!constant) return;
+    for (const auto& [result, low] : lowered)
+      evidence::keep_shadow(result, Throughout::Low, evidence::in_float32(low), context.site);
+    return;
+  }
+  SiteId origin = report::kNone;
+  const auto other =
+      evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+        const at::Tensor low =
+            evidence::shadow_of(context.given(argument), Throughout::Low, &origin);
+        return low.defined() ? low.to(argument.scalar_type()) : argument.detach();
+      });
+  if (!other) return;
+  const auto pairs = evidence::compared(results, *other);
+  std::optional<std::vector<evidence::Compared>> rounded;
+  if (!constant && !lowered.empty()) {
+    const at::ScalarType dtype = lowered.front().other.scalar_type();
+    const auto all =
+        evidence::rerun(*context.op, context.arguments, [&](const at::Tensor& argument) {
+          const bool off = evidence::shadow_of(argument, Throughout::Low).defined();
+          return off ? argument.detach().to(dtype).to(argument.scalar_type()) : argument.detach();
+        });
+    if (all) rounded = evidence::compared(results, *all);
+  }
+  for (std::size_t i = 0; i < pairs.size(); ++i) {
+    at::Tensor difference;
+    const at::Tensor numbers = evidence::in_float32(pairs[i].other);
+    const at::Tensor ran = evidence::in_float32(pairs[i].result.detach());
+    const double before = evidence::error_of(numbers, ran, &difference).squares;
+    if (!constant) {
+      // A call that ran low has rounded them already.
+      at::Tensor rounding = at::zeros_like(difference);
+      if (rounded) evidence::error_of(evidence::in_float32((*rounded)[i].other), ran, &rounding);
+      waiting.push_back({.result = pairs[i].result,
+                         .difference = {difference, rounding},
+                         .site = origin,
+                         .inherited = true});
+      continue;
+    }
+    const bool own = i < lowered.size();
+    const double here =
+        own ? evidence::error_of(lowered[i].other, lowered[i].result.detach(), nullptr).squares : 0;
+    const at::Tensor low = own ? numbers.to(lowered[i].other.scalar_type()) : numbers;
+    evidence::keep_shadow(pairs[i].result, Throughout::Low, evidence::in_float32(low),
+                          here > before ? context.site : origin);
+  }
+}
+
 evidence::Flips move_shadow(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
   const evidence::OutOfSight out_of_sight;
-  SiteId origin = report::kNone;
-  const auto without = [&](const at::Tensor& argument) {
-    return without_errors(context, argument, origin);
-  };
-  auto moved = std::optional<torch::jit::Stack>();
-  if (is_copy(*context.op)) {
-    moved = torch::jit::Stack{without(context.arguments[0].toTensor())};
-  } else {
-    moved = evidence::rerun(*context.op, context.arguments, without);
-  }
-  if (!moved || origin == report::kNone) return {};
-  for (const auto& [result, numbers] : evidence::compared(results, *moved)) {
-    if (!evidence::shadow_of(result).defined())
-      evidence::keep_shadow(result, evidence::in_float32(numbers), origin);
-  }
-  return flips_of(context, results, *moved);
+  move(context, results, Throughout::Low);
+  const auto moved = move(context, results, Throughout::Float32);
+  return moved ? flips_of(context, results, *moved) : evidence::Flips{};
 }
 
 }  // namespace habana_mp::probe

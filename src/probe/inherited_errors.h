@@ -15,6 +15,8 @@ namespace habana_mp::probe {
 bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
 bool is_shadowed(const MeasuredCall& context);  // its arguments, or what they are casts of
 
+bool is_low_shadowed(c10::ArrayRef<c10::IValue> arguments);
+
 bool is_copy(const evidence::Op& op);  // the same numbers, in another dtype at most
 
 // Of a call that has ended. `given`: its results beside those of float32 on the inputs that it had.
@@ -22,6 +24,11 @@ bool is_copy(const evidence::Op& op);  // the same numbers, in another dtype at 
 evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                                const std::vector<evidence::Compared>& given,
                                std::vector<Off>& waiting);
+
+// The same for what would be off if it were in the low dtype. `lowered`: results in float32 beside
+// those of the low dtype; empty for a call that ran low.
+void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
+                        const std::vector<evidence::Compared>& lowered, std::vector<Off>& waiting);
 
 // Of an op that moves numbers about, or chooses by them: the shadow of what it was given goes with
 // them.

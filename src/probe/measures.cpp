@@ -45,6 +45,18 @@ void leave_out(Values& values, Unmeasured why, bool backward) {
   values.leave_out(why, backward);
 }
 
+// Whether a call has made float32 alone.
+bool stays_wide(const std::vector<c10::IValue>& results) {
+  const auto made = tensors_in(results);
+  return std::ranges::any_of(made,
+                             [](const at::Tensor& result) {
+                               return result.defined() && dtype_of(result) == DType::Float32;
+                             }) &&
+         std::ranges::none_of(made, [](const at::Tensor& result) {
+           return result.defined() && may_be_low(dtype_of(result));
+         });
+}
+
 // The dtype that the result would be cast to if it were in float32.
 at::ScalarType low_of(const at::Tensor& result, const Measure& measure) {
   return may_be_low(dtype_of(result)) ? result.scalar_type() : scalar_type(measure.low);
@@ -86,8 +98,9 @@ std::optional<torch::jit::Stack> rerun_unrounded(const MeasuredCall& context) {
     SiteId maker = report::kNone;
     if (!may_be_low(dtype_of(given))) return at::Tensor();
     const at::Tensor rounding = evidence::known_rounding(given, &maker);
-    at::Tensor before = rounding.defined() ? evidence::in_float32(given).detach().sub(rounding)
-                                           : evidence::shadow_of(given, &maker);
+    at::Tensor before = rounding.defined()
+                            ? evidence::in_float32(given).detach().sub(rounding)
+                            : evidence::shadow_of(given, evidence::Throughout::Float32, &maker);
     return before.defined() && is_same_op(maker, context.site) ? before : at::Tensor();
   });
 }
@@ -125,6 +138,7 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
   if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
   const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) add(values, follow_shadows(context, results, pairs, waiting));
+  const std::size_t inherited = waiting.size();
   const auto unrounded = context.backward ? std::nullopt : rerun_unrounded(context);
   const auto exact = unrounded ? evidence::compared(results, *unrounded) : pairs;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -142,7 +156,15 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
     waiting.push_back({result, std::move(difference), context.site, true});
   }
   if (context.backward) return;
+  if (measure.what_if && values.ran.squares == 0 && stays_wide(results)) {
+    // Given float32 beside numbers that are low already, as a sum with a residual: it has lost
+    // nothing, and would if the rest were low, too.
+    waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(inherited), waiting.end());
+    values.range = {};
+    return measure_what_if(context, results, measure, values, waiting);
+  }
   values.low = values.ran;
+  if (measure.what_if) follow_low_shadows(context, results, {}, waiting);
   measure_formats(context, pairs, measure, values, waiting);
 }
 
@@ -176,15 +198,18 @@ void measure_what_if(const MeasuredCall& context, const std::vector<c10::IValue>
     values.range.add(evidence::range_of(full));
   }
   if (!other) return leave_out(values, Unmeasured::Kernel, false);
+  std::vector<evidence::Compared> lowered;
   for (const auto& [result, lower] : evidence::compared(results, *other)) {
     if (dtype_of(result) != DType::Float32) continue;
     evidence::Difference difference;
     const at::Tensor rounded = lower.scalar_type() == low ? lower : lower.to(low);
     at::Tensor* off = result.requires_grad() ? &difference.numbers : nullptr;
     values.low.add(evidence::error_of(rounded, result.detach(), off));
+    lowered.push_back({result, rounded});
     if (off != nullptr) difference.rounding = rounding_of(result.detach(), low, *off);
     waiting.push_back({result, std::move(difference), context.site, false});
   }
+  follow_low_shadows(context, results, lowered, waiting);
   measure_formats(context, evidence::compared(results, results), measure, values, waiting);
 }
 

@@ -22,6 +22,12 @@ T& of_line(std::vector<T>& found, std::uint32_t line) {
   return known != found.end() ? *known : found.emplace_back(T{.line = line});
 }
 
+std::size_t bytes_of(const Signed& passes) {
+  std::size_t numbers = passes.ran.capacity() + passes.low.capacity() + passes.rounding.capacity();
+  for (const auto& format : passes.formats) numbers += format.capacity();
+  return sizeof(passes) + numbers * sizeof(double);
+}
+
 }  // namespace
 
 CastCount& Row::casts_of(DType from, DType to) {
@@ -81,6 +87,7 @@ void Report::changed(SiteId site, const Change& change) {
   if (!has_values_) return;
   if (projecting_) {
     Projection& own = at(projection_, site);
+    at(projected_, site).add(static_cast<std::uint64_t>(projections_ - 1), change);
     if (change.format) {
       own.formats[*change.format] += change.low;
       return;
@@ -98,6 +105,7 @@ void Report::changed(SiteId site, const Change& change) {
     ++loss.passes;
   }
   LossChanges& known = of_line(at(changes_, site), change.loss);
+  known.passes.add(loss.passes - 1, change);
   if (change.format) return known.formats[*change.format].add(change.pass, change.low);
   if (known.last.pass != change.pass) known.last = {.pass = change.pass};
   const auto grown = [](double& sum, double part) {
@@ -171,6 +179,11 @@ const std::vector<Report::LossChanges>& Report::changes(SiteId site) const {
   return site < changes_.size() ? changes_[site] : none;
 }
 
+const Signed& Report::projected(SiteId site) const {
+  static const Signed none;
+  return site < projected_.size() ? projected_[site] : none;
+}
+
 void Report::add_moment(SiteId site, const Cast& cast, Kind kind) {
   if (seen_++ % stride_ != 0) return;
   if (moments_.size() == kMostMoments) {  // every second one stays
@@ -215,7 +228,11 @@ void Report::cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& 
 std::size_t Report::bytes() const {
   std::size_t all = rows_.capacity() * sizeof(Row) + moments_.capacity() * sizeof(Moment);
   for (const Row& row : rows_) all += row.casts.capacity() * sizeof(CastCount);
-  for (const auto& row : changes_) all += sizeof(row) + row.capacity() * sizeof(LossChanges);
+  for (const Signed& row : projected_) all += bytes_of(row);
+  for (const auto& row : changes_) {
+    all += sizeof(row);
+    for (const LossChanges& each : row) all += sizeof(each) + bytes_of(each.passes);
+  }
   constexpr std::size_t kNode = 48;  // of a map
   for (const auto& [key, reads] : reads_)
     all += sizeof(key) + sizeof(reads) + kNode + reads.products.size() * (kNode + sizeof(double));

@@ -128,8 +128,10 @@ class Report final : public Listener {
     Changes changes{};
     Change last{.pass = -1};  // the sums of the last pass: squares grow while their parts come
     std::array<PassSums, kFormats.size()> formats{};
+    Signed passes{};
   };
   const std::vector<LossChanges>& changes(SiteId site) const;
+  const Signed& projected(SiteId site) const;  // the changes of each random sum of the outputs
   // Between the two the changes of a loss are those of one random sum of the outputs, and nothing
   // else counts.
   void begin_projection() override;
@@ -177,6 +179,7 @@ class Report final : public Listener {
     std::array<double, kFormats.size()> formats{};
   };
   std::vector<Projection> projection_;  // of the rows, in the one that runs
+  std::vector<Signed> projected_;       // of the rows
   std::vector<Loss> losses_;
   std::vector<std::vector<LossChanges>> changes_;  // of the rows
   bool projecting_ = false;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "policy/decide.h"
 #include "policy/dtype.h"
@@ -152,6 +153,39 @@ struct PassSums {
 template <>
 inline constexpr auto kFields<PassSums> =
     std::tuple{Field{"change", &PassSums::change}, Field{"squares", &PassSums::squares}};
+
+// The changes of one loss, or of random sums of the outputs, with the sign of each pass: errors of
+// two sites that cancel, or add up, do so in each. Behind the first kMostPasses a pass is added to
+// an earlier one with a random sign, the same for all sites: squares of sums over sites stay right
+// on average.
+struct Signed {
+  static constexpr std::size_t kMostPasses = 64;
+  using Passes = std::vector<double>;
+
+  Passes ran, low, rounding;
+  std::array<Passes, kFormats.size()> formats;
+
+  void add(std::uint64_t pass, const Change& change) {
+    const double sign = pass >= kMostPasses && (hash(pass) & 1u) != 0 ? -1 : 1;
+    const auto add_to = [&](Passes& passes, double part) {
+      const std::size_t place = pass % kMostPasses;
+      if (part == 0) return;
+      if (passes.size() <= place) passes.resize(place + 1);
+      passes[place] += sign * part;
+    };
+    if (change.format) return add_to(formats[*change.format], change.low);
+    add_to(ran, change.ran);
+    add_to(low, change.low);
+    add_to(rounding, change.rounding);
+  }
+
+ private:
+  static std::uint64_t hash(std::uint64_t number) {  // the last step of splitmix64
+    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9u;
+    number = (number ^ number >> 27) * 0x94d049bb133111ebu;
+    return number ^ number >> 31;
+  }
+};
 
 // The changes of one loss. Their squares are those of the sum in each backward pass: what cancels
 // in one pass adds up in the next.

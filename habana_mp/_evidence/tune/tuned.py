@@ -242,7 +242,7 @@ class Tuned(Short, Document):
         elif each.saved is not None and each.saved <= 0:
             reason = "float32 is no slower"
         elif self.points[0].error <= self.budget:  # with all parts in the low dtype
-            reason = "the step is faster with it in float32"
+            reason = "runs of the step were no slower with it in float32"
         else:
             reason = (
                 "alone within the budget, but not beside the others in the low dtype; or it is between ops in float32"
@@ -275,7 +275,7 @@ def evidence(parts: list[TunedPart], low: str) -> str:
     error = "loses numbers (NaN or infinity)" if math.isinf(total) else f"predicted error {total:.2g}{more}"
     saved = [each.saved for each in parts if each.saved is not None]
     if saved:
-        gain = f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))}"
+        gain = f"{'saves' if sum(saved) > 0 else 'costs'} {time(abs(sum(saved)))} without casts around it"
     else:
         gain = f"saves {size(2.0 * sum(each.part.numbers for each in parts))} of results"
     return f"in {low}: {error}, {gain}"

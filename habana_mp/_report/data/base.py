@@ -19,6 +19,7 @@ class Adds(Enum):
     SMALLEST = auto()
     FIRST = auto()
     DISTINCT = auto()
+    PASSES = auto()  # pass by pass, of reports with signs that merge.py has given them
 
 
 Count = Annotated[int, Meta(ge=0, title="a count", extra_json_schema=MOST_COUNT)]

@@ -36,6 +36,20 @@ class Absorbed(Data, frozen=True):
     e5m2: Annotated[Count, "How many would be lost in float8 e5m2."]
 
 
+class Passes(Data, frozen=True):
+    """The changes in each pass, so that it is seen which rows cancel and which add up."""
+
+    ran: Annotated[list[Number], Adds.PASSES, "As the calls ran."] = field(default_factory=list)
+    low: Annotated[list[Number], Adds.PASSES, "In the low dtype."] = field(default_factory=list)
+    rounding: Annotated[list[Number], Adds.PASSES, "Where only the float32 results are rounded."] = field(
+        default_factory=list
+    )
+
+
+_PASSES = "The change in each backward pass, with its sign, to five digits. Passes beyond the first 64 are added to these with random signs."
+_SUMS = "The same of the random sums of outputs."
+
+
 class LossChange(Data, frozen=True):
     loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
     changes: Annotated[Count, "How many results got a gradient, so that their error counts in the change."]
@@ -44,12 +58,14 @@ class LossChange(Data, frozen=True):
     squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
     squares_low: Annotated[Size, "The same in the low dtype."]
     squares_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
+    passes: Annotated[Passes, _PASSES] = field(default_factory=Passes)
 
 
 class FormatChange(Data, frozen=True):
     loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
     change: Annotated[Number, "The change of the loss in this format, to first order."]
     squares: Annotated[Size, "The squares of the changes in each backward pass, added up."]
+    passes: Annotated[list[Number], Adds.PASSES, _PASSES] = field(default_factory=list)
 
 
 class FormatValues(Data, frozen=True):
@@ -61,6 +77,7 @@ class FormatValues(Data, frozen=True):
     seconds: Annotated[Seconds, "The time of these runs, with a copy of the weight that was made before."]
     losses: Annotated[list[FormatChange], "What the errors change each loss by."]
     projected: Annotated[Size, "The sum of the squared changes of the random sums of outputs."]
+    passes: Annotated[list[Number], Adds.PASSES, _SUMS] = field(default_factory=list)
 
 
 class Values(Data, frozen=True):
@@ -87,6 +104,8 @@ class Values(Data, frozen=True):
         list[FormatValues],
         "What the calls would be in 8 bits. Empty where no format was asked for, or no call can run so.",
     ] = field(default_factory=list)
+
+    passes: Annotated[Passes, _SUMS] = field(default_factory=Passes)
 
     def in_format(self, name: str) -> FormatValues | None:
         return next((each for each in self.formats if each.format == name), None)

@@ -213,6 +213,29 @@ TEST_CASE("each loss has changes of its own") {
   CHECK(report.changes(1)[1].changes.squares_ran == 16);
 }
 
+TEST_CASE(
+    "passes keep their signs, and those beyond the first are added to them alike for all sites") {
+  Report report(0, true);
+  for (int pass = 0; pass < 100; ++pass) {
+    report.changed(1, {.pass = pass, .loss = 5, .ran = 2, .low = 3});
+    report.changed(2, {.pass = pass, .loss = 5, .ran = -4, .low = 3, .rounding = 1});
+    report.changed(2, {.pass = pass, .loss = 5, .low = 6, .format = 0});
+  }
+  const Signed &one = report.changes(1)[0].passes, &other = report.changes(2)[0].passes;
+  REQUIRE(one.ran.size() == Signed::kMostPasses);
+  CHECK(one.rounding.empty());
+  std::size_t turned = 0;
+  for (std::size_t i = 0; i < one.ran.size(); ++i) {
+    CHECK(other.ran[i] == -2 * one.ran[i]);
+    CHECK(other.formats[0][i] == 2 * other.low[i]);
+    CHECK(one.ran[i] == (i < 36 ? (one.ran[i] == 0 ? 0 : 4) : 2));
+    turned += i < 36 && one.ran[i] == 0 ? 1 : 0;
+  }
+  CHECK(turned > 6);
+  CHECK(turned < 30);
+  CHECK(report.projected(1).ran.empty());
+}
+
 TEST_CASE("of a random sum of outputs the squares of the changes count, and nothing else") {
   Report report(0, true);
   Values loss;
@@ -234,6 +257,8 @@ TEST_CASE("of a random sum of outputs the squares of the changes count, and noth
   CHECK(values.projected_ran == 25);
   CHECK(values.projected_low == 100);
   CHECK(values.projected_rounding == 225);
+  CHECK(report.projected(1).ran == Signed::Passes{3, -4});
+  CHECK(report.changes(1)[0].passes.ran == Signed::Passes{5});
   CHECK(report.backward_ns() == 0);
   CHECK((report.row_count() < 2 || report.row(1).casts.empty()));
 }

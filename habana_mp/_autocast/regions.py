@@ -73,7 +73,7 @@ def _prepare() -> None:
 
 
 def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
-    """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
+    """Whether a policy runs in a low dtype; warns where it does not, as torch does."""  # (F36, D29)
     if dtype not in policy.low_dtypes:
         name = policy.name if dtype in LOW_DTYPES else device.upper()
         warn(

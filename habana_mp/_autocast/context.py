@@ -37,7 +37,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
     Args:
         device_type: the type of the tensors to cast: "cpu", "cuda", "xpu", "hpu", or the name of your own backend. On a machine without
-            an HPU, "hpu" casts the tensors of every device.
+            an HPU, "hpu" casts the tensors of every device. Where CUDA is not available, "cuda" triggers a warning and casts nothing.
         dtype: the dtype for ops of the lower list: ``torch.bfloat16`` or ``torch.float16``, or its name ("bf16"). The default is that of
             the policy; for "cpu" and "cuda" without a policy it is ``torch.get_autocast_dtype(device_type)``. Another dtype triggers a
             warning, and the region casts nothing.

@@ -22,11 +22,13 @@ from habana_mp._ranks import check
 from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._scope.placed import warn_if_nowhere
+from habana_mp._show.did_you_mean import knows_arguments
 from habana_mp._watch import log
 
 _lock = fork_lock()
 
 
+@knows_arguments(dtype="low_precision_type", low_dtype="low_precision_type")
 def convert(
     opt_level: str = "O1",
     bf16_file_path: str | os.PathLike[str] | None = "",

@@ -1,4 +1,4 @@
-# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | fuzz | clean
+# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | release-check | fuzz | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test fuzz clean
+.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test release-check fuzz clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -133,6 +133,10 @@ wheel: $(SETUP)
 # The wheel, the sdist and a clone, each installed in a fresh environment: two builds. WAYS="wheel" is one.
 package-test: $(SETUP)
 	@$(PYTHON) tools/newcomer.py $(WAYS)
+
+# Which pages with figures were measured before something that they depend on changed: a second.
+release-check:
+	@$(PYTHON) -m tools.release_check
 
 fuzz: $(SETUP)
 	@tools/system_packages.sh $(PYTHON) fuzz

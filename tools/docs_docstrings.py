@@ -7,8 +7,6 @@ from typing import Any
 
 import griffe
 
-# Where a rule comes from, such as "(D7)": of use to who reads the code.
-_ORIGIN = re.compile(r"(?:,? \(|, )(?:[DF]\d+(?:, | and | to |,\s+)?)+\)(?=\W|$)", re.MULTILINE)
 _SEE_ALSO = re.compile(r"^See Also:\n +(.+)$", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
@@ -26,7 +24,6 @@ class Docstrings(griffe.Extension):
 
 
 def markdown(text: str) -> str:
-    text = _ORIGIN.sub(lambda found: ")" if found[0].startswith(", ") else "", text)
     text = _EXAMPLE.sub("Examples:", text)  # the section that mkdocstrings shows as code
     text = _SEE_ALSO.sub(
         lambda found: "See also " + re.sub(r"\w+", r"[`\g<0>`][habana_mp.\g<0>]", found[1]) + ".", text

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tools import environments
 from tools.environments import PAGE, ROOT, CannotRun, Counts, counted, environment, logged, output
+from tools.release_check import commit_now
 
 FOLDER = ROOT / "build/gpu"
 TESTS = "tests/devices"
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(python: str, found: Found, jobs: int) -> int:
     """1 if a test or a benchmark has failed, else 0."""
     print(f"==> {found}", flush=True)
+    commit = commit_now()
     if subprocess.run([str(ROOT / "tools/system_packages.sh"), python], cwd=ROOT, check=False).returncode:
         return 1  # it says why
     venv, results = FOLDER / "venv", FOLDER / "results"
@@ -116,7 +118,7 @@ def run(python: str, found: Found, jobs: int) -> int:
     print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped", flush=True)
     for name in counts.failures:
         print(f"    {name}")
-    write_row(found, counts)
+    write_row(found, counts, commit)
     red = counts.failed > 0
     for name in BENCHMARKS:
         print(f"==> {name}", flush=True)
@@ -183,26 +185,16 @@ def benchmark(venv: Path, results: Path, name: str, *options: str) -> bool:
     return True
 
 
-def write_row(found: Found, counts: Counts) -> None:
+def write_row(found: Found, counts: Counts, commit: str) -> None:
     result = f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped"
-    PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), found, result, *_today()), encoding="utf-8")
+    date = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
+    PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), found, result, date, commit), encoding="utf-8")
 
 
 def with_row(page: str, found: Found, result: str, date: str, commit: str) -> str:
     """The page with the row of CUDA, in the place of the one that it had."""
     row = f"| CUDA | `{TESTS}`: `make gpu` | {found} | {result} | {date} | {commit} |"
     return environments.with_row(page, HEAD, row, lambda line: line.split("|")[1].strip())
-
-
-def _today() -> tuple[str, str]:
-    """The date and the commit. A copy of the tree need not be a clone."""
-    date = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
-    try:
-        commit = output("git", "rev-parse", "--short=9", "HEAD")
-        changed = " and changes" if output("git", "status", "--porcelain", "--untracked-files=no") else ""
-    except (OSError, subprocess.CalledProcessError):
-        return date, "unknown"
-    return date, commit + changed
 
 
 if __name__ == "__main__":

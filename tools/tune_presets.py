@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional
 
 from habana_mp import hmp
+from tools.release_check import commit_now
 from zoo import small_models
 
 ROOT = Path(__file__).parent.parent
@@ -307,6 +308,7 @@ def write(
     chosen: dict[torch.dtype, dict[str, list[str]]],
     evidence: dict[str, Evidence],
     checked: list[str],
+    commit: str,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lower = lowered()
@@ -329,7 +331,7 @@ def write(
         (folder / f"{title}.txt").write_text(text, encoding="utf-8")
     description = [
         "# What the lists beside this file belong to. The lists themselves: lower.txt, fp32.txt, promote.txt.",
-        "# Written by make tune-presets. Errors and times of a step as parts of those under torch.autocast on the CPU:",
+        f"# Written by make tune-presets at commit {commit}. Errors and times of a step as parts of those under torch.autocast on the CPU:",
         *(f"#   {line}" for line in checked),
         'name = "balanced"',
         'source = "measured on ten models by make tune-presets"',
@@ -370,6 +372,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[*small_models.MODELS], choices=[*small_models.MODELS])
     parser.add_argument("--seconds", type=float, default=0.5, help="each variant of a step runs so long (0.5)")
     arguments = parser.parse_args()
+    commit = commit_now()
     warnings.simplefilter("ignore")
     import transformers
 
@@ -384,7 +387,7 @@ def main() -> None:
         for line in beside_autocast(chosen[dtype], dtype, arguments.models, 4 * seconds):
             checked.append(f"{name_of(dtype)}: {line}")
             print(checked[-1], flush=True)
-    write(arguments.output, chosen, evidence, checked)
+    write(arguments.output, chosen, evidence, checked, commit)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
 
+    from tools.release_check import commit_now
     from zoo import compiled, looked, page, workers
     from zoo.cases import all_cases, compiles, looks
 
+    commit = commit_now()
     workers.preload()
     groups = {
         "policies": (all_cases, page, "compatibility.md"),
@@ -45,7 +47,7 @@ def main() -> None:
     }
     for under, (cases, pages, name) in groups.items():
         if arguments.under in (None, under):
-            _show(_results(under, cases(), arguments), arguments, pages, DOCS / name)
+            _show(_results(under, cases(), arguments), arguments, pages, DOCS / name, commit)
 
 
 def _results(under: str, cases: list[Case], arguments: argparse.Namespace) -> Results:
@@ -69,11 +71,11 @@ def _results(under: str, cases: list[Case], arguments: argparse.Namespace) -> Re
     return {case.label: done[case.label] for case in cases}
 
 
-def _show(chosen: Results, arguments: argparse.Namespace, pages: Any, to: Path) -> None:
+def _show(chosen: Results, arguments: argparse.Namespace, pages: Any, to: Path, commit: str) -> None:
     if arguments.only:
         print(pages.text(chosen))
     else:
-        to.write_text(pages.page(chosen))
+        to.write_text(pages.page(chosen, commit))
         print(f"==> {to}")
 
 

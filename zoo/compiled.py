@@ -129,7 +129,7 @@ def text(results: Results) -> str:
     return "\n".join(lines) or "Compiled code gives the numbers of uncompiled code."
 
 
-def page(results: Results) -> str:
+def page(results: Results, commit: str) -> str:
     ran = {label: runs for label, runs in results.items() if is_case(runs)}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=False
@@ -140,6 +140,7 @@ def page(results: Results) -> str:
     return environment.get_template("compiled.md.jinja").render(
         torch=torch.__version__,
         transformers=transformers.__version__,
+        commit=commit,
         families=good,
         rows=rows(ran),
         verdicts=(SAME, CLOSE, TORCH, OFF),

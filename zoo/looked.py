@@ -98,7 +98,7 @@ def text(results: Results) -> str:
     return "\n".join(lines) or "No instrument changes anything."
 
 
-def page(results: Results) -> str:
+def page(results: Results, commit: str) -> str:
     ran = {label: runs for label, runs in results.items() if is_case(runs)}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, autoescape=False
@@ -109,6 +109,7 @@ def page(results: Results) -> str:
     return environment.get_template("looked.md.jinja").render(
         torch=torch.__version__,
         transformers=transformers.__version__,
+        commit=commit,
         counts=Counter(label.partition("/")[0] for label in ran),
         rows=rows(ran),
         faults=found,

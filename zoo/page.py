@@ -22,7 +22,7 @@ MOST_LABELS = 6
 LARGEST = 20
 
 
-def page(results: Results) -> str:
+def page(results: Results, commit: str) -> str:
     ran = {label: runs for label, runs in results.items() if findings.is_case(runs)}
     not_run = {label: runs[0].outcomes[0].text for label, runs in results.items() if label not in ran}
     environment = jinja2.Environment(
@@ -38,6 +38,7 @@ def page(results: Results) -> str:
     return environment.get_template("page.md.jinja").render(
         torch=torch.__version__,
         transformers=transformers.__version__,
+        commit=commit,
         counts=Counter(label.partition("/")[0] for label in ran),
         not_run=Counter(label.partition("/")[0] for label in not_run),
         lacking=sum(message.startswith("ImportError") for message in not_run.values()),

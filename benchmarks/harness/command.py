@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from harness import device, pages
 from harness.device import DEVICE
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+from tools.release_check import commit_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +47,13 @@ def run(description: str | None, measure: Callable[[bool], pages.Report], device
         parser.error(f"this benchmark runs on {', '.join(devices)}")
     if DEVICE == "cuda" and not torch.cuda.is_available():
         parser.error("torch sees no CUDA device")
+    commit = commit_now()
     report = measure(arguments.quick)
     if arguments.json:
         rows = [{**asdict(row), "reached": row.reached} for row in report.rows]
-        print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
+        print(json.dumps({"machine": machine(), "commit": commit, "rows": rows}, indent=2))
     else:
         print(report.text)
     if arguments.write:
         write = pages.write if DEVICE == "cpu" else pages.write_gpu
-        write(arguments.write, report, machine())
+        write(arguments.write, report, machine(), commit)

@@ -32,9 +32,7 @@ def goals_page(results: Results) -> str:
             [row.what, row.shown(), goal_text(row), "met" if row.reached else "**missed**"]
             for row in _missed_first(rows)
         ]
-        parts.append(
-            f"## {title}\n\nMachine: {results[title].machine}.\n\n{table(['what', 'measured', 'goal', ''], lines)}\n"
-        )
+        parts.append(f"## {title}\n\n{results[title].origin}\n\n{table(['what', 'measured', 'goal', ''], lines)}\n")
     return "\n".join(parts)
 
 

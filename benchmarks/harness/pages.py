@@ -64,24 +64,27 @@ class Report:
     head: str = TABLES_HEAD  # of the page
 
 
-def write(root: Path, report: Report, machine: str) -> None:
+def write(root: Path, report: Report, machine: str, commit: str) -> None:
     """The sections of other benchmarks stay as they are."""
     docs, path = root / "docs", root / "benchmarks" / "results.json"
     docs.mkdir(parents=True, exist_ok=True)
     found = results.load(path)
-    found[report.title] = results.Section(machine, report.rows)
+    found[report.title] = results.Section(machine, report.rows, commit)
     found = {title: found[title] for title in in_order(found)}
     results.save(path, found)
-    write_section(docs / f"{report.page}.md", report.title, f"Machine: {machine}.\n\n{report.text}", report.head)
+    write_section(
+        docs / f"{report.page}.md", report.title, f"{found[report.title].origin}\n\n{report.text}", report.head
+    )
     for name, draw in {**report.pictures, **pictures.of_results(found)}.items():
         pictures.save(draw, docs / f"{name}.svg")
     write_pages(root, found)
 
 
-def write_gpu(root: Path, report: Report, machine: str) -> None:
+def write_gpu(root: Path, report: Report, machine: str, commit: str) -> None:
     """The section alone: goals and pictures are those of the CPU."""
     page = root / "docs" / f"{GPU_PAGE}.md"
-    write_section(page, report.title, f"Machine: {machine}.\n\n{report.text}", GPU_HEAD)
+    origin = results.Section(machine, report.rows, commit).origin
+    write_section(page, report.title, f"{origin}\n\n{report.text}", GPU_HEAD)
 
 
 def write_pages(root: Path, found: results.Results) -> None:
@@ -110,7 +113,20 @@ def front_page(found: results.Results) -> str:
     parts = [
         FRONT_HEAD,
         "\n".join(f"{number}. {line}" for number, line in enumerate(summary.lines(found), 1)) + "\n",
-        f"The figures are medians over models, batches and threads, with the minimum and maximum in brackets. Smaller is better. The model held in bfloat16 is the model after `model.to(torch.bfloat16)`. `make bench` measured them on {'; '.join(machines)}.\n",
+        f"The figures are medians over models, batches and threads, with the minimum and maximum in brackets. Smaller is better. The model held in bfloat16 is the model after `model.to(torch.bfloat16)`. `make bench` measured them on {'; '.join(machines)}.{commits(found)}\n",
         summary.short_table(found) + "\n",
     ]
     return "\n".join([*parts, *(f"{picture}\n" for picture in shown), FRONT_FOOT])
+
+
+def commits(found: results.Results) -> str:
+    """A sentence that names the commits of the sections; nothing if none is known."""
+    titles: dict[str, list[str]] = {}
+    for title, section in found.items():
+        titles.setdefault(section.commit or "not known", []).append(title)
+    if titles.keys() <= {"not known"}:
+        return ""
+    named = [
+        f"commit {commit} ({', '.join(of)})" if len(titles) > 1 else f"commit {commit}" for commit, of in titles.items()
+    ]
+    return f" They ran at {', '.join(named)}."

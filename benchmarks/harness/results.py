@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 class Section:
     machine: str
     rows: list[Row]
+    commit: str = ""  # of runs before pages named theirs: not known
+
+    @property
+    def origin(self) -> str:
+        """What a section of a page begins with."""
+        return f"Machine: {self.machine}.{f' Measured at commit {self.commit}.' if self.commit else ''}"
 
 
 Results = dict[str, Section]  # by title
@@ -25,7 +31,10 @@ def load(path: Path) -> Results:
     if not path.exists():
         return {}
     found = json.loads(path.read_text())
-    return {title: Section(each["machine"], [Row(**row) for row in each["rows"]]) for title, each in found.items()}
+    return {
+        title: Section(each["machine"], [Row(**row) for row in each["rows"]], each.get("commit", ""))
+        for title, each in found.items()
+    }
 
 
 def save(path: Path, results: Results) -> None:
@@ -33,8 +42,10 @@ def save(path: Path, results: Results) -> None:
     sections = []
     for title, section in results.items():
         lines = ",\n".join(f"    {json.dumps(_without_defaults(row))}" for row in section.rows)
+        commit = f"   {json.dumps('commit')}: {json.dumps(section.commit)},\n" if section.commit else ""
         sections.append(
             f"  {json.dumps(title)}: {{\n   {json.dumps('machine')}: {json.dumps(section.machine)},\n"
+            f"{commit}"
             f'   "rows": [\n{lines}\n   ]\n  }}'
         )
     path.parent.mkdir(parents=True, exist_ok=True)

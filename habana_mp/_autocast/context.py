@@ -1,7 +1,7 @@
-"""``autocast``: a policy in force for a block, on this thread, at torch's dispatcher (F19 to F36, D28 to D33).
+"""``autocast``: a policy in force for a block, on this thread, at torch's dispatcher.
 
 What is in force where, and what a region changes, is src/scope/regions.h; the casts are src/autocast/kernel.cpp.
-"""
+"""  # (F19 to F36, D28 to D33)
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
 
     Args:
         device_type: the type of the tensors to cast: "cpu", "cuda", "xpu", "hpu", or the name of your own backend. On a machine without
-            an HPU, "hpu" casts the tensors of every device.
+            an HPU, "hpu" casts the tensors of every device. Where CUDA is not available, "cuda" triggers a warning and casts nothing.
         dtype: the dtype for ops of the lower list: ``torch.bfloat16`` or ``torch.float16``, or its name ("bf16"). The default is that of
             the policy; for "cpu" and "cuda" without a policy it is ``torch.get_autocast_dtype(device_type)``. Another dtype triggers a
             warning, and the region casts nothing.
@@ -87,14 +87,14 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
     def current(cls) -> autocast:
         """Return what is in force on this thread, as a context manager for another thread.
 
-        A new thread starts with autocast off (F142).
+        A new thread starts with autocast off.
 
         Example:
             >>> state = hmp.autocast.current()
             >>> def work():
             ...     with state:
             ...         return model(x)
-        """
+        """  # (F142)
         state = cls.__new__(cls)
         state._region = _core.current_autocast()
         state._key = traced.remember(state._region)
@@ -138,7 +138,7 @@ class autocast(DecoratorContextManager):  # noqa: N801 - named as torch.autocast
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def clone(self) -> autocast:
-        """What a decorated function is in each time that it runs: a region holds no state of its own (D33)."""
+        """What a decorated function is in each time that it runs: a region holds no state of its own."""  # (D33)
         # torch.compile enters only what it saw made.
         return _Traced(self._key) if torch.compiler.is_dynamo_compiling() else self
 

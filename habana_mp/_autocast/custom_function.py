@@ -1,4 +1,4 @@
-"""``custom_fwd`` and ``custom_bwd``: those of torch.amp, which know policies (F149 to F151)."""
+"""``custom_fwd`` and ``custom_bwd``: those of torch.amp, which know policies."""  # (F149 to F151)
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from habana_mp._autocast.devices import acts_on
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
 ) -> Callable[..., Any]:
-    """Decorate the forward of a ``torch.autograd.Function``, as ``torch.amp.custom_fwd`` does. ``custom_bwd`` decorates its backward (F150).
+    """Decorate the forward of a ``torch.autograd.Function``, as ``torch.amp.custom_fwd`` does. ``custom_bwd`` decorates its backward.
 
     Example:
         >>> class Double(torch.autograd.Function):
@@ -31,7 +31,7 @@ def custom_fwd(
         >>> with hmp.autocast("cpu"):
         ...     Double.apply(x.bfloat16()).dtype
         torch.float32
-    """
+    """  # (F150)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
     if len(acts_on(device_type)) > 1:
@@ -48,7 +48,7 @@ def custom_fwd(
 
 
 def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | None) -> Callable[..., Any]:
-    """For HPU on a machine without one (D28): each call is for the device type of its first tensor."""
+    """For HPU on a machine without one: each call is for the device type of its first tensor."""  # (D28)
     made: dict[str, Callable[..., Any]] = {}
 
     @functools.wraps(fwd)
@@ -65,7 +65,7 @@ def _custom_fwd_anywhere(fwd: Callable[..., Any], cast_inputs: torch.dtype | Non
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
     """Decorate the backward of a ``torch.autograd.Function``, as ``torch.amp.custom_bwd`` does, with policies.
 
-    The backward runs under the policy of its forward, which ``custom_fwd`` decorates (F151).
+    The backward runs under the policy of its forward, which ``custom_fwd`` decorates.
 
     Example:
         >>> class Negate(torch.autograd.Function):
@@ -79,7 +79,7 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Ca
         ...     def backward(ctx, grad):
         ...         return -grad
         >>> Negate.apply(x.requires_grad_()).sum().backward()
-    """
+    """  # (F151)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
     torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)

@@ -44,7 +44,7 @@ def default_policy(device: str) -> str:
 
 
 def acts_on(device: str) -> list[str]:
-    """D28: a region for HPU on a machine without one is for the tensors' own devices."""
+    """The device types of a region: one for HPU on a machine without one is for the tensors' own devices."""  # (D28)
     if device != "hpu":
         return [device]
     hpu = getattr(torch, "hpu", None)

@@ -59,7 +59,8 @@ def region_of(
     rules = rules_of(chosen, dtype) if enabled and accepted else None
     region = _core.autocast_region([(each, dtype, rules) for each in acts_on(device)], cached)
     found = region, traced.remember(region)
-    if accepted:  # else each one warns
+    # Else each one warns, or would have to without the fake tensors that this one is for.
+    if accepted and (not enabled or device != "cuda" or torch.cuda.is_available()):
         made[device, dtype, enabled, cached] = found
     return found
 
@@ -73,7 +74,7 @@ def _prepare() -> None:
 
 
 def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
-    """Whether a policy runs in a low dtype; warns where it does not, as torch does (F36, D29)."""
+    """Whether a policy runs in a low dtype; warns where it does not, as torch does."""  # (F36, D29)
     if dtype not in policy.low_dtypes:
         name = policy.name if dtype in LOW_DTYPES else device.upper()
         warn(
@@ -82,9 +83,23 @@ def is_accepted(device: str, dtype: torch.dtype, policy: Policy) -> bool:
             f"{_remedy(dtype, policy)}"
         )
         return False
-    cuda = torch.cuda
-    if device == "cuda" and dtype is torch.bfloat16 and cuda.is_available() and not cuda.is_bf16_supported():
+    if device == "cuda" and not torch.cuda.is_available():
+        if not _makes_tensors(device):
+            warn(
+                'CUDA is not available. Disabling autocast.\nNothing is cast. For tensors on the CPU, use hmp.autocast("cpu").'
+            )
+            return False
+    elif device == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
         raise RuntimeError("Current CUDA Device does not support bfloat16. Please switch dtype to float16.")
+    return True
+
+
+def _makes_tensors(device: str) -> bool:
+    """Fake ones, for example, are of devices that the machine does not have."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError):
+        return False
     return True
 
 

@@ -1,4 +1,4 @@
-"""Formulas of norms, of products of one row and of pointwise ops for graphs that round as uncompiled code does (D55).
+"""Formulas of norms, of products of one row and of pointwise ops for graphs that round as uncompiled code does.
 
 Inductor computes batch_norm in training, layer_norm and group_norm by formulas of torch. With a low input and a weight in float32, which is what
 the lists make, these round more than the kernels: mean and rstd, which the backward pass reads, and sums in the backward pass of group_norm.
@@ -8,7 +8,7 @@ With the formula of torch, Inductor takes products round a softmax for attention
 other views, which compute the same.
 
 A bmm of one row or one column is a product and a sum for Inductor on the CPU: with the roundings of a mul it rounds each product, which no kernel does.
-"""
+"""  # (D55)
 
 from __future__ import annotations
 

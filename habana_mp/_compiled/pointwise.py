@@ -1,8 +1,8 @@
-"""Formulas of pointwise ops with the roundings of the kernels on the CPU, for graphs that round as uncompiled code does (D55).
+"""Formulas of pointwise ops with the roundings of the kernels on the CPU, for graphs that round as uncompiled code does.
 
 Inductor makes several ops of some pointwise ops, and with the roundings of ops on it rounds between them, where the kernel rounds once. Other
 kernels round inside, as that of ``x ** 3`` in bfloat16 does. A number that a kernel takes as a tensor has the dtype of the other tensor.
-"""
+"""  # (D55)
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How Inductor rounds in graphs that a policy of ours is in force for (D55).
+"""How Inductor rounds in graphs that a policy of ours is in force for.
 
 Inductor computes a fused kernel in float32, and drops a cast to bfloat16 that is followed by a cast back. A setting of its own keeps the
 roundings of uncompiled code. That is a setting of the whole process, which belongs to the user: here it holds while one of our graphs is
 compiled, its backward pass too, which is compiled later. Inductor has its settings in the keys of its caches.
 
 Knows which policies a graph is traced under; its casts are looked at in graphs.py.
-"""
+"""  # (D55)
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _ask_the_policies() -> None:
 
 def uncompiled() -> AbstractContextManager[None]:
     """Inside, compiled code runs op by op, as it was written, and nothing more is compiled: for what looks at single ops. Under "exact" that
-    is the same program (D55).
-    """
+    is the same program.
+    """  # (D55)
     return torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else nullcontext()
 
 

@@ -1,8 +1,8 @@
-"""Parameters and buffers made under a conversion are those that the model has without it (D45).
+"""Parameters and buffers made under a conversion are those that the model has without it.
 
 No casts while a module is constructed (src/scope/construction.h), nor in the functions by which modules initialize their weights. A parameter
 that is made elsewhere of a result in lower precision triggers a warning: when a module gets it, or an optimizer.
-"""
+"""  # (D45)
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``convert``, ``revert``, ``is_converted``: a policy put in force in this process (F1 to F18, D1 to D9)."""
+"""``convert``, ``revert``, ``is_converted``: a policy put in force in this process."""  # (F1 to F18, D1 to D9)
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from habana_mp._ranks import check
 from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._scope.placed import warn_if_nowhere
+from habana_mp._show.did_you_mean import knows_arguments
 from habana_mp._watch import log
 
 _lock = fork_lock()
 
 
+@knows_arguments(dtype="low_precision_type", low_dtype="low_precision_type")
 def convert(
     opt_level: str = "O1",
     bf16_file_path: str | os.PathLike[str] | None = "",
@@ -43,26 +45,25 @@ def convert(
     ``convert`` replaces each op that the policy concerns under every name that it has: ``torch.mm``, ``Tensor.mm``, ``a @ b``,
     ``F.linear`` and so on. The new function casts the float32, bfloat16, float16 and float8 tensors and then calls the op. It does not matter
     whether you make the model and the optimizer before or after the call. Weights keep their dtype, and so do their gradients. A second
-    call replaces the first (D7), and ``revert`` undoes it. If ``convert`` raises, the conversion that was in force before stays.
+    call replaces the first, and ``revert`` undoes it. If ``convert`` raises, the conversion that was in force before stays.
 
     Args:
-        opt_level: "O1" runs ops by lists. "O2" runs GEMM and convolution ops in the lower precision and all others in float32 (D4).
+        opt_level: "O1" runs ops by lists. "O2" runs GEMM and convolution ops in the lower precision and all others in float32.
         bf16_file_path: the path of a list of ops for the lower precision, with one op per line. ``None`` or "" means the built-in
-            list (D2). A file whose names all begin with + or - edits the built-in list (D21).
+            list. A file whose names all begin with + or - edits the built-in list.
         fp32_file_path: the path of a list of ops for float32, in the same format.
-        isVerbose: write one line per call of a listed op to ``sys.stdout`` (F105 to F112). ``HABANA_MP_LOG`` takes precedence.
-        fp16_file_path: the path of the lower list if ``low_precision_type`` is ``torch.float16`` (D9).
+        isVerbose: write one line per call of a listed op to ``sys.stdout``. ``HABANA_MP_LOG`` takes precedence.
+        fp16_file_path: the path of the lower list if ``low_precision_type`` is ``torch.float16``.
         low_precision_type: ``torch.bfloat16`` or ``torch.float16``, or its name, such as "bfloat16" or "bf16".
         policy: a ``Policy``, or its name or path. It replaces opt_level and the lists.
-        strict: raise ValueError for names that torch does not have. By default they trigger a warning (D22).
+        strict: raise ValueError for names that torch does not have. By default they trigger a warning.
 
     Returns:
         The policy that is now in force.
 
     Raises:
-        ValueError: an opt_level, dtype, list line or combination is not accepted. The message names it and what is accepted (D1, D9,
-            D20 to D23).
-        OSError: a list cannot be read (D24), or the log file cannot be written.
+        ValueError: an opt_level, dtype, list line or combination is not accepted. The message names it and what is accepted.
+        OSError: a list cannot be read, or the log file cannot be written.
         TypeError: isVerbose is neither True nor False, or another argument has the wrong type.
 
     Example:
@@ -73,7 +74,7 @@ def convert(
 
     See Also:
         disable_casts, revert, explain, Policy
-    """
+    """  # (D7, F105 to F112; those of the arguments are in request.py)
     for name, value in (("isVerbose", isVerbose), ("strict", strict)):
         if value not in (True, False):
             raise TypeError(f"{name} must be True or False, not {value!r}")
@@ -157,7 +158,7 @@ def end_cli_default() -> None:
 
 
 def revert() -> None:
-    """Undo ``convert``: every name in torch is again the same object as before (D7).
+    """Undo ``convert``: every name in torch is again the same object as before.
 
     Without a conversion it does nothing.
 
@@ -166,7 +167,7 @@ def revert() -> None:
         >>> hmp.revert()
         >>> hmp.is_converted()
         False
-    """
+    """  # (D7)
     with _lock:
         if _core.conversion_patches.installed():
             try:

@@ -4,8 +4,8 @@
 conversion's policy instead, whether it was compiled before ``convert`` or after: ops that are given the bfloat16 result of another op and a
 float32 weight would raise otherwise.
 
-What ``torch.jit.trace`` has made runs as it is: its casts are recorded, and so is where there were none (D35).
-"""
+What ``torch.jit.trace`` has made runs as it is: its casts are recorded, and so is where there were none.
+"""  # (D35)
 
 from __future__ import annotations
 

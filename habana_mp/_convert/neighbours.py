@@ -52,7 +52,7 @@ _torch_init_encoder_layer = torch.nn.TransformerEncoderLayer.__init__
 
 @functools.wraps(_torch_pad)
 def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> torch.Tensor:  # noqa: A002
-    """F.pad by the names that a policy knows: which op it is depends on the mode and the number of padded dimensions (D17)."""
+    """F.pad by the names that a policy knows: which op it is depends on the mode and the number of padded dimensions."""  # (D17)
     kind = {"reflect": "reflection", "replicate": "replication"}.get(mode)
     padded = len(pad) // 2
     if kind is None or f"{kind}_pad{padded}d" not in _PADS or input.dim() not in (padded + 1, padded + 2):
@@ -61,7 +61,7 @@ def _pad(input: torch.Tensor, pad: Any, mode: str = "constant", value: float | N
 
 
 def _check_rnn_input(self: torch.nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:  # noqa: A002
-    """torch's check without the one of dtypes: casts make input and weights meet (D16)."""
+    """torch's check without the one of dtypes: casts make input and weights meet."""  # (D16)
     weight = next(self.parameters(), None)  # not by its name: a parametrization would compute it once more
     if weight is not None and input.dtype != weight.dtype and not casts_off():
         input = torch.empty_like(input, dtype=weight.dtype, device="meta")  # noqa: A001
@@ -80,9 +80,9 @@ def _init_encoder_layer(self: torch.nn.TransformerEncoderLayer, *args: Any, **kw
 def _module_state(self: torch.nn.Module) -> dict[str, Any]:
     """The state of a module for pickle, with the patched ops of originals that it captured before convert (TransformerEncoderLayer keeps F.relu).
 
-    Pickle finds functions by name, and finds the patched op there, which is not the same object (D36). A copy in this process keeps
+    Pickle finds functions by name, and finds the patched op there, which is not the same object. A copy in this process keeps
     the original.
-    """
+    """  # (D36)
     state = self.__dict__
     caller = calling_frame()
     if caller is not None and caller.f_globals.get("__name__") == copy.__name__:

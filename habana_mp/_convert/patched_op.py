@@ -140,7 +140,7 @@ class PatchedOp:
         )
 
     def _without_low_kernel(self, error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that has failed, in float32 where that helps (D42): src/convert/without_low_kernel.cpp."""
+        """A call that has failed, in float32 where that helps: src/convert/without_low_kernel.cpp."""  # (D42)
         form, rule = self.form, self.rule
         if rule is None or convert_off() or not _core.blames_low_dtype(_text(error)):
             raise error
@@ -187,7 +187,7 @@ patched_ops: dict[int, PatchedOp] = {}
 
 
 def patched_op(home: Home, original: Callable[..., Any]) -> PatchedOp:
-    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one (D7)."""
+    """The one patched op of an original: it outlives conversions, so that what captured it follows the next one."""  # (D7)
     op = patched_ops.get(id(original))
     if op is None:
         name = listed_name(home.attribute)
@@ -212,7 +212,7 @@ def patched_op(home: Home, original: Callable[..., Any]) -> PatchedOp:
 
 
 class _InsideCompound:
-    """The rules of the conversion in force in C++ too, while a compound runs (D41): src/scope/compound.h."""
+    """The rules of the conversion in force in C++ too, while a compound runs: src/scope/compound.h."""  # (D41)
 
     def __enter__(self) -> None:
         self.key = ""
@@ -244,7 +244,7 @@ def _traced_compound() -> str:
 
 
 def _in_place(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a parameter makes this call an in-place one: F.relu(x, inplace=True) (D12)."""
+    """Whether a parameter makes this call an in-place one: F.relu(x, inplace=True)."""  # (D12)
     if form.flag_name is None:
         return False
     value = args[form.flag] if form.flag < len(args) else kwargs.get(form.flag_name)
@@ -252,7 +252,7 @@ def _in_place(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _explicit(form: CallForm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the call names its dtype or its output (D11)."""
+    """Whether the call names its dtype or its output."""  # (D11)
     if kwargs.get("out") is not None or (0 <= form.out < len(args) and args[form.out] is not None):
         return True
     return any(isinstance(value, (torch.dtype, type)) for value in (*args, *kwargs.values()))

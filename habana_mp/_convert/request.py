@@ -23,7 +23,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
     policy: Policy | str | os.PathLike[str] | None,
     strict: bool,
 ) -> Policy:
-    """The policy that a call of convert asks for (D1 to D6, D9, D20 to D24)."""
+    """The policy that a call of convert asks for."""  # (D1 to D6, D9, D20 to D24)
     level = opt_level.upper() if isinstance(opt_level, str) else opt_level
     if level not in ("O1", "O2"):
         raise _no_level(opt_level)
@@ -97,7 +97,7 @@ def _meant_by(text: str) -> str:
 
 
 def _check_whole_ops(policy: Policy) -> None:
-    """D17: for convert an overload is the whole op, so D23 holds between ``pow`` and ``pow.Tensor_Scalar`` too."""
+    """For convert an overload is the whole op: two lists may not have ``pow`` and ``pow.Tensor_Scalar`` either."""  # (D17, D23)
     whole = [entry for entry in policy._core.entries if not entry.modules]
     fp32 = {(entry.base, entry.low_dtype): entry for entry in whole if entry.list == "fp32"}
     for entry in whole:

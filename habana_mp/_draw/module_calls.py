@@ -40,8 +40,8 @@ class Call:
 @dataclass(eq=False)
 class OpCall:
     """A call of an op, as a row of the report counts it. ``innermost``: no such call is inside, so what torch does there is its own
-    business (D19).
-    """
+    business.
+    """  # (D19)
 
     op: str
     nodes: range

@@ -291,7 +291,7 @@ def _effects(policy: Policy) -> dict[str, str]:
 
 
 def _rest_of(overload: str, policy: Policy) -> str:
-    """What autocast does to an overload that no list names (D15, D40, D41)."""
+    """What autocast does to an overload that no list names."""  # (D15, D40, D41)
     base = overload.partition(".")[0]
     if _core.is_compound(base):
         return "by the lists, what it is made of"

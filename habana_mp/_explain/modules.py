@@ -27,8 +27,8 @@ def module_named(text: str) -> type[torch.nn.Module] | None:
 def ops_of(kind: type[torch.nn.Module], decides: Callable[[str], bool]) -> list[str]:
     """The ops that compute in the forward of a module and of the modules that it makes, in the order of the source.
 
-    Functions of torch.nn and of the class's own package are followed; one that ``decides`` is an op: what it calls has no rule of its own (D19).
-    """
+    Functions of torch.nn and of the class's own package are followed; one that ``decides`` is an op: what it calls has no rule of its own.
+    """  # (D19)
     found: dict[str, None] = {}
     package = kind.__module__.partition(".")[0]
     followed = (_NN,) if package == "torch" else (_NN, f"{package}.")

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.distributed.hccl`: process groups of the backend "hccl", which is gloo on CPUs and NCCL on CUDA (F182)."""
+"""`habana_frameworks.torch.distributed.hccl`: process groups of the backend "hccl", which is gloo on CPUs and NCCL on CUDA."""  # (F182)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["initialize_distributed_hpu"]
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
 ) -> tuple[int, int, int]:
-    """World size, rank and local rank of this process: the arguments, else what torchrun or mpirun set, else 1, -1, -1 (D48).
+    """World size, rank and local rank of this process: the arguments, else what torchrun or mpirun set, else 1, -1, -1.
 
     A rank of -1 says that nobody has launched several processes, as scripts ask. MASTER_ADDR and MASTER_PORT become localhost and 12345
     where they are not set. It makes no process group. That is left to the script, as on Gaudi:
@@ -31,7 +31,7 @@ def initialize_distributed_hpu(
 
     Raises:
         ValueError: a number is no integer, an argument or a variable.
-    """
+    """  # (D48)
     found = _integer("WORLD_SIZE", world_size, 1), _integer("RANK", rank, -1), _integer("LOCAL_RANK", local_rank, -1)
     for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345")):
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""`torch.xpu.amp`, which torch has no longer: autocast by the lists of its time (F23, F24, preset `xpu`)."""
+"""`torch.xpu.amp`, which torch has no longer: autocast by the lists of its time, the preset `xpu`."""  # (F23, F24)
 
 from __future__ import annotations
 

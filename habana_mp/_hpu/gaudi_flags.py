@@ -1,8 +1,8 @@
-"""The runtime flags of Gaudi (F196 to F210): what each did there and does here, and the log masks, which ask for the cast log.
+"""The runtime flags of Gaudi: what each did there and does here, and the log masks, which ask for the cast log.
 
 On Gaudi a module mask and a level mask choose what is logged. The ops are one module of it, and their lines are our cast log: TRACE writes
 its lines, DEBUG their details too. HABANA_MP_LOG wins. What another module would log does not happen here.
-"""
+"""  # (F196 to F210)
 
 from __future__ import annotations
 

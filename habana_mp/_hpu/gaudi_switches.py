@@ -1,7 +1,7 @@
 """Functions of Habana's package that switch the device, its graphs or its compiler: what each did there. Here they do nothing.
 
-They take any arguments (F213, F220, F229). `habana-mp doctor` prints this table.
-"""
+They take any arguments. `habana-mp doctor` prints this table.
+"""  # (F213, F220, F229)
 
 from __future__ import annotations
 

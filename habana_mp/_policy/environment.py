@@ -1,4 +1,4 @@
-"""The lists of hpu-autocast that the environment names (D30)."""
+"""The lists of hpu-autocast that the environment names."""  # (D30)
 
 from __future__ import annotations
 

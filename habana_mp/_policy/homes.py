@@ -1,8 +1,8 @@
-"""Where the ops of torch live: every name through which Python code reaches one (D16).
+"""Where the ops of torch live: every name through which Python code reaches one.
 
 A home is an owner (a module, or torch.Tensor) and an attribute name. Knows nothing of policies; `candidates` in
-src/policy/names.h returns the names that carry the rule of a home. Which names compute at all is a table of src/policy/op_traits.cpp (D15).
-"""
+src/policy/names.h returns the names that carry the rule of a home. Which names compute at all is a table of src/policy/op_traits.cpp.
+"""  # (D16, D15)
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Home(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the name says that argument 0 is written to: relu_, __iadd__ (D12)."""
+        """Whether the name says that argument 0 is written to: relu_, __iadd__."""  # (D12)
         return is_in_place(self.attribute)
 
     def function(self) -> Callable[..., Any]:
@@ -154,7 +154,7 @@ def aten_tensor_arguments() -> dict[str, int]:
 
 
 def computes_on(home: Home, original: Callable[..., Any]) -> int:
-    """How many tensors the op computes on, at most: 0 for what D15 leaves out of the rest, 2 for "two or more"."""
+    """How many tensors the op computes on, at most: 0 for what is left out of the rest, 2 for "two or more"."""  # (D15)
     name, own = home.name, home.attribute.removeprefix(home.prefix)
     if not _core.computes(name):
         return 0

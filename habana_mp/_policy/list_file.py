@@ -21,7 +21,7 @@ ListPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class ListFile(NamedTuple):
-    """One list as a file gives it: the entries to have, or, where ``edits``, those to add to and take out of a default (D21)."""
+    """One list as a file gives it: the entries to have, or, where ``edits``, those to add to and take out of a default."""  # (D21)
 
     path: str
     edits: bool
@@ -30,7 +30,7 @@ class ListFile(NamedTuple):
 
 
 def read_list(path: ListPath, title: str = "") -> ListFile:
-    """The file of a list, "lower" for example. Raises OSError with the path (D24), or ValueError with the path, and the line that is wrong (D20, D21)."""
+    """The file of a list, "lower" for example. Raises OSError with the path, or ValueError with the path, and the line that is wrong."""  # (D24, D20, D21)
     name = os.fsdecode(path)
     return parse_list(read_file(name, core.MAX_LIST_BYTES), shown(name), title)
 
@@ -68,12 +68,12 @@ def less(entries: Iterable[Entry], leaves: Callable[[Entry, str], bool]) -> list
 
 class Claims:
     """The entries of an author: what another's lists say of their ops, for the same modules, leaves these lists, by whatever name they
-    say it (D6, D39).
+    say it.
 
     ``rsub`` leaves where the author names ``sub``, which decides it then; ``sub`` stays where he names ``rsub``. The ops that a named one
     is made of stay, unless ``with_insides``: they would decide an op that the author takes out of the lists. With ``whole`` an overload
     claims its op.
-    """
+    """  # (D6, D39)
 
     def __init__(self, entries: Iterable[Entry], *, whole: bool = False, with_insides: bool = False) -> None:
         self._own: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -103,11 +103,11 @@ def _asked_for(op: str, base: str) -> frozenset[str]:
 
 
 def after_files(entries: Iterable[Entry], files: Mapping[str, ListFile], *, same_author: bool = False) -> list[Entry]:
-    """Entries of a policy after files by the lists that they are: each replaces or edits its list, and what it names leaves the others (D6, D21).
+    """Entries of a policy after files by the lists that they are: each replaces or edits its list, and what it names leaves the others.
 
     What a file takes out leaves its list by all names, and by its own alone if the ``same_author`` has named the others. In the promote list,
-    which is asked last, a name may stay that another list has, too: it decides nothing (F50).
-    """
+    which is asked last, a name may stay that another list has, too: it decides nothing.
+    """  # (D6, D21, F50)
     named = [entry for file in files.values() for entry in file.named]
     removed = {title: Claims(file.removed, with_insides=True) for title, file in files.items()}
     claims = {title: Claims([each for each in named if each.list != title], whole=True) for title in ALL_LISTS}

@@ -18,7 +18,7 @@ registered: set[str] = set()  # names of users' own functions, which hmp.registe
 
 
 def known_names() -> frozenset[str]:
-    """Every name that a list may hold (D17, D22): those of torch, and of functions that users registered."""
+    """Every name that a list may hold: those of torch, and of functions that users registered."""  # (D17, D22)
     return torch_names() | registered
 
 
@@ -72,7 +72,7 @@ _MOST_SUGGESTIONS = 20
 
 
 def unknown_in(entries: Iterable[Entry]) -> list[tuple[Entry, str]]:
-    """The entries whose names torch does not have, with what to say of them (D22)."""
+    """The entries whose names torch does not have, with what to say of them."""  # (D22)
     known = known_names()
     found: list[tuple[Entry, str]] = []
     for entry in entries:

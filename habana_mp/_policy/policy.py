@@ -83,8 +83,8 @@ class Policy:
 
     A list holds names of ops. A name may be for one low dtype: "layer_norm@float16" counts only while the low dtype of the policy is
     float16. It then takes precedence over names of that op without a dtype, in any list: "pow@float16" over "pow" and "pow.Tensor_Scalar".
-    "pow.Tensor_Scalar@float16" takes precedence over "pow" for that overload, which ``convert`` treats as the whole op (D17). Other names
-    of an op, such as "multiply" for "mul", have their own rules (D16).
+    "pow.Tensor_Scalar@float16" takes precedence over "pow" for that overload, which ``convert`` treats as the whole op. Other names
+    of an op, such as "multiply" for "mul", have their own rules.
 
     A name may be limited to modules of a model: "mul in *.rotary_emb" counts inside the modules whose path matches the pattern (``*``
     matches any characters but a dot, ``**`` matches any characters), and inside the modules that these contain.
@@ -100,7 +100,7 @@ class Policy:
 
     See Also:
         presets, convert, explain
-    """
+    """  # (D17, D16)
 
     _core: core.Policy
 
@@ -175,7 +175,7 @@ class Policy:
         """Make a policy from ``base`` with some of its lists replaced or edited.
 
         A file whose names all begin with + or - edits the list of ``base``; any other file replaces it. What is not given (``None`` or "")
-        stays as in ``base``. An op that the lower or fp32 file names leaves the other list (D6). A name for one low dtype, "+mm@float16" or
+        stays as in ``base``. An op that the lower or fp32 file names leaves the other list. A name for one low dtype, "+mm@float16" or
         "-mm@float16", changes nothing for the other low dtype.
 
         Args:
@@ -191,7 +191,7 @@ class Policy:
         Raises:
             ValueError: a line is not an op name, or both files name the same op. The message has ``path:line``.
             OSError: a file cannot be read.
-        """
+        """  # (D6)
         given = {"lower": lower, "fp32": fp32, "promote": promote, "weight_int8": weight_int8, "int8": int8}
         files = {
             name: read_argument(path, name, name, "Policy.load takes a folder") for name, path in given.items() if path
@@ -381,7 +381,7 @@ _loaded: dict[str, Policy] = {}  # presets by their names: a region is made in e
 
 
 def replace_preset(name: str, policy: Policy | None) -> None:
-    """From now on the name of a preset loads this policy (D30), or with None the one that is shipped."""
+    """From now on the name of a preset loads this policy, or with None the one that is shipped."""  # (D30)
     if policy is None:
         _loaded.pop(name, None)
     else:

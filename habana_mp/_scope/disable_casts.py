@@ -1,4 +1,4 @@
-"""``disable_casts``: no casts on this thread for a while (F96 to F104, D27)."""
+"""``disable_casts``: no casts on this thread for a while."""  # (F96 to F104, D27)
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     """Switch casts off: a context manager and a decorator, like ``torch.no_grad``.
 
     Ops inside run in the dtypes of their arguments. ``disable_casts`` casts no tensor when it begins: if a tensor must be float32
-    inside, cast it by hand with ``x.float()`` (F99). It switches off the casts of ``hmp.convert`` and of ``hmp.autocast``, on the
+    inside, cast it by hand with ``x.float()``. It switches off the casts of ``hmp.convert`` and of ``hmp.autocast``, on the
     calling thread and in a backward pass that starts there. Blocks nest, and one instance may be nested in itself. The end of a block
     restores the state before it, also after an exception. A decorated generator runs its body with casts off. Without a conversion or a
     region it does nothing.
@@ -39,7 +39,7 @@ class disable_casts(NoParamDecoratorContextManager):  # noqa: N801 - named as to
     Example:
         >>> with hmp.disable_casts():
         ...     optimizer.step()
-    """
+    """  # (F99)
 
     def __repr__(self) -> str:
         return "<hmp.disable_casts>"

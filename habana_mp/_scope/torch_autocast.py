@@ -1,8 +1,8 @@
-"""``torch.autocast(..., enabled=False)`` inside the forward of a module means "no casts here", those of ``convert`` too (D43).
+"""``torch.autocast(..., enabled=False)`` inside the forward of a module means "no casts here", those of ``convert`` too.
 
 At the level of the script it changes nothing: scripts for Gaudi write ``enabled=args.autocast`` beside ``--hmp``. So who enters it looks
 at the Python stack for the call of a module.
-"""
+"""  # (D43)
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _is_in_forward(frame: FrameType | None) -> bool:
 
 
 def _is_in_traced_backward(frame: FrameType | None) -> bool:
-    """As in eager mode, where the backward pass of an autograd.Function is not called in a module, but may call one (D43)."""
+    """As in eager mode, where the backward pass of an autograd.Function is not called in a module, but may call one."""  # (D43)
     if not BACKWARD_TRACE.works:
         return False
     code = BACKWARD_TRACE.call.__code__

@@ -1,6 +1,6 @@
-"""What a training step does beside forward and backward runs without casts: the steps of optimizers (D44) and of schedulers, loss
+"""What a training step does beside forward and backward runs without casts: the steps of optimizers and of schedulers, loss
 scaling, averages of weights.
-"""
+"""  # (D44)
 
 from __future__ import annotations
 

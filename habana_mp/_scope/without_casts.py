@@ -28,7 +28,7 @@ def without_casts(function: _Function) -> _Function:
 
 
 def step_without_casts(step: _Function) -> _Function:
-    """The step of an optimizer with casts off; its closure, which runs the model, has them as the caller has (D44)."""
+    """The step of an optimizer with casts off; its closure, which runs the model, has them as the caller has."""  # (D44)
 
     @functools.wraps(step)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

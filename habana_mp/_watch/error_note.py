@@ -1,4 +1,4 @@
-"""The note on an error of torch that blames a low dtype: which op made the tensor low, which list line says so, which edit helps (D42)."""
+"""The note on an error of torch that blames a low dtype: which op made the tensor low, which list line says so, which edit helps."""  # (D42)
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def note(policy: Policy, op: str, tensors: Sequence[torch.Tensor], last_lower: s
 
 
 def _note_of_norm(error: BaseException, op: str, policy: Policy) -> str:
-    """No cast helps it: the running statistics are written to, and a cast would lose what is written (D14)."""
+    """No cast helps it: the running statistics are written to, and a cast would lose what is written."""  # (D14)
     return (
         f"{_OURS}{op or _failed_in(error) or 'a norm'} got float32 and {policy._core.low_dtype} tensors under the policy {policy.name!r}. Where "
         "dtypes differ, torch takes weights and running statistics of a norm in float32 alone, and running statistics are never cast. "

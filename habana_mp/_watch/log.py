@@ -5,10 +5,10 @@ The lines themselves are made in src/report/cast_log.cpp; nothing here runs whil
 HABANA_MP_LOG is `off`, `casts` or `detail`, and may go on with filters, each behind a comma, and then with `:path`, a file that is appended
 to: `detail,op=softmax,module=encoder.*,first=100:casts.log`. A `::` begins no path: `op=aten::mm` is a filter. In the path `~` is the home
 folder, `%r` the rank and `%p` the id of the process, so that ranks and forked data loader workers can have files of their own. Set, it wins
-over isVerbose. The lines of level casts are the guides' to the byte (D25), so with several ranks it is the detail that names the rank (where.py).
+over isVerbose. The lines of level casts are the guides' to the byte, so with several ranks it is the detail that names the rank (where.py).
 
-A log that cannot be written warns once and stops; the program goes on (D47).
-"""
+A log that cannot be written warns once and stops; the program goes on.
+"""  # (D25, D47)
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def close_log() -> None:
 
 
 def banner(opt_level: str) -> None:
-    """The two lines of convert(isVerbose=True), D8."""
+    """The two lines of convert(isVerbose=True)."""  # (D8)
     _core.write_log_text("hmp:verbose_mode  True")
     _core.write_log_text(f"hmp:opt_level {opt_level}")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from autocast_policies import BF16, FP16, FP32, FP64, PLAIN, UNDER_B, A, B, mat, results
+from torch._subclasses import FakeTensorMode
 
 import habana_mp._core as _core
 from habana_mp import hmp
@@ -119,8 +120,8 @@ def test_listed_ops_are_atomic() -> None:
     [("cpu", "torch-cpu"), ("cuda", "torch-cuda"), ("xpu", "xpu"), ("hpu", "hpu-autocast")],
 )
 def test_default_policies(device: str, policy: str) -> None:
-    """D28, D32. A region for a device that the build lacks is on, silently."""
-    with hmp.autocast(device):
+    """D28, D32. A region for a device that the build lacks is on, silently; for CUDA with fake tensors alone."""
+    with FakeTensorMode(), hmp.autocast(device):
         assert torch.is_autocast_enabled(device)
         assert _core.autocast_policy(device) == hmp.Policy.load(policy)._core
         assert torch.get_autocast_dtype(device) == hmp.Policy.load(policy).low_dtype
@@ -134,8 +135,22 @@ def test_hpu_without_one_acts_on_the_tensors_own_device() -> None:
 
 
 def test_a_region_for_another_device_leaves_the_cpu_alone() -> None:
-    with hmp.autocast("cuda"):
+    with hmp.autocast("xpu"):
         assert results() == PLAIN
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it is on")
+def test_without_cuda_a_region_for_it_warns_as_torch_does_and_is_off() -> None:
+    """D28"""
+    for region in (torch.autocast, hmp.autocast):
+        with pytest.warns(UserWarning, match="CUDA is not available.* Disabling autocast") as caught:
+            made = region("cuda")
+        assert [warning.filename for warning in caught] == [__file__]
+        with made:
+            assert not torch.is_autocast_enabled("cuda")
+            assert results() == PLAIN
+    assert 'For tensors on the CPU, use hmp.autocast("cpu")' in str(caught[0].message)
+    hmp.autocast("cuda", enabled=False)
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP64, torch.int8])

@@ -27,7 +27,7 @@ def test_nesting_and_leaving() -> None:
 
 
 def test_regions_for_two_devices_do_not_disturb_one_another() -> None:
-    with hmp.autocast("cpu", policy=A), hmp.autocast("cuda", policy=B), hmp.autocast("cuda", enabled=False):
+    with hmp.autocast("cpu", policy=A), hmp.autocast("xpu", policy=B), hmp.autocast("xpu", enabled=False):
         assert results() == UNDER_A
 
 

@@ -55,7 +55,7 @@ def test_torch_autocast_inside_backward(outer: str) -> None:
         seen.append((mat() @ mat()).dtype)
         with torch.autocast("cpu", FP16):
             seen.append((mat() @ mat()).dtype)
-        with hmp.autocast("cuda"), hmp.autocast.current():
+        with hmp.autocast("xpu"), hmp.autocast.current():
             seen.append((mat() @ mat()).dtype)
 
     x = mat().requires_grad_()

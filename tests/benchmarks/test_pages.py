@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent.parent
 OVERHEAD = "mm(8x8), nothing to cast, only mm patched: "
 
 
-def section(*rows, machine="a machine"):
-    return results.Section(machine, [*rows])
+def section(*rows, machine="a machine", commit=""):
+    return results.Section(machine, [*rows], commit)
 
 
 def compared(group, **times):
@@ -111,7 +111,7 @@ def test_tables_of_users_have_no_goals():
 def test_results_come_back(tmp_path):
     rows = [Row("a", 1.25, "ms", 0.0), Row("b", 1 / 3, "", 2, "beside", at_least=True), Row("c", 0.0, "x")]
     path = tmp_path / "benchmarks" / "results.json"
-    results.save(path, {"One": section(*rows), "Two": section(machine="other")})
+    results.save(path, {"One": section(*rows), "Two": section(machine="other", commit="abcdef012")})
     again = results.load(path)
     assert [row.measured for row in again["One"].rows] == [1.25, 0.333333, 0.0]
     assert [(row.what, row.goal, row.beside, row.at_least) for row in again["One"].rows] == [
@@ -119,7 +119,23 @@ def test_results_come_back(tmp_path):
         ("b", 2, "beside", True),
         ("c", None, "", False),
     ]
-    assert (again["Two"].machine, again["Two"].rows) == ("other", [])
+    assert (again["Two"].machine, again["Two"].commit, again["Two"].rows) == ("other", "abcdef012", [])
+    assert again["One"].commit == ""
+
+
+@pytest.mark.parametrize(
+    ("commits", "sentence"),
+    [
+        pytest.param(("abcdef012", "abcdef012"), " They ran at commit abcdef012.", id="one"),
+        pytest.param(
+            ("abcdef012", ""), " They ran at commit abcdef012 (One), commit not known (Two).", id="of-one-run"
+        ),
+        pytest.param(("", ""), "", id="none"),
+    ],
+)
+def test_the_page_of_users_names_the_commits(commits, sentence):
+    found = {title: section(commit=commit) for title, commit in zip(("One", "Two"), commits, strict=True)}
+    assert f"measured them on a machine.{sentence}\n" in pages.front_page(found)
 
 
 def test_sections_are_in_order():
@@ -146,8 +162,11 @@ def test_a_run_on_a_gpu_writes_its_section_alone(tmp_path):
     page.write_text((ROOT / "docs" / "benchmarks-gpu.md").read_text())
     assert page.read_text().startswith(pages.GPU_HEAD)
     for title in ("Training", "Inference"):
-        pages.write_gpu(tmp_path, Report(title, [Row("a", 1, "ms")], "A table."), "a GPU")
-    sections = [f"## {title}\n\nMachine: a GPU.\n\nA table.\n" for title in ("Inference", "Training")]
+        pages.write_gpu(tmp_path, Report(title, [Row("a", 1, "ms")], "A table."), "a GPU", "abcdef012")
+    sections = [
+        f"## {title}\n\nMachine: a GPU. Measured at commit abcdef012.\n\nA table.\n"
+        for title in ("Inference", "Training")
+    ]
     assert page.read_text() == "\n".join([pages.GPU_HEAD, *sections])
     assert [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.svg")] == []
 

@@ -206,7 +206,7 @@ def test_quick_run(script, section, pictures, goals, tmp_path):
 
     text = page.read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == [f"## {section}", "## Others"]
-    assert f"## {section}\n\nMachine: {report['machine']}.\n" in text
+    assert f"## {section}\n\nMachine: {report['machine']}. Measured at commit {report['commit']}.\n" in text
     assert "\nold\n" not in text
     assert text.endswith("\n## Others\n\nAs they were.\n")
     assert re.findall(r"^!\[.+\]\((.+)\)$", text, re.MULTILINE) == pictures

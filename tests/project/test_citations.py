@@ -6,6 +6,7 @@ name. Numbers in code are none.
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -100,6 +101,32 @@ def test_no_number_is_cited_in_vain() -> None:
     cited = list(cited_in_project())
     assert len({number for _, number in cited}) > 150
     assert in_vain(cited, PAGE.read_text(encoding="utf-8")) == []
+
+
+def read_by_users(source: str) -> Iterator[tuple[int, str]]:
+    """The docstrings and messages of a module, each with its line: all strings that have more than a word."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
+            yield node.lineno, node.value
+
+
+def test_what_users_read_cites_nothing() -> None:
+    """`help()` has no page to look numbers up: they are in comments."""
+    modules = [path for path in sorted((ROOT / "habana_mp").rglob("*.py*")) if path.suffix in (".py", ".pyi")]
+    found = [
+        f"{path.relative_to(ROOT)}:{line + below - 1}: {number}"
+        for path in modules
+        for line, text in read_by_users(path.read_text(encoding="utf-8"))
+        for number, below in citations(text, ".md")
+    ]
+    assert len(modules) > 100
+    assert found == []
+
+
+def test_what_users_read() -> None:
+    source = 'def f():\n    """It is\n    so (D7)."""  # (D8)\n    raise ValueError(f"no {x} (F12)", "F32")\n'
+    cited = [number for _, text in read_by_users(source) for number, _ in citations(text, ".md")]
+    assert sorted(cited) == ["D7", "F12"]
 
 
 def test_each_number_is_stated_once_under_its_anchor() -> None:

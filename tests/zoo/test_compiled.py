@@ -61,8 +61,9 @@ def test_the_page_has_every_finding() -> None:
             under(*YARDSTICK, ("outputs in float32", 2e-6, 1.0)),
         ],
     }
-    shown = compiled.page(found)
+    shown = compiled.page(found, "abcdef012")
     for line in (
+        " on the CPU, at commit abcdef012. ",
         "Of 2 architectures that `torch.compile` compiles, 1 (50.0 %) give",
         "| training | `hmp` | 3 | 2 | 0 | 0 | 1 | 0 | 1 | 1 | 7.0e-03 | 7.0e-03 |",
         "| inference | `balanced` | 1 | 0 | 0 | 0 | 1 | - | - | - | - | - |",

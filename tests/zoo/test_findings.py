@@ -68,7 +68,7 @@ def test_the_errors_of_an_architecture_stand_beside_those_of_torch_autocast():
 
 
 def test_the_page_has_every_finding():
-    shown = page({"op/mm": case_of(LOW, RAISED, LOW), "architecture/bert": case_of(LOW, LOW, RAN)})
+    shown = page({"op/mm": case_of(LOW, RAISED, LOW), "architecture/bert": case_of(LOW, LOW, RAN)}, "abcdef012")
     for line in (
         "| op | `hmp` | convert | 1 | 1 | 1 | 1 |",
         "| op | `hmp` | autocast | 1 | 0 | 0 | 0 |",
@@ -83,14 +83,16 @@ def test_the_page_has_every_finding():
 def test_the_page_says_that_nothing_was_found():
     runs = case_of(LOW, LOW, LOW)
     runs[2] = Run("convert", "hmp", "float32", [LOW], 0.5, 0.75)
-    shown = page({"architecture/bert": runs})
+    shown = page({"architecture/bert": runs}, "abcdef012")
     assert "\nNothing.\n" in shown
     assert "\nNone.\n" in shown
     assert "has the same parameters and buffers" in shown
 
 
 def test_an_architecture_that_does_not_run_in_float32_is_left_out():
-    shown = page({"architecture/timm": [Run("none", "", "float32", [Outcome("forward", "ImportError: timm")])]})
+    shown = page(
+        {"architecture/timm": [Run("none", "", "float32", [Outcome("forward", "ImportError: timm")])]}, "abcdef012"
+    )
     assert "and 1 architectures, of which 1 need a\nlibrary that is not installed" in shown
 
 

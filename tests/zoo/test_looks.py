@@ -150,8 +150,9 @@ def test_the_page_has_every_finding():
         Run("values", "convert 50 rounds", "float32", [Outcome("grew", "400 bytes")]),
         Run("tune", "none", "float32", [Outcome("process", "Aborted")]),
     ]
-    shown = looked.page({"op/mm": runs})
+    shown = looked.page({"op/mm": runs}, "abcdef012")
     for line in (
+        " on the CPU, at commit abcdef012. ",
         "| op | values | 1 | 2 | 1 | 1 | 0 | 0 | 0 | 1 | 1 |",
         "| op | compare | 1 | 1 | 0 | 0 | 1 | 0 | 0 | 0 | 0 |",
         "| op | tune | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 0 | 0 |",
@@ -160,7 +161,7 @@ def test_the_page_has_every_finding():
         "3 kinds of faults",
     ):
         assert line in shown
-    assert "The instruments leave programs as they are" in looked.page({"op/mm": runs[:2]})
+    assert "The instruments leave programs as they are" in looked.page({"op/mm": runs[:2]}, "abcdef012")
 
 
 def test_results_are_of_one_core(monkeypatch, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpex.normalization`: gradient clipping (F216, F217) and the RMS norm under Habana's names."""
+"""`habana_frameworks.torch.hpex.normalization`: gradient clipping and the RMS norm under Habana's names."""  # (F216, F217)
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.hpex.optimizers`: torch's fused and foreach optimizers under Habana's names and arguments (F218, F219)."""
+"""`habana_frameworks.torch.hpex.optimizers`: torch's fused and foreach optimizers under Habana's names and arguments."""  # (F218, F219)
 
 from __future__ import annotations
 

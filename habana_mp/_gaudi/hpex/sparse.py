@@ -1,8 +1,8 @@
-"""The embedding bag of Habana's DLRM whose backward pass and optimizer are functions that the script calls (F215).
+"""The embedding bag of Habana's DLRM whose backward pass and optimizer are functions that the script calls.
 
 Their names are those of classes. `EmbeddingBagPreproc.forward` groups the places of a batch by the row of the table that they look up;
 `EmbeddingBag.backward` adds up the gradient of each such row, and `SparseSGD.forward` or `SparseAdagrad.forward` steps those rows alone.
-"""
+"""  # (F215)
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def grouped_ping_pong(chains: list[PingPong]) -> list[PingPong]:
 def grouped_recast(found: list[Repeated]) -> list[Recast]:
     """Tensors that were cast to one dtype more than once, those of modules that are alike as one.
 
-    Those in float8 are meant to be cast each time: a copy would take the memory that they save (D49).
-    """
+    Those in float8 are meant to be cast each time: a copy would take the memory that they save.
+    """  # (D49)
 
     def alike(entry: Repeated) -> Any:
         wanting = tuple(sorted({site.alike for site in entry.sites}))

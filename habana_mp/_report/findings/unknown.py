@@ -1,4 +1,4 @@
-"""What a report with values does not know, why, and what to do. Each answer is a pair of the two texts, or None. A zero would read as no error (D50)."""
+"""What a report with values does not know, why, and what to do. Each answer is a pair of the two texts, or None. A zero would read as no error."""  # (D50)
 
 from __future__ import annotations
 

@@ -19,6 +19,10 @@ def collate(samples):
     return stacked, on, off, F.softmax(on, -1)
 
 
+def doubled(samples):
+    return torch.mm(samples[0], samples[0])
+
+
 class TestDataLoader:
     @pytest.mark.filterwarnings(
         "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -35,6 +39,14 @@ class TestDataLoader:
         for (stacked, on, off, soft), samples in zip(batches, zip(data[::2], data[1::2], strict=True), strict=True):
             expected = collate(list(samples))
             assert all(map(torch.equal, (stacked, on, off, soft), expected))
+
+    def test_workers_that_are_spawned_cast_nothing(self):
+        hmp.convert()
+        loader = DataLoader(
+            [torch.eye(4)] * 2, batch_size=2, num_workers=1, collate_fn=doubled, multiprocessing_context="spawn"
+        )
+        assert next(iter(loader)).dtype == FP32
+        assert doubled([torch.eye(4)]).dtype == BF16
 
     def test_worker_made_inside_disable_casts(self):
         """A forked process starts as the thread that forked it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from habana_mp import Policy
+from habana_mp import Policy, hmp
 from habana_mp._convert.request import policy_for_convert
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -58,6 +58,26 @@ def test_another_argument_in_its_place(value, error, meant):
     with pytest.raises(error) as raised:
         for_convert(value)
     assert meant in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("dtype", ". Did you mean 'low_precision_type'?"),
+        ("low_dtype", ". Did you mean 'low_precision_type'?"),
+        ("verbose", ". Did you mean 'isVerbose'?"),
+        ("polcy", ". Did you mean 'policy'?"),
+        ("enabled", ""),
+    ],
+)
+def test_an_argument_that_convert_does_not_have(name, meant):
+    accepted = (
+        "opt_level, bf16_file_path, fp32_file_path, isVerbose, fp16_file_path, low_precision_type, policy, strict"
+    )
+    with pytest.raises(TypeError) as raised:
+        hmp.convert(**{name: torch.float16})
+    assert str(raised.value) == f"convert has no argument {name!r}: accepted are {accepted}{meant}"
+    assert not hmp.is_converted()
 
 
 @pytest.mark.parametrize("nothing", [None, ""])

@@ -159,7 +159,7 @@ inline constexpr auto kFields<PassSums> =
 // an earlier one with a random sign, the same for all sites: squares of sums over sites stay right
 // on average.
 struct Signed {
-  static constexpr std::size_t kMostPasses = 64;
+  static constexpr std::size_t kMostPasses = 128;
   using Passes = std::vector<double>;
 
   Passes ran, low, rounding;

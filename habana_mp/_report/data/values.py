@@ -46,7 +46,7 @@ class Passes(Data, frozen=True):
     )
 
 
-_PASSES = "The change in each backward pass, with its sign, to five digits. Passes beyond the first 64 are added to these with random signs."
+_PASSES = "The change in each backward pass, with its sign, to five digits. Passes beyond the first 128 are added to these with random signs."
 _SUMS = "The same of the random sums of outputs."
 
 

@@ -216,7 +216,7 @@ TEST_CASE("each loss has changes of its own") {
 TEST_CASE(
     "passes keep their signs, and those beyond the first are added to them alike for all sites") {
   Report report(0, true);
-  for (int pass = 0; pass < 100; ++pass) {
+  for (int pass = 0; pass < 164; ++pass) {
     report.changed(1, {.pass = pass, .loss = 5, .ran = 2, .low = 3});
     report.changed(2, {.pass = pass, .loss = 5, .ran = -4, .low = 3, .rounding = 1});
     report.changed(2, {.pass = pass, .loss = 5, .low = 6, .format = 0});

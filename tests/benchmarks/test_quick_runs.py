@@ -112,6 +112,8 @@ CASES = [
                 if linear.packs()
                 else {}
             ),
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, hmp, int8": None,
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, ONNX Runtime, int8": None,
             "linear 256 x 256, 1 row, 1 thread: read bandwidth": None,
         },
         id="linear",

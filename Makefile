@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
-BENCHMARKS ?= overhead kernels casts inference training memory decode linear compiled values advice tuner accuracy
+BENCHMARKS ?= overhead kernels casts inference training memory decode linear compiled values advice tuner accuracy eight_bits
 
 CPP_FILES = $(shell find benchmarks src tests/cpp tests/devices -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from harness.command import run
-from harness.pages import Report
+from harness.pages import ACCURACY_HEAD, Report
 from harness.rows import Row, table
 from torch import nn
 from torch.nn import functional
@@ -39,16 +39,6 @@ COLOURS = {
     "balanced": "#0072b2",
     "tuned": "#009e73",
 }
-HEAD = (
-    "# Accuracy\n\n"
-    "This page compares trainings of the same model under float32, `torch.autocast`, the presets `hmp` and `balanced`, and lists that `hmp.tune` wrote for "
-    "the model. All begin with the same weights and use the same batches. The error budget of `hmp.tune` is half of the error of `torch.autocast`. `make "
-    "bench` writes this page.\n\n"
-    "*Difference to float32* is the loss on held data minus that of float32 with the same seed, on average. *Between seeds* is the largest minus the "
-    "smallest loss of the three seeds with one list. If the difference is much smaller than the range between seeds, the lists do not matter to this model. "
-    "If `hmp.tune` moved all matrix products to float32 to stay within its budget, *tuned* is about the same as float32. Lists matter to other models: "
-    "`python examples/rotary.py` prints an error of 86 % under `hmp` for the logits of its llama.\n"
-)
 
 
 @dataclass(frozen=True)
@@ -225,7 +215,7 @@ def measure(quick: bool) -> Report:
             f"### {task.name}\n\n{steps} steps, {len(runs['float32'])} seeds. `hmp.tune` started from `balanced` and moved to float32: {wide}.\n\n"
             f"{table(head, lines)}\n\n![Losses of {task.name}]({picture}.svg)"
         )
-    return Report("Losses", rows, "\n\n".join(sections), pictures, page="accuracy", head=HEAD)
+    return Report("Losses", rows, "\n\n".join(sections), pictures, page="accuracy", head=ACCURACY_HEAD)
 
 
 if __name__ == "__main__":

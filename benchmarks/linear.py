@@ -17,7 +17,8 @@ from harness.command import run
 from harness.pages import Report
 from harness.rows import Row, table
 from harness.timing import take_turns
-from subjects.variants import converted
+from subjects import quantized
+from subjects.variants import INT8, converted, in_8_bits
 from torch.nn import functional
 
 from habana_mp import hmp
@@ -77,7 +78,12 @@ def packed_calls(x: torch.Tensor, weights: list[torch.Tensor]) -> list[Callable[
     return found
 
 
-def ways(rows: int, weights: list[torch.nn.Parameter], low: list[torch.Tensor]) -> dict[str, Way]:
+def ways(
+    rows: int,
+    weights: list[torch.nn.Parameter],
+    low: list[torch.Tensor],
+    rivals: dict[str, list[quantized.Product]],
+) -> dict[str, Way]:
     x = torch.randn(rows, weights[0].shape[1]).to(torch.bfloat16)
 
     def product(weight: torch.Tensor) -> torch.Tensor:
@@ -87,6 +93,8 @@ def ways(rows: int, weights: list[torch.nn.Parameter], low: list[torch.Tensor]) 
     return {
         "hmp": Way(converted, ours),
         "hmp.autocast": Way(lambda: hmp.autocast("cpu"), ours),
+        **{f"hmp, {title}": Way(in_8_bits(title), ours) for title in INT8},
+        **{name: Way(nullcontext, [functools.partial(each, x) for each in found]) for name, found in rivals.items()},
         **({PACKED: Way(nullcontext, packed_calls(x, low))} if packs() else {}),
         PLAIN: Way(nullcontext, [functools.partial(product, weight) for weight in low]),
         **{name: Way(nullcontext, [functools.partial(read, weight) for weight in low]) for name, read in READS.items()},
@@ -131,8 +139,9 @@ def measured(effort: Effort) -> list[Found]:
     found = []
     for threads in effort.threads:
         torch.set_num_threads(threads)
+        rivals = dict(quantized.products(weights))
         for rows in GOALS:
-            visits = {name: way.visit for name, way in ways(rows, weights, low).items()}
+            visits = {name: way.visit for name, way in ways(rows, weights, low, rivals).items()}
             seconds = take_turns(visits, effort.rounds, effort.seconds)
             speeds = {name: 2 * side * side / each / 1e9 for name, each in seconds.items()}
             read = max(speeds.pop(name) for name in READS)
@@ -150,10 +159,12 @@ def measure(quick: bool) -> Report:
         for each in found
     ]
     packed = f' "{PACKED}" calls oneDNN with a weight that lies as oneDNN reads it.' if packs() else ""
+    beside = [name for name in names if name in quantized.NAMES]
+    others = f" Other packages in 8 bits: {'; '.join(beside)}." if beside else ""
     text = f"""\
 `F.linear` under `torch.no_grad()` with weights of {side} x {side}; {effort.weights} weights are visited in turn, so that none stays in a cache of the CPU. The bytes of a
 weight in bfloat16 over the time of its product, in GB/s, and in brackets as a share of the read bandwidth. That is the fastest of {len(READS)} ways to read the same
-bytes ({", ".join(READS)}), in the same rounds.{packed}
+bytes ({", ".join(READS)}), in the same rounds.{packed} Weights [in 8 bits](int8.md) have half of these bytes, so that their share may be up to 2.{others}
 
 {table(["", "read, GB/s", *names], lines)}"""
     return Report("Linear layers", [row for each in found for row in each.report_rows(side)], text)

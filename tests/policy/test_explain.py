@@ -110,6 +110,19 @@ def test_homes(op: str, homes: dict[str, str]) -> None:
     assert homes.items() <= hmp.explain(op, policy="hmp").homes.items()
 
 
+@pytest.mark.parametrize("op", ["bmm", "baddbmm", "embedding_bag"])
+def test_ops_in_8_bits(op: str) -> None:
+    for title, what in {"weight_int8": "bfloat16, weights in 8 bits", "int8": "int8"}.items():
+        if (title, op) == ("int8", "embedding_bag"):  # it has no sums of activations
+            continue
+        found = hmp.explain(op, policy=hmp.Policy.from_ops(**{title: [op]}))
+        assert found.rule.action == title
+        assert found.homes[f"torch.{op}"] == what
+        assert "a weight that requires no gradient" in str(found)
+    if op == "baddbmm":
+        assert found.homes["torch.Tensor.baddbmm_"].startswith("in place: ")
+
+
 def test_homes_say_what_calls_do() -> None:
     """Every home that explain tells a dtype for gives that dtype when it is called."""
     hmp.convert()

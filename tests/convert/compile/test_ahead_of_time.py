@@ -126,6 +126,24 @@ def test_a_program_of_aotinductor_needs_no_habana_mp(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_program_of_aotinductor_rounds_its_weights_to_8_bits(tmp_path):
+    """New ones, too, where nobody imports habana_mp. One weight a row is so large that the others are 0 in 8 bits."""
+    model, path = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU()).eval(), tmp_path / "int8.pt2"
+    with torch.no_grad():
+        model[0].weight[:, 0] = 1000
+    x = batch().index_fill(1, torch.tensor(0), 0.0)
+    weights = {name: value * 2 for name, value in model.state_dict().items()}
+    hmp.convert(policy=hmp.Policy.from_ops(int8=["linear"]))
+    with torch.no_grad():
+        program, expected = torch.export.export(model, (x,)), model(x)
+    hmp.revert()
+    assert torch.equal(expected, model[0].bias.bfloat16().relu().expand(8, -1))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    torch.save((x, weights, expected, 2 * expected), f"{path}.results")
+    done = run_python(RUN, path)
+    assert done.returncode == 0, done.stderr
+
+
 # Inductor's settings
 
 

@@ -36,6 +36,23 @@ def test_as_uncompiled(name, title, front_end):
         assert not torch.equal(found.float(), model(x))
 
 
+@pytest.mark.parametrize("op", ["embedding", "embedding_bag"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_embeddings_as_uncompiled(backend, op):
+    """Compiled code keeps no copy of the table, and rounds it at each run."""
+    model = (nn.Embedding if op == "embedding" else nn.EmbeddingBag)(50, 24)
+    rows = torch.tensor([[3, 49, 0], [7, 7, 1]])
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad(), hmp.autocast("cpu", policy=hmp.Policy.from_ops(weight_int8=[op])):
+        for factor in (1, 3):
+            model.weight.mul_(factor).clamp_(-2, 2)
+            hmp.cache.clear()
+            found = compiled(rows)
+            assert hmp.cache.info().entries == 0
+            assert torch.equal(found, model(rows))
+    assert found.dtype == torch.bfloat16
+
+
 class Batches(nn.Module):
     """Products by a batch of weights, with and without factors."""
 

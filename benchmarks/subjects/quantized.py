@@ -1,0 +1,68 @@
+"""Linear layers in 8 bits by other packages, as baselines for linear.py. Each is there if its package is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+Product = Callable[[torch.Tensor], Any]
+
+
+def onnxruntime_dynamic(weight: torch.Tensor) -> Product:
+    """Weights of 8 bits with a scale for each output; the input, in float32, is rounded to 8 bits with one scale for all rows."""
+    import onnx
+    import onnxruntime
+    from onnx import helper, numpy_helper
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    outputs, inputs = weight.shape
+    x, y = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", size])
+        for name, size in (("x", inputs), ("y", outputs))
+    )
+    numbers = numpy_helper.from_array(weight.detach().t().contiguous().numpy(), "weight")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weight"], ["y"])], "linear", [x], [y], [numbers])
+    opset = helper.make_opsetid("", 17)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "linear.onnx"
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+        quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"x": x.float().numpy()})[0]
+
+
+def torchao_linear(config: str) -> Callable[[torch.Tensor], Product]:
+    """Of a linear layer in bfloat16."""
+
+    def make(weight: torch.Tensor) -> Product:
+        from torchao import quantization
+
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.bfloat16)
+        layer.weight = nn.Parameter(weight.detach().to(torch.bfloat16))
+        quantization.quantize_(layer, getattr(quantization, config)())
+        return layer
+
+    return make
+
+
+_MAKERS: dict[str, tuple[str, Callable[[torch.Tensor], Product]]] = {
+    "ONNX Runtime, int8": ("onnxruntime", onnxruntime_dynamic),
+    "torchao, eager, weight int8": ("torchao", torchao_linear("Int8WeightOnlyConfig")),
+    "torchao, eager, int8": ("torchao", torchao_linear("Int8DynamicActivationInt8WeightConfig")),
+}
+NAMES = tuple(_MAKERS)
+
+
+def products(weights: list[nn.Parameter]) -> Iterator[tuple[str, list[Product]]]:
+    """By name, of each weight."""
+    for name, (package, make) in _MAKERS.items():
+        if importlib.util.find_spec(package):
+            yield name, [make(weight) for weight in weights]

@@ -139,11 +139,6 @@ FAULTS = {
             _CAST_BACK,
             "    if (FAULT) grads[0].mul_(0.5);\n" + _CAST_BACK,
         ),
-        "node: a gradient that is not cast back": (
-            _NODE,
-            _CAST_BACK,
-            "    if (FAULT) return {grads[0]};\n" + _CAST_BACK,
-        ),
         "node: left out": (_NODE, "if (records_graph(source)) record", "if (records_graph(source) && !FAULT) record"),
     },
     "graphs": {

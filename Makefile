@@ -1,4 +1,4 @@
-# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | release-check | fuzz | clean
+# make setup | build | demo | test | test-slow | asan | aarch64 | exhaustive | lint | format | docs | bench | tune-presets | zoo | matrix | gpu | wheel | package-test | release-check | fuzz | faults | clean
 # Every target makes what it needs: the system packages, .venv with the pinned requirements, the built package.
 # The install is editable: Python and list files are used from this tree, only C++ is built again.
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ define core_tests
 @$(BIN)/ctest --test-dir build/$(1) --parallel $(JOBS) --output-on-failure --no-tests=error $(3)
 endef
 
-.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test release-check fuzz clean
+.PHONY: help setup build demo test test-slow asan aarch64 exhaustive lint format docs bench tune-presets zoo matrix gpu wheel package-test release-check fuzz faults clean
 
 help:
 	@sed -n '1,3s/^# *//p' Makefile
@@ -144,6 +144,10 @@ fuzz: $(SETUP)
 	    -S . -B build/fuzz >/dev/null && $(BIN)/cmake --build build/fuzz --parallel $(JOBS)
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/fuzz_op_list -verbosity=0 -print_final_stats=1 -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*
+
+# Faults seeded on purpose, and which of them the tests on the simulated device find: a build, and an hour. NAMES="..." are some of them.
+faults: $(BUILT)
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/devices/faults.py $(NAMES)
 
 clean:
 	@rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

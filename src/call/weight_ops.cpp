@@ -277,9 +277,8 @@ struct WeightOp<AtenOp, at::Tensor(Args...)> {
     std::string text = AtenOp::schema_str;
     text = base_name(AtenOp::name) + text.substr(text.find('('));
     const bool keywords = text.find("*, ") != std::string::npos;
-    text.insert(text.rfind(") ->"),
-                std::string(keywords ? "" : ", *") +
-                    ", ScalarType weight_dtype, str int8, bool cached");
+    text.insert(text.rfind(") ->"), std::string(keywords ? "" : ", *") +
+                                        ", ScalarType weight_dtype, str int8, bool cached");
     return text;
   }
 

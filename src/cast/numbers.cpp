@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/torch_private.h"
-#include "cast/fault.h"
 #include "cast/parallel.h"
 #include "cast/storage_check.h"
 #include "kernels/cast_kernels.h"
@@ -69,7 +68,7 @@ void check_memory(const at::Tensor& tensor) {
 
 // ATen casts what is elsewhere than in the CPU's memory, float8, and what a profiler looks at.
 bool by_aten(const at::Tensor& source) {
-  return (!source.is_cpu() && !fault("cast: on the host")) || !eligible(number_dtype(source)) ||
+  return !source.is_cpu() || !eligible(number_dtype(source)) ||
          (at::hasCallbacks() && is_profiled());
 }
 
@@ -86,7 +85,7 @@ bool is_ordinary(const at::Tensor& tensor) {
   return (tensor.key_set().raw_repr() & ~kOwn.raw_repr()) == 0 &&
          (c10::impl::tls_local_dispatch_key_set().included_ | kVaries) ==
              (c10::default_included_set | kVaries) &&
-         (!tensor._fw_grad(/*level=*/0).defined() || fault("cast: tangents are dropped"));
+         !tensor._fw_grad(/*level=*/0).defined();
 }
 
 void cast_numbers_into(const at::Tensor& source, const at::Tensor& target) {
@@ -103,12 +102,7 @@ at::Tensor cast_numbers(const at::Tensor& source, DType to, at::IntArrayRef stri
   const at::ScalarType type = scalar_type(to);
   if (by_aten(source)) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    if (fault("cast: the host waits for it")) source.sum().item();
-    if (fault("cast: by way of the host")) return source.cpu().to(source.options().dtype(type));
-    if (fault("cast: without its layout")) {
-      return source.to(type, /*non_blocking=*/false, /*copy=*/false, at::MemoryFormat::Contiguous);
-    }
-    if (strides.empty() || fault("cast: a gradient not like its weight")) return source.to(type);
+    if (strides.empty()) return source.to(type);
     return at::empty_strided(source.sizes(), strides, source.options().dtype(type)).copy_(source);
   }
   std::vector<int64_t> dense;

@@ -7,7 +7,6 @@
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
-#include "cast/fault.h"
 #include "cast/node.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
@@ -45,17 +44,14 @@ bool WeightCache::accepts_size(const c10::SymInt& numel, std::int64_t dims) {
 std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now,
                                             const at::Tensor& weight, DType to) const {
   const State& then = entry.state;
-  if (entry.last_end > then.ends && !fault("cache: an alias ends no copy")) return Ended::Alias;
-  if ((!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
-       !fits(entry.copy, entry.form, weight, to)) &&
-      !fault("cache: a weight in other memory keeps its copy")) {
+  if (entry.last_end > then.ends) return Ended::Alias;
+  if (!torch_private::is_same_counter(then.counter, now.counter) || then.data != now.data ||
+      !fits(entry.copy, entry.form, weight, to)) {
     return Ended::Storage;
   }
-  if (then.version != now.version && !fault("cache: versions are not compared"))
-    return Ended::Version;
-  if (then.epoch != now.epoch && !fault("cache: a step ends no copy")) return epoch_why_;
-  if (entry.copy_version != entry.copy._version() && !fault("cache: a written copy is used"))
-    return Ended::Written;
+  if (then.version != now.version) return Ended::Version;
+  if (then.epoch != now.epoch) return epoch_why_;
+  if (entry.copy_version != entry.copy._version()) return Ended::Written;
   if (then.samples != now.samples) return Ended::Samples;
   return std::nullopt;
 }
@@ -66,8 +62,7 @@ at::Tensor WeightCache::take(Section& section, Entry& entry, const at::Tensor& w
   const bool plain = entry.form.layout == Layout::Plain;
   at::Tensor copy = release(entry);
   if (plain && fits(copy, kPlain, weight, to) && entry.copy_version == copy._version() &&
-      ((copy.use_count() == 1 && copy.storage().use_count() == 1) ||
-       fault("cache: a copy that a graph holds is written"))) {
+      copy.use_count() == 1 && copy.storage().use_count() == 1) {
     return copy;
   }
   section.freed.push_back(std::move(copy));
@@ -88,7 +83,7 @@ WeightCache::Packed WeightCache::packed(const at::Tensor& weight, DType to, cons
 
 std::optional<Ended> WeightCache::why_never_kept(const at::Tensor& weight, bool others_write,
                                                  Caller caller) {
-  if (is_shared(weight) && !fault("cache: shared memory is kept")) return Ended::Shared;
+  if (is_shared(weight)) return Ended::Shared;
   if (others_write || !is_own_memory(weight) ||
       (caller == Caller::Python && is_held_elsewhere(weight))) {
     return Ended::Foreign;
@@ -154,11 +149,7 @@ std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, St
   const bool never_kept = why.has_value();
   if (!why && entry.copy.defined()) why = why_ended(entry, now, weight, to);
   const bool here = entry.state.stream == now.stream;
-  const bool valid = entry.copy.defined() && !why &&
-                     (here || fault("cache: another stream's copy is used") ||
-                      (fault("cache: the default stream's copy is used") && entry.state.stream &&
-                       entry.state.stream->id() == 0)) &&
-                     (!here || !fault("cache: streams are compared the wrong way round"));
+  const bool valid = entry.copy.defined() && !why && here;
   const bool plain = form.layout == Layout::Plain;
   if (why && (plain || !never_kept)) entry.patience = kPatience;
   if (!has_this_form(entry, form, valid, never_kept)) return std::nullopt;
@@ -176,8 +167,7 @@ std::optional<WeightCache::Found> WeightCache::find(const at::Tensor& weight, St
   if (entry.copy.defined()) {
     found.memory = take(section, entry, weight, to);
     // On another stream it may still be written to, or read.
-    if ((!here && !fault("cache: another stream's copy is written")) || !plain)
-      section.freed.push_back(std::exchange(found.memory, at::Tensor()));
+    if (!here || !plain) section.freed.push_back(std::exchange(found.memory, at::Tensor()));
   }
   ++(found.memory.defined() ? counts_.refreshed : counts_.misses);
   return found;
@@ -188,16 +178,11 @@ WeightCache::Packed WeightCache::copy_of(const at::Tensor& weight, DType to, con
   if (!weight.is_meta()) check_storage(weight);
   if (const auto before = before_look.load(std::memory_order_acquire)) before();
   const std::optional<c10::Stream> stream = stream_of(weight);
-  const bool captured =
-      stream && torch_private::is_capturing(*stream) && !fault("cache: a capture is not seen");
+  const bool captured = stream && torch_private::is_capturing(*stream);
   // What still writes may be asked by an event, and a capture allows no query of one.
-  if ((!captured || fault("cache: what writes is asked in a capture")) &&
-      any_writes_.load(std::memory_order_acquire))
-    settle_writes();
+  if (!captured && any_writes_.load(std::memory_order_acquire)) settle_writes();
   State now = state_of(weight, stream);
-  const bool alone = captured && !fault("cache: a capture takes a copy");
-  std::optional<Found> found = alone ? Found{} : find(weight, now, to, form, caller);
-  if (captured && fault("cache: a captured cast is kept")) found->keep = true;
+  std::optional<Found> found = captured ? Found{} : find(weight, now, to, form, caller);
   if (!found) return {};
   was_cached = found->copy.copy.defined();
   if (was_cached) return std::move(found->copy);
@@ -224,8 +209,7 @@ bool WeightCache::store(const at::Tensor& weight, State state, const Packed& mad
   if (bytes_ + bytes > std::min(limit_, sweep_at_bytes_)) sweep(section);
   if (bytes_ + bytes > limit_) return false;
   Entry& entry = entry_of(section, weight);
-  if (entry.last_end > state.ends && !fault("cache: a cast that is too old is kept"))
-    return false;  // and another thread may have made a newer one
+  if (entry.last_end > state.ends) return false;  // and another thread may have made a newer one
   if (entry.copy.defined()) section.freed.push_back(release(entry));  // of another thread
   bytes_ += bytes;
   entry.state = std::move(state);
@@ -279,7 +263,7 @@ WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iter
 
 void WeightCache::end_all(Ended why) {
   Section section(mutex);
-  if (!fault("cache: nothing ends all copies")) ++epoch_;
+  ++epoch_;
   epoch_why_ = why;
   if (why == Ended::Optimizer) {
     keep_after_backward_ = std::exchange(used_after_backward_, false);
@@ -291,7 +275,6 @@ void WeightCache::end_backward(const c10::StorageImpl* weight) {
   const auto it = entries_.find(weight);
   if (it == entries_.end() || !it->second.copy.defined()) return;
   it->second.after_backward = true;
-  if (fault("cache: a copy is overwritten when its gradient is there")) it->second.copy.zero_();
   if (keep_after_backward_) return;
   section.freed.push_back(release(it->second));
 }
@@ -325,7 +308,6 @@ void WeightCache::begin_writes(const std::vector<at::Tensor>& tensors, const Goe
   }
   writes->go_on = goes_on;
   const Section section(mutex);
-  if (fault("cache: a collective is forgotten")) return;
   writes_.push_back(std::move(writes));
   any_writes_ = true;
 }
@@ -349,8 +331,7 @@ void WeightCache::settle_writes() {
     if (std::erase(writes_, writes) == 0) continue;  // another thread has been here
     for (const c10::StorageImpl* storage : writes->storages) {
       const auto it = entries_.find(storage);
-      if (it != entries_.end() && !fault("cache: the end of a collective ends no copy"))
-        it->second.last_end = ++ends_;
+      if (it != entries_.end()) it->second.last_end = ++ends_;
     }
   }
   any_writes_ = !writes_.empty();

@@ -7,7 +7,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include "base/torch_private.h"
-#include "cast/fault.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "weights/int8_weight.h"
@@ -20,8 +19,7 @@ inline bool fits(const at::Tensor& copy, const Form& form, const at::Tensor& wei
   if (form.layout != Layout::Plain) {
     return copy.scalar_type() == scalar_type(to) && is_packed_from(copy, form, weight);
   }
-  return number_dtype(copy) == to &&
-         (copy.device() == weight.device() || fault("copy: of another device")) &&
+  return number_dtype(copy) == to && copy.device() == weight.device() &&
          copy.sizes() == weight.sizes() && copy.strides() == weight.strides();
 }
 
@@ -40,13 +38,12 @@ inline at::Tensor make_copy(const at::Tensor& weight, DType to, const Form& form
 
 // A tensor of its own over the memory of a copy.
 inline at::Tensor tensor_over(const at::Tensor& copy, const at::Tensor& weight) {
-  if (fault("copy: handed out itself")) return copy;
   at::Tensor result = torch_private::alias_of(copy);
   if (!c10::GradMode::is_enabled()) {
     // matmul asks whether the weight requires grad before it folds a batch into one matrix, and is
     // many times slower where it does not. Where grad mode is off that has no other effect.
-    result.set_requires_grad(!fault("copy: requires no grad"));
-  } else if (weight.requires_grad() && !fault("copy: without a node")) {
+    result.set_requires_grad(true);
+  } else if (weight.requires_grad()) {
     record_backward(weight, result, weight.storage().unsafeGetStorageImpl());
   }
   return result;

@@ -93,7 +93,7 @@ class FrontEnd:
         self.is_torch = make is by_torch
 
     def __call__(self, dtype=torch.bfloat16, policy="torch-cuda"):
-        chosen = hmp.Policy.load(policy).with_low_dtype(dtype)
+        chosen = (policy if isinstance(policy, hmp.Policy) else hmp.Policy.load(policy)).with_low_dtype(dtype)
         return self.stack.enter_context(self.make(self.device, dtype, chosen))
 
 

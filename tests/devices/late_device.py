@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import subprocess
+import sysconfig
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import cpp_extension
 
 SOURCES = Path(__file__).parent / "late"
@@ -14,7 +20,7 @@ SOURCES = Path(__file__).parent / "late"
 
 def build(folder: Path) -> Path:
     """Compiles the library into the folder: two sources at a time, a minute in all."""
-    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    includes = [f"-I{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_path("include"))]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     common = ["c++", "-std=c++20", "-O0", "-fPIC", "-w", abi, *includes]
     waiting = sorted(SOURCES.glob("*.cpp"))
@@ -28,13 +34,25 @@ def build(folder: Path) -> Path:
             assert compiler.returncode == 0, errors
     library = folder / "late.so"
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
-    link = ["c++", "-shared", *map(str, objects), "-o", str(library), *libraries, "-ltorch", "-ltorch_cpu", "-lc10"]
+    link = ["c++", "-shared", *map(str, objects), "-o", str(library), *libraries]
+    link += ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
     subprocess.run(link, check=True)
     return library
 
 
 class Backend:
     """``torch.late``: what torch asks of the module of a device in Python."""
+
+    Event = torch.Event
+
+    def Stream(self, priority: int = 0) -> torch.Stream:  # noqa: N802 - torch's name
+        return torch.Stream("late", priority=priority)
+
+    def stream(self, chosen: torch.Stream | None) -> AbstractContextManager[Any]:
+        return nullcontext() if chosen is None else chosen
+
+    def current_stream(self, device: Any = None) -> torch.Stream:
+        return torch.accelerator.current_stream(device)
 
     def is_initialized(self) -> bool:
         return True
@@ -77,3 +95,14 @@ def register(library: str, seed: int, microseconds: int = 200) -> None:
     torch._register_device_module("late", Backend())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     torch.ops.late.set_delays(seed, microseconds)
+    dist.Backend.register_backend("late", functools.partial(_process_group, library), devices=["late"])
+
+
+def _process_group(library: str, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Gloo does on the host what is queued on the device."""
+    spec = importlib.util.spec_from_file_location("late", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.process_group(dist.ProcessGroupGloo(store, rank, size, timeout))

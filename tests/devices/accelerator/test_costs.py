@@ -99,18 +99,28 @@ def test_a_report_without_values_never_waits(model, x):
     assert (watched.kernels, watched.copies, watched.waits) == (alone.kernels, 0, 0)
 
 
-INSTRUMENTS = {
-    "values": lambda run: [(row["op"], row["calls"]) for row in with_values(run).to_dict()["rows"]],
-    "nonfinite": lambda run: [str(hmp.find_nonfinite(lambda: run(float("inf"))).op)],
-    "compare": lambda run: [str(hmp.compare(run, None, "balanced").first.op)],
-    "tune": lambda run: [hmp.tune(run, budget=0.02).error <= 0.02],
-}
-
-
 def with_values(run):
     with hmp.report(values=True) as report:
         run()
     return report
+
+
+def values_of(row):
+    """What is measured of an op's numbers: errors, ranges, what sums lose, choices."""
+    values = row["values"]
+    counted = {name: values[name] for name in ("range", "absorbed", "choices", "flipped")}
+    return row["op"], row["calls"], counted, f"{values['ran']['squares']:.3g}", f"{values['low']['squares']:.3g}"
+
+
+INSTRUMENTS = {
+    "values": lambda run: [values_of(row) for row in with_values(run).to_dict()["rows"]],
+    "nonfinite": lambda run: [str(hmp.find_nonfinite(lambda: run(float("inf"))).op)],
+    "compare": lambda run: [
+        (row.op, f"{row.made:.3g}", f"{row.total:.3g}", row.choices, row.flipped)
+        for row in hmp.compare(run, None, "balanced").rows
+    ],
+    "tune": lambda run: [hmp.tune(run, budget=0.02).error <= 0.02],
+}
 
 
 @pytest.mark.parametrize("name", INSTRUMENTS)
@@ -123,7 +133,13 @@ def test_instruments_answer_as_on_the_cpu(accelerator, model, x, name):
         torch.ops.late.reset()
         if name in ("values", "nonfinite"):
             hmp.convert(policy="balanced")
-        answers.append(INSTRUMENTS[name](lambda factor=1.0, here=here, given=given: here(given * factor)))
+
+        def run(factor=1.0, here=here, given=given):
+            y = here(given * factor) + given
+            y.topk(2)
+            return y
+
+        answers.append(INSTRUMENTS[name](run))
         hmp.revert()
     assert answers[0] == answers[1]
     assert 0 < torch.ops.late.waits() < 2_000

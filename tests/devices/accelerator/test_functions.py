@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from habana_mp import hmp
 
@@ -84,6 +87,88 @@ def test_a_result_that_is_the_weight_itself(accelerator, front_end):
             y.zero_()
 
 
+def test_forward_mode(accelerator, front_end):
+    """A cast keeps the tangent."""
+    region, p = front_end(), nn.Parameter(torch.randn(WIDTH, WIDTH, device=accelerator))
+    x, tangent = (torch.randn(4, WIDTH, device=accelerator) for _ in range(2))
+    with torch.autograd.forward_ad.dual_level():
+        given = torch.autograd.forward_ad.make_dual(x, tangent)
+        with region():
+            y = F.linear(given, p)
+        found = torch.autograd.forward_ad.unpack_dual(y).tangent
+    expected = F.linear(tangent.cpu().to(BF16), p.detach().cpu().to(BF16)).float()
+    torch.testing.assert_close(found.cpu().float(), expected, rtol=2**-6, atol=2**-6)
+
+
+def test_a_weight_that_a_graph_uses_twice(accelerator, front_end):
+    """Its copy is there until both gradients are."""
+    region, p = front_end(), nn.Parameter(torch.randn(WIDTH, WIDTH, device=accelerator) / 8)
+    x, found = torch.randn(4, WIDTH, device=accelerator, requires_grad=True), []
+    for inside in (True, False):
+        if not inside:
+            hmp.revert()
+        with region() if inside else contextlib.nullcontext():
+            y = F.linear(F.linear(x, p).tanh(), p)
+        found.append(torch.autograd.grad(y.float().sum(), (x, p)))
+    for each, exact in zip(*found):
+        torch.testing.assert_close(each, exact, rtol=0.1, atol=0.1)
+
+
+def product(x, p):
+    """In bfloat16, computed on the host."""
+    return F.linear(x.cpu().to(BF16), p.detach().cpu().to(BF16)).float()
+
+
+def test_a_copy_that_its_graph_hands_out(accelerator, front_end):
+    """A hook of saved tensors gets the copy of the weight, and writes to it."""
+    region, p = front_end(), nn.Parameter(torch.randn(WIDTH, WIDTH, device=accelerator))
+    x, saved = torch.randn(4, WIDTH, device=accelerator, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each), region():
+        F.linear(x, p)
+    with torch.no_grad():
+        for each in saved:
+            if each.dtype == BF16:
+                each.zero_()
+        with region():
+            y = F.linear(x, p)
+    torch.testing.assert_close(y.cpu().float(), product(x, p), rtol=2**-7, atol=2**-7)
+
+
+def test_a_call_whose_result_is_its_argument(accelerator, front_end):
+    """What is written to it is not in the next call's copy."""
+    if front_end.is_torch:
+        pytest.skip("no such op is in torch's lists")
+    region = front_end(policy=hmp.Policy.from_ops(lower=["linear", "reshape"]))
+    p = nn.Parameter(torch.randn(WIDTH, WIDTH, device=accelerator))
+    x = torch.randn(4, WIDTH, device=accelerator)
+    with torch.no_grad(), region():
+        F.linear(x, p)
+        z = p.reshape(-1)
+        assert not z.requires_grad
+        z.zero_()
+        y = F.linear(x, p)
+    torch.testing.assert_close(y.cpu().float(), product(x, p), rtol=2**-7, atol=2**-7)
+
+
+OTHERS = {
+    "a tensor over the same memory": lambda memory: (nn.Parameter(memory.data), memory),
+    "whose memory was given by DLPack": lambda memory: (nn.Parameter(from_dlpack(to_dlpack(memory))), memory),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_weight_that_another_tensor_writes_to(accelerator, front_end, kind):
+    """By a version counter of its own."""
+    region = front_end()
+    p, other = OTHERS[kind](torch.randn(WIDTH, WIDTH, device=accelerator))
+    x = torch.randn(4, WIDTH, device=accelerator)
+    for _ in range(3):
+        other.neg_()
+        with torch.no_grad(), region():
+            y = F.linear(x, p)
+        torch.testing.assert_close(y.cpu().float(), product(x, p), rtol=2**-7, atol=2**-7)
+
+
 def negate(x):
     x.neg_()
 
@@ -101,6 +186,14 @@ def test_writes_that_nothing_shows(accelerator, front_end):
         p.grad = torch.ones_like(p)
         torch.optim.SGD([p], lr=1.0, fused=True).step()
 
+    def fused_alone():
+        """Without an optimizer, whose step would be seen."""
+        options = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+        with torch.no_grad():
+            torch._fused_sgd_(
+                [p], [torch.ones_like(p)], [], **options, nesterov=False, maximize=False, is_first_step=True
+            )
+
     def in_place():
         with torch.no_grad():
             p.mul_(2)
@@ -112,6 +205,7 @@ def test_writes_that_nothing_shows(accelerator, front_end):
     changes = [
         lambda: p.data.add_(1),
         fused,
+        fused_alone,
         in_place,
         by_a_view,
         lambda: setattr(p, "data", torch.randn_like(p)),

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from capture import capture
 from torch import nn
 
 from habana_mp import hmp
@@ -30,30 +31,6 @@ def change(model):
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(-1.5)
-
-
-def new_graph(device):
-    """The graph, and the context that records it."""
-    if device == "cuda":
-        graph = torch.cuda.CUDAGraph()
-        return graph, torch.cuda.graph(graph)
-    graph = torch.accelerator.Graph()
-    return graph, graph
-
-
-def capture(device, call, warm_ups=3):
-    """The graph, and what the call has returned in it. Both run on a stream of their own."""
-    side = torch.Stream(device)
-    side.wait_stream(torch.accelerator.current_stream())
-    with side:
-        for _ in range(warm_ups):
-            call()
-        torch.accelerator.synchronize()
-        graph, recording = new_graph(device)
-        with recording:
-            found = call()
-    torch.accelerator.current_stream().wait_stream(side)
-    return graph, found
 
 
 @pytest.mark.parametrize("warm_ups", [0, 3], ids=["first call inside", "warm"])

@@ -75,7 +75,8 @@ def test_which_stream_casts(accelerator, name):
     assert counts() == expected
 
 
-def test_a_stream_does_not_read_a_copy_that_another_one_still_writes(accelerator, front_end):
+@pytest.mark.parametrize("which", ["side", "default"])
+def test_a_stream_does_not_read_a_copy_that_another_one_still_writes(accelerator, front_end, which):
     region = front_end()
     x = torch.randn(4, WIDTH, device=accelerator)
     for _ in range(5):
@@ -83,6 +84,8 @@ def test_a_stream_does_not_read_a_copy_that_another_one_still_writes(accelerator
         torch.accelerator.synchronize()
         expected, found = product(x, p), []
         first, second = streams(accelerator)
+        if which == "default":
+            first = torch.accelerator.current_stream()
         with torch.inference_mode():
             with first:
                 busy()
@@ -259,3 +262,20 @@ class TestTwoDevices:
                 y = F.linear(x.to(p.device), p)
             assert y.device.index == index
             torch.testing.assert_close(y.cpu().float(), product(x, p), **CLOSE)
+
+    def test_streams_of_the_second(self, accelerator, front_end):
+        """They are told apart as those of the first are."""
+        region = front_end()
+        with torch.accelerator.device_index(1):
+            p, x = weight(f"{accelerator}:1"), torch.randn(4, WIDTH, device=f"{accelerator}:1")
+            torch.accelerator.synchronize()
+            first, second = streams(f"{accelerator}:1")
+            with torch.inference_mode():
+                with first:
+                    busy()
+                    with region():
+                        F.linear(x, p)
+                with second, region():
+                    y = F.linear(x, p)
+            torch.accelerator.synchronize()
+        torch.testing.assert_close(y.cpu().float(), product(x, p), **CLOSE)

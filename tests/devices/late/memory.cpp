@@ -93,10 +93,15 @@ struct Allocator final : c10::DeviceAllocator {
     block.pool == 0 ? enqueue_now(block.stream, task) : enqueue(block.stream, task);
   }
 
-  // With the mutex. Memory of a graph keeps what is in it between replays.
+  // With the mutex. It may be given out again to its own stream alone, and is filled then: a
+  // program may have that stream wait first. Where the stream is current, it is filled at once.
+  // Memory of a graph keeps what is in it between replays.
   void give_back(Block* block) {
     const auto capture = capture_of(block->stream);
-    if (block->pool == 0 || (capture && capture->pool == block->pool)) fill(*block);
+    if (current_stream(block->stream.device_index()) == block->stream &&
+        (block->pool == 0 || (capture && capture->pool == block->pool))) {
+      fill(*block);
+    }
     free[key(*block)].push_back(block);
   }
 
@@ -122,6 +127,7 @@ struct Allocator final : c10::DeviceAllocator {
     if (!kept.empty()) {
       block = kept.back();
       kept.pop_back();
+      fill(*block);
     } else {
       Arena& arena = arenas()[device];
       TORCH_CHECK_WITH(OutOfMemoryError, arena.used + wanted.size <= kBytes,

@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ParallelGuard.h>
+#include <torch/csrc/python_headers.h>
 
 #include <array>
 #include <chrono>
@@ -129,6 +130,17 @@ void forbid_in_capture(const char* what) {
   TORCH_CHECK(!shared().capture, "late device: ", what, " while a graph is being captured");
 }
 
+// While the host waits: a task may be a kernel in Python.
+class WithoutGil {
+ public:
+  ~WithoutGil() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+
+ private:
+  PyThreadState* state_ = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
+};
+
 void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition) {
   ++counts().waits;
   shared().changed.wait(lock, condition);
@@ -234,18 +246,21 @@ bool is_done(const MarkPtr& mark) {
 }
 
 void synchronize(const MarkPtr& mark) {
+  const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for an event");
   wait_until(lock, [&] { return mark->done; });
 }
 
 void synchronize(c10::Stream stream) {
+  const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for a stream");
   wait_until(lock, [&] { return queue(stream).idle(); });
 }
 
 void synchronize_device(c10::DeviceIndex device) {
+  const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for the device");
   wait_until(lock, [&] {

@@ -18,6 +18,7 @@ from habana_mp._report.formats import FORMATS
 
 OUTPUTS = "outputs"
 _ALL = -1  # readers
+_LEAST = 0.01  # of the squares of errors that cancel
 
 # The error of a row as it ran, in the low dtype, of float32 results that are rounded, or in 8 bits: of calls that cannot run so, in the low dtype.
 Run = Literal["ran", "low", "rounding", "weight_int8", "int8"]
@@ -217,7 +218,8 @@ class _Passes:
         of_passes = squares.sum(0)
         found = float((changes.sum(0).square() - of_passes).sum())
         chance = float(2 * (of_passes.square() - squares.square().sum(0)).sum())
-        return found / (1 + (chance / found**2) ** 2) if found else 0.0
+        noise = chance / found / found if found else math.inf  # their squares may be beyond a float
+        return found / (1 + noise * noise)
 
 
 def _changes(row: Row, loss: str | None, run: Run) -> list[float]:
@@ -306,7 +308,9 @@ class Objective:
                     kept = whole
                     weights.add(number, "ran", 1.0)
                 total += kept
-            mean_square = max(0.0, total + self._passes(loss).together(weights)) / scale
+            both = total + self._passes(loss).together(weights)
+            # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
+            mean_square = max(_LEAST * total, both) / scale
             found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
         return found
 

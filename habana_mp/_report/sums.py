@@ -133,6 +133,9 @@ def split(report: Report) -> dict[str, float]:
     return {**parts, "rest": max(0.0, report.seconds - sum(parts.values()))}
 
 
+NOISE = 0.02  # of a step: times of one step differ by more
+
+
 def seconds_of_steps(report: Report) -> float:
     """What the share of an edit is of: the marked steps, else all that ran in ops. Imports and the reading of data are in neither."""
     return sum(report.steps or []) or report.op_seconds + report.backward_seconds

@@ -16,7 +16,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.numbers import Objective
-from habana_mp._report.sums import seconds_of_steps
+from habana_mp._report.sums import NOISE, seconds_of_steps
 from habana_mp._show.units import counted, encodable, share
 
 # The groups of a file of edits.
@@ -66,6 +66,8 @@ class Beginning:
     def _time(self) -> str:
         if not self.seconds or not self.step:
             return "no time"
+        if abs(self.seconds) < NOISE * self.step:
+            return "no time that can be measured"
         return f"{'+' if self.seconds > 0 else '-'}{share(abs(self.seconds), self.step)} a step"
 
 

@@ -14,7 +14,7 @@ from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import Objective, change_of, together, with_values
-from habana_mp._report.sums import seconds_of_steps
+from habana_mp._report.sums import NOISE, seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, counted, encodable, share
@@ -376,7 +376,6 @@ def _cost(effect: Effect, step: float) -> str:
         if effect.casts
         else "no cast more"
     )
-    part = share(abs(effect.seconds), step)
-    about = part.replace("<", "less than ") if part.startswith("<") else f"about {part}"
-    time = f"{verb} {about} of a step" if effect.seconds else "costs no time"
-    return f"{time}, {casts}"
+    if abs(effect.seconds) < NOISE * step:
+        return f"costs no time{' that can be measured' if effect.seconds else ''}, {casts}"
+    return f"{verb} about {share(abs(effect.seconds), step)} of a step, {casts}"

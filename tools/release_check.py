@@ -70,6 +70,7 @@ PAGES = (
     _table("Tuning", "benchmarks/tuner.py", (*INSTRUMENTS, "zoo/small_models.py")),
     _table("Advice", "benchmarks/advice.py", (*INSTRUMENTS, "zoo")),
     _table("Losses", "benchmarks/accuracy.py", (*INSTRUMENTS, "examples"), *(f"docs/accuracy-{number}.svg" for number in (1, 2, 3))),
+    Page("docs/accuracy.md", "make bench", (*INSTRUMENTS, *TIMING, "benchmarks/eight_bits.py"), "Inference in 8 bits on trained models"),
     Page("docs/benchmarks-gpu.md", "make gpu", (*REPORT, "benchmarks"), needs="a GPU"),
     Page("docs/compatibility.md", "make zoo", (*ENGINE, "zoo")),
     Page("docs/instruments.md", "make zoo", (*INSTRUMENTS, "zoo")),

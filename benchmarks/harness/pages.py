@@ -118,12 +118,13 @@ def in_order(titles: object) -> list[str]:
 def front_page(found: results.Results) -> str:
     """Five lines, a table and pictures: what a user wants to know of the tables."""
     drawn = pictures.of_results(found)
-    machines = sorted({section.machine for title, section in found.items() if title in ORDER})  # of the figures here
+    here = {title: section for title, section in found.items() if title in ORDER}
+    machines = sorted({section.machine for section in here.values()})
     shown = [f"![{alt}]({name}.svg)" for name, alt in FRONT_PICTURES.items() if name in drawn]
     parts = [
         FRONT_HEAD,
         "\n".join(f"{number}. {line}" for number, line in enumerate(summary.lines(found), 1)) + "\n",
-        f"The figures are medians over models, batches and threads, with the minimum and maximum in brackets. Smaller is better. The model held in bfloat16 is the model after `model.to(torch.bfloat16)`. `make bench` measured them on {'; '.join(machines)}.{commits(found)}\n",
+        f"The figures are medians over models, batches and threads, with the minimum and maximum in brackets. Smaller is better. The model held in bfloat16 is the model after `model.to(torch.bfloat16)`. `make bench` measured them on {'; '.join(machines)}.{commits(here)}\n",
         summary.short_table(found) + "\n",
     ]
     return "\n".join([*parts, *(f"{picture}\n" for picture in shown), FRONT_FOOT])

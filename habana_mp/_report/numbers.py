@@ -19,6 +19,7 @@ from habana_mp._report.formats import FORMATS
 OUTPUTS = "outputs"
 _ALL = -1  # readers
 _LEAST = 0.01  # of the squares of errors that cancel
+_MANY_PASSES = 8  # with fewer, nearly all products are chance
 
 # The error of a row as it ran, in the low dtype, of float32 results that are rounded, or in 8 bits: of calls that cannot run so, in the low dtype.
 Run = Literal["ran", "low", "rounding", "weight_int8", "int8"]
@@ -210,9 +211,9 @@ class _Passes:
             for run, own in weights.of.items()
             if run in self._changes
         ]
-        if not parts:
+        passes = max((part.shape[1] for part in parts), default=0)
+        if passes < _MANY_PASSES:
             return 0.0
-        passes = max(part.shape[1] for part in parts)
         changes = torch.stack([torch.nn.functional.pad(part, (0, passes - part.shape[1])) for part in parts]).sum(0)
         squares = changes.square()
         of_passes = squares.sum(0)
@@ -310,7 +311,7 @@ class Objective:
                 total += kept
             both = total + self._passes(loss).together(weights)
             # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
-            mean_square = max(_LEAST * total, both) / scale
+            mean_square = max(0.0, _LEAST * total, both) / scale
             found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
         return found
 

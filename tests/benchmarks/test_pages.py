@@ -128,13 +128,15 @@ def test_results_come_back(tmp_path):
     [
         pytest.param(("abcdef012", "abcdef012"), " They ran at commit abcdef012.", id="one"),
         pytest.param(
-            ("abcdef012", ""), " They ran at commit abcdef012 (One), commit not known (Two).", id="of-one-run"
+            ("abcdef012", ""),
+            " They ran at commit abcdef012 (Inference), commit not known (Decoding).",
+            id="of-one-run",
         ),
         pytest.param(("", ""), "", id="none"),
     ],
 )
 def test_the_page_of_users_names_the_commits(commits, sentence):
-    found = {title: section(commit=commit) for title, commit in zip(("One", "Two"), commits, strict=True)}
+    found = {title: section(commit=commit) for title, commit in zip(("Inference", "Decoding"), commits, strict=True)}
     assert f"measured them on a machine.{sentence}\n" in pages.front_page(found)
 
 

@@ -196,10 +196,20 @@ def test_the_first_edits_of_a_report_run_too(per, make):
     assert found.runs <= found.most_runs
 
 
-def test_what_no_gradient_comes_to_is_not_predicted():
-    """Its error may be any."""
+def test_what_no_gradient_comes_to_is_predicted():
     model = Model("cos", gradients=False)
     found = tuned(lambda: model(X), 1e-6)
+    assert not any(part.part.hidden for part in found.parts)
+    assert found.points[0].name == "all low"
+    assert found.points[0].error > 0.5
+    assert found.points[0].predicted_error == pytest.approx(found.points[0].error, rel=0.3)
+
+
+def test_what_is_detached_is_not_predicted():
+    """Its error may be any."""
+    model = Model("cos")
+    angles = model.planted["cos"]
+    found = tuned(lambda: torch.cos(angles).detach() * torch.sigmoid(model(X)), 1e-6)
     hidden = {part.name for part in found.parts if part.part.hidden}
     assert hidden
     for point in found.points:

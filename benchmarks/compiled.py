@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ class Server:
         command = "import sys, compiled; compiled.serve(*sys.argv[1:])"
         self.process = subprocess.Popen(
             [sys.executable, "-c", command, name, str(int(quick))],
-            cwd=sys.path[0],
+            cwd=Path(__file__).parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -15,7 +15,7 @@ import torch
 from harness import device, pages
 from harness.device import DEVICE
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+sys.path.append(str(Path(__file__).parent.parent.parent))
 from tools.release_check import commit_now
 
 if TYPE_CHECKING:

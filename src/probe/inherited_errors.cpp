@@ -76,12 +76,9 @@ bool is_copy(const evidence::Op& op) {
   return name == "aten::_to_copy" || name == "aten::clone";
 }
 
-bool is_shadowed(c10::ArrayRef<c10::IValue> arguments) {
-  return any_shadow(arguments, {}, Throughout::Float32);
-}
-
-bool is_low_shadowed(c10::ArrayRef<c10::IValue> arguments) {
-  return any_shadow(arguments, {}, Throughout::Low);
+bool has_any_shadow(c10::ArrayRef<c10::IValue> arguments) {
+  return any_shadow(arguments, {}, Throughout::Float32) ||
+         any_shadow(arguments, {}, Throughout::Low);
 }
 
 bool is_shadowed(const MeasuredCall& context) {
@@ -125,8 +122,8 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
 
 void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IValue>& results,
                         const std::vector<evidence::Compared>& lowered, std::vector<Off>& waiting) {
-  const bool constant = !requires_gradient(tensors_in(results));
   if (context.backward) return;
+  const bool constant = !requires_gradient(tensors_in(results));
   if (constant && requires_gradient(tensors_in(context.arguments))) return;  // weights, in no_grad
   if (!any_shadow(context.arguments, context.casts, Throughout::Low)) {
     if (!constant) return;
@@ -143,7 +140,7 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
       });
   if (!other) return;
   const auto pairs = evidence::compared(results, *other);
-  std::optional<std::vector<evidence::Compared>> rounded;
+  std::vector<evidence::Compared> rounded;
   if (!constant && !lowered.empty()) {
     const at::ScalarType dtype = lowered.front().other.scalar_type();
     const auto all =
@@ -161,7 +158,8 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
     if (!constant) {
       // A call that ran low has rounded them already.
       at::Tensor rounding = at::zeros_like(difference);
-      if (rounded) evidence::error_of(evidence::in_float32((*rounded)[i].other), ran, &rounding);
+      if (i < rounded.size())
+        evidence::error_of(evidence::in_float32(rounded[i].other), ran, &rounding);
       waiting.push_back({.result = pairs[i].result,
                          .difference = {difference, rounding},
                          .site = origin,

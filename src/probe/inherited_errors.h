@@ -12,10 +12,9 @@
 
 namespace habana_mp::probe {
 
-bool is_shadowed(c10::ArrayRef<c10::IValue> arguments);
-bool is_shadowed(const MeasuredCall& context);  // its arguments, or what they are casts of
-
-bool is_low_shadowed(c10::ArrayRef<c10::IValue> arguments);
+bool has_any_shadow(c10::ArrayRef<c10::IValue> arguments);  // of either kind
+// Whether its arguments, or what they are casts of, have one of float32.
+bool is_shadowed(const MeasuredCall& context);
 
 bool is_copy(const evidence::Op& op);  // the same numbers, in another dtype at most
 

@@ -214,8 +214,7 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
     return given_tensors(call);
   };
   const bool reads = measured && !backward && evidence::any_waits(given());
-  if (measured && !backward && op->moves &&
-      (reads || is_shadowed(inputs) || is_low_shadowed(inputs))) {
+  if (measured && !backward && op->moves && (reads || has_any_shadow(inputs))) {
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
     moving->arguments.assign(inputs.begin(), inputs.end());

@@ -264,7 +264,7 @@ class TestTwoDevices:
             torch.testing.assert_close(y.cpu().float(), product(x, p), **CLOSE)
 
     def test_streams_of_the_second(self, accelerator, front_end):
-        """They are told apart as those of the first are."""
+        """The cache tells the streams of the second device apart, as it does those of the first."""
         region = front_end()
         with torch.accelerator.device_index(1):
             p, x = weight(f"{accelerator}:1"), torch.randn(4, WIDTH, device=f"{accelerator}:1")

@@ -165,7 +165,11 @@ _know_layouts()
 def _taken_apart(name: str) -> Callable[..., torch.Tensor]:
     product = getattr(torch.ops.aten, name)
 
-    def casts_and_product(*args: Any, weight_dtype: torch.dtype, **_: Any) -> torch.Tensor:
+    def casts_and_product(*args: Any, weight_dtype: torch.dtype, int8: str, cached: bool) -> torch.Tensor:  # noqa: ARG001
+        if int8:
+            raise RuntimeError(
+                f"torch.onnx.export cannot have {name} in {int8}: export under a policy without ops in 8 bits"
+            )
         result: torch.Tensor = product(
             *(arg.to(weight_dtype) if isinstance(arg, torch.Tensor) else arg for arg in args)
         )

@@ -128,3 +128,20 @@ def test_inductor_compiles_on_a_machine_of_ci(front_end, monkeypatch):
     torch.compiler.reset()
     with fresh_cache(), front_end(torch.bfloat16), torch.no_grad():
         assert torch.equal(torch.compile(model, fullgraph=True)(x), model(x))
+
+
+def test_ops_in_8_bits_are_refused():
+    """They would be exported without what rounds them."""
+    policy = hmp.Policy.load("balanced").with_edits("+linear:int8")
+    with (
+        hmp.autocast("cpu", policy=policy),
+        torch.no_grad(),
+        pytest.raises(Exception, match="Failed") as raised,
+    ):
+        torch.onnx.export(torch.nn.Linear(64, 64).requires_grad_(False), (torch.randn(8, 64),), verbose=False)
+    causes = []
+    error = raised.value
+    while error is not None:
+        causes.append(str(error))
+        error = error.__cause__
+    assert any("torch.onnx.export cannot have linear in int8" in each for each in causes)

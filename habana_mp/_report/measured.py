@@ -26,6 +26,7 @@ from habana_mp._report.findings.unknown import (
 )
 from habana_mp._report.formats import FORMATS, checked_formats
 from habana_mp._report.numbers import (
+    OUTPUTS,
     LocalError,
     Objective,
     Run,
@@ -145,7 +146,7 @@ class MeasuredReport(ABC):
         """
         rows = self._asked_rows(op, module)
         self._check_shares(rows, what_if=what_if, of_loss=True)
-        asked = self._asked_loss(loss)
+        asked = _asked_loss(loss, losses_of(self._data().rows))
         changes = (each for row in rows for each in row.measured.losses if each.loss == asked)
         return sum((each.change_low if what_if else each.change for each in changes), 0.0)
 
@@ -223,8 +224,8 @@ class MeasuredReport(ABC):
     def errors(self) -> dict[str, float]:
         """Return by how much each loss is off, to first order, by the line that called backward, such as "train/gan.py:41".
 
-        It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. Where
-        ``project`` took the place of a loss, it is that of "outputs", in relation to their size.
+        It is the root of the sum of squares over ops, and the mean over backward passes: what cancels by chance in one step counts. What
+        ``project`` was given is "outputs", and its error is in relation to their size.
 
         Raises:
             RuntimeError: as for ``error_share``.
@@ -240,8 +241,8 @@ class MeasuredReport(ABC):
         It is simulated from what was measured, to first order, in the units of ``errors``. Names of the policy for modules do not count.
 
         Args:
-            loss: the line that called backward, as in ``errors``, or the end of it ("gan.py:41"). By default all losses
-                together: the root of their mean square.
+            loss: the line that called backward, as in ``errors``, or the end of it ("gan.py:41"), or "outputs". By default all
+                of them together: the root of their mean square.
 
         Raises:
             RuntimeError: as for ``edits``.
@@ -259,7 +260,7 @@ class MeasuredReport(ABC):
             _raise(why_no_edit(self._data()))
         if loss is None:
             return {name: together(errors) for name, errors in found.items()}
-        asked = self._asked_loss(loss)
+        asked = _asked_loss(loss, next(iter(found.values())))
         return dict(sorted(((name, errors[asked]) for name, errors in found.items()), key=lambda each: each[1]))
 
     def forecast(self, policy: Policy | str | os.PathLike[str], loss: str | None = None) -> float:
@@ -296,7 +297,7 @@ class MeasuredReport(ABC):
         if not found:
             _raise(why_no_edit(self._data()))
             raise RuntimeError("no error reached a loss or projected outputs")
-        return together(found) if loss is None else found[self._asked_loss(loss)]
+        return together(found) if loss is None else found[_asked_loss(loss, found)]
 
     def _run(self, what_if: bool | str) -> Run:
         """As which run of ops a question is asked."""
@@ -313,22 +314,6 @@ class MeasuredReport(ABC):
                 raise RuntimeError(
                     f"{name} was not measured: make the report with hmp.report(values=True, formats={(name,)!r})"
                 )
-
-    def _asked_loss(self, loss: str | None) -> str:
-        """The line that is it, or ends with it behind a folder."""
-        known = losses_of(self._data().rows)
-        if loss is None:
-            if len(known) < 2:
-                return known[0] if known else ""
-            raise ValueError(
-                f"the block has {len(known)} losses: call it with loss={known[0]!r}, or another of {known}"
-            )
-        found = [each for each in known if isinstance(loss, str) and f"{os.sep}{each}".endswith(f"{os.sep}{loss}")]
-        if not known:
-            raise ValueError(f"the report has the error of projected outputs and no loss: leave out loss={loss!r}")
-        if len(found) != 1:
-            raise ValueError(f"loss must be one of {', '.join(map(repr, known))}, not {loss!r}")
-        return found[0]
 
     def _check_shares(self, rows: list[Row], *, what_if: bool = False, of_loss: bool = False) -> None:
         report = self._data()
@@ -348,6 +333,21 @@ class MeasuredReport(ABC):
         if not rows:
             raise ValueError(never_called(op, f"in {module!r}" if module else "outside of modules"))
         return rows
+
+
+def _asked_loss(loss: str | None, known: Iterable[str]) -> str:
+    """The line that is it, or ends with it behind a folder."""
+    known = [*known]
+    if loss is None:
+        if len(known) < 2:
+            return known[0] if known else ""
+        raise ValueError(f"the block has {len(known)} losses: call it with loss={known[0]!r}, or another of {known}")
+    found = [each for each in known if isinstance(loss, str) and f"{os.sep}{each}".endswith(f"{os.sep}{loss}")]
+    if not [each for each in known if each != OUTPUTS] and loss != OUTPUTS:
+        raise ValueError(f"the report has the error of projected outputs and no loss: leave out loss={loss!r}")
+    if len(found) != 1:
+        raise ValueError(f"loss must be one of {', '.join(map(repr, known))}, not {loss!r}")
+    return found[0]
 
 
 def _raise(why: Why | None) -> None:

@@ -88,14 +88,15 @@ def shares_known(rows: Iterable[Row]) -> bool:
 
 
 def change_of(rows: Iterable[Row], which: Run = "ran") -> Callable[[Row], float]:
-    """The size of the change that a row makes: of losses if the report has seen a backward pass of one, else of random sums of the outputs.
+    """The size of the change that a row makes of the losses, and of random sums of the outputs (``project``).
 
-    Several losses count alike, whatever their sizes are.
+    All of them count alike, whatever their sizes are.
     """
     rows = [*rows]
-    losses: list[str | None] = [*losses_of(rows)] or [None]
-    whole = {each: _total(rows, each, "ran") or _total(rows, each, "low") or 1.0 for each in losses}
-    return lambda row: math.sqrt(sum(squares(row, each, which) / whole[each] for each in losses))
+    outputs = [None] if any(row.measured.projections for row in rows) else []
+    of: list[str | None] = [*losses_of(rows), *outputs]
+    whole = {each: _total(rows, each, "ran") or _total(rows, each, "low") or 1.0 for each in of}
+    return lambda row: math.sqrt(sum(squares(row, each, which) / whole[each] for each in of))
 
 
 def losses_of(rows: Iterable[Row]) -> list[str]:
@@ -103,7 +104,7 @@ def losses_of(rows: Iterable[Row]) -> list[str]:
 
 
 def squares(row: Row, loss: str | None, which: Run = "ran") -> float:
-    """Of the changes of a loss in each backward pass, or without one of random sums of the outputs."""
+    """Of the changes of a loss in each backward pass, or of random sums of the outputs."""
     values = row.measured
     if which in FORMATS:
         found = values.in_format(which)
@@ -237,7 +238,7 @@ def _changes(row: Row, loss: str | None, run: Run) -> list[float]:
 
 
 class Objective:
-    """How far each loss is off, or the outputs in relation to their size, to first order: as the step ran, and as it would run.
+    """How far each loss is off, and the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
     The root of the sum of squares over rows, and the mean over backward passes. What cancels by chance in one pass adds up in the next, so the
     products of two rows count as far as they are larger than chance makes them in so many passes (``_Passes``).
@@ -247,27 +248,31 @@ class Objective:
         self._rows = report.rows
         losses = losses_of(report.rows)
         passes = {each.loss: float(each.passes) for each in report.losses or []}
-        self._scales: dict[str | None, float] = (
-            {each: passes.get(each, 0.0) for each in losses} if losses else {None: report.projected_squares or 0.0}
-        )
+        self._scales: dict[str | None, float] = {each: passes.get(each, 0.0) for each in losses}
+        if report.projected_squares or not losses:
+            self._scales[None] = report.projected_squares or 0.0
         self._passes_of: dict[str | None, _Passes] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
         for read in report.reads or []:
             self._reads.setdefault((read.maker, read.loss), []).append(read)
-        self.names = self._named(losses)
+        self.names = self._named(losses) | ({OUTPUTS: "the outputs"} if None in self._scales else {})
         self._now = self.errors() if self.known else {}
 
     def _named(self, losses: list[str]) -> dict[str, str]:
         """What to call each, by the key that it has in ``errors``."""
         if len(losses) < 2:
-            return {losses[0]: "the loss"} if losses else {OUTPUTS: "the outputs"}
+            return dict.fromkeys(losses, "the loss")
         short = {each: os.path.basename(each) for each in losses}  # noqa: PTH119 (a line is behind it)
         alike = Counter(short.values())
         return {each: (name if alike[name] == 1 else each) or "another" for each, name in short.items()}
 
     def full_name(self, loss: str) -> str:
-        """``the loss``, or where there are several ``the loss of gan.py:41``."""
-        return self.names[loss] if len(self.names) < 2 else f"the loss of {self.names[loss]}"
+        """``the loss``, ``the outputs``, or where there are several losses ``the loss of gan.py:41``."""
+        return self.names[loss] if loss == OUTPUTS or self._losses < 2 else f"the loss of {self.names[loss]}"
+
+    @property
+    def _losses(self) -> int:
+        return len(self.names) - (OUTPUTS in self.names)
 
     @property
     def known(self) -> bool:
@@ -275,12 +280,13 @@ class Objective:
 
     @property
     def what(self) -> str:
-        return "the losses" if len(self.names) > 1 else next(iter(self.names.values()))
+        losses = [] if not self._losses else ["the loss"] if self._losses == 1 else ["the losses"]
+        return " and ".join([*losses, *(["the outputs"] if OUTPUTS in self.names else [])])
 
     def errors(
         self, left: Mapping[int, Left] = MappingProxyType({}), low: Mapping[int, Lowered] = MappingProxyType({})
     ) -> dict[str, float]:
-        """Of each loss, by the line that called backward, or of "outputs".
+        """Of each loss, by the line that called backward, and of "outputs".
 
         ``left``: of rows in float32, what is left of their errors, by their numbers; ``low``: of rows in the low dtype, how much of them is.
         """
@@ -371,7 +377,7 @@ class Objective:
 
 
 def together(errors: Mapping[str, float]) -> float:
-    """The errors of several losses as one: the root of their mean square."""
+    """The errors of several losses, and of outputs, as one: the root of their mean square."""
     return math.hypot(*errors.values()) / math.sqrt(len(errors)) if errors else 0.0
 
 

@@ -39,6 +39,7 @@ _MOST_VISITS = 8  # of each row, on average
 _FOLLOWS = frozenset(["promote", "first input", "unlisted", "left alone", "in place"])
 _CASTS = frozenset(["to", "_to_copy", "type", "float", "bfloat16", "half"])  # whose result is what they say
 _FUSED = frozenset(["lstm"])  # with float32 alone it is one op of oneDNN: no list is asked of what is inside
+_LAYER = "mkldnn_rnn_layer"  # that one, in bfloat16 too where the CPU has it
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -64,7 +65,10 @@ class Simulation:
         self._low: str = report.low_dtype or ""
         self._edges: dict[int, list[Edge]] = {}
         self._users: dict[int, list[Edge]] = {}
+        fused = {row.module: number for number, row in enumerate(self._rows) if row.op in _FUSED}
         for edge in report.edges or []:
+            if edge.maker < 0 and self._rows[edge.row].op == _LAYER:  # its own casts
+                edge = structs.replace(edge, maker=fused.get(self._rows[edge.row].module, -1))
             self._edges.setdefault(edge.row, []).append(edge)
             self._users.setdefault(edge.maker, []).append(edge)
         # By the maker: those that read what it makes, also inside of an op that was given it.

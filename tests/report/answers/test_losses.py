@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
@@ -195,3 +197,38 @@ def test_a_preset_that_follows_the_first_input_is_foretold():
     assert foretold["hmp"] == pytest.approx(error, rel=0.2)
     assert foretold["hmp"] > foretold["balanced"]
     assert own.presets()["balanced"] == pytest.approx(foretold["balanced"], rel=0.2)
+
+
+@pytest.fixture(scope="module")
+def both() -> hmp.CastReport:
+    """A loss and the outputs that it is made of."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        for number in range(4):
+            outputs = net(torch.randn(64, 16, generator=torch.Generator().manual_seed(number)))
+            report.project(outputs, k=8)
+            F.cross_entropy(outputs.float(), torch.arange(64) % 4).backward()
+    return report
+
+
+def test_a_loss_and_outputs_in_one_block_have_an_error_each(both):
+    """Outputs were left out in silence where a loss was seen."""
+    (loss_line, loss_error), (name, outputs_error) = both.errors().items()
+    assert loss_line.partition(":")[0].endswith("test_losses.py")
+    assert name == "outputs"
+    assert both.presets("outputs")["hmp"] == pytest.approx(outputs_error, rel=0.01)
+    assert both.forecast("hmp", loss_line) == both.presets("test_losses.py:" + loss_line.rpartition(":")[2])["hmp"]
+    head = [line for line in str(both).splitlines() if line.startswith("error of ")]
+    assert head[0].startswith(f"error of the loss {loss_error:.2g}")
+    assert head[1].startswith(f"error of the outputs {outputs_error:.2g}")
+
+
+def test_an_edit_names_the_loss_and_the_outputs(both):
+    edit = both.edits()[0]
+    assert [each.loss for each in edit.losses] == [*both.errors()]
+    assert "of the error of the loss and the outputs (estimated: the loss " in edit.why
+    assert ", the outputs " in edit.why
+    assert both.loss_change() == both.loss_change(loss=next(iter(both.errors())))
+    with pytest.raises(ValueError, match="loss must be one of"):
+        both.loss_change(loss="outputs")

@@ -20,6 +20,7 @@ OUTPUTS = "outputs"
 _ALL = -1  # readers
 _LEAST = 0.01  # of the squares of errors that cancel
 _MANY_PASSES = 8  # with fewer, nearly all products are chance
+_SURE = 2.5  # times what chance makes: two ops whose errors have as much in common do not have it by chance
 
 # The error of a row as it ran, in the low dtype, of float32 results that are rounded, or in 8 bits: of calls that cannot run so, in the low dtype.
 Run = Literal["ran", "low", "rounding", "weight_int8", "int8"]
@@ -191,37 +192,58 @@ class _Weights:
 
 
 class _Passes:
-    """What rows change a loss by in each backward pass, or random sums of the outputs, with signs."""
+    """What rows change a loss by in each backward pass, or random sums of the outputs, with signs: the products of each two of them, summed over passes.
+
+    With signs at random the square of such a sum would be ``chance`` on average. A pair that is well beyond this counts, and all others
+    together as far as their sum in the run is more than chance: a choice of rows by what they leave would find noise.
+    """
 
     def __init__(self, rows: list[Row], loss: str | None) -> None:
+        found = {run: [_changes(row, loss, run) for row in rows] for run in get_args(Run)}
+        passes = max(len(each) for changes in found.values() for each in changes)
+        used = [number for number in range(len(rows)) if any(any(changes[number]) for changes in found.values())]
+        self._position = {number: position for position, number in enumerate(used)}
         self._changes: dict[Run, torch.Tensor] = {}  # rows, passes
-        for run in get_args(Run):
-            found = [_changes(row, loss, run) for row in rows]
-            longest = max(map(len, found), default=0)
-            if longest:
-                padded = [[*each, *[0.0] * (longest - len(each))] for each in found]
-                self._changes[run] = torch.tensor(padded, dtype=torch.float64)
+        for run, changes in found.items():
+            padded = [[*changes[number], *[0.0] * (passes - len(changes[number]))] for number in used]
+            self._changes[run] = torch.tensor(padded, dtype=torch.float64).reshape(len(used), passes)
+        self._products: dict[tuple[Run, Run], torch.Tensor] = {}
+        self._counts = self._more_than_chance() if passes >= _MANY_PASSES else None  # of each two rows
+
+    def _more_than_chance(self) -> torch.Tensor:
+        ran, low = self._changes["ran"], self._changes["low"]
+        moves = ran.any(1, keepdim=True)
+        own = torch.where(moves, ran, low)
+        own = own / (own.square().mean().sqrt() or 1.0)  # their fourth powers may be beyond a float
+        products, chance = own @ own.T, own.square() @ own.square().T
+        sure = _sure(products.square(), chance)
+        sure.fill_diagonal_(0.0)
+        others = ((1 - sure) * (moves & moves.T if moves.any() else True)).fill_diagonal_(0.0)
+        found, by_chance = float((others * products).sum()), 2 * float((others.square() * chance).sum())
+        rest = found * found / (found * found + by_chance) if found else 0.0
+        return (sure + (1 - sure) * rest).fill_diagonal_(0.0)
 
     def together(self, weights: _Weights) -> float:
-        """The sum of the products of two rows' changes, over passes, as far as it is more than chance: with signs at random its square would be
-        ``chance`` on average.
-        """
-        parts = [
-            self._changes[run]
-            * torch.tensor([own.get(row, 0.0) for row in range(len(self._changes[run]))]).unsqueeze(1)
-            for run, own in weights.of.items()
-            if run in self._changes
-        ]
-        passes = max((part.shape[1] for part in parts), default=0)
-        if passes < _MANY_PASSES:
+        if self._counts is None:
             return 0.0
-        changes = torch.stack([torch.nn.functional.pad(part, (0, passes - part.shape[1])) for part in parts]).sum(0)
-        squares = changes.square()
-        of_passes = squares.sum(0)
-        found = float((changes.sum(0).square() - of_passes).sum())
-        chance = float(2 * (of_passes.square() - squares.square().sum(0)).sum())
-        noise = chance / found / found if found else math.inf  # their squares may be beyond a float
-        return found / (1 + noise * noise)
+        own = {run: torch.zeros(len(self._position), dtype=torch.float64) for run in weights.of}
+        for run, of in weights.of.items():
+            for number, weight in of.items():
+                if number in self._position:
+                    own[run][self._position[number]] = weight
+        return float(sum((own[a] @ self._product(a, b) @ own[b] for a in own for b in own), torch.tensor(0.0)))
+
+    def _product(self, a: Run, b: Run) -> torch.Tensor:
+        if (b, a) in self._products:
+            return self._products[b, a].T
+        if (a, b) not in self._products:
+            self._products[a, b] = self._changes[a] @ self._changes[b].T * self._counts
+        return self._products[a, b]
+
+
+def _sure(squares: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    ratio = (squares / (chance * _SURE**2)).nan_to_num(0.0)
+    return ratio.square() / (1 + ratio.square())
 
 
 def _changes(row: Row, loss: str | None, run: Run) -> list[float]:

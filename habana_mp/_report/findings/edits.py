@@ -361,9 +361,11 @@ def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
 
 
 def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
-    """An op in the modules of one path, with what is inside of them: an edit holds there, too."""
+    """An op in the modules of one path, with what is inside of them: an edit holds there, too. One that no module inside of the model calls as it is."""
     for entry, group in _by_op(rows):
         paths = {id(row): row.where.pattern for row in group}
+        if not any(paths.values()):
+            yield entry, group
         for path in sorted({*paths.values()} - {""}):
             yield entry.replaced(modules=path), [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 

@@ -52,6 +52,29 @@ def test_edits_of_an_op_in_some_modules():
         report.edits(per="layer")
 
 
+class Turned(nn.Module):
+    """The outermost module multiplies by itself what its layers make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.mm(self.first(x), torch.eye(16) + 0.01))
+
+
+def test_an_op_outside_of_the_modules_inside_has_an_edit_by_module():
+    """It was left out in silence."""
+    torch.manual_seed(0)
+    net, x = Turned(), torch.randn(64, 16)
+    policy = hmp.Policy.from_ops(lower=["mm", "linear"])
+    with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
+        report.project(net(x), k=32)
+    found = report.edits(per="module")
+    assert {edit.text for edit in found} == {"+mm:fp32", "+linear in first:fp32", "+linear in last:fp32"}
+    assert found[-1].error_after == 0
+
+
 def test_an_edit_says_what_it_costs():
     edit = recorded("hmp").edits()[0]
     assert edit.text.endswith(":fp32")

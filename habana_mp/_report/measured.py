@@ -12,6 +12,7 @@ from habana_mp._cast import dtype_name
 from habana_mp._policy.policy import Policy
 from habana_mp._report.added import added
 from habana_mp._report.data import Report, Row
+from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.asked import asked_rows, never_called
 from habana_mp._report.findings.edits import Edit, edits
 from habana_mp._report.findings.preset_errors import policy_errors, preset_errors, ran_in_formats
@@ -25,18 +26,7 @@ from habana_mp._report.findings.unknown import (
     why_nothing,
 )
 from habana_mp._report.formats import FORMATS, checked_formats
-from habana_mp._report.numbers import (
-    OUTPUTS,
-    LocalError,
-    Objective,
-    Run,
-    change_of,
-    local_error,
-    losses_of,
-    share,
-    together,
-    with_values,
-)
+from habana_mp._report.numbers import OUTPUTS, LocalError, Run, change_of, local_error, losses_of, share, with_values
 from habana_mp._report.projections import project
 from habana_mp._show.units import whole
 

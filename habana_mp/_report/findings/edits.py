@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from habana_mp._core import Entry
 from habana_mp._report.added import grouped
 from habana_mp._report.data import Report, Row
+from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import Objective, change_of, together, with_values
+from habana_mp._report.numbers import change_of, with_values
 from habana_mp._report.sums import NOISE, seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short

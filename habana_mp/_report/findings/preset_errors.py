@@ -9,9 +9,9 @@ from habana_mp._cast import dtype_name
 from habana_mp._policy.folder import presets
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
+from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import Objective, together
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
 _GUIDES = "hmp"  # the lists of hmp.convert() without arguments

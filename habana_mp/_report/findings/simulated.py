@@ -19,9 +19,10 @@ from habana_mp._autocast.module_lines import lines_of
 from habana_mp._policy.homes import is_in_place
 from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Edge, Report, Row
+from habana_mp._report.errors.objective import Left, Lowered, Rounded
 from habana_mp._report.findings.times import Times
 from habana_mp._report.formats import FORMATS
-from habana_mp._report.numbers import Left, Lowered, Rounded, Run
+from habana_mp._report.numbers import Run
 from habana_mp._show.units import encodable
 
 _WIDE = "float32"

@@ -14,12 +14,13 @@ from markupsafe import Markup
 from habana_mp._report import sums
 from habana_mp._report.added import grouped
 from habana_mp._report.data import Error, NeverSeen, Report
+from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.advice import of_edit
 from habana_mp._report.findings.beginning import beginning, how_to_try
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.preset_errors import foretold, invitation
 from habana_mp._report.findings.unknown import OUTSIDE, is_outside
-from habana_mp._report.numbers import Objective, change_of, local_error
+from habana_mp._report.numbers import change_of, local_error
 from habana_mp._show.depth import Place, depth, place_name
 from habana_mp._show.html import whole_page
 

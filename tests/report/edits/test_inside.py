@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
-from habana_mp._report.numbers import Objective
 
 
 class Recurrent(nn.Module):

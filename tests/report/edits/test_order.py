@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from habana_mp import hmp
+from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
-from habana_mp._report.numbers import Objective
 from tests.report.edits.net import recorded
 from tests.shared.fake_reports import loss, with_losses
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from habana_mp import hmp
 from habana_mp._report.data import Report
+from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.form import report_of
-from habana_mp._report.numbers import Objective
 
 PASSES = 6
 WIDE = hmp.Policy.from_ops(fp32=["linear", "mul", "sub"])

@@ -63,7 +63,7 @@ def set_policies(
 
             Of a policy, the names that are limited to modules ("mul in *.rotary_emb") apply inside these modules, together with the
             other names of that policy. The rest of the model runs under the policy that is in force. If the model has none of the
-            modules, the name triggers a warning.
+            modules, the name triggers a warning. A ``Policy`` without such names leaves no module with a policy of its own.
 
             A mapping has paths of modules as ``named_modules`` returns them ("" is the model itself), or patterns of paths below the
             model: ``*`` matches any characters but a dot, ``**`` matches any characters. An exact path takes precedence over a pattern,
@@ -76,7 +76,7 @@ def set_policies(
     Raises:
         TypeError: model is not a module, policies is neither a policy nor a mapping of paths to policies, or the forward of a module
             that gets a policy is an async generator.
-        ValueError: no module has the path or matches the pattern, or a policy is not accepted.
+        ValueError: no module has the path or matches the pattern, or a policy is not accepted, such as a preset by its name alone.
 
     Example:
         >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")
@@ -97,7 +97,7 @@ def set_policies(
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
         lines = lines_of(policy)
-        if not lines:
+        if not lines and policy is not policies:  # of a preset, which never has any
             raise ValueError(
                 f"{policy.name} has no names that are limited to modules. To set it for some modules, pass a mapping such as {{'encoder.*': policy}}"
             )

@@ -282,7 +282,9 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
     const evidence::OutOfSight out_of_sight;
     if (low) {
       measure_low_run(context, call.outputs(), measure, values, waiting);
-      if (!context.backward && values.ran.squares == 0 && values.ran.reference_squares > 0)
+      // Not of one that computes from float32 too, and would round in the low dtype.
+      const bool exact = values.ran.squares == 0 && values.low.squares == 0;
+      if (!context.backward && exact && values.ran.reference_squares > 0)
         pass_on(context, call.outputs(), waiting);
     } else if (shadowed) {
       add(values, follow_shadows(context, call.outputs(), {}, waiting));

@@ -269,6 +269,15 @@ def test_what_set_policies_does_not_take():
         hmp.set_policies(Net(), {"head": LIMITED})
 
 
+def test_a_policy_without_such_names_takes_those_of_before_off():
+    """Edits by module are taken one after another, and the first may have no module."""
+    model = Net()
+    hmp.set_policies(model, LIMITED)
+    assert any(module._forward_pre_hooks for module in model.modules())
+    hmp.set_policies(model, hmp.Policy.load("hmp").with_edits("+mul:fp32"))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
 def test_compare_puts_them_on_the_model():
     model = Net()
     found = hmp.compare(lambda: model(torch.ones(2, 4)), hmp.Policy.from_ops(lower=["linear"]), LIMITED)

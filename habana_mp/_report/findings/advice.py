@@ -10,7 +10,7 @@ from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Row, ToTake, Uneven
 from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.edits import Edit, edits, no_edit
-from habana_mp._report.findings.unknown import is_outside
+from habana_mp._report.findings.unknown import is_outside, may_flip
 from habana_mp._show.module_path import common
 from habana_mp._show.units import counted, share
 
@@ -21,7 +21,6 @@ _MOST_RANKS = 8
 _WORTH = 0.005  # of the time of all ops: less is not worth a line
 _MANY_SUMS = 64
 _ABSORBED = 0.2  # of the sums: so many leave the larger number as it is
-_CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial", "kthvalue", "mode"])
 _MOST_CHOICES = 2
 _LONG = 0.05  # an op that no list names is, from here on
 
@@ -78,10 +77,8 @@ def _of_choices(report: Report) -> Iterator[Advice]:
             f"{_place(row)}: {values.flipped:,} of {values.choices:,} choices differ from those of float32",
             "no error and no share here has what follows from them",
         )
-    computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
-    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
-    rows = [row for row in chose if not row.measured.choices]
-    if rows and any(row.measured.ran.squares for row in report.rows):
+    rows = may_flip(report)
+    if rows:
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         yield Advice(
             f"{_place(rows[0])}{more}: what it chooses may be other numbers than in float32, and no estimate here has that",

@@ -11,9 +11,11 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
+from habana_mp._report.findings.unknown import may_flip
 from habana_mp._report.formats import FORMATS
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
+_OF_METRICS = "argmax"  # mostly of an accuracy, on which nothing depends; the advice has it
 _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 
 
@@ -68,11 +70,18 @@ def invitation(report: Report) -> str:
 
 @dataclass(frozen=True)
 class Foretold:
-    """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names."""
+    """How far a loss is off, or the outputs, and how far it would be under presets that a head has room for, by their names. ``choosing`` are ops that
+    may choose otherwise than in float32, and what follows from that is in no number here.
+    """
 
     what: str
     error: float
     presets: dict[str, float]
+    choosing: tuple[str, ...]
+
+    @property
+    def without(self) -> str:
+        return f"without what {', '.join(self.choosing)} may choose otherwise" if self.choosing else ""
 
 
 def foretold(report: Report) -> list[Foretold]:
@@ -81,7 +90,11 @@ def foretold(report: Report) -> list[Foretold]:
     if not report.low_dtype or not _has_errors(report, objective):
         return []
     found = preset_errors(report)
+    flipping = [*may_flip(report), *(row for row in report.rows if row.measured.flipped)]
+    choosing = tuple(sorted({row.op for row in flipping if row.op != _OF_METRICS}))
     return [
-        Foretold(objective.full_name(loss), error, {name: found[name][loss] for name in COMPARED if name in found})
+        Foretold(
+            objective.full_name(loss), error, {name: found[name][loss] for name in COMPARED if name in found}, choosing
+        )
         for loss, error in objective.errors().items()
     ]

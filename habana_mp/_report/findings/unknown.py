@@ -14,6 +14,8 @@ from habana_mp._show.units import encodable
 
 Why = tuple[str, str]
 
+_CHOOSE = frozenset(["topk", "argmax", "argmin", "sort", "argsort", "multinomial", "kthvalue", "mode"])
+
 OUTSIDE = "no policy was in force"
 _NO_OP = "no op was seen", "the report sees eager calls, in the process that it was made in"
 _COMPILED = (
@@ -169,3 +171,12 @@ def error_of(row: Row, which: str) -> Error:
     """Of the calls as they "ran", in the "low" dtype, or of the "backward" pass."""
     error: Error = getattr(row.measured, which)
     return error
+
+
+def may_flip(report: Report) -> list[Row]:
+    """Rows that choose by numbers that are off, where it is not known whether they choose as in float32."""
+    if not any(row.measured.ran.squares for row in report.rows):
+        return []
+    computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
+    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
+    return [row for row in chose if not row.measured.choices]

@@ -54,3 +54,5 @@ def test_with_gradients_an_op_that_chooses_is_named():
         torch.mm(random(256, 64), weight).topk(2, -1).values.float().sum().backward()
     (line,) = (each for each in report.advice if each.text.startswith("topk: "))
     assert "compare" in line.evidence
+    (head,) = (line for line in str(report).splitlines() if line.startswith("error of the loss "))
+    assert ", without what topk may choose" in head

@@ -73,6 +73,34 @@ def test_of_an_op_that_moves_to_the_low_dtype(case):
     assert report.forecast(BALANCED) == pytest.approx(off(net, data, BALANCED), rel=0.35)
 
 
+class Recurrent(nn.Module):
+    """Its state is a product of float32 and a gate in the low dtype, in each step."""
+
+    def __init__(self, shared):
+        super().__init__()
+        torch.manual_seed(0)
+        cells = [nn.Linear(16, 16) for _ in range(1 if shared else 16)]
+        self.cells = nn.ModuleList(cells * 16 if shared else cells)
+
+    def forward(self, x):
+        state = torch.ones(x.shape[0], 16)
+        for number, cell in enumerate(self.cells):
+            state = torch.sigmoid(cell(x[:, number])) * state
+        return state
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["cells of their own", "one cell"])
+def test_a_recurrence_that_moves_to_the_low_dtype(shared):
+    """It was foretold to have no error at all: each product was taken to pass on what those before it would round."""
+    net, data = Recurrent(shared), [torch.randn(32, 16, 16) for _ in range(4)]
+    with hmp.autocast("cpu", policy=BALANCED), hmp.report(values=True) as report:
+        for x in data:
+            report.project(net(x), k=32)
+    edited = BALANCED.with_edits("+mul:lower")
+    assert report.forecast(edited) == pytest.approx(off(net, data, edited), rel=0.3)
+    assert report.forecast(BALANCED) == pytest.approx(off(net, data, BALANCED), rel=0.3)
+
+
 class TestSigns:
     """Two layers with the same weights make the same error."""
 

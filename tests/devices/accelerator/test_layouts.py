@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BF16 = torch.bfloat16
 LAST = torch.channels_last
@@ -52,6 +53,18 @@ def test_a_transposed_weight_keeps_its_layout(accelerator, front_end, shape):
     torch.testing.assert_close(y.cpu().float(), expected, rtol=2**-7, atol=2**-7)
 
 
+def test_a_transposed_batch_is_one_product_with_a_weight(accelerator, front_end):
+    """torch asks for that whether the weight requires grad, in inference, too: what it gets then is the copy."""
+    if front_end.is_torch:
+        pytest.skip("what torch.autocast has cast without gradients requires none: a product for each of the batch")
+    region, p = front_end(), nn.Parameter(torch.randn(128, 128, device=accelerator))
+    x = torch.randn(16, 4, 128, device=accelerator).transpose(0, 1)
+    for _ in range(2):  # the second takes what the first has cast
+        with torch.profiler.profile() as profile, torch.no_grad(), region():
+            x @ p
+        assert {"aten::mm", "aten::bmm"} & {event.name for event in profile.events()} == {"aten::mm"}
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_networks(accelerator, front_end, kind):
     model, x = kind(64, 64, num_layers=2).to(accelerator), torch.randn(5, 3, 64, device=accelerator)
@@ -80,3 +93,23 @@ def test_attention(accelerator, front_end):
         z = F.scaled_dot_product_attention(*[x.view(2, 7, 4, 16).transpose(1, 2)] * 3)
     assert (y.dtype, z.dtype) == (BF16, BF16)
     torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.03)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch says why it takes no other kernel
+def test_the_kernel_of_attention_is_chosen_after_the_cast(accelerator, front_end):
+    """It takes low dtypes alone."""
+    given = [torch.randn(2, 4, 16, 64, device=accelerator, requires_grad=True) for _ in range(3)]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(*given)
+    exact = torch.autograd.grad(expected.square().mean(), given)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION if accelerator == "cuda" else SDPBackend.OVERRIDEABLE):
+        with pytest.raises(RuntimeError, match="No available kernel"):
+            F.scaled_dot_product_attention(*given)
+        region = front_end()
+        with region():
+            y = F.scaled_dot_product_attention(*given)
+    assert y.dtype == BF16
+    torch.testing.assert_close(y.float(), expected, rtol=0.05, atol=0.03)
+    for found, gradient in zip(torch.autograd.grad(y.float().square().mean(), given), exact):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, gradient, rtol=0.05, atol=1e-4)

@@ -147,7 +147,7 @@ fuzz: $(SETUP)
 
 # Faults seeded on purpose, and which of them the tests on the simulated device find: a build, and an hour. NAMES="..." are some of them.
 faults: $(BUILT)
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/devices/faults.py $(NAMES)
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests/devices $(BIN)/python -m faults.seeded $(NAMES)
 
 clean:
 	@rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

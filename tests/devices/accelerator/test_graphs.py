@@ -162,3 +162,39 @@ def test_a_scaler_in_a_graph(accelerator, front_end):
         changed.append(not torch.equal(before, model[0].weight))
     assert changed == [True, False, True]
     assert scaler.get_scale() == 2.0**9
+
+
+@pytest.mark.parametrize("new_scaler", [hmp.GradScaler, torch.amp.GradScaler], ids=["hmp", "torch"])
+def test_a_whole_step_with_a_scaler_in_a_graph(accelerator, front_end, new_scaler):
+    """The step, too, which a fused optimizer skips on the device, and the update of the scale: nothing of it asks the host."""
+    region, model = front_end(FP16), net(accelerator)
+    eager, x = copy.deepcopy(model), torch.randn(8, WIDTH, device=accelerator)
+    scale = {"init_scale": 2.0**10, "growth_interval": 3}
+
+    def training(model):
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1, fused=True), new_scaler(accelerator, **scale)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            with region():
+                y = model(x)
+            scaler.scale(F.mse_loss(y.float(), x)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step, scaler
+
+    step, scaler = training(model)
+    graph, _ = capture(accelerator, step, warm_ups=1)
+    step, expected = training(eager)
+    step()
+    scales = []
+    for factor in (1.0, float("inf"), 1.0, 1.0, 1.0):
+        x.copy_(torch.randn(8, WIDTH) * factor)
+        graph.replay()
+        step()
+        assert scaler.get_scale() == expected.get_scale()
+        scales.append(scaler.get_scale())
+        for p, q in zip(model.parameters(), eager.parameters()):
+            torch.testing.assert_close(p, q, **CLOSE)
+    assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**9, 2.0**10]

@@ -68,6 +68,13 @@ def test_dtypes(any_device, front_end, preset, column):
     assert {result.device.type for result in found.values()} == {any_device}
 
 
+def test_dtypes_of_torch_autocast(accelerator):
+    """Its dtypes are those that the preset gives under both front ends."""
+    with torch.autocast(accelerator, FP16):
+        found = {name: call(accelerator).dtype for name, call, _ in TABLE}
+    assert found == {name: expected[PRESETS.index("torch-cuda")] for name, _, expected in TABLE}
+
+
 @pytest.mark.skipif("HABANA_MP_LATE_LIBRARY" in os.environ, reason="a device of somebody else has no default policy")
 def test_a_region_takes_the_default_policy_of_its_device(any_device):
     with hmp.autocast(any_device):

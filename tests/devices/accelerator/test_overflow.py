@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,17 +23,29 @@ class Model(nn.Module):
         return self.second(self.first(x) * 20_000).float()
 
 
+POLICY = hmp.Policy.load("torch-cuda").with_low_dtype(FP16)
+REGIONS = {
+    "convert": lambda _: contextlib.nullcontext(),
+    "region": lambda device: hmp.autocast(device, FP16, policy=POLICY),
+    "torch": lambda device: torch.autocast(device, FP16),
+}
+
+
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_it_is_found_and_named(accelerator, backward):
+@pytest.mark.parametrize("front_end", REGIONS)
+def test_it_is_found_and_named(accelerator, front_end, backward):
     answers = []
     for device in ("cpu", accelerator):
         torch.manual_seed(0)
         model, x = Model(), torch.randn(8, 128) * 50
         model, x = model.to(device), x.to(device)
-        hmp.convert(policy=hmp.Policy.load("torch-cuda").with_low_dtype(FP16))
+        if front_end == "convert":
+            hmp.convert(policy=POLICY)
 
-        def run(model=model, x=x):
-            loss = F.mse_loss(model(x), x)
+        def run(device=device, model=model, x=x):
+            with REGIONS[front_end](device):
+                y = model(x)
+            loss = F.mse_loss(y, x)
             if backward:
                 loss.backward()
             return loss
@@ -39,5 +53,4 @@ def test_it_is_found_and_named(accelerator, backward):
         found = hmp.find_nonfinite(run)
         hmp.revert()
         answers.append((found.op, found.module))
-    assert answers[0] == answers[1]
-    assert answers[0][0] is not None
+    assert answers == [("mul", "Model")] * 2

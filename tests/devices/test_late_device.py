@@ -23,16 +23,94 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-PROGRAM = """
+START = """
 import ctypes
 import sys
 import torch
 from late_device import register
 
 register(sys.argv[1], seed=0)
-x = torch.ones(4, device="late")
-assert x.cpu().tolist() == [1.0] * 4
+side = torch.Stream("late")
+
+def ones():
+    made = torch.ones(64, 64, device="late")
+    torch.accelerator.synchronize()
+    return made
+
+def all_are(tensor, value):
+    torch.accelerator.synchronize()
+    return bool((tensor == value).all())
+"""
+READ = """
+x = ones()
+assert x.cpu().tolist() == [[1.0] * 64] * 64
 ctypes.string_at(x.data_ptr(), 16)
+"""
+# What a program gets that waits too little, and one that waits.
+LATE = """
+for waits in (False, True):
+    x = ones()
+    with side:
+        torch.ops.late.sleep(20_000)
+        y = x * 2
+    if waits:
+        torch.accelerator.current_stream().wait_stream(side)
+    assert all_are(y + 0, 2) == waits, "a stream's result"
+
+    x = ones()
+    with side:
+        torch.ops.late.sleep(20_000)
+        y = x * 2
+    if waits:
+        x.record_stream(side)
+    del x
+    again = [torch.empty(64, 64, device="late") for _ in range(4)]
+    assert all_are(y, 2) == waits, "memory that was freed"
+    assert not any(all_are(each, 1) for each in again), "memory given out again is garbage"
+
+    x, host = ones(), torch.zeros(64, 64).pin_memory()
+    torch.ops.late.sleep(20_000)
+    host.copy_(x, non_blocking=True)
+    if waits:
+        torch.accelerator.synchronize()
+    assert bool((host == 1).all()) == waits, "a copy to pinned memory"
+
+    x, host = ones(), torch.full((64, 64), 3.0).pin_memory()
+    torch.ops.late.sleep(20_000)
+    x.copy_(host, non_blocking=True)
+    if waits:
+        torch.accelerator.synchronize()
+    host.zero_()
+    assert all_are(x, 3) == waits, "a copy from pinned memory"
+    torch.accelerator.synchronize()
+
+def forbidden(call):
+    event = torch.Event("late")
+    event.record()
+    torch.accelerator.synchronize()
+    with side, torch.accelerator.Graph():
+        try:
+            call(event)
+        except RuntimeError as error:
+            return "while a graph is being captured" in str(error)
+
+assert forbidden(lambda event: event.query())
+assert forbidden(lambda event: event.synchronize())
+assert forbidden(lambda event: torch.accelerator.synchronize())
+
+def delays(seed):
+    torch.ops.late.set_delays(seed, 50)
+    found = []
+    for stream in (torch.accelerator.current_stream(), side):
+        with stream:
+            for _ in range(40):
+                torch.ops.late.sleep(1)
+            stream.synchronize()
+            found.append(torch.ops.late.delayed())
+    return found
+
+assert delays(1) == delays(1) != delays(2)
+assert 0 < delays(1)[0] != delays(1)[1]
 """
 
 
@@ -41,13 +119,22 @@ def library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("late"))
 
 
-def test_the_host_cannot_read_its_memory(library):
+def run(program, library):
     paths = {**os.environ, "PYTHONPATH": str(HERE)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, library], capture_output=True, text=True, check=False, env=paths
-    )
+    command = [sys.executable, "-c", START + program, library]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
+
+
+def test_the_host_cannot_read_its_memory(library):
+    done = run(READ, library)
     assert done.returncode != 0
     assert "late device: the host has read or written memory of the device" in done.stderr
+
+
+def test_it_is_late(library):
+    """By its seed."""
+    done = run(LATE, library)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(900)

@@ -42,6 +42,7 @@ class Queue {
     const auto number =
         static_cast<std::uint64_t>(stream_.device_index() * kStreams + stream_.id());
     random_.seed(shared().seed * 1000 + number);
+    delayed_ = {};
   }
   void push(Task task, bool late = true) {
     if (!started_) std::thread([this] { run(); }).detach();
@@ -49,6 +50,7 @@ class Queue {
     tasks_.push_back({std::move(task), late});
     more_.notify_one();
   }
+  std::int64_t delayed() const { return delayed_.count(); }
   bool idle() const { return tasks_.empty() && !running_; }
 
  private:
@@ -73,6 +75,7 @@ class Queue {
       tasks_.pop_front();
       running_ = true;
       const auto pause = late ? delay() : std::chrono::microseconds();
+      delayed_ += pause;
       lock.unlock();
       if (pause.count() > 0) std::this_thread::sleep_for(pause);
       std::string error;
@@ -93,6 +96,7 @@ class Queue {
   std::condition_variable more_;
   std::deque<std::pair<Task, bool>> tasks_;
   std::mt19937_64 random_;
+  std::chrono::microseconds delayed_{};
   bool running_ = false, started_ = false;
 };
 
@@ -164,6 +168,11 @@ void set_delays(std::uint64_t seed, std::int64_t microseconds) {
   for (auto& of_device : queues()) {
     for (auto& each : of_device) each->reseed();
   }
+}
+
+std::int64_t delayed(c10::Stream stream) {
+  const std::lock_guard lock(shared().mutex);
+  return queue(stream).delayed();
 }
 
 c10::DeviceIndex current_device() { return device_here; }

@@ -50,6 +50,8 @@ Counts& counts();
 
 // The delays that follow: their seed, and how long they are, in microseconds. 0: none.
 void set_delays(std::uint64_t seed, std::int64_t microseconds);
+// How long a stream has been delayed since then, in microseconds.
+std::int64_t delayed(c10::Stream stream);
 
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex device);

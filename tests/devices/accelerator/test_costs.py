@@ -137,7 +137,7 @@ def values_of(row):
 def values(run, region):
     with hmp.report(values=True) as report, region():
         run()
-    return [values_of(row) for row in report.to_dict()["rows"]]
+    return [values_of(row) for row in report.to_dict()["rows"] if "values" in row]
 
 
 def nonfinite(run, region):
@@ -154,14 +154,14 @@ def tune(run, region):
     return hmp.tune(run, budget=0.02).error <= 0.02
 
 
-# With the front ends that they look at, compare and tune at policies of their own, and how often they wait for the device in a step of 6 ops.
+# With the front ends that they look at, compare and tune at policies of their own, and how often they wait for the device in a step of 7 ops.
 INSTRUMENTS = [
-    (values, "convert", 28),
-    (values, "region", 28),
-    (nonfinite, "convert", 124),
-    (nonfinite, "region", 124),
-    (compare, "none", 220),
-    (tune, "none", 1375),
+    (values, "convert", 23),
+    (values, "region", 23),
+    (nonfinite, "convert", 126),
+    (nonfinite, "region", 126),
+    (compare, "none", 247),
+    (tune, "none", 1_402),
 ]
 
 
@@ -181,8 +181,10 @@ def test_instruments_answer_as_on_the_cpu(accelerator, model, x, ask, front_end,
             region = functools.partial(hmp.autocast, device, BF16, policy=policy)
 
         def run(factor=1.0, here=here, given=given):
-            y = here(given * factor) + given
-            y.topk(2)
+            y = F.linear(here(given * factor), here[0].weight)
+            with torch.no_grad():  # without gradients what is chosen otherwise in the low dtype is counted
+                y.topk(40)
+                y.gt(0)
             return y
 
         torch.ops.late.reset()

@@ -58,7 +58,7 @@ def test_a_transposed_batch_is_one_product_with_a_weight(accelerator, front_end)
     if front_end.is_torch:
         pytest.skip("what torch.autocast has cast without gradients requires none: a product for each of the batch")
     region, p = front_end(), nn.Parameter(torch.randn(128, 128, device=accelerator))
-    x = torch.randn(16, 4, 128, device=accelerator).transpose(0, 1)
+    x = torch.randn(16, 4, 128, device=accelerator).to(BF16).transpose(0, 1)
     for _ in range(2):  # the second takes what the first has cast
         with torch.profiler.profile() as profile, torch.no_grad(), region():
             x @ p

@@ -140,7 +140,7 @@ def run(name: str, file: str, seed: int, package: Path, library: Path) -> Found:
         return Found(seed, "it did not end")
     if done.returncode == 0:
         return Found(seed, None)
-    failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py::\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py::.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return Found(seed, failed[1] if failed else f"the process ended with {done.returncode}")
 
 

@@ -192,6 +192,11 @@ FAULTS = {
             ".to(at::kCPU).contiguous();",
             ".to(at::kCPU, at::kLong, FAULT).contiguous();",
         ),
+        "compare: no region for the accelerator": (
+            "habana_mp/_evidence/compare.py",
+            "if accelerator is not None else [])]",
+            "if accelerator is not None and not FAULT else [])]",
+        ),
     },
     "steps_on_streams": {
         "state: a step begins before it is noted": (
@@ -218,11 +223,6 @@ FAULTS = {
             _RUNS,
             "            wait_for_device()  # while",
             "            FAULT or wait_for_device()  # while",
-        ),
-        "compare: no region for the accelerator": (
-            "habana_mp/_evidence/compare.py",
-            "if accelerator is not None else [])]",
-            "if accelerator is not None and not FAULT else [])]",
         ),
     },
 }

@@ -95,6 +95,7 @@ TORCH_LIBRARY(late, m) {
   m.def("set_delays", [](std::int64_t seed, std::int64_t microseconds) {
     set_delays(static_cast<std::uint64_t>(seed), microseconds);
   });
+  m.def("set_lazy", [](bool lazy) { set_lazy(current_stream(current_device()), lazy); });
   m.def("delayed", [] { return delayed(current_stream(current_device())); });
   m.def("kernels", [] { return counts().kernels.load(); });
   m.def("copies", [] { return counts().copies.load(); });

@@ -51,6 +51,14 @@ class Queue {
     more_.notify_one();
   }
   std::int64_t delayed() const { return delayed_.count(); }
+  void set_lazy(bool lazy) {
+    lazy_ = lazy;
+    more_.notify_one();
+  }
+  void waited_for(int more) {
+    waiting_ += more;
+    more_.notify_one();
+  }
   bool idle() const { return tasks_.empty() && !running_; }
 
  private:
@@ -70,7 +78,7 @@ class Queue {
     const c10::ParallelGuard alone(true);
     std::unique_lock lock(shared().mutex);
     while (true) {
-      more_.wait(lock, [&] { return !tasks_.empty(); });
+      more_.wait(lock, [&] { return !tasks_.empty() && (!lazy_ || waiting_ > 0); });
       auto [task, late] = std::move(tasks_.front());
       tasks_.pop_front();
       running_ = true;
@@ -97,7 +105,8 @@ class Queue {
   std::deque<std::pair<Task, bool>> tasks_;
   std::mt19937_64 random_;
   std::chrono::microseconds delayed_{};
-  bool running_ = false, started_ = false;
+  bool running_ = false, started_ = false, lazy_ = false;
+  int waiting_ = 0;
 };
 
 c10::Stream stream_at(c10::DeviceIndex device, c10::StreamId id) {
@@ -145,9 +154,26 @@ class WithoutGil {
   PyThreadState* state_ = PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
 };
 
-void wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& condition) {
+// With the mutex, while the thread waits for these.
+class WaitedFor {
+ public:
+  explicit WaitedFor(std::vector<Queue*> queues) : queues_(std::move(queues)) { all(1); }
+  ~WaitedFor() { all(-1); }
+
+ private:
+  void all(int more) {
+    for (Queue* each : queues_) each->waited_for(more);
+  }
+  std::vector<Queue*> queues_;
+};
+
+void wait_until(std::unique_lock<std::mutex>& lock, std::vector<Queue*> queues,
+                const std::function<bool()>& condition) {
   ++counts().waits;
-  shared().changed.wait(lock, condition);
+  {
+    const WaitedFor here(std::move(queues));
+    shared().changed.wait(lock, condition);
+  }
   if (shared().error.empty()) return;
   const std::string error = std::exchange(shared().error, {});
   lock.unlock();
@@ -168,6 +194,11 @@ void set_delays(std::uint64_t seed, std::int64_t microseconds) {
   for (auto& of_device : queues()) {
     for (auto& each : of_device) each->reseed();
   }
+}
+
+void set_lazy(c10::Stream stream, bool lazy) {
+  const std::lock_guard lock(shared().mutex);
+  queue(stream).set_lazy(lazy);
 }
 
 std::int64_t delayed(c10::Stream stream) {
@@ -208,7 +239,7 @@ void enqueue_now(c10::Stream stream, Task task) {
 }
 
 MarkPtr record(c10::Stream stream) {
-  const auto mark = std::make_shared<Mark>();
+  const auto mark = std::make_shared<Mark>(Mark{.stream = stream});
   const std::lock_guard lock(shared().mutex);
   if (const auto capture = capture_of_locked(stream)) {
     mark->capture = capture;
@@ -239,6 +270,7 @@ void wait(c10::Stream stream, const MarkPtr& mark) {
   }
   queue(stream).push([mark] {
     std::unique_lock at_its_turn(shared().mutex);
+    const WaitedFor here({&queue(mark->stream)});
     shared().changed.wait(at_its_turn, [&] { return mark->done; });
   });
 }
@@ -258,23 +290,23 @@ void synchronize(const MarkPtr& mark) {
   const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for an event");
-  wait_until(lock, [&] { return mark->done; });
+  wait_until(lock, {&queue(mark->stream)}, [&] { return mark->done; });
 }
 
 void synchronize(c10::Stream stream) {
   const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for a stream");
-  wait_until(lock, [&] { return queue(stream).idle(); });
+  wait_until(lock, {&queue(stream)}, [&] { return queue(stream).idle(); });
 }
 
 void synchronize_device(c10::DeviceIndex device) {
   const WithoutGil no_gil;
   std::unique_lock lock(shared().mutex);
   forbid_in_capture("the host waits for the device");
-  wait_until(lock, [&] {
-    return std::ranges::all_of(queues()[device], [](const auto& each) { return each->idle(); });
-  });
+  std::vector<Queue*> all;
+  for (const auto& each : queues()[device]) all.push_back(each.get());
+  wait_until(lock, all, [&] { return std::ranges::all_of(all, &Queue::idle); });
 }
 
 bool is_idle(c10::Stream stream) {

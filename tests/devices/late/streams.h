@@ -29,6 +29,7 @@ struct Mark {
   double seconds = 0;
   std::weak_ptr<Capture> capture;  // that it was recorded in
   bool captured = false;
+  c10::Stream stream;
 };
 using MarkPtr = std::shared_ptr<Mark>;
 
@@ -50,6 +51,8 @@ Counts& counts();
 
 // The delays that follow: their seed, and how long they are, in microseconds. 0: none.
 void set_delays(std::uint64_t seed, std::int64_t microseconds);
+// A lazy stream does something only while somebody waits for it.
+void set_lazy(c10::Stream stream, bool lazy);
 // How long a stream has been delayed since then, in microseconds.
 std::int64_t delayed(c10::Stream stream);
 

@@ -154,7 +154,7 @@ def tune(run, region):
     return hmp.tune(run, budget=0.02).error <= 0.02
 
 
-# With the front ends that they look at, compare and tune at policies of their own, and how often they wait for the device in a step of 7 ops.
+# With the front ends that they look at, compare and tune at policies of their own, and how often they wait for the device in a step of 8 ops.
 INSTRUMENTS = [
     (values, "convert", 23),
     (values, "region", 23),

@@ -47,15 +47,14 @@ KINDS = ["inference", "training", "sums", "sums of a thread"]
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("tune", "inference"), ("tune", "training"), ("nonfinite", "training"), *(("compare", kind) for kind in KINDS)],
+    [*(("compare", kind) for kind in KINDS), ("nonfinite", "training"), ("tune", "training"), ("tune", "inference")],
 )
 def test_it_is_as_on_the_current_stream(accelerator, name, kind):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
     model.to(accelerator)
     batch, optimizer = torch.randn(16, WIDTH, device=accelerator), torch.optim.SGD(model.parameters(), lr=0.5)
-    seen = torch.zeros(
-        WIDTH, device=accelerator
-    )  # what steps add to; no instrument reads what a thread of the step does
+    # What steps add to. No instrument reads what a thread of the step does.
+    seen = torch.zeros(WIDTH, device=accelerator)
     side = torch.Stream(accelerator)
 
     def training():

@@ -7,6 +7,7 @@
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "base/torch_private_python.h"
 #include "cast/node.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"

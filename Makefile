@@ -14,6 +14,7 @@ BENCHMARKS ?= overhead kernels casts inference training memory decode linear com
 
 CPP_FILES = $(shell find benchmarks src tests/cpp tests/devices -name '*.cpp' -o -name '*.h')
 SETUP := .venv/.setup-done
+DEVELOP := .venv/.develop-done
 BUILT := build/.built
 
 # $(call core_tests,FOLDER,OPTIONS OF CMAKE,OPTIONS OF CTEST)
@@ -29,18 +30,23 @@ endef
 help:
 	@sed -n '1,3s/^# *//p' Makefile
 
-setup: $(SETUP)
-build: $(BUILT)
+setup: $(SETUP) $(DEVELOP)
+build: $(BUILT) $(DEVELOP)
 
-# torch comes first, by its own pin: nothing that is installed later may choose another one.
-$(SETUP): requirements.txt requirements-dev.txt tools/system_packages.sh
+# What building and the demo take. torch comes first, by its own pin: nothing that is installed later may choose another one.
+$(SETUP): requirements.txt tools/system_packages.sh
 	@echo "==> system packages"
 	@tools/system_packages.sh $(PYTHON)
 	@echo "==> .venv ($$($(PYTHON) --version))"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	@torch=$$(grep '^torch==' requirements.txt); echo "==> $$torch (some 200 MB the first time)"; \
 	    $(PIP) install --quiet --constraint requirements.txt "$$torch"
-	@echo "==> the other requirements"
+	@echo "==> what building and the demo take"
+	@$(PIP) install --quiet --requirement requirements.txt
+	@touch $@
+
+$(DEVELOP): $(SETUP) requirements-dev.txt
+	@echo "==> what tests and checks take"
 	@$(PIP) install --quiet --requirement requirements-dev.txt
 	@touch $@
 
@@ -57,7 +63,7 @@ demo: $(BUILT)
 	@echo && $(BIN)/habana-mp report --html examples/out/gpt.html examples/gpt.py --steps 20
 	@echo "Page: examples/out/gpt.html"
 
-test: $(BUILT)
+test: $(BUILT) $(DEVELOP)
 	@tools/system_packages.sh $(PYTHON) test
 	@echo "==> C++ tests"
 	$(call core_tests,core)
@@ -66,13 +72,13 @@ test: $(BUILT)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m "not slow"
 
 # Whole programs, compilers and browsers: 8 % of the tests, and two thirds of the time of all. The list is in tests/conftest.py.
-test-slow: $(BUILT)
+test-slow: $(BUILT) $(DEVELOP)
 	@tools/system_packages.sh $(PYTHON) test
 	@echo "==> Slow Python tests"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) -m slow
 
 # The Python tests, slow ones too, take some five times as long as without the sanitizers.
-asan: $(SETUP)
+asan: $(DEVELOP)
 	@echo "==> C++ tests under the sanitizers"
 	$(call core_tests,asan/core,-DHABANA_MP_SANITIZE=ON)
 	@echo "==> Python tests under the sanitizers"
@@ -88,33 +94,33 @@ aarch64: $(SETUP)
 exhaustive: $(SETUP)
 	$(call core_tests,core,,-C exhaustive -R all_float32)
 
-lint: $(BUILT)
+lint: $(BUILT) $(DEVELOP)
 	@echo "==> ruff" && $(BIN)/ruff check && $(BIN)/ruff format --check
 	@echo "==> mypy" && $(BIN)/mypy
 	@echo "==> import-linter" && $(BIN)/lint-imports --no-logo --no-cache
 	@echo "==> clang-format" && $(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
-format: $(SETUP)
+format: $(DEVELOP)
 	@$(BIN)/ruff check --fix --exit-zero && $(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CPP_FILES)
 
-docs: $(BUILT)
+docs: $(BUILT) $(DEVELOP)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "==> build/site/index.html"
 
 # Some 40 minutes on two cores, with nothing else running. BENCHMARKS="decode linear" runs some of them; the others' figures stay.
-bench: $(BUILT)
+bench: $(BUILT) $(DEVELOP)
 	@for script in $(BENCHMARKS); do \
 	    echo "==> $$script" && $(BIN)/python benchmarks/$$script.py --write . >build/bench-$$script.log || exit 1; \
 	done
 	@echo "==> docs/benchmarks.md, docs/benchmarks-tables.md, docs/accuracy.md, benchmarks/goals.md"
 
 # The lists of the preset balanced, measured anew: a quarter of an hour, with nothing else running.
-tune-presets: $(BUILT)
+tune-presets: $(BUILT) $(DEVELOP)
 	@$(BIN)/python -m tools.tune_presets
 
 # Every op, module and architecture under the policies and under the instruments, and architectures compiled: hours. What was stopped goes on where it was.
-zoo: $(BUILT)
+zoo: $(BUILT) $(DEVELOP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m zoo --jobs $(JOBS)
 
 # The suite on each torch and Python that is supported, in environments of their own: an hour and gigabytes each. CELLS="2.15/3.12", CELLS=next.
@@ -127,7 +133,7 @@ gpu:
 	@$(PYTHON) -m tools.gpu --jobs $(JOBS)
 
 # dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one.
-wheel: $(SETUP)
+wheel: $(DEVELOP)
 	@$(PYTHON) tools/wheel.py $(TORCHES)
 
 # The wheel, the sdist and a clone, each installed in a fresh environment: two builds. WAYS="wheel" is one.
@@ -146,7 +152,7 @@ fuzz: $(SETUP)
 	@build/fuzz/fuzz_op_list -verbosity=0 -print_final_stats=1 -max_total_time=$(FUZZ_SECONDS) -max_len=4096 build/fuzz/corpus lists/*
 
 # Faults seeded on purpose, and which of them the tests on the simulated device find: a build, and an hour. NAMES="..." are some of them.
-faults: $(BUILT)
+faults: $(BUILT) $(DEVELOP)
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=tests/devices $(BIN)/python -m faults.seeded $(NAMES)
 
 clean:

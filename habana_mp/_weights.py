@@ -62,7 +62,7 @@ def _replayed(original: Callable[[Any], None]) -> Callable[[Any], None]:
     def replay(graph: Any) -> None:
         # A captured step changes weights and runs no hook.
         original(graph)
-        _core.end_cached_after_step()
+        _core.end_cached_after_replay()
 
     return replay
 
@@ -117,10 +117,10 @@ def _watched_functions() -> list[tuple[Any, str, Any]]:
     return rows
 
 
-def _after_step(*_: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     # Fused optimizers do not move the version counters of what they change. Compiled steps do.
     if not torch.compiler.is_compiling():
-        _core.end_cached_after_step()
+        _core.end_cached_after_step([each for group in optimizer.param_groups for each in group["params"]])
 
 
 os.register_at_fork(after_in_child=_core.leave_cache_writes_behind)

@@ -116,7 +116,10 @@ void bind_weights(py::module_& module) {
     weight_cache().set_limit(bytes);
     bytes == 0 ? unwatch_ops() : watch_ops();
   });
-  module.def("end_cached_after_step", [] { weight_cache().end_all(Ended::Optimizer); });
+  module.def("end_cached_after_replay", [] { weight_cache().end_all(Ended::Optimizer); });
+  module.def("end_cached_after_step", [](const std::vector<at::Tensor>& parameters) {
+    weight_cache().end_step(parameters);
+  });
   module.def("end_cached_alias", [](const py::iterable& tensors, bool exported) {
     for (const py::handle tensor : tensors) {
       if (THPVariable_Check(tensor.ptr())) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/torch_private.h"
+#include "base/torch_private_python.h"
 #include "call/cast_argument.h"
 #include "call/int8_call.h"
 #include "call/int8_gradients.h"

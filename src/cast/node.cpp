@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/torch_private.h"
+#include "base/torch_private_python.h"
 #include "cast/numbers.h"
 #include "listen/watched_call.h"
 

@@ -17,6 +17,7 @@
 #include "base/op_schema.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "base/torch_private_python.h"
 #include "cast/numbers.h"
 #include "weights/weight_cache.h"
 

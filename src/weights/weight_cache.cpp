@@ -7,6 +7,7 @@
 
 #include "base/process_wide.h"
 #include "base/torch_private.h"
+#include "base/torch_private_python.h"
 #include "cast/node.h"
 #include "cast/storage_check.h"
 #include "weights/weight.h"
@@ -50,7 +51,10 @@ std::optional<Ended> WeightCache::why_ended(const Entry& entry, const State& now
     return Ended::Storage;
   }
   if (then.version != now.version) return Ended::Version;
-  if (then.epoch != now.epoch) return epoch_why_;
+  if (then.epoch < all_ended_) return all_ended_why_;
+  if (then.epoch != now.epoch && (weight.requires_grad() || then.epoch < entry.last_step)) {
+    return Ended::Optimizer;
+  }
   if (entry.copy_version != entry.copy._version()) return Ended::Written;
   if (then.samples != now.samples) return Ended::Samples;
   return std::nullopt;
@@ -261,12 +265,25 @@ WeightCache::Entries::iterator WeightCache::drop(Section& section, Entries::iter
   return entries_.erase(it);
 }
 
-void WeightCache::end_all(Ended why) {
-  Section section(mutex);
+void WeightCache::begin_epoch(bool after_step) {
   ++epoch_;
-  epoch_why_ = why;
-  if (why == Ended::Optimizer) {
-    keep_after_backward_ = std::exchange(used_after_backward_, false);
+  if (after_step) keep_after_backward_ = std::exchange(used_after_backward_, false);
+}
+
+void WeightCache::end_all(Ended why) {
+  const Section section(mutex);
+  begin_epoch(why == Ended::Optimizer);
+  all_ended_ = epoch_;
+  all_ended_why_ = why;
+}
+
+void WeightCache::end_step(const std::vector<at::Tensor>& parameters) {
+  const Section section(mutex);
+  begin_epoch(true);
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.has_storage()) continue;
+    const auto it = entries_.find(parameter.storage().unsafeGetStorageImpl());
+    if (it != entries_.end()) it->second.last_step = epoch_;
   }
 }
 

@@ -8,8 +8,9 @@
 // write past the version counter, fused optimizers do not move it. So a copy is used only while
 //   - the weight's memory, version counter and version, sizes and strides are what they were;
 //   - nobody else shares the memory, nobody but torch owns it, and no collective writes to it;
-//   - no optimizer has made a step, no disable_casts has ended, and nobody has read the weight's
-//     `.data` (or another alias of its memory) since the copy was made;
+//   - no optimizer has made a step, unless the weight is frozen and no parameter of it, no
+//     disable_casts has ended, and nobody has read the weight's `.data` (or another alias of its
+//     memory) since the copy was made;
 //   - samples of the weight, on the CPU, are what they were.
 // Where an op reads packed weights (packed_weight.h) and no graph is recorded, the packed copy
 // takes the place of the plain one. A weight that ops read in both forms stays plain.
@@ -109,6 +110,9 @@ class WeightCache {
 
   // Every copy has ended.
   void end_all(Ended why);
+  // An optimizer of these parameters has made a step. The copy of a weight that is frozen, and none
+  // of them, stays: that of a base under adapters.
+  void end_step(const std::vector<at::Tensor>& parameters);
   // Another number after each of these: weights may be others though their versions are not.
   std::uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
 
@@ -155,6 +159,7 @@ class WeightCache {
     // When an alias of it was taken the last time, or the entry was made: a cast that had begun
     // before may have read older numbers.
     std::uint64_t last_end;
+    std::uint64_t last_step = 0;  // the epoch of the last step of an optimizer that has the weight
     State state;
     at::Tensor copy;  // not defined while it is being made
     std::uint32_t copy_version = 0;
@@ -206,6 +211,7 @@ class WeightCache {
   Entry& entry_of(Section& section, const at::Tensor& weight);
   bool store(const at::Tensor& weight, State state, const Packed& made, const Form& form);
   at::Tensor release(Entry& entry);
+  void begin_epoch(bool after_step);
   void drop_copies(Section& section);
   Entries::iterator drop(Section& section, Entries::iterator it);
   void sweep(Section& section);
@@ -222,8 +228,9 @@ class WeightCache {
   std::size_t sweep_at_ = 64;  // entries
   std::size_t sweep_at_bytes_ = kSweepBytes;
   std::atomic<std::uint64_t> epoch_ = 0;
+  std::uint64_t all_ended_ = 0;  // the epoch in which every copy ended the last time
+  Ended all_ended_why_ = Ended::Optimizer;
   std::uint64_t ends_ = 0;
-  Ended epoch_why_ = Ended::Optimizer;
   Info counts_;
   bool keep_after_backward_ = true;
   bool used_after_backward_ = false;   // since the last step

@@ -78,9 +78,17 @@ def test_without_a_backward_pass_there_are_no_shares(net) -> None:
 def test_of_a_loss_that_is_not_finite_there_are_no_shares(net) -> None:
     with region("autocast"), hmp.report(values=True) as report:
         (loss_of(net) * float("nan")).backward()
-    for ask in (report.error_share, report.loss_change):
+    asked = {
+        "share": lambda: report.error_share("linear"),
+        "change": lambda: report.loss_change("linear"),
+        "errors": report.errors,
+        "presets": report.presets,
+        "forecast": lambda: report.forecast("hmp"),
+    }
+    for ask in asked.values():
         with pytest.raises(RuntimeError, match=r"^the loss or its gradients are not finite or are zero"):
-            ask("linear")
+            ask()
+    assert "error of the loss" not in str(report)
 
 
 def test_what_runs_in_float32_has_no_share() -> None:

@@ -117,6 +117,7 @@ def check_file(block: Block) -> None:
 def main(page: Path, folder: Path) -> int:
     """Everything on a page; tells of each block that does not do what the page says, and goes on."""
     os.chdir(folder)
+    sys.path.insert(0, "")  # blocks import the files of their page, as scripts in one folder do
     failed = 0
     printed = ""
     for block in blocks(page.read_text()):
@@ -231,6 +232,7 @@ def told(running: subprocess.Popen, page: str, folder: Path) -> tuple[int, str]:
 
 def pages_of_stdin() -> None:
     import torch  # noqa: F401 - once for all pages
+    import transformers.models.llama.modeling_llama  # noqa: F401 - takes longer than most of them
 
     for line in sys.stdin:
         page, folder = map(Path, json.loads(line))

@@ -1,4 +1,4 @@
-"""The private names that the package relies on: habana_mp/_torch_private.py and src/base/torch_private.h.
+"""The private names that the package relies on: habana_mp/_torch_private.py, src/base/torch_private.h and torch_private_python.h.
 
 Each is what the package takes it for in the torch that is installed, and where it is missing its feature alone is off, and says so.
 """
@@ -399,7 +399,7 @@ def test_what_is_private_is_found() -> None:
     }  # fmt: skip
 
 
-# What src/base/torch_private.h names, and a test that fails where it is not what it is taken for.
+# What src/base/torch_private.h and torch_private_python.h name, and a test that fails where it is not what it is taken for.
 OF_CPP = {
     "TESTING_ONLY_": "autocast/test_autocast_agreement.py",
     "AutocastIPU": "scope/test_disable_casts.py",
@@ -432,12 +432,13 @@ OF_CPP = {
     "_PyType_Lookup": "convert/programs/test_subclasses.py",
     "PyFunctionObject": "convert/test_convert_interrupts.py",
 }
-SOURCES = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.name != "torch_private.h"]
+PLACES = [ROOT / "src/base" / name for name in ("torch_private.h", "torch_private_python.h")]
+SOURCES = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path not in PLACES]
 
 
 @pytest.mark.parametrize("name", OF_CPP)
 def test_a_private_name_of_libtorch_stands_once(name: str) -> None:
-    assert name in (ROOT / "src/base/torch_private.h").read_text()
+    assert any(name in path.read_text() for path in PLACES)
     assert [str(path.relative_to(ROOT)) for path in SOURCES if name in path.read_text()] == []
     assert (ROOT / "tests" / OF_CPP[name]).exists()
 

@@ -118,6 +118,31 @@ class TestOptimizers:
             assert is_fresh(p)
         assert hmp.cache.info().misses == 1
 
+    @pytest.mark.parametrize("kind", ["sgd-loop", "sgd-fused", "adam-fused"])
+    def test_the_copy_of_a_frozen_weight_of_no_optimizer_stays(self, kind):
+        """As that of a base under adapters."""
+        hmp.convert()
+        base, adapter = weight().requires_grad_(False), weight()
+        optimizer = OPTIMIZERS[kind]([adapter])
+        for _ in range(3):
+            assert is_fresh(base)
+            assert is_fresh(adapter)
+            sparse_gradient(adapter)
+            optimizer.step()
+        info = hmp.cache.info()
+        assert (info.hits, info.misses) == (2, 2)
+
+    def test_the_copy_of_a_frozen_weight_of_the_optimizer_ends(self):
+        """Nothing shows what the step has done to it."""
+        hmp.convert()
+        p, adapter = weight().requires_grad_(False), weight()
+        optimizer = torch.optim.SGD([p, adapter], lr=0.5)
+        assert is_fresh(p)
+        sparse_gradient(adapter)
+        optimizer.step()
+        assert is_fresh(p)
+        assert hmp.cache.info().invalidated == {"optimizer": 1}
+
     def test_closures(self):
         """LBFGS evaluates the model at many points in one step."""
         hmp.convert()

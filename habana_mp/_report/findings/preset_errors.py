@@ -11,7 +11,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.data import Report
 from habana_mp._report.errors.objective import Objective, together
 from habana_mp._report.findings.simulated import Simulation
-from habana_mp._report.findings.unknown import may_flip
+from habana_mp._report.findings.unknown import may_flip, why_no_shares
 from habana_mp._report.formats import FORMATS
 
 COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
@@ -21,7 +21,7 @@ _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 
 def _has_errors(report: Report, objective: Objective) -> bool:
     """Of a policy, that are known to reach a loss or the outputs."""
-    return objective.known and any(row.policy for row in report.rows)
+    return objective.known and any(row.policy for row in report.rows) and why_no_shares(report.rows) is None
 
 
 def preset_errors(report: Report) -> dict[str, dict[str, float]]:

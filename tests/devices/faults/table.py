@@ -131,8 +131,8 @@ FAULTS = {
         "cache: nothing ends all copies": (_CACHE, "  ++epoch_;", "  if (!FAULT) ++epoch_;"),
         "graphs: a replay ends no copy": (
             "habana_mp/_weights.py",
-            "        original(graph)\n        _core.end_cached_after_step()",
-            "        original(graph)\n        FAULT or _core.end_cached_after_step()",
+            "        original(graph)\n        _core.end_cached_after_replay()",
+            "        original(graph)\n        FAULT or _core.end_cached_after_replay()",
         ),
     },
     "collectives": {

@@ -44,11 +44,11 @@ void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& sha
   });
 }
 
-// Activations as a kernel reads them: float32 numbers, rows x inputs, or numbers of 8 bits, rows x
-// filled inputs, with a scale for each row.
+// Activations as a kernel reads them: numbers in float32 or bfloat16, rows x inputs, or in 8 bits,
+// rows x filled inputs, with a scale for each row.
 struct Int8Rows {
   at::Tensor numbers;
-  at::Tensor scales;  // undefined of float32
+  at::Tensor scales;  // of 8 bits alone
 };
 
 Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
@@ -106,14 +106,21 @@ void multiply_as(const Int8Rows& x, const Int8Weight& weight, const float* bias,
 // `result` has rows of outputs, whose numbers lie one after the other.
 void multiply(const Int8Rows& x, const Int8Weight& weight, const float* bias,
               const at::Tensor& result) {
-  const auto as = x.scales.defined() ? &multiply_as<std::int8_t> : &multiply_as<float>;
+  const auto as = x.scales.defined()                           ? &multiply_as<std::int8_t>
+                  : number_dtype(x.numbers) == DType::BFloat16 ? &multiply_as<std::uint16_t>
+                                                               : &multiply_as<float>;
   as(x, weight, bias, result);
 }
 
-at::Tensor widened(const at::Tensor& low) {
-  return number_dtype(low) == DType::Float32
-             ? low
-             : cast_numbers(low, DType::Float32, {}, Lifetime::Call);
+// Contiguous numbers: low ones, or float32.
+Int8Rows floating(const at::Tensor& numbers) {
+  const DType dtype = number_dtype(numbers);
+  const auto multiplies = [&] {
+    return kernels::multiplies_bfloat16(static_cast<const std::uint16_t*>(numbers.const_data_ptr()),
+                                        static_cast<std::size_t>(numbers.numel()));
+  };
+  if (dtype == DType::Float32 || (dtype == DType::BFloat16 && multiplies())) return {numbers, {}};
+  return {cast_numbers(numbers, DType::Float32, {}, Lifetime::Call), {}};
 }
 
 // The panels of some outputs, which begin with a panel.
@@ -204,8 +211,8 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
   if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const Int8Rows x = activations ? quantized(input, rows, inputs)
-                                 : Int8Rows{widened(input).view({rows, inputs}), {}};
+  const Int8Rows x =
+      activations ? quantized(input, rows, inputs) : floating(input.view({rows, inputs}));
   const auto each = rows / static_cast<std::int64_t>(weights.size());
   for (std::int64_t row = 0; const Int8Weight& weight : weights) {
     const auto share = [&](const at::Tensor& all) {
@@ -273,7 +280,7 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
         x.numbers.narrow(1, 0, inputs).copy_(block.reshape({rows, inputs}));
         x.scales = scales.narrow(0, row, rows);
       } else {
-        x.numbers = widened(block.reshape({rows, inputs}).contiguous());
+        x = floating(block.reshape({rows, inputs}).contiguous());
       }
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));

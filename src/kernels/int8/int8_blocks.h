@@ -1,4 +1,4 @@
-// From lanes to the kernels of an instruction set: walks the panels of a weight by the products of
+// From lanes to the products of an instruction set: walks the panels of a weight by the products of
 // int8_products.h.
 //
 // Where IntLanes::kHasExcess, all sums of a row of x are too large by IntLanes::excess() of that
@@ -195,14 +195,14 @@ void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
   }
 }
 
-template <class Lanes>
-void multiply_rows(const Int8Task<float>& task, Kernel cast, std::size_t panel,
+template <class Lanes, class Number>
+void multiply_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
                    std::size_t first_row, std::size_t rows) {
   alignas(64) float sums[kMostRows * kPanel], totals[kMostRows * kPanel];
   std::memset(totals, 0, rows * kPanel * sizeof *totals);
   const std::size_t inputs = task.weight.inputs;
   const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const float* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  const Number* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
     const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
     if (rows <= Lanes::kFusedRows) {
@@ -254,33 +254,6 @@ void product_with(const Int8Task<Number>& task, Kernel cast) {
       multiply_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows);
     }
   }
-}
-
-// Loops that compilers turn into instructions of the CPU.
-std::uint32_t largest(const float* numbers, std::size_t count, std::uint32_t bits) {
-  for (std::size_t i = 0; i < count; ++i) {
-    std::uint32_t one;
-    std::memcpy(&one, numbers + i, sizeof one);
-    one &= 0x7fffffff;
-    bits = one > bits ? one : bits;
-  }
-  return bits;
-}
-
-// A quotient is at most 127 and a few roundings. Numbers of 2^23 to 2^24 are whole: adding 1.5
-// times 2^23 rounds to nearest even, and leaves the result in the low bits.
-void round_numbers(const float* numbers, float scale, std::size_t count, std::int8_t* q) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float moved = numbers[i] / scale + 12582912.0F;
-    std::int32_t bits;
-    std::memcpy(&bits, &moved, sizeof bits);
-    q[i] = static_cast<std::int8_t>(bits - 0x4b400000);
-  }
-}
-
-template <class FloatLanes, class IntLanes>
-constexpr Int8Table int8_table_of() {
-  return {largest, round_numbers, product_with<FloatLanes>, product_with<IntLanes>};
 }
 
 }  // namespace

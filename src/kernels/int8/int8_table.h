@@ -16,7 +16,11 @@ struct Int8Table {
   // `cast` takes float32 to the dtype of the result; null: the result is float32.
   void (*weight_int8)(const Int8Task<float>& task, Kernel cast);
   void (*int8)(const Int8Task<std::int8_t>& task, Kernel cast);
+  // Null where there is none; which takes subnormals for zeros.
+  void (*weight_int8_of_bfloat16)(const Int8Task<std::uint16_t>& task, Kernel cast) = nullptr;
 };
+
+void weight_int8_avx512_bf16(const Int8Task<std::uint16_t>& task, Kernel cast);
 
 extern const Int8Table kInt8Scalar;
 extern const Int8Table kInt8Avx2;

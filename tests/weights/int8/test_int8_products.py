@@ -145,6 +145,18 @@ def test_activations_that_are_not_finite(value, title, front_end):
     assert found[[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("low", LOW, ids=str)
+@pytest.mark.parametrize("rows", [1, 33])
+def test_subnormal_activations_count(rows, low, front_end):
+    x = few_bits(rows, 64) * torch.finfo(low).smallest_normal / 8
+    assert (x.to(low) == x).all()
+    assert (x.abs() < torch.finfo(low).smallest_normal).all()
+    weight = nn.Parameter(torch.randn(65, 64) * 2.0**60)
+    found = run(front_end, policy_of("weight_int8", "linear", low=low), lambda: F.linear(x, weight))
+    assert found.count_nonzero() > 0
+    assert torch.equal(bits(found), bits(LISTS["weight_int8"](x, weight, None, low).detach()))
+
+
 @pytest.mark.parametrize("title", LISTS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_others(title, threads, front_end):

@@ -147,26 +147,37 @@ void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::
   for (std::size_t row = 0; row < rows; ++row, q += q_row_stride) {
     const std::byte* source =
         static_cast<const std::byte*>(x) + static_cast<std::ptrdiff_t>(row) * x_row_stride * size;
-    // act(numbers, count, at)
-    const auto each_run = [&](const auto& act) {
-      for (std::size_t k = 0; k < inputs; k += kRun) {
-        const std::size_t run = std::min(kRun, inputs - k);
-        const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
-        if (cast != nullptr) cast(numbers, widened, run);
-        act(cast == nullptr ? reinterpret_cast<const float*>(numbers) : widened, run, k);
+    const auto round_row = [&](std::uint32_t largest, const auto& round) {
+      const float scale = scales[row] = scale_of(largest);
+      if (scale > 0) {
+        round(scale);
+      } else {
+        std::fill_n(q, inputs, std::int8_t{0});
       }
     };
-    std::uint32_t largest = 0;
-    each_run([&](const float* numbers, std::size_t run, std::size_t) {
-      largest = kernels.largest(numbers, run, largest);
-    });
-    const float scale = scales[row] = scale_of(largest);
-    if (scale > 0) {
-      each_run([&](const float* numbers, std::size_t run, std::size_t k) {
-        kernels.round(numbers, scale, run, q + k);
-      });
+    if (from == DType::BFloat16) {
+      const auto* low = reinterpret_cast<const std::uint16_t*>(source);
+      round_row(kernels.largest_bfloat16(low, inputs),
+                [&](float scale) { kernels.round_bfloat16(low, scale, inputs, q); });
     } else {
-      std::fill_n(q, inputs, std::int8_t{0});
+      // act(numbers, count, at)
+      const auto each_run = [&](const auto& act) {
+        for (std::size_t k = 0; k < inputs; k += kRun) {
+          const std::size_t run = std::min(kRun, inputs - k);
+          const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
+          if (cast != nullptr) cast(numbers, widened, run);
+          act(cast == nullptr ? reinterpret_cast<const float*>(numbers) : widened, run, k);
+        }
+      };
+      std::uint32_t largest = 0;
+      each_run([&](const float* numbers, std::size_t run, std::size_t) {
+        largest = kernels.largest(numbers, run, largest);
+      });
+      round_row(largest, [&](float scale) {
+        each_run([&](const float* numbers, std::size_t run, std::size_t k) {
+          kernels.round(numbers, scale, run, q + k);
+        });
+      });
     }
     std::fill(q + inputs, q + (inputs + kInputs - 1) / kInputs * kInputs, std::int8_t{0});
   }

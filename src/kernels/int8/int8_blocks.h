@@ -166,10 +166,12 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
   }
 }
 
-// Scales, bias and the dtype of the result, for some rows and a panel.
+// Scales, bias and the dtype of the result, for some rows and a panel. `excess`: what the sums of
+// each row have too much; null: nothing.
 template <class Number, class Sum>
 void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
-                 std::size_t first_row, std::size_t rows, const Sum* sums) {
+                 std::size_t first_row, std::size_t rows, const Sum* sums,
+                 const Sum* excess = nullptr) {
   const std::size_t column = panel * kPanel, left = task.weight.outputs - column;
   const std::size_t count = left < kPanel ? left : kPanel;
   const std::size_t size = row_of(task.to).bytes;
@@ -178,8 +180,9 @@ void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
     alignas(64) float y[kPanel];
     // By 1 nothing is rounded.
     const float x_scale = task.x_scales == nullptr ? 1 : task.x_scales[first_row + row];
+    const Sum too_much = excess == nullptr ? 0 : excess[row];
     for (std::size_t i = 0; i < kPanel; ++i) {
-      y[i] = static_cast<float>(sums[row * kPanel + i]) * x_scale * scales[i];
+      y[i] = static_cast<float>(sums[row * kPanel + i] - too_much) * x_scale * scales[i];
     }
     if (task.bias != nullptr) {
       for (std::size_t i = 0; i < count; ++i) y[i] += task.bias[column + i];
@@ -215,43 +218,71 @@ void multiply_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
   finish_rows(task, cast, panel, first_row, rows, totals);
 }
 
-template <class Lanes>
-void multiply_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
-                   std::size_t first_row, std::size_t rows) {
-  alignas(64) std::int32_t sums[kMostRows * kPanel];
-  const std::size_t inputs = task.weight.filled_inputs();
-  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
-  const auto add = [&](std::size_t begin, std::size_t end) {
-    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
-    if constexpr (Lanes::kHasExcess) {
-      for (std::size_t row = 0; row < rows; ++row) {
-        const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
-        const std::int32_t excess = Lanes::excess(own + begin, end - begin);
-        for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
-      }
-    }
-  };
-  if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
-  if (inputs <= kIntSum) {
-    if (inputs != 0) add(0, inputs);
-    finish_rows(task, cast, panel, first_row, rows, sums);
-    return;
-  }
-  alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
-  for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
-    add(begin, inputs - begin < kIntSum ? inputs : begin + kIntSum);
-    for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
-  }
-  finish_rows(task, cast, panel, first_row, rows, totals);
-}
-
 template <class Lanes, class Number>
 void product_with(const Int8Task<Number>& task, Kernel cast) {
   for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
     for (std::size_t row = 0; row < task.rows; row += kMostRows) {
       const std::size_t left = task.rows - row;
       multiply_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows);
+    }
+  }
+}
+
+// What the sums of these inputs have too much, for each of some rows.
+template <class Lanes>
+void find_excess(const Int8Task<std::int8_t>& task, std::size_t first_row, std::size_t rows,
+                 std::size_t begin, std::size_t end, std::int32_t* excess) {
+  if constexpr (Lanes::kHasExcess) {
+    const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
+      excess[row] = Lanes::excess(own + begin, end - begin);
+    }
+  }
+}
+
+// `excess` is that of all inputs, if they fit in one sum.
+template <class Lanes>
+void multiply_whole_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
+                         std::size_t first_row, std::size_t rows, const std::int32_t* excess) {
+  alignas(64) std::int32_t sums[kMostRows * kPanel];
+  const std::size_t inputs = task.weight.filled_inputs();
+  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
+  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
+  if (inputs <= kIntSum) {
+    if (inputs != 0) add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, 0, inputs, sums);
+    finish_rows(task, cast, panel, first_row, rows, sums, excess);
+    return;
+  }
+  alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
+  for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
+    const std::size_t end = inputs - begin < kIntSum ? inputs : begin + kIntSum;
+    std::int32_t own_excess[kMostRows] = {};
+    find_excess<Lanes>(task, first_row, rows, begin, end, own_excess);
+    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+    for (std::size_t row = 0; row < rows; ++row) {
+      for (std::size_t i = row * kPanel; i < (row + 1) * kPanel; ++i)
+        totals[i] += sums[i] - own_excess[row];
+    }
+  }
+  finish_rows(task, cast, panel, first_row, rows, totals);
+}
+
+template <class Lanes>
+void whole_product_with(const Int8Task<std::int8_t>& task, Kernel cast) {
+  constexpr std::size_t kRowsOfExcess = 4 * kMostRows;  // for all panels at once
+  for (std::size_t first = 0; first < task.rows; first += kRowsOfExcess) {
+    const std::size_t end = task.rows - first < kRowsOfExcess ? task.rows : first + kRowsOfExcess;
+    std::int32_t excess[kRowsOfExcess] = {};
+    if (task.weight.filled_inputs() <= kIntSum)
+      find_excess<Lanes>(task, first, end - first, 0, task.weight.filled_inputs(), excess);
+    for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
+      for (std::size_t row = first; row < end; row += kMostRows) {
+        const std::size_t left = end - row;
+        multiply_whole_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows,
+                                   excess + (row - first));
+      }
     }
   }
 }

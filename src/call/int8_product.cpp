@@ -133,7 +133,7 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
 }
 
 // The memory that the windows of a block take, unless a few rows take more.
-constexpr std::int64_t kBlockBytes = 4 << 20, kRowsOfBlock = 2 * kRowsOfTask;
+constexpr std::int64_t kBlockBytes = 1 << 20, kRowsOfBlock = 2 * kRowsOfTask;
 
 // Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
 // once. Their places are the first `dims` dimensions.
@@ -153,11 +153,11 @@ void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t mo
     act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
 }
 
-// Images with their padding, as windows: count x places x (channels of a group x kernel), a view of
-// rows for each group.
+// Images (count x sizes x channels) with their padding, as windows: count x places x kernel x
+// channels.
 at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
                       const Int8Windows& windows) {
-  at::DimVector pads;
+  at::DimVector pads{0, 0};
   for (std::size_t i = windows.before.size(); i-- > 0;) {
     pads.push_back(windows.before[i]);
     pads.push_back(windows.after[i]);
@@ -166,18 +166,31 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
   const at::Tensor all = padded ? at::constant_pad_nd(images, pads, 0) : images;
   at::DimVector sizes{all.size(0)}, strides{all.stride(0)};
   for (std::size_t i = 0; i < kernel.size(); ++i) {
-    const auto dim = static_cast<std::int64_t>(i) + 2;
+    const auto dim = static_cast<std::int64_t>(i) + 1;
     const std::int64_t reach = windows.dilation[i] * (kernel[i] - 1) + 1;
     sizes.push_back((all.size(dim) - reach) / windows.stride[i] + 1);
     strides.push_back(all.stride(dim) * windows.stride[i]);
   }
-  sizes.push_back(all.size(1));
-  strides.push_back(all.stride(1));
   for (std::size_t i = 0; i < kernel.size(); ++i) {
     sizes.push_back(kernel[i]);
-    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 2) * windows.dilation[i]);
+    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 1) * windows.dilation[i]);
   }
+  sizes.push_back(all.size(-1));
+  strides.push_back(all.stride(-1));
   return all.as_strided(sizes, strides, all.storage_offset());
+}
+
+// Windows as rows for a kernel, which may overlap. Copied only where they do not lie so.
+at::Tensor rows_of_windows(const at::Tensor& windows, std::int64_t inputs, std::int64_t filled) {
+  const std::int64_t rows = windows.numel() / inputs;
+  if (filled == inputs) {
+    const at::Tensor found = windows.reshape({rows, inputs});
+    return inputs == 1 || found.stride(1) == 1 ? found : found.contiguous();
+  }
+  const at::Tensor made = at::empty({rows, filled}, windows.options());
+  made.narrow(1, 0, inputs).copy_(windows.reshape({rows, inputs}));
+  made.narrow(1, inputs, filled - inputs).zero_();
+  return made;
 }
 
 }  // namespace
@@ -231,14 +244,16 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   const std::int64_t count = images.size(0), outputs = weight_sizes[0];
   const std::int64_t groups = windows.groups, each = outputs / groups;
   const at::IntArrayRef kernel = weight_sizes.slice(2);
+  const at::Tensor last = images.movedim(1, -1).contiguous();
   Int8Rows image_rows;
-  at::Tensor numbers = images;
   if (activations) {
     const std::int64_t of_image = images.numel() / count;
-    image_rows = quantized(images.contiguous(), count, of_image);
-    numbers = image_rows.numbers.slice(1, 0, of_image).reshape(images.sizes());
+    image_rows = quantized(last, count, of_image);
+    image_rows.numbers = image_rows.numbers.narrow(1, 0, of_image).reshape(last.sizes());
+  } else {
+    image_rows = floating(last);
   }
-  const at::Tensor views = windows_in(numbers, kernel, windows);
+  const at::Tensor views = windows_in(image_rows.numbers, kernel, windows);
   at::DimVector sizes{count};
   std::int64_t places = 1;
   for (std::size_t i = 0; i < kernel.size(); ++i) {
@@ -248,12 +263,11 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   sizes.push_back(outputs);
   const at::Tensor made = at::empty({count * places, outputs}, at::TensorOptions(result));
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
   const std::int64_t channels = weight_sizes[1];
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
                  kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
-  const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
-  const std::int64_t row_bytes = activations ? filled : inputs * std::int64_t{sizeof(float)};
+  const std::int64_t filled = activations ? (inputs + kFill - 1) / kFill * kFill : inputs;
+  const std::int64_t row_bytes = filled * static_cast<std::int64_t>(views.itemsize());
   const std::int64_t most = std::max(kRowsOfBlock, kBlockBytes / row_bytes);
   at::Tensor scales;  // of each row that of its image
   if (activations) {
@@ -261,7 +275,7 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
     scales = of_images.expand({count, places}).contiguous().view({count * places});
   }
   for (std::int64_t group = 0; group < groups; ++group) {
-    const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
+    const at::Tensor view = views.narrow(-1, group * channels, channels);
     // Where outputs of the group begin inside of a panel, those before them are computed too.
     const std::int64_t first = group * each, from = first / kPanel * kPanel;
     const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
@@ -274,14 +288,8 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
       const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
       const at::Tensor out =
           own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
-      Int8Rows x;
-      if (activations) {
-        x.numbers = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
-        x.numbers.narrow(1, 0, inputs).copy_(block.reshape({rows, inputs}));
-        x.scales = scales.narrow(0, row, rows);
-      } else {
-        x = floating(block.reshape({rows, inputs}).contiguous());
-      }
+      const Int8Rows x{rows_of_windows(block, inputs, filled),
+                       activations ? scales.narrow(0, row, rows) : at::Tensor()};
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));
     };

@@ -18,7 +18,7 @@ from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import Trainer, held, infer
-from subjects.variants import FLOATING, OURS, VARIANTS, WARM_UP, Variant
+from subjects.variants import FLOATING, OURS, VARIANTS, WARM_UP, Variant, converted
 
 from habana_mp import hmp
 
@@ -27,6 +27,9 @@ MAP_EVERY_TENSOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_":
 BOTH = "bf16 + float32 weights"
 OFFLOADED = "hmp, offloaded"  # the float32 weights are in a file: hmp.cache.offload
 OFFLOADED_INT8 = "int8, offloaded"
+ALL_IN_8_BITS = hmp.Policy.load("hmp").with_edits(
+    *(f"+{op}:int8" for op in ("linear", "addmm", "conv2d")), "+embedding:weight_int8"
+)
 
 
 def models_of(quick: bool) -> list[Model]:
@@ -85,7 +88,7 @@ MEASURES: dict[str, dict[str, Callable[[Model, int], float]]] = {
             name: partial(inferring_mib, VARIANTS[name]) for name in ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
         },
         OFFLOADED: partial(inferring_mib, VARIANTS["hmp"], offload=True),
-        OFFLOADED_INT8: partial(inferring_mib, VARIANTS["int8"], offload=True),
+        OFFLOADED_INT8: partial(inferring_mib, Variant(process=lambda: converted(ALL_IN_8_BITS)), offload=True),
     },
 }
 
@@ -173,8 +176,8 @@ model and optimizer are gone.
 
 What stays between two calls: resident memory (`VmRSS`), less what is resident when the model and its copies are gone. A converted model keeps its
 float32 weights and their copies in bfloat16, so it is compared with a model held in bfloat16 and float32 weights beside it. With
-`hmp.cache.offload` the large float32 weights are in a file, so that is compared with the model in bfloat16, and with copies
-[in eight bits](int8.md) with the model in float32.
+`hmp.cache.offload` the large float32 weights are in a file, so that is compared with the model in bfloat16, and with all copies
+[in eight bits](int8.md), embeddings too, with the model in float32.
 
 {table_of_comparisons(resident)}"""
     return Report("Memory", rows_of({"peak memory": peaks, "memory of inference": resident}), text)

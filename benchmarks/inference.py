@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from harness.command import run
-from harness.device import DEVICES, placed, thread_counts
+from harness.device import DEVICE, DEVICES, placed, thread_counts
 from harness.pages import Report
 from harness.rows import Comparison, Ratio, Row, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import infer, inference_of, named
-from subjects.variants import AS_AUTOCAST, OURS, QUICK_TURNS, VARIANTS, WARM_UP, Turns, compare
+from subjects.variants import AS_AUTOCAST, FLOATING, OURS, QUICK_TURNS, VARIANTS, WARM_UP, Turns, compare
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ OF_MLP = {1: 0.5, 8: 0.65, 64: 0.9}
 OF_CHANNELS_LAST = {1: 0.8, 8: 0.95}
 OF_OTHERS = {1: 0.9, 8: 0.97}
 MOST = 1.01  # of any comparison
+NAMES = list(VARIANTS if DEVICE == "cpu" else FLOATING)
+IN_8_BITS = 0.75  # of these models with a batch of 8, int8 over hmp
+GOAL_IN_8_BITS = ("BERT", "ViT", "ResNet-50, channels last")
 
 
 def goal_over_bf16(model: Model, batch: int) -> float:
@@ -91,13 +94,15 @@ def inferences(effort: Effort) -> list[Comparison]:
         for batch in batches_of(effort, model):
             goal = goal_over_bf16(model, batch)
             against_autocast = 10 if model is effort.unfused and batch == 8 else None
+            in_8_bits = IN_8_BITS if batch == 8 and model.name.startswith(GOAL_IN_8_BITS) else None
             ratios = [
                 Ratio("hmp", "bf16", goal),
                 Ratio("hmp.autocast", "bf16", goal),
                 Ratio("hmp.autocast", "autocast", 0.9),
+                *(Ratio(each, "hmp", in_8_bits if each == "int8" else None) for each in NAMES if each not in FLOATING),
                 *(Ratio("autocast", name, against_autocast, at_least=True) for name in OURS),
             ]
-            taken = inference(effort, effort.turns, model, batch, list(VARIANTS))
+            taken = inference(effort, effort.turns, model, batch, NAMES)
             found += [Comparison(named(model, batch, threads), "ms", each, ratios) for threads, each in taken.items()]
     return found
 
@@ -125,10 +130,12 @@ def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     torch.manual_seed(0)
     infer_all, frozen = inferences(effort), frozen_inferences(effort)
+    in_8_bits = "; `weight_int8` and `int8` are `hmp` with linear layers and convolutions [in eight bits](int8.md)"
+    in_8_bits = in_8_bits if DEVICE == "cpu" else ""
     text = f"""\
 Random weights; sequences of {model_zoo.SEQUENCE}, images of 64 x 64 (CNN) and 224 x 224 (ViT, ResNet-50), {model_zoo.VOCABULARY} words. `bf16` is the
 model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()`; `{AS_AUTOCAST}` casts by the lists of `torch.autocast` and so
-does the same arithmetic; `hmp.autocast` is a region round forward. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
+does the same arithmetic; `hmp.autocast` is a region round forward{in_8_bits}. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
 
 Under `torch.inference_mode()`. "No fast path": torch runs its own `TransformerEncoderLayer` as one fused op, under
 `torch.autocast` too; switched off, it computes as other attention layers do. "Channels last": weights and images lie so.

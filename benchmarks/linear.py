@@ -1,4 +1,4 @@
-"""Linear layers of few rows, as in decoding: how much of the memory's read bandwidth they reach.
+"""Linear layers of few rows, as in decoding: how much of the memory's read bandwidth they reach. And of many rows: 8 bits over bfloat16.
 
 Several weights are visited in turn, together much larger than a cache, so that each product reads its weight from memory.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from harness.command import run
 from harness.pages import Report
-from harness.rows import Row, table
+from harness.rows import Comparison, Ratio, Row, rows_of, table, table_of_comparisons
 from harness.timing import take_turns
 from subjects import quantized
 from subjects.variants import INT8, converted, in_8_bits
@@ -25,6 +25,8 @@ from habana_mp import hmp
 
 # Share of the read bandwidth, by rows.
 GOALS = {1: 0.85, 8: 0.80, 16: 0.70}
+GOALS_IN_8_BITS = {1: 1.8, 8: 1.8}  # by the bytes of bfloat16: 0.9 of what is read
+MANY_ROWS = (64, 128, 256, 512)
 OURS = ("hmp", "hmp.autocast")
 PACKED, PLAIN = "oneDNN, packed", "F.linear in bf16"
 READS: dict[str, Callable[[torch.Tensor], object]] = {
@@ -101,6 +103,12 @@ def ways(
     }
 
 
+def goal_of(name: str, rows: int) -> float | None:
+    if name.startswith("hmp, "):
+        return GOALS_IN_8_BITS.get(rows)
+    return GOALS[rows] if name in OURS else None
+
+
 @dataclass(frozen=True)
 class Found:
     rows: int
@@ -121,7 +129,7 @@ class Found:
                     f"{start}share of the read bandwidth, {name}",
                     speed / self.read,
                     "",
-                    GOALS[self.rows] if name in OURS else None,
+                    goal_of(name, self.rows),
                     f"{speed:.3g} GB/s; {beside}",
                     at_least=True,
                 )
@@ -149,9 +157,27 @@ def measured(effort: Effort) -> list[Found]:
     return found
 
 
+def of_many_rows(effort: Effort) -> list[Comparison]:
+    """Microseconds of a layer that is four times as wide as its input."""
+    weights = [torch.nn.Parameter(torch.randn(effort.side, effort.side // 4)) for _ in range(effort.weights)]
+    found = []
+    for threads in effort.threads:
+        torch.set_num_threads(threads)
+        rivals = dict(quantized.products(weights))
+        for rows in MANY_ROWS:
+            all_ways = ways(rows, weights, [weight.detach().to(torch.bfloat16) for weight in weights], rivals)
+            visits = {name: way.visit for name, way in all_ways.items() if name not in READS}
+            seconds = take_turns(visits, effort.rounds, effort.seconds)
+            ratios = [Ratio("hmp, int8", "hmp", 0.65), Ratio("hmp, weight_int8", "hmp")]
+            what = f"{rows} rows, {threads} thread{'s' * (threads > 1)}"
+            found.append(Comparison(what, "us", {name: each * 1e6 for name, each in seconds.items()}, ratios))
+    return found
+
+
 def measure(quick: bool) -> Report:
     effort = QUICK if quick else FULL
     found = measured(effort)
+    many = of_many_rows(effort)
     side = effort.side
     names = list(found[0].speeds)
     lines = [
@@ -166,8 +192,13 @@ def measure(quick: bool) -> Report:
 weight in bfloat16 over the time of its product, in GB/s, and in brackets as a share of the read bandwidth. That is the fastest of {len(READS)} ways to read the same
 bytes ({", ".join(READS)}), in the same rounds.{packed} Weights [in 8 bits](int8.md) have half of these bytes, so that their share may be up to 2.{others}
 
-{table(["", "read, GB/s", *names], lines)}"""
-    return Report("Linear layers", [row for each in found for row in each.report_rows(side)], text)
+{table(["", "read, GB/s", *names], lines)}
+
+Many rows, by weights of {side} x {side // 4}, in microseconds:
+
+{table_of_comparisons(many)}"""
+    rows = [row for each in found for row in each.report_rows(side)]
+    return Report("Linear layers", [*rows, *rows_of({f"linear {side // 4} to {side}": many})], text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import Trainer, held, infer
-from subjects.variants import OURS, VARIANTS, WARM_UP, Variant
+from subjects.variants import FLOATING, OURS, VARIANTS, WARM_UP, Variant, converted
 
 from habana_mp import hmp
 
@@ -26,6 +26,10 @@ from habana_mp import hmp
 MAP_EVERY_TENSOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 BOTH = "bf16 + float32 weights"
 OFFLOADED = "hmp, offloaded"  # the float32 weights are in a file: hmp.cache.offload
+OFFLOADED_INT8 = "int8, offloaded"
+ALL_IN_8_BITS = hmp.Policy.load("hmp").with_edits(
+    *(f"+{op}:int8" for op in ("linear", "addmm", "conv2d")), "+embedding:weight_int8"
+)
 
 
 def models_of(quick: bool) -> list[Model]:
@@ -78,12 +82,13 @@ def inferring_mib(variant: Variant, model: Model, batch: int, *, offload: bool =
 
 # What is measured, and by variant how.
 MEASURES: dict[str, dict[str, Callable[[Model, int], float]]] = {
-    "peak memory": {name: partial(peak_mib, variant) for name, variant in VARIANTS.items()},
+    "peak memory": {name: partial(peak_mib, variant) for name, variant in FLOATING.items()},
     "memory of inference": {
         **{
             name: partial(inferring_mib, VARIANTS[name]) for name in ("fp32", "autocast", "bf16", "hmp", "hmp.autocast")
         },
         OFFLOADED: partial(inferring_mib, VARIANTS["hmp"], offload=True),
+        OFFLOADED_INT8: partial(inferring_mib, Variant(process=lambda: converted(ALL_IN_8_BITS)), offload=True),
     },
 }
 
@@ -132,7 +137,12 @@ def inferring(quick: bool, found: dict[str, dict[str, float]]) -> list[Compariso
     """A model that is converted needs its float32 weights, and besides them no more than one that is held in bfloat16. In a file, the
     float32 weights need no memory.
     """
-    ratios = [Ratio("hmp", BOTH, 1.05), Ratio("hmp.autocast", BOTH, 1.05), Ratio(OFFLOADED, "bf16", 1.1)]
+    ratios = [
+        Ratio("hmp", BOTH, 1.05),
+        Ratio("hmp.autocast", BOTH, 1.05),
+        Ratio(OFFLOADED, "bf16", 1.1),
+        Ratio(OFFLOADED_INT8, "fp32", 0.3),
+    ]
     return [
         Comparison(
             f"{model.name}, batch {batch_of(quick)}",
@@ -166,7 +176,8 @@ model and optimizer are gone.
 
 What stays between two calls: resident memory (`VmRSS`), less what is resident when the model and its copies are gone. A converted model keeps its
 float32 weights and their copies in bfloat16, so it is compared with a model held in bfloat16 and float32 weights beside it. With
-`hmp.cache.offload` the large float32 weights are in a file, so that is compared with the model in bfloat16.
+`hmp.cache.offload` the large float32 weights are in a file, so that is compared with the model in bfloat16, and with all copies
+[in eight bits](int8.md), embeddings too, with the model in float32.
 
 {table_of_comparisons(resident)}"""
     return Report("Memory", rows_of({"peak memory": peaks, "memory of inference": resident}), text)

@@ -13,7 +13,7 @@ from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
 from subjects import model_zoo
 from subjects.model_zoo import Model
 from subjects.steps import Trainer, named
-from subjects.variants import OURS, QUICK_TURNS, VARIANTS, Turns, compare
+from subjects.variants import FLOATING, OURS, QUICK_TURNS, Turns, compare
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def trainings(effort: Effort) -> list[Comparison]:
     for model in effort.models:
         mlp = model.name.startswith("MLP")
         steps: dict[str, Callable[[], object]] = {
-            name: Trainer(model, effort.batch, variant).step for name, variant in VARIANTS.items()
+            name: Trainer(model, effort.batch, variant).step for name, variant in FLOATING.items()
         }
         ratios = [
             *(Ratio(name, "autocast", 0.85 if mlp else 1.0) for name in (*OURS, "hmp.autocast")),

@@ -53,21 +53,21 @@ def as_autocast() -> AbstractContextManager[Any]:
 
 
 def in_8_bits(title: str) -> Scope:
-    """Linear layers in a list for 8 bits, all else as in hmp."""
-    policy = hmp.Policy.load("hmp").with_edits(*(f"+{op}:{title}" for op in ("linear", "addmm")))
+    """Linear layers and convolutions in a list for 8 bits, all else as in hmp."""
+    policy = hmp.Policy.load("hmp").with_edits(*(f"+{op}:{title}" for op in ("linear", "addmm", "conv2d")))
     return lambda: converted(policy)
 
 
 INT8 = ("weight_int8", "int8")
-VARIANTS = {
+FLOATING = {
     "fp32": Variant(),
     "autocast": Variant(forward=autocast),
     "bf16": Variant(held=True),
     "hmp": Variant(process=converted, update=hmp.disable_casts),
     AS_AUTOCAST: Variant(process=as_autocast, update=hmp.disable_casts),
     "hmp.autocast": Variant(forward=lambda: hmp.autocast(DEVICE, torch.bfloat16)),
-    **{title: Variant(process=in_8_bits(title)) for title in INT8},
 }
+VARIANTS = {**FLOATING, **{title: Variant(process=in_8_bits(title)) for title in INT8}}
 OURS = ("hmp", AS_AUTOCAST)
 
 

@@ -44,11 +44,11 @@ void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& sha
   });
 }
 
-// Activations as a kernel reads them: float32 numbers, rows x inputs, or numbers of 8 bits, rows x
-// filled inputs, with a scale for each row.
+// Activations as a kernel reads them: numbers in float32 or bfloat16, rows x inputs, or in 8 bits,
+// rows x filled inputs, with a scale for each row.
 struct Int8Rows {
   at::Tensor numbers;
-  at::Tensor scales;  // undefined of float32
+  at::Tensor scales;  // of 8 bits alone
 };
 
 Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
@@ -106,14 +106,21 @@ void multiply_as(const Int8Rows& x, const Int8Weight& weight, const float* bias,
 // `result` has rows of outputs, whose numbers lie one after the other.
 void multiply(const Int8Rows& x, const Int8Weight& weight, const float* bias,
               const at::Tensor& result) {
-  const auto as = x.scales.defined() ? &multiply_as<std::int8_t> : &multiply_as<float>;
+  const auto as = x.scales.defined()                           ? &multiply_as<std::int8_t>
+                  : number_dtype(x.numbers) == DType::BFloat16 ? &multiply_as<std::uint16_t>
+                                                               : &multiply_as<float>;
   as(x, weight, bias, result);
 }
 
-at::Tensor widened(const at::Tensor& low) {
-  return number_dtype(low) == DType::Float32
-             ? low
-             : cast_numbers(low, DType::Float32, {}, Lifetime::Call);
+// Contiguous numbers: low ones, or float32.
+Int8Rows floating(const at::Tensor& numbers) {
+  const DType dtype = number_dtype(numbers);
+  const auto multiplies = [&] {
+    return kernels::multiplies_bfloat16(static_cast<const std::uint16_t*>(numbers.const_data_ptr()),
+                                        static_cast<std::size_t>(numbers.numel()));
+  };
+  if (dtype == DType::Float32 || (dtype == DType::BFloat16 && multiplies())) return {numbers, {}};
+  return {cast_numbers(numbers, DType::Float32, {}, Lifetime::Call), {}};
 }
 
 // The panels of some outputs, which begin with a panel.
@@ -126,7 +133,7 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
 }
 
 // The memory that the windows of a block take, unless a few rows take more.
-constexpr std::int64_t kBlockBytes = 4 << 20, kRowsOfBlock = 2 * kRowsOfTask;
+constexpr std::int64_t kBlockBytes = 1 << 20, kRowsOfBlock = 2 * kRowsOfTask;
 
 // Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
 // once. Their places are the first `dims` dimensions.
@@ -146,11 +153,11 @@ void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t mo
     act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
 }
 
-// Images with their padding, as windows: count x places x (channels of a group x kernel), a view of
-// rows for each group.
+// Images (count x sizes x channels) with their padding, as windows: count x places x kernel x
+// channels.
 at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
                       const Int8Windows& windows) {
-  at::DimVector pads;
+  at::DimVector pads{0, 0};
   for (std::size_t i = windows.before.size(); i-- > 0;) {
     pads.push_back(windows.before[i]);
     pads.push_back(windows.after[i]);
@@ -159,18 +166,31 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
   const at::Tensor all = padded ? at::constant_pad_nd(images, pads, 0) : images;
   at::DimVector sizes{all.size(0)}, strides{all.stride(0)};
   for (std::size_t i = 0; i < kernel.size(); ++i) {
-    const auto dim = static_cast<std::int64_t>(i) + 2;
+    const auto dim = static_cast<std::int64_t>(i) + 1;
     const std::int64_t reach = windows.dilation[i] * (kernel[i] - 1) + 1;
     sizes.push_back((all.size(dim) - reach) / windows.stride[i] + 1);
     strides.push_back(all.stride(dim) * windows.stride[i]);
   }
-  sizes.push_back(all.size(1));
-  strides.push_back(all.stride(1));
   for (std::size_t i = 0; i < kernel.size(); ++i) {
     sizes.push_back(kernel[i]);
-    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 2) * windows.dilation[i]);
+    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 1) * windows.dilation[i]);
   }
+  sizes.push_back(all.size(-1));
+  strides.push_back(all.stride(-1));
   return all.as_strided(sizes, strides, all.storage_offset());
+}
+
+// Windows as rows for a kernel, which may overlap. Copied only where they do not lie so.
+at::Tensor rows_of_windows(const at::Tensor& windows, std::int64_t inputs, std::int64_t filled) {
+  const std::int64_t rows = windows.numel() / inputs;
+  if (filled == inputs) {
+    const at::Tensor found = windows.reshape({rows, inputs});
+    return inputs == 1 || found.stride(1) == 1 ? found : found.contiguous();
+  }
+  const at::Tensor made = at::empty({rows, filled}, windows.options());
+  made.narrow(1, 0, inputs).copy_(windows.reshape({rows, inputs}));
+  made.narrow(1, inputs, filled - inputs).zero_();
+  return made;
 }
 
 }  // namespace
@@ -204,8 +224,8 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
   if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const Int8Rows x = activations ? quantized(input, rows, inputs)
-                                 : Int8Rows{widened(input).view({rows, inputs}), {}};
+  const Int8Rows x =
+      activations ? quantized(input, rows, inputs) : floating(input.view({rows, inputs}));
   const auto each = rows / static_cast<std::int64_t>(weights.size());
   for (std::int64_t row = 0; const Int8Weight& weight : weights) {
     const auto share = [&](const at::Tensor& all) {
@@ -224,14 +244,16 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   const std::int64_t count = images.size(0), outputs = weight_sizes[0];
   const std::int64_t groups = windows.groups, each = outputs / groups;
   const at::IntArrayRef kernel = weight_sizes.slice(2);
+  const at::Tensor last = images.movedim(1, -1).contiguous();
   Int8Rows image_rows;
-  at::Tensor numbers = images;
   if (activations) {
     const std::int64_t of_image = images.numel() / count;
-    image_rows = quantized(images.contiguous(), count, of_image);
-    numbers = image_rows.numbers.slice(1, 0, of_image).reshape(images.sizes());
+    image_rows = quantized(last, count, of_image);
+    image_rows.numbers = image_rows.numbers.narrow(1, 0, of_image).reshape(last.sizes());
+  } else {
+    image_rows = floating(last);
   }
-  const at::Tensor views = windows_in(numbers, kernel, windows);
+  const at::Tensor views = windows_in(image_rows.numbers, kernel, windows);
   at::DimVector sizes{count};
   std::int64_t places = 1;
   for (std::size_t i = 0; i < kernel.size(); ++i) {
@@ -241,12 +263,11 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
   sizes.push_back(outputs);
   const at::Tensor made = at::empty({count * places, outputs}, at::TensorOptions(result));
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const auto channel_dim = static_cast<std::int64_t>(kernel.size()) + 1;
   const std::int64_t channels = weight_sizes[1];
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs),
                  kPanel = static_cast<std::int64_t>(Int8Weight::kPanel);
-  const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
-  const std::int64_t row_bytes = activations ? filled : inputs * std::int64_t{sizeof(float)};
+  const std::int64_t filled = activations ? (inputs + kFill - 1) / kFill * kFill : inputs;
+  const std::int64_t row_bytes = filled * static_cast<std::int64_t>(views.itemsize());
   const std::int64_t most = std::max(kRowsOfBlock, kBlockBytes / row_bytes);
   at::Tensor scales;  // of each row that of its image
   if (activations) {
@@ -254,7 +275,7 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
     scales = of_images.expand({count, places}).contiguous().view({count * places});
   }
   for (std::int64_t group = 0; group < groups; ++group) {
-    const at::Tensor view = views.narrow(channel_dim, group * channels, channels);
+    const at::Tensor view = views.narrow(-1, group * channels, channels);
     // Where outputs of the group begin inside of a panel, those before them are computed too.
     const std::int64_t first = group * each, from = first / kPanel * kPanel;
     const Int8Weight part = part_of(weight, static_cast<std::size_t>(from),
@@ -267,14 +288,8 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
       const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
       const at::Tensor out =
           own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
-      Int8Rows x;
-      if (activations) {
-        x.numbers = at::zeros({rows, filled}, at::TensorOptions(at::kChar));
-        x.numbers.narrow(1, 0, inputs).copy_(block.reshape({rows, inputs}));
-        x.scales = scales.narrow(0, row, rows);
-      } else {
-        x.numbers = widened(block.reshape({rows, inputs}).contiguous());
-      }
+      const Int8Rows x{rows_of_windows(block, inputs, filled),
+                       activations ? scales.narrow(0, row, rows) : at::Tensor()};
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));
     };

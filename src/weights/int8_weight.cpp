@@ -75,7 +75,9 @@ at::Tensor rounded_to_int8(const at::Tensor& weight, Layout layout) {
                         ? weight.detach()
                         : cast_numbers(weight, DType::Float32, {}, Lifetime::Once);
   const bool turned = layout == Layout::Int8Turned;
-  if (wide.dim() > 2 && !turned) wide = wide.contiguous().view({head.outputs, head.inputs});
+  // Of a convolution the channels come last, as in a window of images that lie so.
+  if (wide.dim() > 2 && !turned)
+    wide = wide.movedim(1, -1).contiguous().view({head.outputs, head.inputs});
   const std::size_t scales = scales_bytes(shape);
   const std::int64_t matrices = head.matrices;
   const auto bytes =
@@ -136,7 +138,11 @@ at::Tensor dequantized(const at::Tensor& copy) {
     }
   });
   at::DimVector sizes(head.sizes.begin(), head.sizes.begin() + head.dims);
-  if (head.layout != Layout::Int8Turned) return rows.view(sizes);
+  if (head.layout != Layout::Int8Turned) {
+    std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
+    // A copy always: of one channel the strides would look like those of channels last.
+    return rows.view(sizes).movedim(-1, 1).clone(at::MemoryFormat::Contiguous);
+  }
   std::swap(sizes.end()[-1], sizes.end()[-2]);
   return rows.view(sizes).mT();
 }

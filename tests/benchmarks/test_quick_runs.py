@@ -65,6 +65,7 @@ CASES = [
             "inference, MLP 256x2, batch 1, 1 thread: hmp / bf16": 0.5,
             "inference, MLP 256x2, batch 2, 1 thread: fp32": None,
             "inference, BERT 1x64, batch 1, 1 thread: hmp / bf16": 0.9,
+            "inference, BERT 1x64, batch 1, 1 thread: int8 / hmp": None,
             "inference, TransformerEncoder 1x128, no fast path, batch 1, 1 thread: hmp / bf16": 0.9,
             "inference, llama 1x64, prefill, batch 1, 1 thread: hmp.autocast / bf16": 0.9,
             "inference, GPT-2 1x64, batch 1, 1 thread: autocast / hmp: torch-cpu": None,
@@ -95,6 +96,7 @@ CASES = [
             "memory of inference, ViT 1x128, batch 1: hmp / bf16 + float32 weights": 1.05,
             "memory of inference, ViT 1x128, batch 1: hmp.autocast / bf16 + float32 weights": 1.05,
             "memory of inference, ViT 1x128, batch 1: hmp, offloaded / bf16": 1.1,
+            "memory of inference, ViT 1x128, batch 1: int8, offloaded / fp32": 0.3,
             "memory of inference, ViT 1x128, batch 1: bf16": None,
         },
         id="memory",
@@ -112,7 +114,9 @@ CASES = [
                 if linear.packs()
                 else {}
             ),
-            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, hmp, int8": None,
+            "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, hmp, int8": 1.8,
+            "linear 256 x 256, 16 rows, 1 thread: share of the read bandwidth, hmp, weight_int8": None,
+            "linear 64 to 256, 512 rows, 1 thread: hmp, int8 / hmp": 0.65,
             "linear 256 x 256, 8 rows, 1 thread: share of the read bandwidth, ONNX Runtime, int8": None,
             "linear 256 x 256, 1 row, 1 thread: read bandwidth": None,
         },

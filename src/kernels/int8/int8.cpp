@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 
 #include "kernels/cast_kernels.h"
 #include "kernels/int8/int8_table.h"
@@ -17,11 +18,17 @@ const Int8Table& table() {
   // Beyond what the variants of the casts need. CPUs had VNNI before they had bfloat16, so both
   // variants of AVX-512 take it.
   static const bool has_fma = __builtin_cpu_supports("fma"),
-                    has_vnni = __builtin_cpu_supports("avx512vnni");
+                    has_vnni = __builtin_cpu_supports("avx512vnni"),
+                    has_vbmi = __builtin_cpu_supports("avx512vbmi");
+  static const Int8Table with_bfloat16 = [] {
+    Int8Table both = kInt8Avx512Vnni;
+    both.weight_int8_of_bfloat16 = weight_int8_avx512_bf16;
+    return both;
+  }();
   const Variant variant = active();
   if (variant == Variant::Scalar || !has_fma) return kInt8Scalar;
   if (variant == Variant::Avx2 || !has_vnni) return kInt8Avx2;
-  return kInt8Avx512Vnni;
+  return variant == Variant::Avx512Bf16 && has_vbmi ? with_bfloat16 : kInt8Avx512Vnni;
 #elif defined(__aarch64__)
   return active() == Variant::Neon ? kInt8Neon : kInt8Scalar;
 #else
@@ -140,29 +147,59 @@ void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::
   for (std::size_t row = 0; row < rows; ++row, q += q_row_stride) {
     const std::byte* source =
         static_cast<const std::byte*>(x) + static_cast<std::ptrdiff_t>(row) * x_row_stride * size;
-    // act(numbers, count, at)
-    const auto each_run = [&](const auto& act) {
-      for (std::size_t k = 0; k < inputs; k += kRun) {
-        const std::size_t run = std::min(kRun, inputs - k);
-        const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
-        if (cast != nullptr) cast(numbers, widened, run);
-        act(cast == nullptr ? reinterpret_cast<const float*>(numbers) : widened, run, k);
+    const auto round_row = [&](std::uint32_t largest, const auto& round) {
+      const float scale = scales[row] = scale_of(largest);
+      if (scale > 0) {
+        round(scale);
+      } else {
+        std::fill_n(q, inputs, std::int8_t{0});
       }
     };
-    std::uint32_t largest = 0;
-    each_run([&](const float* numbers, std::size_t run, std::size_t) {
-      largest = kernels.largest(numbers, run, largest);
-    });
-    const float scale = scales[row] = scale_of(largest);
-    if (scale > 0) {
-      each_run([&](const float* numbers, std::size_t run, std::size_t k) {
-        kernels.round(numbers, scale, run, q + k);
-      });
+    if (from == DType::BFloat16) {
+      const auto* low = reinterpret_cast<const std::uint16_t*>(source);
+      round_row(kernels.largest_bfloat16(low, inputs),
+                [&](float scale) { kernels.round_bfloat16(low, scale, inputs, q); });
     } else {
-      std::fill_n(q, inputs, std::int8_t{0});
+      // act(numbers, count, at)
+      const auto each_run = [&](const auto& act) {
+        for (std::size_t k = 0; k < inputs; k += kRun) {
+          const std::size_t run = std::min(kRun, inputs - k);
+          const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
+          if (cast != nullptr) cast(numbers, widened, run);
+          act(cast == nullptr ? reinterpret_cast<const float*>(numbers) : widened, run, k);
+        }
+      };
+      std::uint32_t largest = 0;
+      each_run([&](const float* numbers, std::size_t run, std::size_t) {
+        largest = kernels.largest(numbers, run, largest);
+      });
+      round_row(largest, [&](float scale) {
+        each_run([&](const float* numbers, std::size_t run, std::size_t k) {
+          kernels.round(numbers, scale, run, q + k);
+        });
+      });
     }
     std::fill(q + inputs, q + (inputs + kInputs - 1) / kInputs * kInputs, std::int8_t{0});
   }
+}
+
+bool multiplies_bfloat16(const std::uint16_t* x, std::size_t count) {
+  if (table().weight_int8_of_bfloat16 == nullptr) return false;
+  // From 2^-119 on the last bit of a number is 2^-126 or more, the smallest normal float32, and so
+  // is that of all sums: they are normal or zero.
+  constexpr std::uint16_t kLeast = 8 << 7;
+  std::uint16_t smaller = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto before = static_cast<std::uint16_t>((x[i] & 0x7fff) - 1);  // of zero: the largest
+    smaller |= before < kLeast - 1;
+  }
+  return smaller == 0;
+}
+
+void int8_product(const Int8Task<std::uint16_t>& task) {
+  const auto product = table().weight_int8_of_bfloat16;
+  if (product == nullptr) throw std::invalid_argument("no int8 product of bfloat16 on this CPU");
+  product(task, cast_of(DType::Float32, task.to));
 }
 
 void int8_product(const Int8Task<float>& task) {

@@ -1,5 +1,5 @@
 // Products with weights of 8 bits. A weight is rounded to int8 with a float32 scale for each
-// output; int8_product() multiplies it with float32 activations, or with activations that
+// output; int8_product() multiplies it with activations in float32 or bfloat16, or with those that
 // quantize_rows() has rounded in the same way, with a scale for each row. All of it must not know
 // Python, torch or threads: the caller splits the panels of a weight, and the rows of activations,
 // between its threads.
@@ -10,9 +10,10 @@
 //   are float32 divisions, which leave q within -127..127. A row with a NaN or an infinity has the
 //   scale NaN and q = 0. One whose scale would be less than the smallest normal float32, or that
 //   has no numbers, has the scale 0 and q = 0.
-// - Of float32 activations x * q is added to a float32 sum in the order of the inputs, with one
-//   rounding for a product and its addition. After kFloatSum inputs a new sum begins at zero, and
-//   is added to the total of those before. The total is multiplied by the scale.
+// - Of floating-point activations x * q is added to a float32 sum, of each two inputs the second
+//   one first, with one rounding for a product and its addition. After kFloatSum inputs a new sum
+//   begins at zero, and is added to the total of those before. The total is multiplied by the
+//   scale.
 // - Of int8 activations all products are added exactly, and the sum is rounded to float32. It is
 //   multiplied by the scale of the row, then by the scale of the output.
 // - Both then add the bias, if there is one, and round to nearest even to the dtype of the result,
@@ -73,7 +74,8 @@ void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::
 // out[row][output], for the outputs of the panels from first_panel to before last_panel.
 template <class Number>
 struct Int8Task {
-  // Rows of weight.inputs float32 numbers, or of weight.filled_inputs() within -127..127
+  // Rows of weight.inputs float32 or bfloat16 numbers, or of weight.filled_inputs() within
+  // -127..127
   const Number* x;
   std::ptrdiff_t x_row_stride;
   std::size_t rows;
@@ -86,6 +88,11 @@ struct Int8Task {
   const float* x_scales = nullptr;  // of int8 numbers, one for each row
 };
 
+// Whether these bfloat16 numbers are multiplied as they are: by an instruction that takes
+// subnormals for zeros, so no sum of them may be subnormal. Others have to be widened to float32.
+bool multiplies_bfloat16(const std::uint16_t* x, std::size_t count);
+
+void int8_product(const Int8Task<std::uint16_t>& task);  // of such numbers alone
 void int8_product(const Int8Task<float>& task);
 void int8_product(const Int8Task<std::int8_t>& task);
 

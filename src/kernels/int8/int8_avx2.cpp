@@ -1,7 +1,7 @@
 // Products of int8 weights for AVX2 with FMA.
 #include <immintrin.h>
 
-#include "kernels/int8/int8_blocks.h"
+#include "kernels/int8/int8_table_of.h"
 
 namespace habana_mp::kernels {
 namespace {
@@ -11,11 +11,13 @@ __m256i load_bytes(const std::int8_t* source) {
 }
 
 struct Avx2Float {
+  using X = float;
   using Sum = __m256;
+  using Term = __m256;
   using Weights = __m256i;
   // 8 sums, or 12, of 16 registers
-  static constexpr std::size_t kWidth = 8, kRows = 6, kFusedRows = 12, kConvertedRows = 6,
-                               kConvertedSums = 2;
+  static constexpr std::size_t kTerm = 1, kWidth = 8, kRows = 6, kFusedRows = 12,
+                               kConvertedRows = 6, kConvertedSums = 2, kConvertedChunk = 64;
   static constexpr std::size_t sums(std::size_t rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 
   static Sum zero() { return _mm256_setzero_ps(); }

@@ -1,17 +1,19 @@
 // Products of int8 weights for AVX-512 with VNNI.
 #include <immintrin.h>
 
-#include "kernels/int8/int8_blocks.h"
+#include "kernels/int8/int8_table_of.h"
 
 namespace habana_mp::kernels {
 namespace {
 
 struct Avx512Float {
+  using X = float;
   using Sum = __m512;
+  using Term = __m512;
   using Weights = __m512i;
   // 16 sums, or 24, of 32 registers: widen() has six constants
-  static constexpr std::size_t kWidth = 16, kRows = 8, kFusedRows = 8, kConvertedRows = 6,
-                               kConvertedSums = 4;
+  static constexpr std::size_t kTerm = 1, kWidth = 16, kRows = 8, kFusedRows = 8,
+                               kConvertedRows = 6, kConvertedSums = 4, kConvertedChunk = 64;
   static constexpr std::size_t sums(std::size_t rows) { return rows <= 4 ? 4 : 2; }
 
   static Sum zero() { return _mm512_setzero_ps(); }

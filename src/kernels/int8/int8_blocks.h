@@ -1,4 +1,4 @@
-// From lanes to the kernels of an instruction set: walks the panels of a weight by the products of
+// From lanes to the products of an instruction set: walks the panels of a weight by the products of
 // int8_products.h.
 //
 // Where IntLanes::kHasExcess, all sums of a row of x are too large by IntLanes::excess() of that
@@ -166,10 +166,12 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
   }
 }
 
-// Scales, bias and the dtype of the result, for some rows and a panel.
+// Scales, bias and the dtype of the result, for some rows and a panel. `excess`: what the sums of
+// each row have too much; null: nothing.
 template <class Number, class Sum>
 void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
-                 std::size_t first_row, std::size_t rows, const Sum* sums) {
+                 std::size_t first_row, std::size_t rows, const Sum* sums,
+                 const Sum* excess = nullptr) {
   const std::size_t column = panel * kPanel, left = task.weight.outputs - column;
   const std::size_t count = left < kPanel ? left : kPanel;
   const std::size_t size = row_of(task.to).bytes;
@@ -178,8 +180,9 @@ void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
     alignas(64) float y[kPanel];
     // By 1 nothing is rounded.
     const float x_scale = task.x_scales == nullptr ? 1 : task.x_scales[first_row + row];
+    const Sum too_much = excess == nullptr ? 0 : excess[row];
     for (std::size_t i = 0; i < kPanel; ++i) {
-      y[i] = static_cast<float>(sums[row * kPanel + i]) * x_scale * scales[i];
+      y[i] = static_cast<float>(sums[row * kPanel + i] - too_much) * x_scale * scales[i];
     }
     if (task.bias != nullptr) {
       for (std::size_t i = 0; i < count; ++i) y[i] += task.bias[column + i];
@@ -195,14 +198,14 @@ void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
   }
 }
 
-template <class Lanes>
-void multiply_rows(const Int8Task<float>& task, Kernel cast, std::size_t panel,
+template <class Lanes, class Number>
+void multiply_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
                    std::size_t first_row, std::size_t rows) {
   alignas(64) float sums[kMostRows * kPanel], totals[kMostRows * kPanel];
   std::memset(totals, 0, rows * kPanel * sizeof *totals);
   const std::size_t inputs = task.weight.inputs;
   const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const float* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  const Number* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
     const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
     if (rows <= Lanes::kFusedRows) {
@@ -210,37 +213,6 @@ void multiply_rows(const Int8Task<float>& task, Kernel cast, std::size_t panel,
     } else {
       add_inputs<Converted<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
     }
-    for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
-  }
-  finish_rows(task, cast, panel, first_row, rows, totals);
-}
-
-template <class Lanes>
-void multiply_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
-                   std::size_t first_row, std::size_t rows) {
-  alignas(64) std::int32_t sums[kMostRows * kPanel];
-  const std::size_t inputs = task.weight.filled_inputs();
-  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
-  const auto add = [&](std::size_t begin, std::size_t end) {
-    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
-    if constexpr (Lanes::kHasExcess) {
-      for (std::size_t row = 0; row < rows; ++row) {
-        const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
-        const std::int32_t excess = Lanes::excess(own + begin, end - begin);
-        for (std::size_t i = 0; i < kPanel; ++i) sums[row * kPanel + i] -= excess;
-      }
-    }
-  };
-  if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
-  if (inputs <= kIntSum) {
-    if (inputs != 0) add(0, inputs);
-    finish_rows(task, cast, panel, first_row, rows, sums);
-    return;
-  }
-  alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
-  for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
-    add(begin, inputs - begin < kIntSum ? inputs : begin + kIntSum);
     for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
   }
   finish_rows(task, cast, panel, first_row, rows, totals);
@@ -256,31 +228,63 @@ void product_with(const Int8Task<Number>& task, Kernel cast) {
   }
 }
 
-// Loops that compilers turn into instructions of the CPU.
-std::uint32_t largest(const float* numbers, std::size_t count, std::uint32_t bits) {
-  for (std::size_t i = 0; i < count; ++i) {
-    std::uint32_t one;
-    std::memcpy(&one, numbers + i, sizeof one);
-    one &= 0x7fffffff;
-    bits = one > bits ? one : bits;
-  }
-  return bits;
-}
-
-// A quotient is at most 127 and a few roundings. Numbers of 2^23 to 2^24 are whole: adding 1.5
-// times 2^23 rounds to nearest even, and leaves the result in the low bits.
-void round_numbers(const float* numbers, float scale, std::size_t count, std::int8_t* q) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float moved = numbers[i] / scale + 12582912.0F;
-    std::int32_t bits;
-    std::memcpy(&bits, &moved, sizeof bits);
-    q[i] = static_cast<std::int8_t>(bits - 0x4b400000);
+// What the sums of these inputs have too much, for each of some rows.
+template <class Lanes>
+void find_excess(const Int8Task<std::int8_t>& task, std::size_t first_row, std::size_t rows,
+                 std::size_t begin, std::size_t end, std::int32_t* excess) {
+  if constexpr (Lanes::kHasExcess) {
+    const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
+      excess[row] = Lanes::excess(own + begin, end - begin);
+    }
   }
 }
 
-template <class FloatLanes, class IntLanes>
-constexpr Int8Table int8_table_of() {
-  return {largest, round_numbers, product_with<FloatLanes>, product_with<IntLanes>};
+// `excess` is that of all inputs, if they fit in one sum.
+template <class Lanes>
+void multiply_whole_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
+                         std::size_t first_row, std::size_t rows, const std::int32_t* excess) {
+  alignas(64) std::int32_t sums[kMostRows * kPanel];
+  const std::size_t inputs = task.weight.filled_inputs();
+  const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
+  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
+  if (inputs <= kIntSum) {
+    if (inputs != 0) add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, 0, inputs, sums);
+    finish_rows(task, cast, panel, first_row, rows, sums, excess);
+    return;
+  }
+  alignas(64) double totals[kMostRows * kPanel] = {};  // whole numbers below 2^53
+  for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
+    const std::size_t end = inputs - begin < kIntSum ? inputs : begin + kIntSum;
+    std::int32_t own_excess[kMostRows] = {};
+    find_excess<Lanes>(task, first_row, rows, begin, end, own_excess);
+    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+    for (std::size_t row = 0; row < rows; ++row) {
+      for (std::size_t i = row * kPanel; i < (row + 1) * kPanel; ++i)
+        totals[i] += sums[i] - own_excess[row];
+    }
+  }
+  finish_rows(task, cast, panel, first_row, rows, totals);
+}
+
+template <class Lanes>
+void whole_product_with(const Int8Task<std::int8_t>& task, Kernel cast) {
+  constexpr std::size_t kRowsOfExcess = 4 * kMostRows;  // for all panels at once
+  for (std::size_t first = 0; first < task.rows; first += kRowsOfExcess) {
+    const std::size_t end = task.rows - first < kRowsOfExcess ? task.rows : first + kRowsOfExcess;
+    std::int32_t excess[kRowsOfExcess] = {};
+    if (task.weight.filled_inputs() <= kIntSum)
+      find_excess<Lanes>(task, first, end - first, 0, task.weight.filled_inputs(), excess);
+    for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
+      for (std::size_t row = first; row < end; row += kMostRows) {
+        const std::size_t left = end - row;
+        multiply_whole_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows,
+                                   excess + (row - first));
+      }
+    }
+  }
 }
 
 }  // namespace

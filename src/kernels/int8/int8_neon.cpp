@@ -1,17 +1,19 @@
 // Products of int8 weights for aarch64, with what every such CPU has.
 #include <arm_neon.h>
 
-#include "kernels/int8/int8_blocks.h"
+#include "kernels/int8/int8_table_of.h"
 
 namespace habana_mp::kernels {
 namespace {
 
 struct NeonFloat {
+  using X = float;
   using Sum = float32x4_t;
+  using Term = float32x4_t;
   using Weights = int32x4_t;
   // 16 sums, or 24, of 32 registers
-  static constexpr std::size_t kWidth = 4, kRows = 4, kFusedRows = 4, kConvertedRows = 6,
-                               kConvertedSums = 4;
+  static constexpr std::size_t kTerm = 1, kWidth = 4, kRows = 4, kFusedRows = 4, kConvertedRows = 6,
+                               kConvertedSums = 4, kConvertedChunk = 64;
   static constexpr std::size_t sums(std::size_t rows) { return rows == 1 ? 16 : rows == 2 ? 8 : 4; }
 
   static Sum zero() { return vdupq_n_f32(0); }

@@ -1,9 +1,10 @@
 // What a walk over a panel multiplies, in three kinds, each by the registers of an instruction set.
 //
 // `FloatLanes` and `IntLanes` have kWidth outputs in registers: Sum, their sums in float32 or
-// int32; and sums(rows) of them for each of up to kRows rows. FloatLanes convert weights once for
-// all walks where there are more than kFusedRows rows. They have what is called here and in
-// int8_blocks.h.
+// int32; and sums(rows) of them for each of up to kRows rows. FloatLanes add kTerm inputs of an
+// output with one call, which are a Term of the weight: X, the numbers that these inputs are.
+// They convert weights once for all walks where there are more than kFusedRows rows. Lanes have
+// what is called here and in int8_blocks.h.
 //
 // A kind has the types of the numbers: X, those of x; Weight, those of the weight; Element, those
 // of the sums. at() is the place of an output in a step, and kChunk the inputs of a turn: their
@@ -36,11 +37,18 @@ template <std::size_t kCount, class Act>
   }(std::make_index_sequence<kCount>());
 }
 
-// float32 by int8, which becomes float32 on the way.
+// The terms of a step in the order of int8.h, by their first inputs: of two inputs the second comes
+// first, as in the instruction that adds both of them.
+template <class Lanes>
+constexpr std::size_t kTerms = kInputs / Lanes::kTerm;
+template <class Lanes, std::size_t kTerm>
+constexpr std::size_t kInputOfTerm = Lanes::kTerm == 2 ? 2 * kTerm : kTerm ^ 1;
+
+// Floating-point numbers by int8, which becomes such on the way.
 template <class FloatLanes>
 struct Fused {
   using Lanes = FloatLanes;
-  using X = float;
+  using X = typename Lanes::X;
   using Element = float;
   using Weight = std::int8_t;
   static constexpr bool kConverts = false, kFilled = false;
@@ -57,24 +65,27 @@ struct Fused {
                                           const Weight* weight, const X* x,
                                           std::ptrdiff_t x_row_stride) {
     if constexpr (kRowCount == 1) {
-      typename Lanes::Sum number[kInputs];
-      times<kInputs>([&](auto k)
-                         __attribute__((always_inline)) { number[k] = Lanes::spread(x + k); });
+      typename Lanes::Term number[kTerms<Lanes>];
+      times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
+        number[t] = Lanes::spread(x + kInputOfTerm<Lanes, t>);
+      });
       times<kSums>([&](auto j) __attribute__((always_inline)) {
         const typename Lanes::Weights weights = Lanes::weights(at(weight, j * Lanes::kWidth));
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          sum[0][j] = Lanes::add(sum[0][j], number[k], Lanes::template widen<k>(weights));
+        times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
+          sum[0][j] = Lanes::add(sum[0][j], number[t],
+                                 Lanes::template widen<kInputOfTerm<Lanes, t>>(weights));
         });
       });
     } else {
-      times<kInputs>([&](auto k) __attribute__((always_inline)) {
-        typename Lanes::Sum q[kSums];
+      times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
+        constexpr std::size_t kInput = kInputOfTerm<Lanes, t>;
+        typename Lanes::Term q[kSums];
         times<kSums>([&](auto j) __attribute__((always_inline)) {
-          q[j] = Lanes::template widen<k>(Lanes::weights(at(weight, j * Lanes::kWidth)));
+          q[j] = Lanes::template widen<kInput>(Lanes::weights(at(weight, j * Lanes::kWidth)));
         });
         times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-          const typename Lanes::Sum number =
-              Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
+          const typename Lanes::Term number =
+              Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + kInput);
           times<kSums>([&](auto j) __attribute__((always_inline)) {
             sum[i][j] = Lanes::add(sum[i][j], number, q[j]);
           });
@@ -84,26 +95,31 @@ struct Fused {
   }
 };
 
-// float32 by int8 that became float32 before. A step has kPanel outputs of its first input, then
-// those of the next.
+// Floating-point numbers by int8 that became such before. A step has a term of all outputs, then
+// the next one.
 template <class FloatLanes>
 struct Converted {
   using Lanes = FloatLanes;
-  using X = float;
+  using X = typename Lanes::X;
   using Element = float;
-  using Weight = float;
+  using Weight = X;
   static constexpr bool kConverts = true, kFilled = false;
-  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = 64, kMostBlocks = 4;
+  static constexpr std::size_t kRows = Lanes::kConvertedRows, kChunk = Lanes::kConvertedChunk,
+                               kMostBlocks = 4;
   static constexpr std::size_t sums(std::size_t) { return Lanes::kConvertedSums; }
 
-  static const Weight* at(const Weight* step, std::size_t output) { return step + output; }
+  static const Weight* at(const Weight* step, std::size_t output) {
+    return step + output * Lanes::kTerm;
+  }
 
   static void convert(const std::int8_t* weight, std::size_t steps, Weight* to) {
     for (; steps != 0; --steps) {
       for (std::size_t i = 0; i < kPanel; i += Lanes::kWidth) {
         const typename Lanes::Weights weights = Lanes::weights(weight + i * kInputs);
-        times<kInputs>([&](auto k) __attribute__((always_inline)) {
-          Lanes::store(to + k * kPanel + i, Lanes::template widen<k>(weights));
+        times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
+          constexpr std::size_t kInput = t * Lanes::kTerm;
+          Lanes::store(to + kInput * kPanel + i * Lanes::kTerm,
+                       Lanes::template widen<kInput>(weights));
         });
       }
       weight += kStep;
@@ -115,13 +131,15 @@ struct Converted {
   [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
                                           const Weight* weight, const X* x,
                                           std::ptrdiff_t x_row_stride) {
-    times<kInputs>([&](auto k) __attribute__((always_inline)) {
+    times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
+      constexpr std::size_t kInput = kInputOfTerm<Lanes, t>;
       times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-        const typename Lanes::Sum number =
-            Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + k);
+        const typename Lanes::Term number =
+            Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + kInput);
         times<kSums>([&](auto j) __attribute__((always_inline)) {
           sum[i][j] =
-              Lanes::add(sum[i][j], number, Lanes::load(weight + k * kPanel + j * Lanes::kWidth));
+              Lanes::add(sum[i][j], number,
+                         Lanes::load(weight + kInput * kPanel + j * Lanes::kWidth * Lanes::kTerm));
         });
       });
     });

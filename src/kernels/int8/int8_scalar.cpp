@@ -1,15 +1,17 @@
 // Products of int8 weights for every CPU: exact, and slow where the compiler has to call a function
 // for a fused product.
-#include "kernels/int8/int8_blocks.h"
+#include "kernels/int8/int8_table_of.h"
 
 namespace habana_mp::kernels {
 namespace {
 
 struct ScalarFloat {
+  using X = float;
   using Sum = float;
+  using Term = float;
   using Weights = const std::int8_t*;
-  static constexpr std::size_t kWidth = 1, kRows = 2, kFusedRows = 2, kConvertedRows = 2,
-                               kConvertedSums = 4;
+  static constexpr std::size_t kTerm = 1, kWidth = 1, kRows = 2, kFusedRows = 2, kConvertedRows = 2,
+                               kConvertedSums = 4, kConvertedChunk = 64;
   static constexpr std::size_t sums(std::size_t) { return 4; }
 
   static Sum zero() { return 0; }

@@ -28,8 +28,9 @@ constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
 constexpr std::uint8_t kCanary = 0xa5;
 constexpr DType kResults[] = {DType::BFloat16, DType::Float16, DType::Float32};
 
-enum class Product { WeightInt8, Int8 };
-constexpr Product kProducts[] = {Product::WeightInt8, Product::Int8};
+enum class Product { WeightInt8, OfBFloat16, Int8 };  // by x; by x rounded to bfloat16; by x_q
+constexpr Product kProducts[] = {Product::WeightInt8, Product::OfBFloat16, Product::Int8};
+constexpr const char* kNames[] = {"weight_int8", "weight_int8 by bfloat16", "int8"};
 
 // Rows of x and of out lie apart, and those of out in any direction.
 struct Case {
@@ -61,6 +62,18 @@ std::uint32_t rounded(DType to, float value) {
     kernels::kernel(DType::Float32, to)(&value, low, 1);
   }
   return bits_of(to, low);
+}
+
+std::vector<std::uint16_t> low_of(const Floats& numbers) {
+  std::vector<std::uint16_t> low(numbers.size());
+  kernels::kernel(DType::Float32, DType::BFloat16)(numbers.data(), low.data(), low.size());
+  return low;
+}
+
+Floats wide_of(const std::vector<std::uint16_t>& low) {
+  Floats numbers(low.size());
+  kernels::kernel(DType::BFloat16, DType::Float32)(low.data(), numbers.data(), low.size());
+  return numbers;
 }
 
 struct Layer {
@@ -119,6 +132,19 @@ struct Layer {
 
   Int8Weight view() const { return {packed.data(), scales.data(), what.outputs, what.inputs}; }
 
+  // Those that have the product.
+  std::vector<Variant> variants(Product product) const {
+    std::vector<Variant> found;
+    const std::vector<std::uint16_t> low = low_of(x);
+    for (const Variant variant : kernels::available()) {
+      kernels::force(variant);
+      if (product != Product::OfBFloat16 || kernels::multiplies_bfloat16(low.data(), low.size()))
+        found.push_back(variant);
+    }
+    kernels::reset();
+    return found;
+  }
+
   // Rows by outputs, without the gaps; panels are split before each of `splits`.
   Bits run(Product product, Variant variant, std::vector<std::size_t> splits = {}) const {
     const std::size_t size = kernels::element_size(what.to);
@@ -130,11 +156,15 @@ struct Layer {
     const auto stride = static_cast<std::ptrdiff_t>(out_row_stride) * (what.backwards ? -1 : 1);
     void* first_out = out.data() + (what.rows == 0 ? 0 : start(0));
     const float* its_bias = what.has_bias ? bias.data() : nullptr;
+    const std::vector<std::uint16_t> low = low_of(x);
     kernels::force(variant);
     splits.push_back(view().panels());
     for (std::size_t first = 0; const std::size_t last : splits) {
       if (product == Product::WeightInt8) {
         kernels::int8_product({x.data(), static_cast<std::ptrdiff_t>(x_row_stride), what.rows,
+                               view(), its_bias, what.to, first_out, stride, first, last});
+      } else if (product == Product::OfBFloat16) {
+        kernels::int8_product({low.data(), static_cast<std::ptrdiff_t>(x_row_stride), what.rows,
                                view(), its_bias, what.to, first_out, stride, first, last});
       } else {
         kernels::int8_product({x_q.data(), static_cast<std::ptrdiff_t>(x_q_row_stride), what.rows,
@@ -156,12 +186,17 @@ struct Layer {
     return result;
   }
 
-  float weight_int8_sum(std::size_t row, std::size_t output) const {
+  // Of each two inputs the second one comes first.
+  float weight_int8_sum(const Floats& numbers, std::size_t row, std::size_t output) const {
     float total = 0;
     for (std::size_t start = 0; start < what.inputs; start += 512) {
       float sum = 0;
-      for (std::size_t k = start; k < std::min(what.inputs, start + 512); ++k) {
-        sum = std::fma(x[row * x_row_stride + k], q[output * what.inputs + k], sum);
+      const std::size_t end = std::min(what.inputs, start + 512);
+      for (std::size_t pair = start; pair < end; pair += 2) {
+        for (const std::size_t k : {pair + 1, pair}) {
+          if (k == end) continue;
+          sum = std::fma(numbers[row * x_row_stride + k], q[output * what.inputs + k], sum);
+        }
       }
       total += sum;
     }
@@ -178,10 +213,11 @@ struct Layer {
 
   Bits expected(Product product) const {
     Bits result;
+    const Floats numbers = product == Product::OfBFloat16 ? wide_of(low_of(x)) : x;
     for (std::size_t row = 0; row < what.rows; ++row) {
       for (std::size_t output = 0; output < what.outputs; ++output) {
-        volatile float y =
-            product == Product::WeightInt8 ? weight_int8_sum(row, output) : int8_sum(row, output);
+        volatile float y = product == Product::Int8 ? int8_sum(row, output)
+                                                    : weight_int8_sum(numbers, row, output);
         if (product == Product::Int8) y = y * x_scales[row];
         y = y * scales[output];
         if (what.has_bias) y = y + bias[output];
@@ -196,12 +232,12 @@ struct Layer {
 void check(const Layer& layer) {
   for (const Product product : kProducts) {
     const Bits expected = layer.expected(product);
-    for (const Variant variant : kernels::available()) {
+    for (const Variant variant : layer.variants(product)) {
       CHECK_MESSAGE(layer.run(product, variant) == expected,
                     kernels::variant_name(variant)
-                        << (product == Product::Int8 ? ", int8: " : ", weight_int8: ")
-                        << layer.what.rows << " x " << layer.what.inputs << " -> "
-                        << layer.what.outputs << ", " << dtype_name(layer.what.to));
+                        << ", " << kNames[static_cast<int>(product)] << ": " << layer.what.rows
+                        << " x " << layer.what.inputs << " -> " << layer.what.outputs << ", "
+                        << dtype_name(layer.what.to));
     }
   }
 }
@@ -291,7 +327,7 @@ TEST_CASE("x may be read from the last row to the first, or the same row each ti
 TEST_CASE("bits depend neither on the split of the panels nor on the other rows") {
   const Layer layer({.rows = 37, .inputs = 600, .outputs = 64 * 5 - 7});
   for (const Product product : kProducts) {
-    for (const Variant variant : kernels::available()) {
+    for (const Variant variant : layer.variants(product)) {
       const Bits whole = layer.run(product, variant);
       for (const auto& splits : std::vector<std::vector<std::size_t>>{{1}, {2, 2, 4}, {0, 5}}) {
         CHECK(layer.run(product, variant, splits) == whole);
@@ -334,6 +370,37 @@ TEST_CASE("infinities, NaNs, zeros and the ends of the range reach their outputs
   }
 }
 
+TEST_CASE("bfloat16 is multiplied as it is where no sum can be subnormal, and not where one can") {
+  constexpr float kLeast = 0x1p-119F, kBelow = 0x1.fep-120F;
+  const struct {
+    float number;
+    bool small;
+  } kNumbers[] = {{0, false},     {-0.0F, false},    {kLeast, false},    {-kLeast, false},
+                  {kBelow, true}, {-kBelow, true},   {kSmallest, false}, {0x1p-133F, true},
+                  {kNan, false},  {kLargest, false}, {-kInfinity, false}};
+  const Layer ones({.rows = 3, .inputs = 40, .outputs = 65});
+  for (const auto& [number, small] : kNumbers) {
+    Layer layer(ones);
+    layer.x[50] = number;
+    const bool all = layer.variants(Product::OfBFloat16) == ones.variants(Product::OfBFloat16);
+    CHECK(all == (!small || ones.variants(Product::OfBFloat16).empty()));
+    CHECK((!small || layer.variants(Product::OfBFloat16).empty()));
+  }
+  // The smallest of them, whose sums come closest to zero, and to nothing
+  Layer layer({.rows = 4, .inputs = 700, .outputs = 65, .has_bias = false});
+  for (std::size_t i = 0; i < layer.x.size(); ++i) {
+    layer.x[i] = (i % 3 == 0 ? 1 : -1) * (kLeast + static_cast<float>(i % 5) * 0x1p-126F);
+  }
+  check(layer);
+  const std::uint16_t one = 0x3f80;
+  float out = 0;
+  kernels::force(Variant::Scalar);
+  CHECK_THROWS_AS(
+      kernels::int8_product({&one, 1, 1, layer.view(), nullptr, DType::Float32, &out, 1, 0, 0}),
+      std::invalid_argument);
+  kernels::reset();
+}
+
 TEST_CASE("no inputs: the bias, or zero, and NaN by a scale that is NaN") {
   for (const bool has_bias : {false, true}) {
     Layer layer({.rows = 3, .inputs = 0, .outputs = 66, .has_bias = has_bias});
@@ -356,13 +423,17 @@ TEST_CASE("pointers aligned to nothing but an element") {
     const Floats x = moved(layer.x, offset), scales = moved(layer.scales, offset),
                  bias = moved(layer.bias, offset), x_scales = moved(layer.x_scales, offset);
     const Bytes packed = moved(layer.packed, offset), x_q = moved(layer.x_q, offset);
+    const std::vector<std::uint16_t> low = moved(low_of(layer.x), offset);
     const Int8Weight weight{packed.data() + offset, scales.data() + offset, 130, 95};
-    for (const Variant variant : kernels::available()) {
-      for (const Product product : kProducts) {
+    for (const Product product : kProducts) {
+      for (const Variant variant : layer.variants(product)) {
         Floats out(11 * 130 + offset);
         kernels::force(variant);
         if (product == Product::WeightInt8) {
           kernels::int8_product({x.data() + offset, 95, 11, weight, bias.data() + offset,
+                                 DType::Float32, out.data() + offset, 130, 0, 3});
+        } else if (product == Product::OfBFloat16) {
+          kernels::int8_product({low.data() + offset, 95, 11, weight, bias.data() + offset,
                                  DType::Float32, out.data() + offset, 130, 0, 3});
         } else {
           kernels::int8_product({x_q.data() + offset, 96, 11, weight, bias.data() + offset,

@@ -63,6 +63,9 @@ CONVOLUTIONS = {
     "1d": (lambda: nn.Conv1d(6, 10, 3, stride=2, padding=1), (2, 6, 17)),
     "2d": (lambda: nn.Conv2d(6, 70, (3, 2), padding=(1, 0), dilation=(1, 2)), (2, 6, 9, 8)),
     "2d, channels last": (lambda: nn.Conv2d(6, 10, 3), (2, 6, 9, 8)),
+    "2d, one place of the kernel, channels last": (lambda: nn.Conv2d(8, 10, 1, stride=2), (2, 8, 5, 6)),
+    "2d, one channel, dilated": (lambda: nn.Conv2d(1, 10, (1, 4), dilation=2), (2, 1, 5, 9)),
+    "1d, windows that overlap": (lambda: nn.Conv1d(4, 10, 3), (2, 4, 9)),
     "2d, one image": (lambda: nn.Conv2d(6, 10, 3), (6, 9, 8)),
     "2d, same": (lambda: nn.Conv2d(6, 10, (3, 4), padding="same"), (2, 6, 9, 8)),
     "2d, valid": (lambda: nn.Conv2d(6, 10, 3, padding="valid"), (2, 6, 9, 8)),
@@ -143,6 +146,18 @@ def test_activations_that_are_not_finite(value, title, front_end):
     found = run(front_end, policy_of(title, "linear"), lambda: F.linear(x, weight))
     assert not found[2].isfinite().any()
     assert found[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("low", LOW, ids=str)
+@pytest.mark.parametrize("rows", [1, 33])
+def test_subnormal_activations_count(rows, low, front_end):
+    x = few_bits(rows, 64) * torch.finfo(low).smallest_normal / 8
+    assert (x.to(low) == x).all()
+    assert (x.abs() < torch.finfo(low).smallest_normal).all()
+    weight = nn.Parameter(torch.randn(65, 64) * 2.0**60)
+    found = run(front_end, policy_of("weight_int8", "linear", low=low), lambda: F.linear(x, weight))
+    assert found.count_nonzero() > 0
+    assert torch.equal(bits(found), bits(LISTS["weight_int8"](x, weight, None, low).detach()))
 
 
 @pytest.mark.parametrize("title", LISTS)

@@ -86,10 +86,9 @@ class Simulation:
         # Those of backward passes are the same ones back.
         self._seconds_of_byte = report.cast_seconds / forward if forward else 0.0
         self._times = Times(report)
-        self._in_place = frozenset(number for number, row in enumerate(self._rows) if is_in_place(row.op))
-        self._by_first_now = self._in_place.union(
-            number for number, row in enumerate(self._rows) if row.decision == "first input"
-        )
+        rows = [*enumerate(self._rows)]
+        self._in_place = frozenset(number for number, row in rows if is_in_place(row.op))
+        self._by_first_now = self._in_place.union(number for number, row in rows if row.decision == "first input")
         self._inside = dict(self._looked_into())
         ops = report.op_seconds
         self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 def made() -> tuple[Net, torch.Tensor]:
     torch.manual_seed(0)
-    return Net().eval(), torch.randint(0, 50, (4, 16))
+    return Net().eval(), torch.randint(0, 50, (32, 16))
 
 
 def measured(policy: hmp.Policy | str, formats: tuple[str, ...] = BOTH, *, loss: bool = False) -> hmp.CastReport:

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <utility>
 
-#include "base/patch_set.h"
 #include "bind/module.h"
 #include "call/errors.h"
 #include "call/packed_call.h"
 #include "convert/low_results.h"
+#include "convert/patch_set.h"
 #include "convert/patched_type.h"
 #include "policy/policy.h"
 #include "scope/casts_off.h"

@@ -127,7 +127,7 @@ FAULTS = {
   }
   if (!found) return {};""",
         ),
-        "cache: a step ends no copy": (_CACHE, "then.epoch != now.epoch)", "then.epoch != now.epoch && !FAULT)"),
+        "cache: a step ends no copy": (_CACHE, "then.epoch != now.epoch &&", "then.epoch != now.epoch && !FAULT &&"),
         "cache: nothing ends all copies": (_CACHE, "  ++epoch_;", "  if (!FAULT) ++epoch_;"),
         "graphs: a replay ends no copy": (
             "habana_mp/_weights.py",

@@ -1,4 +1,4 @@
-#include "base/patch_set.h"
+#include "convert/patch_set.h"
 
 #include <exception>
 

@@ -76,7 +76,7 @@ def set_policies(
     Raises:
         TypeError: model is not a module, policies is neither a policy nor a mapping of paths to policies, or the forward of a module
             that gets a policy is an async generator.
-        ValueError: no module has the path or matches the pattern, or a policy is not accepted, such as a preset by its name alone.
+        ValueError: no module has the path or matches the pattern, or a policy is not accepted, such as the name of one without names for modules.
 
     Example:
         >>> policy = hmp.Policy.load("hmp").with_edits("+layer_norm in encoder.layers.*:fp32")
@@ -97,7 +97,7 @@ def set_policies(
         SET_POLICIES.need()
         policy = policies if isinstance(policies, Policy) else Policy.load(policies)
         lines = lines_of(policy)
-        if not lines and policy is not policies:  # of a preset, which never has any
+        if not lines and policy is not policies:  # of a preset or a file by its name: a mistake
             raise ValueError(
                 f"{policy.name} has no names that are limited to modules. To set it for some modules, pass a mapping such as {{'encoder.*': policy}}"
             )

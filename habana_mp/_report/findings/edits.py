@@ -362,7 +362,7 @@ def _by_op(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
 
 
 def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
-    """An op in the modules of one path, with what is inside of them: an edit holds there, too. One that no module inside of the model calls as it is."""
+    """An op in the modules of one path, with what is inside of them: an edit holds there, too. Where no inner module calls the op, all of it."""
     for entry, group in _by_op(rows):
         paths = {id(row): row.where.pattern for row in group}
         if not any(paths.values()):

@@ -29,6 +29,9 @@ class Subject:
     model: nn.Module
     batch: Callable[[int], torch.Tensor]
     outputs: Callable[[torch.Tensor], torch.Tensor]
+    measured: int = 4  # batches that the error of outputs is measured on
+    losses: int = 200  # and that of losses: each is one number
+    slow_in_float16: bool = False  # so that losses in it are left out
 
     def loss(self, outputs: torch.Tensor, number: int) -> torch.Tensor:
         """A cross entropy with random classes."""
@@ -89,6 +92,7 @@ def _experts(_quick: bool) -> Subject:
         model,
         lambda number: _drawn_like(words, number + 1),
         lambda x: model(input_ids=x).logits.flatten(0, -2),
+        measured=64,  # in one batch errors flip a few of its 384 choices
     )
 
 
@@ -151,7 +155,9 @@ def crepe(size: str) -> Subject:
         wave = torch.as_tensor(wave) + 0.05 * torch.randn(8, 1024, generator=drawn)
         return (wave - wave.mean(-1, keepdim=True)) / wave.std(-1, keepdim=True)
 
-    return Subject(f"CREPE {size}", model.eval(), sound, model)
+    # Its convolutions in float16 take 14 s for a batch.
+    full = {"losses": 64, "slow_in_float16": True} if size == "full" else {}
+    return Subject(f"CREPE {size}", model.eval(), sound, model, **full)
 
 
 def subjects(quick: bool) -> Iterator[Subject]:

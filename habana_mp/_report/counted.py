@@ -13,6 +13,7 @@ from habana_mp._compiled import graphs
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import rank
 from habana_mp._report.data import (
+    ChoicesWorth,
     CompiledGraph,
     Edge,
     Format,
@@ -78,6 +79,7 @@ def report_of_counts(
         low_dtype=low_dtype or UNSET,
         formats=convert(formats, list[Format]) if formats else UNSET,
         losses=convert(counted["losses"], list[Loss]) if low_dtype else UNSET,
+        choices_worth=convert(counted["choices_worth"], list[ChoicesWorth]) if low_dtype else UNSET,
         projected_squares=projected_squares if low_dtype else UNSET,
         edges=convert(counted["edges"], list[Edge]) if low_dtype else UNSET,
         reads=convert(counted["reads"], list[Read]) if low_dtype else UNSET,

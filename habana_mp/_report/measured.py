@@ -167,7 +167,12 @@ class MeasuredReport(ABC):
         if count is None or count < 1:
             raise ValueError(f"k must be a number of random sums, 1 or more, not {k!r}")
         squares = project(
-            outputs, count, seed + _NEXT_SEED * self._projected, _core.begin_projection, _core.end_projection
+            outputs,
+            count,
+            seed + _NEXT_SEED * self._projected,
+            _core.begin_projection,
+            _core.end_projection,
+            reach=_core.reach_outputs,
         )
         if squares is None:
             raise ValueError(

@@ -70,7 +70,8 @@ def share(rows: Iterable[Row], chosen: Iterable[Row], which: Run = "ran") -> flo
 
 def saw_backward(rows: Iterable[Row]) -> bool:
     """Whether gradients reached the ops, by a loss or by ``project``."""
-    return any(row.measured.losses or row.measured.projections for row in rows)
+    rows = [*rows]
+    return bool(losses_of(rows)) or any(row.measured.projections for row in rows)
 
 
 def shares_known(rows: Iterable[Row]) -> bool:
@@ -92,7 +93,7 @@ def change_of(rows: Iterable[Row], which: Run = "ran") -> Callable[[Row], float]
 
 
 def losses_of(rows: Iterable[Row]) -> list[str]:
-    return [*dict.fromkeys(each.loss for row in rows for each in row.measured.losses)]
+    return [*dict.fromkeys(each.loss for row in rows for each in row.measured.losses if not each.choice)]
 
 
 def squares(row: Row, loss: str | None, which: Run = "ran") -> float:

@@ -14,8 +14,17 @@ import habana_mp._core as _core
 from habana_mp._torch_private import DRAW
 
 
-def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end: Callable[[], None]) -> float | None:
-    """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor.
+def project(
+    outputs: Any,
+    count: int,
+    seed: int,
+    begin: Callable[[], None],
+    end: Callable[[], None],
+    *,
+    reach: Callable[[list[torch.Tensor], int], None] = lambda *_: None,
+) -> float | None:
+    """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor. ``reach`` is told before them which tensors
+    they begin at, and how many there will be.
 
     Returns what the squares of the sums come to on average, all together; None where no floating tensor among the outputs requires a gradient.
     """
@@ -25,6 +34,7 @@ def project(outputs: Any, count: int, seed: int, begin: Callable[[], None], end:
     leaves = [*_leaves(tensors)]
     if not leaves:
         return None
+    reach(tensors, count)
     random = torch.Generator().manual_seed(seed)
     for _ in range(count):
         begin()

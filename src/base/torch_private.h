@@ -15,6 +15,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -240,6 +241,12 @@ inline at::Tensor accumulating_leaf() {
   const auto node = torch::autograd::get_current_node();
   const auto* adds = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
   return adds == nullptr ? at::Tensor() : adds->variable;
+}
+
+// Whether what autograd saves on this thread goes to functions of Python: a checkpoint saves nothing
+// and runs again.
+inline bool has_saved_tensor_hooks() {
+  return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }
 
 // The number of the backward pass that runs on this thread; -1 outside.

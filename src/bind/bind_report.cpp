@@ -21,6 +21,7 @@
 #include "bind/named.h"
 #include "convert/patched_op.h"
 #include "evidence/numbers.h"
+#include "probe/choices/margins.h"
 #include "probe/values.h"
 #include "report/report.h"
 #include "scope/module_calls.h"
@@ -67,12 +68,15 @@ py::dict passes_of(const report::Signed& passes) {
                   "rounding"_a = digits_of(passes.rounding));
 }
 
-// What the errors of a row change each loss by.
-py::list losses_of(const std::vector<report::Report::LossChanges>& losses) {
+// What the errors of a row change each loss by, and margins of choices.
+py::list losses_of(const report::Report& report, SiteId site) {
   py::list found;
-  for (const auto& each : losses) {
+  for (const auto& each : report.changes(site)) {
     py::dict loss = named<true>(each.changes);
     loss["loss"] = name_of(each.line);
+    loss["choice"] = std::ranges::any_of(report.losses(), [&](const auto& known) {
+      return known.line == each.line && known.chose != report::kNone;
+    });
     loss["passes"] = passes_of(each.passes);
     found.append(loss);
   }
@@ -103,7 +107,7 @@ py::list formats_of(const report::Report& report, SiteId site) {
 
 void add_values(py::dict& row, const report::Report& report, SiteId site) {
   const report::Values& values = report.values(site);
-  const py::list losses = losses_of(report.changes(site));
+  const py::list losses = losses_of(report, site);
   const py::dict of_calls = unmeasured(values.unmeasured);
   const py::dict of_backward = unmeasured(values.unmeasured_backward);
   if (!of_calls.empty()) row["unmeasured"] = of_calls;
@@ -229,6 +233,11 @@ py::list recast_of(const watch::Snapshot& now) {
   return tensors;
 }
 
+// The line of a loss; None for the outputs.
+py::object name_or_outputs(std::uint32_t loss) {
+  return loss == report::kOutputs ? py::object(py::none()) : py::object(py::str(name_of(loss)));
+}
+
 py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_site) {
   py::list reads;
   const auto row_of = [&](SiteId site) {
@@ -236,8 +245,7 @@ py::list reads_of(const watch::Snapshot& now, const std::vector<int>& row_of_sit
   };
   for (const auto& [key, own] : now.report.reads()) {
     if (row_of(key.maker) < 0) continue;
-    const bool outputs = key.loss == report::Report::kOutputs;
-    const py::object loss = outputs ? py::none() : py::object(py::str(name_of(key.loss)));
+    const py::object loss = name_or_outputs(key.loss);
     for (const auto& [readers, product] : own.products) {
       const int first = row_of(readers.first), second = row_of(readers.second);
       reads.append(py::make_tuple(row_of(key.maker), std::min(first, second),
@@ -276,9 +284,23 @@ py::dict values(const report::Report& report) {
   result["compiled"] = now.report.compiled();
   result["optimizer_seconds"] = seconds(now.report.optimizer_ns());
   py::list losses;
-  for (const report::Report::Loss& loss : now.report.losses())
+  for (const report::Report::Loss& loss : now.report.losses()) {
     losses.append(py::dict("loss"_a = name_of(loss.line), "passes"_a = loss.passes));
+    if (loss.chose == report::kNone || row_of_site[loss.chose] < 0) continue;
+    py::list margins;
+    for (const auto& [bin, count] : loss.choice.margins)
+      margins.append(py::dict("bin"_a = bin, "count"_a = count));
+    losses[losses.size() - 1]["choice"] =
+        py::dict("row"_a = row_of_site[loss.chose], "margins"_a = margins,
+                 "choices"_a = loss.choice.choices, "measured"_a = loss.choice.measured,
+                 "otherwise"_a = loss.choice.otherwise);
+  }
   result["losses"] = losses;
+  py::list worth;
+  for (const auto& [loss, known] : now.report.decided_by_choices())
+    worth.append(py::dict("loss"_a = name_or_outputs(loss), "squares"_a = known.squares,
+                          "otherwise"_a = known.otherwise));
+  result["choices_worth"] = worth;
   result["backward_seconds"] = seconds(now.report.backward_ns());
   result["bytes"] = now.report.bytes();
   return result;
@@ -331,6 +353,12 @@ void bind_report(py::module_& module) {
       py::arg("own_thread") = false, py::arg("formats") = std::vector<std::string>());
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
+  module.def(
+      "reach_outputs",
+      [](const std::vector<at::Tensor>& outputs, int passes) {
+        probe::reach_outputs(outputs, passes);
+      },
+      py::arg("outputs"), py::arg("passes"), py::call_guard<py::gil_scoped_release>());
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));

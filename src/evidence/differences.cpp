@@ -16,7 +16,7 @@
 #include "base/process_wide.h"
 #include "cast/by_memory.h"
 #include "cast/numbers.h"
-#include "evidence/handed_gradients.h"
+#include "evidence/graphs/handed_gradients.h"
 #include "evidence/numbers.h"
 #include "evidence/rerun.h"
 

@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "evidence/inner_gradients.h"
+#include "evidence/graphs/inner_gradients.h"
 #include "report/site.h"
 
 namespace habana_mp::evidence {

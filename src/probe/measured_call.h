@@ -12,6 +12,7 @@
 
 #include "evidence/differences.h"
 #include "evidence/rerun.h"
+#include "probe/choices/twins.h"
 #include "report/values.h"
 #include "watch/call_stack.h"
 
@@ -27,6 +28,9 @@ struct MeasuredCall : watch::ProbedCall {
   // The sequence number of the first node of autograd that it may make.
   std::uint64_t nodes = at::sequence_number::peek();
   bool backward = false;
+  bool chooses = false;                      // it is a choice: probe/choices/margins.h
+  bool aside = false;                        // it is here to be followed alone
+  std::unique_ptr<FollowedCall> followed{};  // null where it is not
 
   // Numbers that are given as this argument, as they are in the run that this one is compared with:
   // in float32, unless a probe says otherwise.
@@ -52,7 +56,7 @@ struct Off {
   bool inherited = false;               // the call has not made it
   bool passed = false;                  // nor this, which is to tell who reads the result
   std::optional<std::size_t> format{};  // it would be off by it in one of report::kFormats
-  std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/inner_gradients.h
+  std::shared_ptr<evidence::InnerGradients> inner{};  // see evidence/graphs/inner_gradients.h
 };
 
 // The frame that a call is counted with: of a row, or of a backward pass; null outside of any.

@@ -16,6 +16,7 @@
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
+#include "probe/choices/margins.h"
 #include "probe/inherited_errors.h"
 #include "probe/measured_call.h"
 #include "probe/measures.h"
@@ -193,8 +194,7 @@ void end_unmeasured(const MeasuredCall& context, const std::vector<c10::IValue>&
   notify(context, values);
 }
 
-std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
-                                                     const at::RecordFunction& call) {
+std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::RecordFunction& call) {
   unsigned& measuring = on_this_thread().measuring;
   if (measuring > 0) {
     ++measuring;
@@ -208,10 +208,10 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   const auto inputs = call.inputs();
   const bool measured = is_measured_thread();
   const auto given = [&] {
-    MeasuredCall call;
-    call.arguments.assign(inputs.begin(), inputs.end());
-    if (frame->kind == Frame::Kind::Decided) call.casts = frame->cast_tensors;
-    return given_tensors(call);
+    MeasuredCall given;
+    given.arguments.assign(inputs.begin(), inputs.end());
+    if (frame->kind == Frame::Kind::Decided) given.casts = frame->cast_tensors;
+    return given_tensors(given);
   };
   const bool reads = measured && !backward && evidence::any_waits(given());
   if (measured && !backward && op->moves && (reads || has_any_shadow(inputs))) {
@@ -254,8 +254,52 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
   return context;
 }
 
+// What a call chooses is followed to the losses and outputs that it comes to.
+void begin_followed(const Thread& thread, const at::RecordFunction& call,
+                    std::unique_ptr<MeasuredCall>& context) {
+  const Frame* frame = counted_with(thread);
+  const evidence::Op* op = evidence::op_of(call);
+  if (frame == nullptr || frame->kind == Frame::Kind::Backward || op == nullptr) return;
+  if (frame->call.site == report::kNone || !is_measured_thread()) return;
+  const auto inputs = call.inputs();
+  const auto tensors = tensors_in(inputs);
+  if (evidence::begins_backward(*op, tensors)) reach_loss(tensors.front());
+  const bool chooses = is_choice(*op, inputs);
+  auto followed =
+      chooses ? nullptr
+              : follow(*op, inputs,
+                       frame->kind == Frame::Kind::Decided ? frame->cast_tensors : CastTensors());
+  if (!chooses && followed == nullptr) return;
+  if (context == nullptr) {
+    context = std::make_unique<MeasuredCall>();
+    context->op = op;
+    context->arguments.assign(inputs.begin(), inputs.end());
+    context->site = frame->call.site;
+    context->aside = true;
+  }
+  context->chooses = chooses;
+  context->followed = std::move(followed);
+}
+
+void end_followed(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
+  if (results.empty()) return;
+  if (context.chooses) follow_choice(context.site, *context.op, context.arguments, results);
+  if (context.followed != nullptr) context.followed->ends(results);
+}
+
+std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
+                                                     const at::RecordFunction& call) {
+  const bool inside = on_this_thread().measuring > 0;
+  auto context = begin_measured(thread, call);
+  const bool measures = what_to_measure().errors;
+  if (!inside && measures) begin_followed(thread, call, context);
+  return context;
+}
+
 void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
   const auto& context = static_cast<const MeasuredCall&>(kept);
+  end_followed(context, call.outputs());
+  if (context.aside) return;
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
   watch_readers(context, call.outputs());
@@ -331,6 +375,7 @@ void stop(const report::Report& report) {
   watch::remove_probe(here());
   evidence::forget_shadows();
   evidence::forget_differences();
+  forget_choices();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "listen/hears.h"
+#include "report/choice.h"
 #include "report/event.h"
 #include "report/values.h"
 
@@ -55,6 +56,16 @@ class Listener {
   // Between the two a backward pass is one of a random sum of outputs, in place of a loss.
   virtual void begin_projection() {}
   virtual void end_projection() {}
+  // The same of numbers that a choice is made by: one of a random sum of their margins. `choice`:
+  // by number_of().
+  virtual void begin_choice(std::uint32_t /*choice*/) {}
+  virtual void end_choice() {}
+  // Calls of the site have chosen.
+  virtual void chose(SiteId /*site*/, std::uint32_t /*choice*/, const Choice& /*made*/) {}
+  // What a loss, by its line, or the outputs (kOutputs) differ by where so many choices before it
+  // are made otherwise: squares.
+  virtual void decided_by_choices(std::uint32_t /*loss*/, double /*squares*/,
+                                  std::uint64_t /*otherwise*/) {}
   // A graph that torch.compile has compiled has begun, by the number that it has there ("0/1").
   virtual void compiled_ran(const std::string& /*graph*/) {}
   // A backward pass has ended.

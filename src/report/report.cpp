@@ -40,7 +40,7 @@ CastCount& Row::casts_of(DType from, DType to) {
 Row& Report::row_of(SiteId site) { return at(rows_, site); }
 
 void Report::ended(const Call& call, const Site&) {
-  if (projecting_) return;
+  if (is_aside()) return;
   Row& row = row_of(call.site);
   ++row.calls;
   row.ns += call.ns;
@@ -60,7 +60,7 @@ void Report::ended(const Call& call, const Site&) {
 }
 
 void Report::given(const Given& tensor, std::uint64_t numbers, bool first) {
-  if (!has_values_ || projecting_) return;
+  if (!has_values_ || is_aside()) return;
   if (edges_.size() >= kMostSites && !edges_.contains(tensor)) return;
   Edge& edge = edges_[tensor];
   ++edge.count;
@@ -69,7 +69,7 @@ void Report::given(const Given& tensor, std::uint64_t numbers, bool first) {
 }
 
 void Report::cast_back(SiteId site, const Cast& cast) {
-  if (projecting_) return;
+  if (is_aside()) return;
   // Of the site whose cast it is the backward of, so that from and to are those of the forward.
   CastCount& count = row_of(site).casts_of(cast.to, cast.from);
   ++count.backward;
@@ -79,7 +79,7 @@ void Report::cast_back(SiteId site, const Cast& cast) {
 }
 
 void Report::measured(SiteId site, const Values& values) {
-  if (!has_values_ || projecting_) return;
+  if (!has_values_ || is_aside()) return;
   at(values_, site).add(values);
 }
 
@@ -99,12 +99,13 @@ void Report::changed(SiteId site, const Change& change) {
     sum.rounding += change.rounding;
     return;
   }
-  Loss& loss = of_line(losses_, change.loss);
+  const std::uint32_t line = choosing_ != 0 ? choosing_ : change.loss;
+  Loss& loss = of_line(losses_, line);
   if (change.pass > loss.last_pass) {  // the engine counts them
     loss.last_pass = change.pass;
     ++loss.passes;
   }
-  LossChanges& known = of_line(at(changes_, site), change.loss);
+  LossChanges& known = of_line(at(changes_, site), line);
   known.passes.add(loss.passes - 1, change);
   if (change.format) return known.formats[*change.format].add(change.pass, change.low);
   if (known.last.pass != change.pass) known.last = {.pass = change.pass};
@@ -140,10 +141,23 @@ void Reads::add(std::int64_t of_pass, SiteId reader, double change) {
 void Report::read(SiteId maker, SiteId reader, const Change& change) {
   // What overflows says nothing of its readers.
   if (!has_values_ || !(std::abs(change.rounding) < kMostChange)) return;
-  const ReadsKey key{maker, projecting_ ? kOutputs : change.loss};
+  const ReadsKey key{maker, projecting_ ? kOutputs : choosing_ != 0 ? choosing_ : change.loss};
   if (reads_.size() >= kMostSites && !reads_.contains(key)) return;
   // Passes of a loss have numbers above zero.
   reads_[key].add(projecting_ ? -projections_ : change.pass + 1, reader, change.rounding);
+}
+
+void Report::chose(SiteId site, std::uint32_t choice, const Choice& made) {
+  if (!has_values_) return;
+  Loss& found = of_line(losses_, choice);
+  found.chose = site;
+  found.choice.add(made);
+}
+
+void Report::decided_by_choices(std::uint32_t loss, double squares, std::uint64_t otherwise) {
+  if (!has_values_) return;
+  decided_[loss].squares += squares;
+  decided_[loss].otherwise += otherwise;
 }
 
 void Report::begin_projection() {

@@ -105,7 +105,7 @@ class Report final : public Listener {
   void measured(SiteId site, const Values& values) override;
   void changed(SiteId site, const Change& change) override;
   void read(SiteId maker, SiteId reader, const Change& change) override;
-  void backward_ended(std::uint64_t ns) override { backward_ns_ += projecting_ ? 0 : ns; }
+  void backward_ended(std::uint64_t ns) override { backward_ns_ += is_aside() ? 0 : ns; }
   void compiled_ran(const std::string& graph) override;
   void cast_undone(PathId path, SiteId site, std::uint64_t ns) override;
   void cast_repeated(SiteId maker, SiteId first, SiteId site, const Cast& cast,
@@ -121,6 +121,8 @@ class Report final : public Listener {
     std::uint32_t line;  // by number_of()
     std::uint64_t passes = 0;
     int last_pass = -1;
+    SiteId chose = kNone;  // a choice: its changes are those of its margins
+    Choice choice{};
   };
   const std::vector<Loss>& losses() const { return losses_; }
   struct LossChanges {
@@ -136,12 +138,16 @@ class Report final : public Listener {
   // else counts.
   void begin_projection() override;
   void end_projection() override;
+  void begin_choice(std::uint32_t choice) override { choosing_ = choice; }
+  void end_choice() override { choosing_ = 0; }
+  void chose(SiteId site, std::uint32_t choice, const Choice& made) override;
+  void decided_by_choices(std::uint32_t loss, double squares, std::uint64_t otherwise) override;
+  const std::map<std::uint32_t, ChoicesWorth>& decided_by_choices() const { return decided_; }
   struct ReadsKey {
     SiteId maker;
     std::uint32_t loss;  // a line, or kOutputs
     auto operator<=>(const ReadsKey&) const = default;
   };
-  static constexpr std::uint32_t kOutputs = UINT32_MAX;
   const std::map<ReadsKey, Reads>& reads() const { return reads_; }
   const std::vector<Moment>& moments() const { return moments_; }
   std::uint64_t stride() const { return stride_; }  // one in so many casts is a moment
@@ -168,6 +174,7 @@ class Report final : public Listener {
 
  private:
   Row& row_of(SiteId site);
+  bool is_aside() const { return projecting_ || choosing_ != 0; }  // a pass of ours
   void add_moment(SiteId site, const Cast& cast, Kind kind);
 
   bool has_values_;
@@ -182,7 +189,9 @@ class Report final : public Listener {
   std::vector<Signed> projected_;       // of the rows
   std::vector<Loss> losses_;
   std::vector<std::vector<LossChanges>> changes_;  // of the rows
+  std::map<std::uint32_t, ChoicesWorth> decided_;  // by the line of a loss, or kOutputs
   bool projecting_ = false;
+  std::uint32_t choosing_ = 0;
   std::int64_t projections_ = 0;
   std::map<ReadsKey, Reads> reads_;
   std::vector<Moment> moments_;

@@ -154,6 +154,12 @@ template <>
 inline constexpr auto kFields<PassSums> =
     std::tuple{Field{"change", &PassSums::change}, Field{"squares", &PassSums::squares}};
 
+inline std::uint64_t hash(std::uint64_t number) {  // the last step of splitmix64
+  number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9u;
+  number = (number ^ number >> 27) * 0x94d049bb133111ebu;
+  return number ^ number >> 31;
+}
+
 // The changes of one loss, or of random sums of the outputs, with the sign of each pass: errors of
 // two sites that cancel, or add up, do so in each. Behind the first kMostPasses a pass is added to
 // an earlier one with a random sign, the same for all sites: squares of sums over sites stay right
@@ -177,13 +183,6 @@ struct Signed {
     add_to(ran, change.ran);
     add_to(low, change.low);
     add_to(rounding, change.rounding);
-  }
-
- private:
-  static std::uint64_t hash(std::uint64_t number) {  // the last step of splitmix64
-    number = (number ^ number >> 30) * 0xbf58476d1ce4e5b9u;
-    number = (number ^ number >> 27) * 0x94d049bb133111ebu;
-    return number ^ number >> 31;
   }
 };
 

@@ -46,6 +46,11 @@ Nodes& nodes() { return process_wide<Nodes>(); }
 
 }  // namespace
 
+std::uint32_t line_here() {
+  const pybind11::gil_scoped_acquire gil;
+  return number_of(source_here());
+}
+
 BackwardPass backward_pass() {
   const int number = running().empty() ? autocast::graph_task() : running().front();
   {
@@ -53,11 +58,7 @@ BackwardPass backward_pass() {
     const auto known = losses().of_passes.find(number);
     if (known != losses().of_passes.end()) return {number, known->second};
   }
-  std::uint32_t loss = 0;
-  {
-    const pybind11::gil_scoped_acquire gil;
-    loss = number_of(source_here());
-  }
+  std::uint32_t loss = line_here();
   const std::lock_guard guard(losses().mutex);
   auto& known = losses().of_passes;
   loss = known.try_emplace(number, loss).first->second;

@@ -18,6 +18,9 @@ struct BackwardPass {
 // so not under a lock.
 BackwardPass backward_pass();
 
+// The line of the user's code that this thread is in, by number_of(). Takes the GIL.
+std::uint32_t line_here();
+
 // A node begins and ends on this thread.
 void enter_node();
 void leave_node();

@@ -241,9 +241,40 @@ class InForce(Data, frozen=True):
     front_end: Annotated[Literal["convert", "autocast"], "Whether hmp.convert or hmp.autocast put it in force."]
 
 
+class Margins(Data, frozen=True):
+    bin: Annotated[
+        int, Meta(ge=-160, le=160), Adds.KEY, "They lie from 2^(bin / 4) to 2^((bin + 1) / 4). -160 has those of 0."
+    ]
+    count: Annotated[Count, "How many."]
+
+
+class Choice(Data, frozen=True):
+    """An op that chooses by its numbers, such as experts by topk, with gradients on."""
+
+    row: Annotated[Count, Adds.FIRST, "The number of its row."]
+    choices: Annotated[Count, "How many choices it made."]
+    margins: Annotated[
+        list[Margins],
+        "The margins of the choices: the differences of the last number that is chosen and the next one, by the size of that number if no number is negative.",
+    ]
+    measured: Annotated[Count, "How many of the narrowest margins were measured, in all backward passes together."]
+    otherwise: Annotated[Count, "How many choices were made otherwise in a second run, to see what they are worth."]
+
+
 class Loss(Data, frozen=True):
-    loss: Annotated[str, 'The line of your code that called backward; "" if it is not known.']
+    loss: Annotated[
+        str, 'The line of your code that called backward; "" if it is not known. Of a choice, its op, module and line.'
+    ]
     passes: Annotated[Count, "How many backward passes of it reached ops that were measured."]
+    choice: Annotated[
+        Choice | UnsetType, "It is no loss: its backward passes begin at random sums of margins of choices."
+    ] = UNSET
+
+
+class ChoicesWorth(Data, frozen=True):
+    loss: Annotated[str | None, "The line of the loss; null for the outputs."]
+    squares: Annotated[Size, "The squares of what it differs by, where some choices are made otherwise."]
+    otherwise: Annotated[Count, "How many choices these are."]
 
 
 class Totals(Data, frozen=True, kw_only=True):
@@ -299,7 +330,12 @@ class Report(Totals, frozen=True, kw_only=True):
         Adds.FIRST,
         "The lists of ops in 8 bits that calls were also run as. Only if the report was made with formats.",
     ] = UNSET
-    losses: Annotated[list[Loss] | UnsetType, "The losses that backward was called on. Only with values."] = UNSET
+    losses: Annotated[
+        list[Loss] | UnsetType, "The losses that backward was called on, and the choices of ops. Only with values."
+    ] = UNSET
+    choices_worth: Annotated[
+        list[ChoicesWorth] | UnsetType, "What losses and outputs change by if ops choose otherwise. Only with values."
+    ] = UNSET
     projected_squares: Annotated[
         Size | UnsetType, "The squares of the random sums of outputs, all together, on average. Only with values."
     ] = UNSET
@@ -344,6 +380,7 @@ class Report(Totals, frozen=True, kw_only=True):
         for path, numbers in (
             ("timeline.events", [event.row for event in self.timeline.events]),
             ("edges", [number for edge in self.edges or [] for number in (edge.maker, edge.row)]),
+            ("losses", [loss.choice.row for loss in self.losses or [] if loss.choice]),
             ("reads", [number for read in self.reads or [] for number in (read.maker, read.first, read.second)]),
         ):
             if numbers and max(numbers) >= len(self.rows):

@@ -59,6 +59,10 @@ class LossChange(Data, frozen=True):
     squares_low: Annotated[Size, "The same in the low dtype."]
     squares_rounding: Annotated[Size, "The same where only the float32 results are rounded."]
     passes: Annotated[Passes, _PASSES] = field(default_factory=Passes)
+    choice: Annotated[
+        bool,
+        "Whether it is no loss, but a sum of the margins by which an op chooses: ``losses`` of the report has them.",
+    ] = False
 
 
 class FormatChange(Data, frozen=True):

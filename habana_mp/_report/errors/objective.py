@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from habana_mp._report.data import Read, Report
+from habana_mp._report.errors.choices import Choices
 from habana_mp._report.errors.passes import Passes, Weights
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import OUTPUTS, Run, losses_of, not_in_format, squares
@@ -81,16 +82,23 @@ class Objective:
     def __init__(self, report: Report) -> None:
         self._rows = report.rows
         losses = losses_of(report.rows)
-        passes = {each.loss: float(each.passes) for each in report.losses or []}
+        passes: dict[str | None, float] = {each.loss: float(each.passes) for each in report.losses or []}
         self._scales: dict[str | None, float] = {each: passes.get(each, 0.0) for each in losses}
         if report.projected_squares or not losses:
             self._scales[None] = report.projected_squares or 0.0
+        self._passes_seen = passes | self._scales
         self._passes_of: dict[str | None, Passes] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
         for read in report.reads or []:
             self._reads.setdefault((read.maker, read.loss), []).append(read)
         self.names = self._named(losses) | ({OUTPUTS: "the outputs"} if None in self._scales else {})
+        self._choices = Choices(report, self._error) if self.known else None
         self._now = self.errors() if self.known else {}
+
+    @property
+    def flips(self) -> Mapping[int, float]:
+        """How many choices of a row are others than in float32, where it is known what follows from that."""
+        return self._choices.flips_of_rows if self._choices else {}
 
     def _named(self, losses: list[str]) -> dict[str, str]:
         """What to call each, by the key that it has in ``errors``."""
@@ -124,36 +132,46 @@ class Objective:
 
         ``left``: of rows in float32, what is left of their errors, by their numbers; ``low``: of rows in the low dtype, how much of them is.
         """
+        flips = self._choices.squares(lambda choice: self._error(choice, left, low)) if self._choices else {}
         found = {}
         for loss, scale in self._scales.items():
-            total, weights = 0.0, Weights()
-            for number, row in enumerate(self._rows):
-                which: Run = low[number].which if number in low else "ran"
-                whole = squares(row, loss, which)
-                if number in left:
-                    rounding = self._rounding(number, loss, left[number].rounded)
-                    kept = left[number].ran * whole + left[number].rounding * rounding
-                    weights.add(number, "ran", left[number].ran)
-                    weights.add(number, "rounding", left[number].rounding * self._part_of(number, loss, rounding))
-                elif number in low:
-                    part = low[number].part
-                    rounding = self._rounding(number, loss, low[number].rounded)
-                    kept = part * (whole - rounding) + (1 - part) * squares(row, loss)  # those that read it lose that
-                    # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
-                    own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
-                    weights.add(number, which, own)
-                    if which in FORMATS:
-                        weights.add(number, "low", own * not_in_format(row, which))
-                    weights.add(number, "ran", 1 - part)
-                else:
-                    kept = whole
-                    weights.add(number, "ran", 1.0)
-                total += kept
-            both = total + self._passes(loss).together(weights)
-            # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
-            mean_square = max(0.0, _LEAST * total, both) / scale
-            found[OUTPUTS if loss is None else loss] = math.sqrt(mean_square)
+            name = OUTPUTS if loss is None else loss
+            found[name] = math.hypot(self._error(loss, left, low), math.sqrt(flips.get(name, 0.0) / scale))
         return found
+
+    def _error(
+        self,
+        loss: str | None,
+        left: Mapping[int, Left] = MappingProxyType({}),
+        low: Mapping[int, Lowered] = MappingProxyType({}),
+    ) -> float:
+        """Without what follows from choices."""
+        total, weights = 0.0, Weights()
+        for number, row in enumerate(self._rows):
+            which: Run = low[number].which if number in low else "ran"
+            whole = squares(row, loss, which)
+            if number in left:
+                rounding = self._rounding(number, loss, left[number].rounded)
+                kept = left[number].ran * whole + left[number].rounding * rounding
+                weights.add(number, "ran", left[number].ran)
+                weights.add(number, "rounding", left[number].rounding * self._part_of(number, loss, rounding))
+            elif number in low:
+                part = low[number].part
+                rounding = self._rounding(number, loss, low[number].rounded)
+                kept = part * (whole - rounding) + (1 - part) * squares(row, loss)  # those that read it lose that
+                # What rounded arguments give is rounded to other numbers: its sign is not that of ``rounding``.
+                own = part * max(0.0, 1 - rounding / whole) if whole else 0.0
+                weights.add(number, which, own)
+                if which in FORMATS:
+                    weights.add(number, "low", own * not_in_format(row, which))
+                weights.add(number, "ran", 1 - part)
+            else:
+                kept = whole
+                weights.add(number, "ran", 1.0)
+            total += kept
+        both = total + self._passes(loss).together(weights)
+        # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
+        return math.sqrt(max(0.0, _LEAST * total, both) / self._passes_seen[loss])
 
     def _part_of(self, number: int, loss: str | None, rounding: float) -> float:
         whole = squares(self._rows[number], loss, "rounding")

@@ -8,6 +8,7 @@ from msgspec import UNSET, structs
 
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Advice, Report, Row, ToTake, Uneven
+from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.beginning import Beginning, beginning
 from habana_mp._report.findings.edits import Edit, edits, no_edit
 from habana_mp._report.findings.unknown import is_outside, may_flip
@@ -53,6 +54,8 @@ def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[A
     return [*_of_compiled(report), *first, *worth][:_MOST]
 
 
+_ONE_FLIP = 0.5
+
 _Line = tuple[float, Advice]  # the seconds that it is about
 
 
@@ -68,7 +71,16 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
 
 
 def _of_choices(report: Report) -> Iterator[Advice]:
-    """What no first-order estimate has: an op that takes others of its numbers, because they are off."""
+    """Ops that take others of their numbers, because these are off."""
+    if report.choices_worth:
+        counts = {loss.choice.row: loss.choice.choices for loss in report.losses or [] if loss.choice}
+        flips = sorted(Objective(report).flips.items(), key=lambda each: -each[1] / counts[each[0]])
+        for number, count in flips[:_MOST_CHOICES]:
+            if count >= _ONE_FLIP:
+                yield Advice(
+                    f"{_place(report.rows[number])}: about {count:,.0f} of {counts[number]:,} choices differ from those of float32",
+                    "estimated; the errors here have what follows from that, and the shares have not",
+                )
     flipped = [row for row in report.rows if row.measured.flipped]
     flipped.sort(key=lambda row: -row.measured.flipped / row.measured.choices)
     for row in flipped[:_MOST_CHOICES]:

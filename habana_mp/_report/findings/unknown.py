@@ -9,7 +9,7 @@ from msgspec import structs
 import habana_mp._core as _core
 from habana_mp._report.added import added, grouped
 from habana_mp._report.data import Error, Report, Row
-from habana_mp._report.numbers import LocalError, change_of, local_error, saw_backward, why_unmeasured
+from habana_mp._report.numbers import LocalError, change_of, local_error, losses_of, saw_backward, why_unmeasured
 from habana_mp._show.units import encodable
 
 Why = tuple[str, str]
@@ -93,7 +93,7 @@ def why_no_share(report: Report, *, what_if: bool, of_loss: bool) -> Why | None:
     if _errors(rows, "ran") or _errors(rows, "low"):
         if why := why_no_shares(rows):
             return why
-        if of_loss and not any(row.measured.losses for row in rows):
+        if of_loss and not losses_of(rows):
             return _NO_LOSS
     return None
 
@@ -177,6 +177,7 @@ def may_flip(report: Report) -> list[Row]:
     """Rows that choose by numbers that are off, where it is not known whether they choose as in float32."""
     if not any(row.measured.ran.squares for row in report.rows):
         return []
+    followed = {loss.choice.row for loss in report.losses or [] if loss.choice} if report.choices_worth else set()
     computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
-    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed]
+    chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed - followed]
     return [row for row in chose if not row.measured.choices]

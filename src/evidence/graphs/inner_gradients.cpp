@@ -1,4 +1,4 @@
-#include "evidence/inner_gradients.h"
+#include "evidence/graphs/inner_gradients.h"
 
 #include <mutex>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
 #include "base/torch_private.h"
-#include "evidence/handed_gradients.h"
+#include "evidence/graphs/handed_gradients.h"
 #include "evidence/rerun.h"
 
 namespace habana_mp::evidence {

@@ -1,4 +1,4 @@
-#include "evidence/handed_gradients.h"
+#include "evidence/graphs/handed_gradients.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>

@@ -1,0 +1,77 @@
+#include "evidence/graphs/graph_place.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <string_view>
+#include <typeinfo>
+#include <unordered_set>
+#include <vector>
+
+namespace habana_mp::evidence {
+namespace {
+
+using torch::autograd::Node;
+
+// Ours, or a function of C++ that was registered on a tensor, as ours are.
+template <typename Hook>
+bool is_harmless(const std::unique_ptr<Hook>& hook) {
+  const Hook& seen = *hook;
+  const std::string_view type = typeid(seen).name();
+  return type.find("habana_mp") != type.npos || type.find("CppFunction") != type.npos;
+}
+
+bool is_ours(Node& node) {
+  const std::string_view type = typeid(node).name();
+  const bool leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node) != nullptr;
+  return type.find("PyNode") == type.npos && node.retains_grad_hooks().empty() &&
+         std::ranges::all_of(node.tensor_pre_hooks(),
+                             is_harmless<torch::autograd::FunctionPreHook>) &&
+         // Those of a leaf see sums of gradients, of which there are none.
+         (leaf ||
+          (std::ranges::all_of(node.pre_hooks(), is_harmless<torch::autograd::FunctionPreHook>) &&
+           std::ranges::all_of(node.post_hooks(), is_harmless<torch::autograd::FunctionPostHook>)));
+}
+
+// Where the graph ends; nothing where a part of it is somebody else's.
+std::optional<torch::autograd::edge_list> ends_of(Node* root) {
+  torch::autograd::edge_list ends;
+  std::vector<Node*> waiting{root};
+  std::unordered_set<const Node*> seen{root};
+  while (!waiting.empty()) {
+    Node* node = waiting.back();
+    waiting.pop_back();
+    if (!is_ours(*node)) return std::nullopt;
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
+      waiting.push_back(edge.function.get());
+      if (edge.function->num_outputs() == 0) ends.push_back(edge);
+    }
+  }
+  return ends;
+}
+
+}  // namespace
+
+GraphPlace::GraphPlace(const at::Tensor& tensor)
+    : edge_(torch::autograd::impl::gradient_edge(tensor)) {}
+
+bool GraphPlace::run_backward(const at::Tensor& gradient) const {
+  const auto ends = edge_.is_valid() ? ends_of(edge_.function.get()) : std::nullopt;
+  if (!ends || ends->empty()) return false;
+  try {
+    torch::autograd::Engine::get_default_engine().execute({edge_}, {gradient}, /*keep_graph=*/true,
+                                                          /*create_graph=*/false,
+                                                          /*accumulate_grad=*/false, *ends);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace habana_mp::evidence

@@ -309,7 +309,9 @@ class _Sequence:
         else:
             where = _where(rows, self._change[title])
             others = "" if first else f" with those before it, {self._each(errors[3])} alone"
-            chosen = ", and more by what is chosen" if self._objective.flips and own**2 < (1 - 2 * made) * now**2 else ""
+            chosen = (
+                ", and more by what is chosen" if self._objective.flips and own**2 < (1 - 2 * made) * now**2 else ""
+            )
             why = f"makes {share(made, 1.0)} of the error of {what}{chosen} (estimated: {self._change_of(*errors[1:3])}{others})"
             why += (f", in {where}" if where else "") + f"; {cost}"
         return Edit(

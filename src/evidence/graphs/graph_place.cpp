@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -28,7 +27,7 @@ bool is_harmless(const std::unique_ptr<Hook>& hook) {
 
 bool is_ours(Node& node) {
   const std::string_view type = typeid(node).name();
-  const bool leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(&node) != nullptr;
+  const bool leaf = node.num_outputs() == 0;
   return type.find("PyNode") == type.npos && node.retains_grad_hooks().empty() &&
          std::ranges::all_of(node.tensor_pre_hooks(),
                              is_harmless<torch::autograd::FunctionPreHook>) &&

@@ -47,12 +47,18 @@ def test_what_float32_chooses_does_not_differ():
     assert not [each for each in report.advice if "choices" in each.text]
 
 
-def test_with_gradients_an_op_that_chooses_is_named():
-    """What it takes otherwise is in no estimate."""
+@pytest.mark.parametrize("op", ["topk", "sort"])
+def test_with_gradients_an_op_that_chooses_is_named(op):
+    """How often it does is estimated where it is followed, or the head says that it is not."""
     weight = random(64, 64).requires_grad_()
     with hmp.autocast("cpu", policy=POLICY), hmp.report(values=True) as report:
-        torch.mm(random(256, 64), weight).topk(2, -1).values.float().sum().backward()
-    (line,) = (each for each in report.advice if each.text.startswith("topk: "))
-    assert "compare" in line.evidence
+        y = torch.mm(random(256, 64), weight)
+        (y.topk(2, -1) if op == "topk" else y.sort(-1)).values.float().sum().backward()
+    (line,) = (each for each in report.advice if each.text.startswith(f"{op}: "))
     (head,) = (line for line in str(report).splitlines() if line.startswith("error of the loss "))
-    assert ", without what topk may choose" in head
+    if op == "topk":
+        assert "of 256 choices differ" in line.text
+        assert "choose" not in head
+    else:
+        assert "compare" in line.evidence
+        assert ", without what sort may choose" in head

@@ -10,6 +10,7 @@
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "kernels/cast_kernels.h"
 #include "listen/watched_call.h"
 
 namespace habana_mp {
@@ -51,7 +52,8 @@ struct Int8Rows {
   at::Tensor scales;  // of 8 bits alone
 };
 
-Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
+// Of rows that lie one after the other.
+Int8Rows quantized(const at::Tensor& input, DType via, std::int64_t rows, std::int64_t inputs) {
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs);
   const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
   Int8Rows made{at::empty({rows, filled}, at::TensorOptions(at::kChar)),
@@ -63,7 +65,7 @@ Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inpu
   auto* scales = static_cast<float*>(made.scales.mutable_data_ptr());
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
   in_parallel(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
-    kernels::quantize_rows(from, source + first * row_bytes, inputs,
+    kernels::quantize_rows(from, via, source + first * row_bytes, inputs,
                            static_cast<std::size_t>(last - first), static_cast<std::size_t>(inputs),
                            numbers + first * filled, static_cast<std::size_t>(filled),
                            scales + first);
@@ -121,6 +123,20 @@ Int8Rows floating(const at::Tensor& numbers) {
   };
   if (dtype == DType::Float32 || (dtype == DType::BFloat16 && multiplies())) return {numbers, {}};
   return {cast_numbers(numbers, DType::Float32, {}, Lifetime::Call), {}};
+}
+
+at::Tensor channels_last(const at::Tensor& images) { return images.movedim(1, -1).contiguous(); }
+
+// Images whose channels come last then. They are rounded as they lie, so that what moves is bytes.
+Int8Rows quantized_images(const at::Tensor& images, DType via) {
+  const std::int64_t count = images.size(0), numbers = images.numel() / count;
+  const bool in_rows = images.is_non_overlapping_and_dense() && images.stride(0) == numbers;
+  const at::Tensor dense = in_rows ? images : images.contiguous();
+  Int8Rows made = quantized(dense, via, count, numbers);
+  at::DimVector strides(dense.strides());
+  strides.front() = made.numbers.stride(0);
+  made.numbers = channels_last(made.numbers.as_strided(dense.sizes(), strides));
+  return made;
 }
 
 // The panels of some outputs, which begin with a panel.
@@ -214,7 +230,7 @@ at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
 }
 
 at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
-                     bool activations, at::ScalarType result) {
+                     Int8Activations activations, at::ScalarType result) {
   const auto inputs = static_cast<std::int64_t>(weights.front().inputs);
   const auto outputs = static_cast<std::int64_t>(weights.front().outputs);
   at::DimVector sizes(input.sizes());
@@ -224,8 +240,8 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
   if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const Int8Rows x =
-      activations ? quantized(input, rows, inputs) : floating(input.view({rows, inputs}));
+  const Int8Rows x = activations ? quantized(input, *activations, rows, inputs)
+                                 : floating(input.view({rows, inputs}));
   const auto each = rows / static_cast<std::int64_t>(weights.size());
   for (std::int64_t row = 0; const Int8Weight& weight : weights) {
     const auto share = [&](const at::Tensor& all) {
@@ -239,20 +255,14 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
 
 at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
                         at::IntArrayRef weight_sizes, const at::Tensor& bias,
-                        const Int8Windows& windows, bool activations, at::ScalarType result) {
+                        const Int8Windows& windows, Int8Activations activations,
+                        at::ScalarType result) {
   const auto inputs = static_cast<std::int64_t>(weight.inputs);
   const std::int64_t count = images.size(0), outputs = weight_sizes[0];
   const std::int64_t groups = windows.groups, each = outputs / groups;
   const at::IntArrayRef kernel = weight_sizes.slice(2);
-  const at::Tensor last = images.movedim(1, -1).contiguous();
-  Int8Rows image_rows;
-  if (activations) {
-    const std::int64_t of_image = images.numel() / count;
-    image_rows = quantized(last, count, of_image);
-    image_rows.numbers = image_rows.numbers.narrow(1, 0, of_image).reshape(last.sizes());
-  } else {
-    image_rows = floating(last);
-  }
+  const Int8Rows image_rows =
+      activations ? quantized_images(images, *activations) : floating(channels_last(images));
   const at::Tensor views = windows_in(image_rows.numbers, kernel, windows);
   at::DimVector sizes{count};
   std::int64_t places = 1;
@@ -309,15 +319,19 @@ at::Tensor int8_lookup(const at::Tensor& indices, const Int8Weight& weight, at::
       "index out of range in self");
   at::DimVector sizes(indices.sizes());
   sizes.push_back(inputs);
-  const at::Tensor numbers = at::empty(sizes, at::TensorOptions(at::kFloat));
-  auto* out = static_cast<float*>(numbers.mutable_data_ptr());
+  const at::Tensor made = at::empty(sizes, at::TensorOptions(result));
+  auto* out = static_cast<std::byte*>(made.mutable_data_ptr());
+  const std::int64_t row_bytes = inputs * static_cast<std::int64_t>(made.itemsize());
+  const kernels::Kernel narrow = kernels::kernel(DType::Float32, number_dtype(made));
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
   in_parallel(0, count, grain, [&](std::int64_t first, std::int64_t last) {
+    std::vector<float> row(weight.inputs);
     for (std::int64_t i = first; i < last; ++i) {
-      kernels::dequantize_output(weight, static_cast<std::size_t>(wanted[i]), out + i * inputs);
+      kernels::dequantize_output(weight, static_cast<std::size_t>(wanted[i]), row.data());
+      narrow(row.data(), out + i * row_bytes, row.size());
     }
   });
-  return cast_numbers(numbers, dtype_of_type(result), {}, Lifetime::Call);
+  return made;
 }
 
 }  // namespace habana_mp

@@ -19,11 +19,15 @@ namespace habana_mp {
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
                      std::optional<WeightCache::Caller> caller, const at::Tensor& known = {});
 
-// Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). Of several
-// weights each has its share of the rows. `bias`: float32, one for each output, or undefined.
-// `result`: the dtype of the result.
+// What becomes of activations: the low dtype by way of which they are rounded to 8 bits, where they
+// are not of it yet; none: they are low numbers, and stay such.
+using Int8Activations = std::optional<DType>;
+
+// Of contiguous numbers (rows x inputs, or more dimensions before the inputs). Of several weights
+// each has its share of the rows. `bias`: float32, one for each output, or undefined. `result`: the
+// dtype of the result.
 at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
-                     bool activations, at::ScalarType result);
+                     Int8Activations activations, at::ScalarType result);
 
 // One number for each dimension of an image; the padding before and after it.
 struct Int8Windows {
@@ -34,7 +38,8 @@ struct Int8Windows {
 // Of images (count x channels x sizes). Activations in 8 bits have one scale an image.
 at::Tensor int8_windows(const at::Tensor& images, const kernels::Int8Weight& weight,
                         at::IntArrayRef weight_sizes, const at::Tensor& bias,
-                        const Int8Windows& windows, bool activations, at::ScalarType result);
+                        const Int8Windows& windows, Int8Activations activations,
+                        at::ScalarType result);
 
 // A row of the weight for each index. IndexError, as torch's embedding has it, for one that is
 // none.

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "base/clock.h"
@@ -151,64 +150,6 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
 // The memory that the windows of a block take, unless a few rows take more.
 constexpr std::int64_t kBlockBytes = 1 << 20, kRowsOfBlock = 2 * kRowsOfTask;
 
-// Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
-// once. Their places are the first `dims` dimensions.
-template <typename Act>
-void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t most, const Act& act,
-                    std::int64_t row = 0) {
-  const std::int64_t count = windows.size(0);
-  std::int64_t each = 1;
-  for (const std::int64_t size : windows.sizes().slice(1, dims - 1)) each *= size;
-  if (dims > 1 && each > most) {
-    for (std::int64_t i = 0; i < count; ++i)
-      for_each_block(windows.select(0, i), dims - 1, most, act, row + i * each);
-    return;
-  }
-  const std::int64_t step = std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, each));
-  for (std::int64_t i = 0; i < count; i += step)
-    act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
-}
-
-// Images (count x sizes x channels) with their padding, as windows: count x places x kernel x
-// channels.
-at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
-                      const Int8Windows& windows) {
-  at::DimVector pads{0, 0};
-  for (std::size_t i = windows.before.size(); i-- > 0;) {
-    pads.push_back(windows.before[i]);
-    pads.push_back(windows.after[i]);
-  }
-  const bool padded = std::ranges::any_of(pads, [](std::int64_t each) { return each != 0; });
-  const at::Tensor all = padded ? at::constant_pad_nd(images, pads, 0) : images;
-  at::DimVector sizes{all.size(0)}, strides{all.stride(0)};
-  for (std::size_t i = 0; i < kernel.size(); ++i) {
-    const auto dim = static_cast<std::int64_t>(i) + 1;
-    const std::int64_t reach = windows.dilation[i] * (kernel[i] - 1) + 1;
-    sizes.push_back((all.size(dim) - reach) / windows.stride[i] + 1);
-    strides.push_back(all.stride(dim) * windows.stride[i]);
-  }
-  for (std::size_t i = 0; i < kernel.size(); ++i) {
-    sizes.push_back(kernel[i]);
-    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 1) * windows.dilation[i]);
-  }
-  sizes.push_back(all.size(-1));
-  strides.push_back(all.stride(-1));
-  return all.as_strided(sizes, strides, all.storage_offset());
-}
-
-// Windows as rows for a kernel, which may overlap. Copied only where they do not lie so.
-at::Tensor rows_of_windows(const at::Tensor& windows, std::int64_t inputs, std::int64_t filled) {
-  const std::int64_t rows = windows.numel() / inputs;
-  if (filled == inputs) {
-    const at::Tensor found = windows.reshape({rows, inputs});
-    return inputs == 1 || found.stride(1) == 1 ? found : found.contiguous();
-  }
-  const at::Tensor made = at::empty({rows, filled}, windows.options());
-  made.narrow(1, 0, inputs).copy_(windows.reshape({rows, inputs}));
-  made.narrow(1, inputs, filled - inputs).zero_();
-  return made;
-}
-
 }  // namespace
 
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
@@ -298,8 +239,10 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
       const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
       const at::Tensor out =
           own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
-      const Int8Rows x{rows_of_windows(block, inputs, filled),
-                       activations ? scales.narrow(0, row, rows) : at::Tensor()};
+      const Int8Rows x{
+          rows_of_windows(block, static_cast<std::size_t>(block.dim()) - kernel.size() - 1, inputs,
+                          filled),
+          activations ? scales.narrow(0, row, rows) : at::Tensor()};
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));
     };

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "call/int8_windows.h"
 #include "kernels/int8/int8.h"
 #include "weights/int8_weight.h"
 #include "weights/weight_cache.h"
@@ -28,12 +29,6 @@ using Int8Activations = std::optional<DType>;
 // dtype of the result.
 at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
                      Int8Activations activations, at::ScalarType result);
-
-// One number for each dimension of an image; the padding before and after it.
-struct Int8Windows {
-  at::DimVector stride, before, after, dilation;
-  std::int64_t groups;
-};
 
 // Of images (count x channels x sizes). Activations in 8 bits have one scale an image.
 at::Tensor int8_windows(const at::Tensor& images, const kernels::Int8Weight& weight,

@@ -74,7 +74,7 @@ def inferring_mib(variant: Variant, model: Model, batch: int, *, offload: bool =
             infer(module, x, variant)
         gc.collect()
         resident = resident_mib("VmRSS")
-    del module, x
+    del module  # and not x: the caller has the input
     hmp.cache.clear()
     gc.collect()
     return resident - resident_mib("VmRSS")

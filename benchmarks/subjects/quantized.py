@@ -39,7 +39,28 @@ def onnxruntime_dynamic(weight: torch.Tensor) -> Product:
     return lambda x: session.run(None, {"x": x.float().numpy()})[0]
 
 
-def torchao_linear(config: str) -> Callable[[torch.Tensor], Product]:
+def openvino_dynamic(weight: torch.Tensor) -> Product:
+    """Weights of 8 bits with a scale for each output, as its compression makes them; the input is rounded to 8 bits in groups of 32."""
+    import openvino
+    from openvino import opset13 as ops
+
+    weight = weight.detach()
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    numbers = (weight / scales).round().to(torch.int8)
+    x = ops.parameter([-1, weight.shape[1]], openvino.Type.f32)
+    weights = ops.multiply(ops.convert(ops.constant(numbers.numpy()), openvino.Type.f32), ops.constant(scales.numpy()))
+    model = openvino.Model([ops.matmul(x, weights, False, True)], [x])
+    options = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": "bf16",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 32,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+    return lambda x: request.infer([x.float().numpy()], share_inputs=True, share_outputs=True)[0]
+
+
+def torchao_linear(config: str, *, compiled: bool) -> Callable[[torch.Tensor], Product]:
     """Of a linear layer in bfloat16."""
 
     def make(weight: torch.Tensor) -> Product:
@@ -48,15 +69,22 @@ def torchao_linear(config: str) -> Callable[[torch.Tensor], Product]:
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=torch.bfloat16)
         layer.weight = nn.Parameter(weight.detach().to(torch.bfloat16))
         quantization.quantize_(layer, getattr(quantization, config)())
-        return layer
+        return torch.compile(layer) if compiled else layer
 
     return make
 
 
 _MAKERS: dict[str, tuple[str, Callable[[torch.Tensor], Product]]] = {
     "ONNX Runtime, int8": ("onnxruntime", onnxruntime_dynamic),
-    "torchao, eager, weight int8": ("torchao", torchao_linear("Int8WeightOnlyConfig")),
-    "torchao, eager, int8": ("torchao", torchao_linear("Int8DynamicActivationInt8WeightConfig")),
+    "OpenVINO, int8": ("openvino", openvino_dynamic),
+    **{
+        f"torchao, {way}, {name}": ("torchao", torchao_linear(config, compiled=way == "compiled"))
+        for way in ("eager", "compiled")
+        for name, config in (
+            ("weight int8", "Int8WeightOnlyConfig"),
+            ("int8", "Int8DynamicActivationInt8WeightConfig"),
+        )
+    },
 }
 NAMES = tuple(_MAKERS)
 

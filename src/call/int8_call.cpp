@@ -15,6 +15,7 @@
 #include "cast/dtypes.h"
 #include "cast/node.h"
 #include "cast/numbers.h"
+#include "listen/hears.h"
 #include "scope/regions.h"
 #include "weights/int8_weight.h"
 #include "weights/weight.h"
@@ -25,7 +26,7 @@ namespace {
 // What a call computes with, beside what autograd sees of it.
 struct ProductForm {
   at::ScalarType result;  // the low dtype, or float32
-  bool activations;
+  Int8Activations activations;
   at::Tensor copy;  // of the weight
 };
 
@@ -56,6 +57,18 @@ bool are_of(const Int8Operands& call) {
 at::Tensor low(const at::Tensor& tensor, DType to, bool contiguous) {
   if (number_dtype(tensor) == to) return tensor;
   return cast_argument(tensor, to, {.cached = true, .contiguous = contiguous});
+}
+
+// The input as the kernels take it. They cast it while they round it to 8 bits, where nobody has to
+// see the cast.
+at::Tensor activations_of(const at::Tensor& input, const Int8Operands& call, bool contiguous) {
+  const bool unseen = call.activations && number_dtype(input) == DType::Float32 &&
+                      !records_graph(input) && !listen::anyone_hears(listen::Hears::Calls);
+  return unseen ? input : low(input, call.to, contiguous);
+}
+
+Int8Activations rounded_by(const Int8Operands& call) {
+  return call.activations ? std::optional(call.to) : std::nullopt;
 }
 
 // A bias is added in float32, from the numbers that it has.
@@ -181,8 +194,8 @@ at::Tensor int8_product(Layout layout, const Int8Operands& call, const at::Scala
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
   const bool plain = is_plain_sum(call, outputs, beta, alpha);
   const at::ScalarType result_type = plain ? scalar_type(to) : at::kFloat;
-  const ProductForm form{result_type, activations, int8_copy(weight, layout, caller, known)};
-  const at::Tensor x = low(input, to, /*contiguous=*/true),
+  const ProductForm form{result_type, rounded_by(call), int8_copy(weight, layout, caller, known)};
+  const at::Tensor x = activations_of(input, call, /*contiguous=*/true),
                    added = plain ? wide(bias) : at::Tensor();
   const auto compute = [&] { return product_of(x, added, form); };
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
@@ -206,9 +219,9 @@ at::Tensor int8_convolution(const Int8Operands& call, const Int8Convolution& num
     return {};
   }
   const c10::impl::ExcludeDispatchKeyGuard uncast(autocast::kAllKeys);
-  const ProductForm form{scalar_type(to), activations,
+  const ProductForm form{scalar_type(to), rounded_by(call),
                          int8_copy(weight, Layout::Int8, caller, known)};
-  const at::Tensor x = low(images, to, /*contiguous=*/false), added = wide(bias);
+  const at::Tensor x = activations_of(images, call, /*contiguous=*/false), added = wide(bias);
   const auto compute = [&] { return convolution_of(x, weight.sizes(), added, *windows, form); };
   const bool recorded = records_graph(x) || (added.defined() && records_graph(added));
   const at::Tensor result =

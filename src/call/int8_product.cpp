@@ -3,13 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "base/clock.h"
 #include "cast/dtypes.h"
 #include "cast/numbers.h"
 #include "cast/parallel.h"
+#include "kernels/cast_kernels.h"
 #include "listen/watched_call.h"
 
 namespace habana_mp {
@@ -51,7 +51,8 @@ struct Int8Rows {
   at::Tensor scales;  // of 8 bits alone
 };
 
-Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inputs) {
+// Of rows that lie one after the other.
+Int8Rows quantized(const at::Tensor& input, DType via, std::int64_t rows, std::int64_t inputs) {
   constexpr auto kFill = static_cast<std::int64_t>(Int8Weight::kInputs);
   const std::int64_t filled = (inputs + kFill - 1) / kFill * kFill;
   Int8Rows made{at::empty({rows, filled}, at::TensorOptions(at::kChar)),
@@ -63,7 +64,7 @@ Int8Rows quantized(const at::Tensor& input, std::int64_t rows, std::int64_t inpu
   auto* scales = static_cast<float*>(made.scales.mutable_data_ptr());
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
   in_parallel(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
-    kernels::quantize_rows(from, source + first * row_bytes, inputs,
+    kernels::quantize_rows(from, via, source + first * row_bytes, inputs,
                            static_cast<std::size_t>(last - first), static_cast<std::size_t>(inputs),
                            numbers + first * filled, static_cast<std::size_t>(filled),
                            scales + first);
@@ -123,6 +124,20 @@ Int8Rows floating(const at::Tensor& numbers) {
   return {cast_numbers(numbers, DType::Float32, {}, Lifetime::Call), {}};
 }
 
+at::Tensor channels_last(const at::Tensor& images) { return images.movedim(1, -1).contiguous(); }
+
+// Images whose channels come last then. They are rounded as they lie, so that what moves is bytes.
+Int8Rows quantized_images(const at::Tensor& images, DType via) {
+  const std::int64_t count = images.size(0), numbers = images.numel() / count;
+  const bool in_rows = images.is_non_overlapping_and_dense() && images.stride(0) == numbers;
+  const at::Tensor dense = in_rows ? images : images.contiguous();
+  Int8Rows made = quantized(dense, via, count, numbers);
+  at::DimVector strides(dense.strides());
+  strides.front() = made.numbers.stride(0);
+  made.numbers = channels_last(made.numbers.as_strided(dense.sizes(), strides));
+  return made;
+}
+
 // The panels of some outputs, which begin with a panel.
 Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t count) {
   Int8Weight part = weight;
@@ -134,64 +149,6 @@ Int8Weight part_of(const Int8Weight& weight, std::size_t first, std::size_t coun
 
 // The memory that the windows of a block take, unless a few rows take more.
 constexpr std::int64_t kBlockBytes = 1 << 20, kRowsOfBlock = 2 * kRowsOfTask;
-
-// Calls act(some of the windows, their first row) for all of them in turn, not more than `most` at
-// once. Their places are the first `dims` dimensions.
-template <typename Act>
-void for_each_block(const at::Tensor& windows, std::size_t dims, std::int64_t most, const Act& act,
-                    std::int64_t row = 0) {
-  const std::int64_t count = windows.size(0);
-  std::int64_t each = 1;
-  for (const std::int64_t size : windows.sizes().slice(1, dims - 1)) each *= size;
-  if (dims > 1 && each > most) {
-    for (std::int64_t i = 0; i < count; ++i)
-      for_each_block(windows.select(0, i), dims - 1, most, act, row + i * each);
-    return;
-  }
-  const std::int64_t step = std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, each));
-  for (std::int64_t i = 0; i < count; i += step)
-    act(windows.narrow(0, i, std::min(step, count - i)), row + i * each);
-}
-
-// Images (count x sizes x channels) with their padding, as windows: count x places x kernel x
-// channels.
-at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
-                      const Int8Windows& windows) {
-  at::DimVector pads{0, 0};
-  for (std::size_t i = windows.before.size(); i-- > 0;) {
-    pads.push_back(windows.before[i]);
-    pads.push_back(windows.after[i]);
-  }
-  const bool padded = std::ranges::any_of(pads, [](std::int64_t each) { return each != 0; });
-  const at::Tensor all = padded ? at::constant_pad_nd(images, pads, 0) : images;
-  at::DimVector sizes{all.size(0)}, strides{all.stride(0)};
-  for (std::size_t i = 0; i < kernel.size(); ++i) {
-    const auto dim = static_cast<std::int64_t>(i) + 1;
-    const std::int64_t reach = windows.dilation[i] * (kernel[i] - 1) + 1;
-    sizes.push_back((all.size(dim) - reach) / windows.stride[i] + 1);
-    strides.push_back(all.stride(dim) * windows.stride[i]);
-  }
-  for (std::size_t i = 0; i < kernel.size(); ++i) {
-    sizes.push_back(kernel[i]);
-    strides.push_back(all.stride(static_cast<std::int64_t>(i) + 1) * windows.dilation[i]);
-  }
-  sizes.push_back(all.size(-1));
-  strides.push_back(all.stride(-1));
-  return all.as_strided(sizes, strides, all.storage_offset());
-}
-
-// Windows as rows for a kernel, which may overlap. Copied only where they do not lie so.
-at::Tensor rows_of_windows(const at::Tensor& windows, std::int64_t inputs, std::int64_t filled) {
-  const std::int64_t rows = windows.numel() / inputs;
-  if (filled == inputs) {
-    const at::Tensor found = windows.reshape({rows, inputs});
-    return inputs == 1 || found.stride(1) == 1 ? found : found.contiguous();
-  }
-  const at::Tensor made = at::empty({rows, filled}, windows.options());
-  made.narrow(1, 0, inputs).copy_(windows.reshape({rows, inputs}));
-  made.narrow(1, inputs, filled - inputs).zero_();
-  return made;
-}
 
 }  // namespace
 
@@ -214,7 +171,7 @@ at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
 }
 
 at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
-                     bool activations, at::ScalarType result) {
+                     Int8Activations activations, at::ScalarType result) {
   const auto inputs = static_cast<std::int64_t>(weights.front().inputs);
   const auto outputs = static_cast<std::int64_t>(weights.front().outputs);
   at::DimVector sizes(input.sizes());
@@ -224,8 +181,8 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
   const at::Tensor made = at::empty({rows, outputs}, at::TensorOptions(result));
   if (rows == 0 || outputs == 0) return made.view(sizes);
   const at::Tensor added = bias.defined() ? bias.contiguous() : bias;
-  const Int8Rows x =
-      activations ? quantized(input, rows, inputs) : floating(input.view({rows, inputs}));
+  const Int8Rows x = activations ? quantized(input, *activations, rows, inputs)
+                                 : floating(input.view({rows, inputs}));
   const auto each = rows / static_cast<std::int64_t>(weights.size());
   for (std::int64_t row = 0; const Int8Weight& weight : weights) {
     const auto share = [&](const at::Tensor& all) {
@@ -239,20 +196,14 @@ at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const 
 
 at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
                         at::IntArrayRef weight_sizes, const at::Tensor& bias,
-                        const Int8Windows& windows, bool activations, at::ScalarType result) {
+                        const Int8Windows& windows, Int8Activations activations,
+                        at::ScalarType result) {
   const auto inputs = static_cast<std::int64_t>(weight.inputs);
   const std::int64_t count = images.size(0), outputs = weight_sizes[0];
   const std::int64_t groups = windows.groups, each = outputs / groups;
   const at::IntArrayRef kernel = weight_sizes.slice(2);
-  const at::Tensor last = images.movedim(1, -1).contiguous();
-  Int8Rows image_rows;
-  if (activations) {
-    const std::int64_t of_image = images.numel() / count;
-    image_rows = quantized(last, count, of_image);
-    image_rows.numbers = image_rows.numbers.narrow(1, 0, of_image).reshape(last.sizes());
-  } else {
-    image_rows = floating(last);
-  }
+  const Int8Rows image_rows =
+      activations ? quantized_images(images, *activations) : floating(channels_last(images));
   const at::Tensor views = windows_in(image_rows.numbers, kernel, windows);
   at::DimVector sizes{count};
   std::int64_t places = 1;
@@ -288,8 +239,10 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
       const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
       const at::Tensor out =
           own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
-      const Int8Rows x{rows_of_windows(block, inputs, filled),
-                       activations ? scales.narrow(0, row, rows) : at::Tensor()};
+      const Int8Rows x{
+          rows_of_windows(block, static_cast<std::size_t>(block.dim()) - kernel.size() - 1, inputs,
+                          filled),
+          activations ? scales.narrow(0, row, rows) : at::Tensor()};
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));
     };
@@ -309,15 +262,19 @@ at::Tensor int8_lookup(const at::Tensor& indices, const Int8Weight& weight, at::
       "index out of range in self");
   at::DimVector sizes(indices.sizes());
   sizes.push_back(inputs);
-  const at::Tensor numbers = at::empty(sizes, at::TensorOptions(at::kFloat));
-  auto* out = static_cast<float*>(numbers.mutable_data_ptr());
+  const at::Tensor made = at::empty(sizes, at::TensorOptions(result));
+  auto* out = static_cast<std::byte*>(made.mutable_data_ptr());
+  const std::int64_t row_bytes = inputs * static_cast<std::int64_t>(made.itemsize());
+  const kernels::Kernel narrow = kernels::kernel(DType::Float32, number_dtype(made));
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, inputs));
   in_parallel(0, count, grain, [&](std::int64_t first, std::int64_t last) {
+    std::vector<float> row(weight.inputs);
     for (std::int64_t i = first; i < last; ++i) {
-      kernels::dequantize_output(weight, static_cast<std::size_t>(wanted[i]), out + i * inputs);
+      kernels::dequantize_output(weight, static_cast<std::size_t>(wanted[i]), row.data());
+      narrow(row.data(), out + i * row_bytes, row.size());
     }
   });
-  return cast_numbers(numbers, dtype_of_type(result), {}, Lifetime::Call);
+  return made;
 }
 
 }  // namespace habana_mp

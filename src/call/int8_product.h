@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "call/int8_windows.h"
 #include "kernels/int8/int8.h"
 #include "weights/int8_weight.h"
 #include "weights/weight_cache.h"
@@ -19,22 +20,21 @@ namespace habana_mp {
 at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
                      std::optional<WeightCache::Caller> caller, const at::Tensor& known = {});
 
-// Of contiguous low numbers (rows x inputs, or more dimensions before the inputs). Of several
-// weights each has its share of the rows. `bias`: float32, one for each output, or undefined.
-// `result`: the dtype of the result.
-at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
-                     bool activations, at::ScalarType result);
+// What becomes of activations: the low dtype by way of which they are rounded to 8 bits, where they
+// are not of it yet; none: they are low numbers, and stay such.
+using Int8Activations = std::optional<DType>;
 
-// One number for each dimension of an image; the padding before and after it.
-struct Int8Windows {
-  at::DimVector stride, before, after, dilation;
-  std::int64_t groups;
-};
+// Of contiguous numbers (rows x inputs, or more dimensions before the inputs). Of several weights
+// each has its share of the rows. `bias`: float32, one for each output, or undefined. `result`: the
+// dtype of the result.
+at::Tensor int8_rows(const at::Tensor& input, const Int8Weights& weights, const at::Tensor& bias,
+                     Int8Activations activations, at::ScalarType result);
 
 // Of images (count x channels x sizes). Activations in 8 bits have one scale an image.
 at::Tensor int8_windows(const at::Tensor& images, const kernels::Int8Weight& weight,
                         at::IntArrayRef weight_sizes, const at::Tensor& bias,
-                        const Int8Windows& windows, bool activations, at::ScalarType result);
+                        const Int8Windows& windows, Int8Activations activations,
+                        at::ScalarType result);
 
 // A row of the weight for each index. IndexError, as torch's embedding has it, for one that is
 // none.

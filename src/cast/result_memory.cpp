@@ -143,6 +143,7 @@ class LargeBlocks {
   void keep(std::unique_ptr<LargeBlock> block) {
     Blocks freed;  // after the lock
     const std::lock_guard lock(mutex);
+    if (!keeps_) return;
     bytes_ += block->size;
     kept_.push_front(std::move(block));
     while (bytes_ > kKeptBytes) {
@@ -158,10 +159,19 @@ class LargeBlocks {
     bytes_ = 0;
   }
 
+  void set_keeps(bool keeps) {
+    {
+      const std::lock_guard lock(mutex);
+      keeps_ = keeps;
+    }
+    if (!keeps) release();
+  }
+
  private:
   using Blocks = std::list<std::unique_ptr<LargeBlock>>;
   Blocks kept_;
   std::size_t bytes_ = 0;
+  bool keeps_ = true;
 };
 
 void keep_large(void* context) {
@@ -228,5 +238,6 @@ bool is_fresh(const c10::DataPtr& data) {
 }
 
 void release_result_memory() { process_wide<LargeBlocks>().release(); }
+void keep_result_memory(bool keep) { process_wide<LargeBlocks>().set_keeps(keep); }
 
 }  // namespace habana_mp

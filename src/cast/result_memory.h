@@ -36,4 +36,7 @@ bool is_fresh(const c10::DataPtr& data);
 // Gives back the large blocks that are kept for reuse.
 void release_result_memory();
 
+// Whether large blocks are kept from now on; those that are kept already are given back where not.
+void keep_result_memory(bool keep);
+
 }  // namespace habana_mp

@@ -21,6 +21,15 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;
 
+constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000, kQuiet = 0x00400000;
+
+// The upper half, rounded to nearest even; a carry out of the largest finite value is infinity.
+inline std::uint16_t to_bfloat16(std::uint32_t bits) {
+  const std::uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const std::uint32_t result = (bits & ~kSign) > kInfinity ? bits | kQuiet : rounded;
+  return static_cast<std::uint16_t>(result >> 16);
+}
+
 // What Lanes know to load and store: a dtype that becomes eligible has to be added to each of them.
 template <DType kDType>
 constexpr bool kHasLanes =

@@ -7,15 +7,6 @@
 namespace habana_mp::kernels {
 namespace {
 
-constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000, kQuiet = 0x00400000;
-
-// The upper half, rounded to nearest even; a carry out of the largest finite value is infinity.
-std::uint16_t to_bfloat16(std::uint32_t bits) {
-  const std::uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
-  const std::uint32_t result = (bits & ~kSign) > kInfinity ? bits | kQuiet : rounded;
-  return static_cast<std::uint16_t>(result >> 16);
-}
-
 std::uint32_t from_bfloat16(std::uint16_t low) {
   const std::uint32_t bits = std::uint32_t{low} << 16;
   return (bits & ~kSign) > kInfinity ? bits | kQuiet : bits;

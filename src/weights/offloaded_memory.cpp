@@ -20,6 +20,7 @@
 
 #include "base/fork_safe_mutex.h"
 #include "base/process_wide.h"
+#include "cast/result_memory.h"
 
 namespace habana_mp {
 namespace {
@@ -50,13 +51,16 @@ struct Registry {
   ForkSafeMutex mutex;
   std::unordered_set<Offloaded*> all;
 
+  // Whoever offloads weights wants the memory: meanwhile none is kept for the results of casts.
   void add(Offloaded& offloaded) {
     const std::lock_guard lock(mutex);
     all.insert(&offloaded);
+    if (all.size() == 1) keep_result_memory(false);
   }
   void remove(Offloaded& offloaded) {
     const std::lock_guard lock(mutex);
     all.erase(&offloaded);
+    if (all.empty()) keep_result_memory(true);
   }
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> alive() {
     std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;

@@ -1,5 +1,6 @@
 """The result of a cast and its memory: numbers and strides of Tensor.to, and no memory that two live results share."""
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -57,6 +58,11 @@ class TestResults:
         assert y.is_shared()
 
 
+def resident():
+    with open("/proc/self/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * 4096
+
+
 @pytest.fixture
 def large():
     x = torch.linspace(-3, 5, LARGE)
@@ -101,14 +107,28 @@ class TestLargeResults:
         assert torch.equal(third, large.to(FP16))
 
     def test_clear_gives_it_back(self, large):
-        def resident():
-            with open("/proc/self/statm") as file:  # noqa: PTH123
-                return int(file.read().split()[1]) * 4096
-
         hmp.cast(large, BF16)
         before = resident()
         hmp.cache.clear()
         assert resident() < before - (24 << 20)
+
+    def test_none_is_kept_while_weights_are_offloaded(self, large):
+        """Whoever offloads weights wants their memory."""
+        hmp.cast(large, BF16)
+        before = resident()
+        models = [torch.nn.Linear(256, 256) for _ in range(2)]
+        for model in models:
+            hmp.cache.offload(model)
+        assert resident() < before - (24 << 20)
+        del models[0], model
+        gc.collect()
+        hmp.cast(large, BF16)
+        assert resident() < before - (24 << 20)
+        hmp.cache.restore(models[0])
+        first = hmp.cast(large, BF16)
+        address = first.data_ptr()
+        del first
+        assert hmp.cast(large, BF16).data_ptr() == address
 
     @pytest.mark.parametrize("elements", [1, LARGE // 2, 2 * LARGE + 7])
     def test_a_result_may_be_resized(self, large, elements):

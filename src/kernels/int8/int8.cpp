@@ -137,46 +137,63 @@ void dequantize_output(const Int8Weight& weight, std::size_t output, float* row)
   }
 }
 
-void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::size_t rows,
-                   std::size_t inputs, std::int8_t* q, std::size_t q_row_stride, float* scales) {
+void quantize_rows(DType from, DType via, const void* x, std::ptrdiff_t x_row_stride,
+                   std::size_t rows, std::size_t inputs, std::int8_t* q, std::size_t q_row_stride,
+                   float* scales) {
   constexpr std::size_t kInputs = Int8Weight::kInputs;
   const Int8Table& kernels = table();
-  const Kernel cast = cast_of(from, DType::Float32);
+  const Kernel widen = cast_of(from, DType::Float32), narrow = cast_of(DType::Float32, via),
+               widen_again = cast_of(via, DType::Float32);
+  const bool casts = via != from && narrow != nullptr;
   const auto size = static_cast<std::ptrdiff_t>(element_size(from));
-  float widened[kRun];
+  // act(numbers in float32, count, at)
+  const auto each_run = [&](const std::byte* source, const auto& act) {
+    float wide[kRun];
+    for (std::size_t k = 0; k < inputs; k += kRun) {
+      const std::size_t run = std::min(kRun, inputs - k);
+      const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
+      if (widen != nullptr) widen(numbers, wide, run);
+      act(widen == nullptr ? reinterpret_cast<const float*>(numbers) : wide, run, k);
+    }
+  };
   for (std::size_t row = 0; row < rows; ++row, q += q_row_stride) {
     const std::byte* source =
         static_cast<const std::byte*>(x) + static_cast<std::ptrdiff_t>(row) * x_row_stride * size;
-    const auto round_row = [&](std::uint32_t largest, const auto& round) {
-      const float scale = scales[row] = scale_of(largest);
-      if (scale > 0) {
-        round(scale);
-      } else {
-        std::fill_n(q, inputs, std::int8_t{0});
-      }
-    };
-    if (from == DType::BFloat16) {
-      const auto* low = reinterpret_cast<const std::uint16_t*>(source);
-      round_row(kernels.largest_bfloat16(low, inputs),
-                [&](float scale) { kernels.round_bfloat16(low, scale, inputs, q); });
+    const auto* low = reinterpret_cast<const std::uint16_t*>(source);
+    const bool whole = from == DType::BFloat16 && via == from;
+    std::uint32_t largest = 0;
+    if (whole) {
+      largest = kernels.largest_bfloat16(low, inputs);
     } else {
-      // act(numbers, count, at)
-      const auto each_run = [&](const auto& act) {
-        for (std::size_t k = 0; k < inputs; k += kRun) {
-          const std::size_t run = std::min(kRun, inputs - k);
-          const std::byte* numbers = source + static_cast<std::ptrdiff_t>(k) * size;
-          if (cast != nullptr) cast(numbers, widened, run);
-          act(cast == nullptr ? reinterpret_cast<const float*>(numbers) : widened, run, k);
-        }
-      };
-      std::uint32_t largest = 0;
-      each_run([&](const float* numbers, std::size_t run, std::size_t) {
+      each_run(source, [&](const float* numbers, std::size_t run, std::size_t) {
         largest = kernels.largest(numbers, run, largest);
       });
-      round_row(largest, [&](float scale) {
-        each_run([&](const float* numbers, std::size_t run, std::size_t k) {
+      // The largest number is the largest one after the cast, too.
+      if (std::uint16_t cast; casts) {
+        narrow(&largest, &cast, 1);
+        widen_again(&cast, &largest, 1);
+      }
+    }
+    const float scale = scales[row] = scale_of(largest);
+    if (!(scale > 0)) {
+      std::fill_n(q, inputs, std::int8_t{0});
+    } else if (whole) {
+      kernels.round_bfloat16(low, scale, inputs, q);
+    } else {
+      each_run(source, [&](const float* numbers, std::size_t run, std::size_t k) {
+        std::uint16_t cast[kRun];
+        if (!casts) {
           kernels.round(numbers, scale, run, q + k);
-        });
+          return;
+        }
+        narrow(numbers, cast, run);
+        if (via == DType::BFloat16) {
+          kernels.round_bfloat16(cast, scale, run, q + k);
+        } else {
+          float again[kRun];
+          widen_again(cast, again, run);
+          kernels.round(again, scale, run, q + k);
+        }
       });
     }
     std::fill(q + inputs, q + (inputs + kInputs - 1) / kInputs * kInputs, std::int8_t{0});

@@ -66,10 +66,12 @@ void pack_int8(const float* weight, std::ptrdiff_t output_stride, std::ptrdiff_t
 // One output as `inputs` float32 numbers, q * scale: NaN everywhere where the scale is NaN.
 void dequantize_output(const Int8Weight& weight, std::size_t output, float* row);
 
-// Rounds rows of bfloat16, float16 or float32 numbers (another dtype: std::invalid_argument). Each
-// row of q gets filled_inputs() bytes, those after `inputs` zero, and scales[row] its scale.
-void quantize_rows(DType from, const void* x, std::ptrdiff_t x_row_stride, std::size_t rows,
-                   std::size_t inputs, std::int8_t* q, std::size_t q_row_stride, float* scales);
+// Rounds rows of bfloat16, float16 or float32 numbers (another dtype: std::invalid_argument), as if
+// they had been cast to `via` before, which is one of these, too. Each row of q gets
+// filled_inputs() bytes, those after `inputs` zero, and scales[row] its scale.
+void quantize_rows(DType from, DType via, const void* x, std::ptrdiff_t x_row_stride,
+                   std::size_t rows, std::size_t inputs, std::int8_t* q, std::size_t q_row_stride,
+                   float* scales);
 
 // out[row][output], for the outputs of the panels from first_panel to before last_panel.
 template <class Number>

@@ -209,52 +209,66 @@ TEST_CASE("a scale that is NaN makes all of a dequantized output NaN") {
   CHECK(std::all_of(row.begin(), row.end(), [](float v) { return std::isnan(v); }));
 }
 
+// Between the rows of an input, and of what is written
+constexpr std::size_t kGap = 3;
+
+// quantize_rows() of these rows in every variant.
+void check_rounding(const std::vector<Floats>& rows, std::size_t inputs, DType from, DType via) {
+  const std::size_t filled = Int8Weight{nullptr, nullptr, 0, inputs}.filled_inputs();
+  const std::size_t size = kernels::element_size(from), stride = inputs + kGap;
+  std::vector<std::byte> x(rows.size() * stride * size, std::byte{0xff});
+  std::vector<Rounded> expected;
+  kernels::force(Variant::Scalar);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    std::byte* at = x.data() + row * stride * size;
+    Floats numbers = rows[row];
+    if (from == DType::Float32) {
+      std::copy_n(reinterpret_cast<const std::byte*>(numbers.data()), inputs * size, at);
+    } else {
+      kernels::kernel(DType::Float32, from)(numbers.data(), at, inputs);
+      kernels::kernel(from, DType::Float32)(at, numbers.data(), inputs);
+    }
+    if (via != DType::Float32) {
+      std::vector<std::uint16_t> low(inputs);
+      kernels::kernel(DType::Float32, via)(numbers.data(), low.data(), inputs);
+      kernels::kernel(via, DType::Float32)(low.data(), numbers.data(), inputs);
+    }
+    expected.push_back(reference(numbers));
+  }
+  for (const Variant variant : kernels::available()) {
+    for (const bool backwards : {false, true}) {
+      Bytes q(rows.size() * (filled + kGap), kCanary);
+      Floats scales(rows.size(), kFillScale);
+      const auto row_stride = static_cast<std::ptrdiff_t>(stride) * (backwards ? -1 : 1);
+      kernels::force(variant);
+      kernels::quantize_rows(
+          from, via, x.data() + (backwards ? rows.size() - 1 : 0) * stride * size, row_stride,
+          rows.size(), inputs, q.data(), filled + kGap, scales.data());
+      kernels::reset();
+      std::size_t wrong = 0;
+      for (std::size_t row = 0; row < rows.size(); ++row) {
+        const Rounded& one = expected[backwards ? rows.size() - 1 - row : row];
+        Bytes line = one.q;
+        line.resize(filled, 0);
+        line.resize(filled + kGap, kCanary);
+        wrong += !same(scales[row], one.scale);
+        wrong += !std::equal(line.begin(), line.end(),
+                             q.begin() + static_cast<std::ptrdiff_t>(row * line.size()));
+      }
+      CHECK_MESSAGE(wrong == 0, kernels::variant_name(variant)
+                                    << ": " << dtype_name(from) << " via " << dtype_name(via)
+                                    << " by " << inputs);
+    }
+  }
+}
+
 TEST_CASE("activations of each dtype") {
-  constexpr std::size_t kGap = 3;
   for (const std::size_t inputs : {0, 1, 2, 3, 4, 5, 127, 128, 129, 300}) {
     auto rows = special_rows(inputs);
     for (unsigned i = 0; i < 5; ++i) rows.push_back(random_row(inputs, i, 1e-3F));
-    const std::size_t filled = Int8Weight{nullptr, nullptr, 0, inputs}.filled_inputs();
     for (const DType from : {DType::Float32, DType::BFloat16, DType::Float16}) {
-      const std::size_t size = kernels::element_size(from), stride = inputs + kGap;
-      std::vector<std::byte> x(rows.size() * stride * size, std::byte{0xff});
-      std::vector<Rounded> expected;
-      kernels::force(Variant::Scalar);
-      for (std::size_t row = 0; row < rows.size(); ++row) {
-        std::byte* at = x.data() + row * stride * size;
-        Floats numbers = rows[row];
-        if (from == DType::Float32) {
-          std::copy_n(reinterpret_cast<const std::byte*>(numbers.data()), inputs * size, at);
-        } else {
-          kernels::kernel(DType::Float32, from)(numbers.data(), at, inputs);
-          kernels::kernel(from, DType::Float32)(at, numbers.data(), inputs);
-        }
-        expected.push_back(reference(numbers));
-      }
-      for (const Variant variant : kernels::available()) {
-        for (const bool backwards : {false, true}) {
-          Bytes q(rows.size() * (filled + kGap), kCanary);
-          Floats scales(rows.size(), kFillScale);
-          const auto row_stride = static_cast<std::ptrdiff_t>(stride) * (backwards ? -1 : 1);
-          kernels::force(variant);
-          kernels::quantize_rows(from, x.data() + (backwards ? rows.size() - 1 : 0) * stride * size,
-                                 row_stride, rows.size(), inputs, q.data(), filled + kGap,
-                                 scales.data());
-          kernels::reset();
-          std::size_t wrong = 0;
-          for (std::size_t row = 0; row < rows.size(); ++row) {
-            const Rounded& one = expected[backwards ? rows.size() - 1 - row : row];
-            Bytes line = one.q;
-            line.resize(filled, 0);
-            line.resize(filled + kGap, kCanary);
-            wrong += !same(scales[row], one.scale);
-            wrong += !std::equal(line.begin(), line.end(),
-                                 q.begin() + static_cast<std::ptrdiff_t>(row * line.size()));
-          }
-          CHECK_MESSAGE(wrong == 0, kernels::variant_name(variant)
-                                        << ": " << dtype_name(from) << " by " << inputs);
-        }
-      }
+      for (const DType via : {DType::Float32, DType::BFloat16, DType::Float16})
+        check_rounding(rows, inputs, from, via);
     }
   }
 }
@@ -264,6 +278,8 @@ TEST_CASE("activations of other dtypes are refused") {
   std::int8_t q[4];
   float scale;
   for (const DType from : {DType::Other, DType::Float8, DType::Float64}) {
-    CHECK_THROWS_AS(kernels::quantize_rows(from, &x, 1, 1, 1, q, 4, &scale), std::invalid_argument);
+    for (const auto& [of, via] : {std::pair{from, DType::BFloat16}, {DType::BFloat16, from}})
+      CHECK_THROWS_AS(kernels::quantize_rows(of, via, &x, 1, 1, 1, q, 4, &scale),
+                      std::invalid_argument);
   }
 }

@@ -160,6 +160,37 @@ def test_subnormal_activations_count(rows, low, front_end):
     assert torch.equal(bits(found), bits(LISTS["weight_int8"](x, weight, None, low).detach()))
 
 
+FLOATING = {
+    "linear": (lambda: nn.Linear(70, 33), lambda: torch.randn(5, 70)),
+    "linear, transposed": (lambda: nn.Linear(70, 33), lambda: torch.randn(4, 70, 5).mT),
+    "linear, beyond the low dtype": (
+        lambda: nn.Linear(70, 33),
+        lambda: torch.randn(3, 70).index_fill(0, torch.tensor(1), 3.4e38),
+    ),
+    "conv2d": (lambda: nn.Conv2d(6, 10, 3), lambda: torch.randn(2, 6, 9, 7)),
+    "conv2d, channels last": (
+        lambda: nn.Conv2d(6, 10, 3),
+        lambda: torch.randn(2, 6, 9, 7).to(memory_format=torch.channels_last),
+    ),
+    "conv2d, of a part": (lambda: nn.Conv2d(6, 10, 3), lambda: torch.randn(4, 6, 9, 7)[::2, :, :, 1:]),
+    "conv2d, images last": (lambda: nn.Conv2d(6, 10, 3), lambda: torch.randn(6, 9, 7, 2).movedim(-1, 0)),
+}
+
+
+@pytest.mark.parametrize("low", LOW, ids=str)
+@pytest.mark.parametrize("name", FLOATING)
+def test_float32_activations_are_cast_first(name, low, front_end):
+    """Whether the kernel casts them, or a cast that a report sees, or the caller."""
+    make, example = FLOATING[name]
+    layer, x = make().requires_grad_(False), example()
+    policy = policy_of("int8", "linear", "conv2d", low=low)
+    found = run(front_end, policy, lambda: layer(x))
+    assert torch.equal(bits(found), bits(run(front_end, policy, lambda: layer(x.to(low)))))
+    with hmp.report() as report:
+        assert torch.equal(bits(found), bits(run(front_end, policy, lambda: layer(x))))
+    assert report.casts() > 0
+
+
 @pytest.mark.parametrize("title", LISTS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_others(title, threads, front_end):

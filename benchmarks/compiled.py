@@ -24,7 +24,7 @@ import torch
 from harness.command import run
 from harness.pages import Report
 from harness.rows import Comparison, Ratio, rows_of, table_of_comparisons
-from harness.timing import shortest, take_turns
+from harness.timing import keep_freed_memory, shortest, take_turns
 from subjects import model_zoo, steps
 from subjects.model_zoo import Model, forward
 from subjects.steps import infer, inference_of, named
@@ -128,6 +128,7 @@ def call_of(case: Case, variant: Variant) -> Callable[[], object]:
 def serve(name: str, quick: str) -> None:
     """Reads numbers of cases, and prints the milliseconds of a call."""
     warnings.simplefilter("ignore")
+    keep_freed_memory()
     effort = QUICK if int(quick) else FULL
     variant, all_cases = COMPILED[name], cases(effort)
     calls: dict[int, Callable[[], object]] = {}

@@ -135,7 +135,8 @@ def measure(quick: bool) -> Report:
     text = f"""\
 Random weights; sequences of {model_zoo.SEQUENCE}, images of 64 x 64 (CNN) and 224 x 224 (ViT, ResNet-50), {model_zoo.VOCABULARY} words. `bf16` is the
 model held in bfloat16 (`Module.to`), `hmp` is `hmp.convert()`; `{AS_AUTOCAST}` casts by the lists of `torch.autocast` and so
-does the same arithmetic; `hmp.autocast` is a region round forward{in_8_bits}. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert.
+does the same arithmetic; `hmp.autocast` is a region round forward{in_8_bits}. A round visits every variant: convert where it is one, {WARM_UP} calls, then timed ones, then revert. malloc keeps
+the memory that is freed, because else calls wait for new pages by what ran before in the process.
 
 Under `torch.inference_mode()`. "No fast path": torch runs its own `TransformerEncoderLayer` as one fused op, under
 `torch.autocast` too; switched off, it computes as other attention layers do. "Channels last": weights and images lie so.

@@ -206,7 +206,7 @@ def measure(quick: bool) -> Report:
                 ]
             )
             if name != "float32":
-                rows.append(Row(f"{task.name}, {name}: loss on held data difference to float32", apart, "", None))
+                rows.append(Row(f"{task.name}, {name}: loss on held data difference to float32", apart, ""))
         picture = f"accuracy-{number + 1}"
         pictures[picture] = lambda runs=runs, name=task.name: curves(runs, name)
         wide = ", ".join(part.name for part in found.parts if part.list == "fp32") or "none"

@@ -20,7 +20,6 @@ from subjects.variants import AS_AUTOCAST, FLOATING, OURS, QUICK_TURNS, VARIANTS
 @dataclass(frozen=True)
 class Effort:
     models: list[Model]
-    unfused: Model
     frozen: list[Model]
     batches: tuple[int, ...]
     wide_batch: int  # of the MLP alone: where it computes more than it reads
@@ -31,7 +30,6 @@ class Effort:
 
 FULL = Effort(
     [*model_zoo.MODELS, model_zoo.UNFUSED_ENCODER, *model_zoo.LARGE_MODELS],
-    model_zoo.UNFUSED_ENCODER,
     [*model_zoo.MODELS, model_zoo.UNFUSED_ENCODER, model_zoo.SMALL_UNFUSED_ENCODER],
     batches=(1, 8),
     wide_batch=64,
@@ -41,7 +39,6 @@ FULL = Effort(
 )
 QUICK = Effort(
     [*model_zoo.TINY_MODELS, model_zoo.TINY_UNFUSED_ENCODER, *model_zoo.TINY_LARGE_MODELS],
-    model_zoo.TINY_UNFUSED_ENCODER,
     [*model_zoo.TINY_MODELS, model_zoo.TINIEST_UNFUSED_ENCODER],
     batches=(1,),
     wide_batch=2,
@@ -50,22 +47,14 @@ QUICK = Effort(
     frozen_turns=QUICK_TURNS,
 )
 
-# Time over that of the model held in bfloat16, by batch: the more rows, the less of it is the reading of weights.
-OF_MLP = {1: 0.5, 8: 0.65, 64: 0.9}
-OF_CHANNELS_LAST = {1: 0.8, 8: 0.95}
-OF_OTHERS = {1: 0.9, 8: 0.97}
-MOST = 1.01  # of any comparison
 NAMES = list(VARIANTS if DEVICE == "cpu" else FLOATING)
-IN_8_BITS = 0.75  # of these models with a batch of 8, int8 over hmp
-GOAL_IN_8_BITS = ("BERT", "ViT", "ResNet-50, channels last")
-
-
-def goal_over_bf16(model: Model, batch: int) -> float:
-    if model.name.startswith("MLP"):
-        return OF_MLP.get(batch, MOST)
-    if "channels last" in model.name:
-        return OF_CHANNELS_LAST[batch]
-    return MOST if model.name == "CNN" else OF_OTHERS[batch]
+RATIOS = [
+    Ratio("hmp", "bf16"),
+    Ratio("hmp.autocast", "bf16"),
+    Ratio("hmp.autocast", "autocast"),
+    *(Ratio(each, "hmp") for each in NAMES if each not in FLOATING),
+    *(Ratio("autocast", name) for name in OURS),
+]
 
 
 def batches_of(effort: Effort, model: Model) -> tuple[int, ...]:
@@ -92,18 +81,8 @@ def inferences(effort: Effort) -> list[Comparison]:
     found = []
     for model in effort.models:
         for batch in batches_of(effort, model):
-            goal = goal_over_bf16(model, batch)
-            against_autocast = 10 if model is effort.unfused and batch == 8 else None
-            in_8_bits = IN_8_BITS if batch == 8 and model.name.startswith(GOAL_IN_8_BITS) else None
-            ratios = [
-                Ratio("hmp", "bf16", goal),
-                Ratio("hmp.autocast", "bf16", goal),
-                Ratio("hmp.autocast", "autocast", 0.9),
-                *(Ratio(each, "hmp", in_8_bits if each == "int8" else None) for each in NAMES if each not in FLOATING),
-                *(Ratio("autocast", name, against_autocast, at_least=True) for name in OURS),
-            ]
             taken = inference(effort, effort.turns, model, batch, NAMES)
-            found += [Comparison(named(model, batch, threads), "ms", each, ratios) for threads, each in taken.items()]
+            found += [Comparison(named(model, batch, threads), "ms", each, RATIOS) for threads, each in taken.items()]
     return found
 
 
@@ -114,7 +93,7 @@ def frozen_inferences(effort: Effort) -> list[Comparison]:
             named(model, batch, threads),
             "ms",
             taken,
-            [Ratio("hmp", "bf16", 1.0 if model.name.endswith("no fast path") else 1.05)],
+            [Ratio("hmp", "bf16")],
         )
         for model in effort.frozen
         for threads, taken in inference(effort, effort.frozen_turns, model, batch, ["bf16", "hmp"], frozen=True).items()
@@ -123,7 +102,7 @@ def frozen_inferences(effort: Effort) -> list[Comparison]:
 
 def most(comparisons: list[Comparison], name: str) -> Row:
     ratio = max(one.taken[name] / one.taken["bf16"] for one in comparisons)
-    return Row(f"inference, the most of {len(comparisons)} comparisons: {name} over bf16", ratio, "x", MOST)
+    return Row(f"inference, the most of {len(comparisons)} comparisons: {name} over bf16", ratio, "x")
 
 
 def measure(quick: bool) -> Report:

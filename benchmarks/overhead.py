@@ -105,8 +105,8 @@ def nothing_to_cast(effort: Effort) -> list[Row]:
         f"of a Python wrapper {extra['python']:.0f} ns"
     )
     return [
-        Row("mm(8x8), nothing to cast, only mm patched: extra", extra["mm alone"], "ns", 30, beside),
-        Row("the same, policy hmp: every home patched, rest = first_input", extra["hmp"], "ns", 40, beside),
+        Row("mm(8x8), nothing to cast, only mm patched: extra", extra["mm alone"], "ns", beside),
+        Row("the same, policy hmp: every home patched, rest = first_input", extra["hmp"], "ns", beside),
         Row("mm(8x8), nothing to cast, only mm patched: native call", best["native"], "ns"),
         Row("mm(8x8), nothing to cast, only mm patched: extra of torch.autocast", extra["autocast"], "ns"),
     ]
@@ -127,7 +127,6 @@ def two_casts(effort: Effort, *, grad: bool) -> Row:
         f"mm(8x8), two float32 inputs, grad {'on' if grad else 'off'}: extra over torch.autocast's extra",
         extra["hmp"] / extra["autocast"],
         "x",
-        0.45,
         f"{extra['hmp']:.0f} ns against {extra['autocast']:.0f} ns; native call {best['native']:.0f} ns",
     )
 
@@ -139,7 +138,7 @@ def disable_casts(effort: Effort) -> Row:
     )
     best = best_ns(effort, {"hmp": off, "autocast": python})
     beside = f"torch.autocast(enabled=False) {best['autocast'] / 1e3:.2f} us"
-    return Row("disable_casts, enter and exit", best["hmp"] / 1e3, "us", 0.5, beside)
+    return Row("disable_casts, enter and exit", best["hmp"] / 1e3, "us", beside)
 
 
 def verbose_line(effort: Effort) -> Row:
@@ -155,7 +154,7 @@ def verbose_line(effort: Effort) -> Row:
         )
     detail = (best["detail"] - best["quiet"]) / 1e3
     return Row(
-        "verbose line to a file", (best["casts"] - best["quiet"]) / 1e3, "us", 3, f"the detailed form {detail:.2f} us"
+        "verbose line to a file", (best["casts"] - best["quiet"]) / 1e3, "us", f"the detailed form {detail:.2f} us"
     )
 
 
@@ -194,7 +193,7 @@ def open_report(effort: Effort) -> list[Row]:
             },
         )
         times = f"{best['on'] / 1e3:.2f} us against {best['off'] / 1e3:.2f} us"
-        rows.append(Row(f"report on over off: {name}", best["on"] / best["off"], "x", 2, times))
+        rows.append(Row(f"report on over off: {name}", best["on"] / best["off"], "x", times))
     return rows
 
 
@@ -224,8 +223,8 @@ def convert_and_revert(effort: Effort) -> list[Row]:
     )
     imported = "imported" if dynamo == "True" else "not imported"
     return [
-        Row("convert and revert of all homes, first time", float(first), "ms", 50, f"torch._dynamo {imported} by it"),
-        Row("the same again", again, "ms", 50),
+        Row("convert and revert of all homes, first time", float(first), "ms", f"torch._dynamo {imported} by it"),
+        Row("the same again", again, "ms"),
     ]
 
 
@@ -234,7 +233,7 @@ def import_time(effort: Effort) -> Row:
         effort,
         "import time, torch\nstart = time.perf_counter(); import habana_mp\nprint((time.perf_counter() - start) * 1e3)",
     )
-    return Row("import habana_mp, after import torch", float(milliseconds), "ms", 50)
+    return Row("import habana_mp, after import torch", float(milliseconds), "ms")
 
 
 def regions(effort: Effort) -> list[Row]:
@@ -277,34 +276,29 @@ def regions(effort: Effort) -> list[Row]:
             "hmp.autocast, mm(8x8), nothing to cast: over torch.autocast",
             settled["hmp"] - settled["autocast"],
             "ns",
-            30,
             f"extra {settled['hmp'] - settled['native']:.0f} ns against {settled['autocast'] - settled['native']:.0f} ns",
         ),
         Row(
             "hmp.autocast, mm(8x8), two float32 inputs: extra over torch.autocast's extra",
             extra["hmp"] / extra["autocast"],
             "x",
-            0.6,
             f"{extra['hmp']:.0f} ns against {extra['autocast']:.0f} ns",
         ),
         Row(
             "hmp.autocast, an op that nobody lists (add): over the plain op",
             unlisted["hmp"] - unlisted["native"],
             "ns",
-            5,
             f"torch.autocast {unlisted['autocast'] - unlisted['native']:.0f} ns; native call {unlisted['native']:.0f} ns",
         ),
         Row(
             "hmp.autocast, an op that torch lists and the policy does not: over torch.autocast",
             dropped["hmp"] - dropped["autocast"],
             "ns",
-            30,
         ),
         Row(
             "hmp.autocast, made, entered and left: over torch.autocast",
             enter["hmp"] / enter["autocast"],
             "x",
-            1,
             f"{enter['hmp'] / 1e3:.2f} us against {enter['autocast'] / 1e3:.2f} us",
         ),
     ]
@@ -344,7 +338,7 @@ def device_names(effort: Effort) -> list[Row]:
             },
         )
         what = f"hpu mapped to cpu: {statement}, over {'the same' if plain == statement else plain} with cpu"
-        rows.append(Row(what, best["on"] - best["off"], "ns", 50, f"{best['on']:.0f} ns against {best['off']:.0f} ns"))
+        rows.append(Row(what, best["on"] - best["off"], "ns", f"{best['on']:.0f} ns against {best['off']:.0f} ns"))
     return rows
 
 

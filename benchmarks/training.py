@@ -31,14 +31,10 @@ QUICK = Effort(model_zoo.TINY_MODELS, 1, (1,), QUICK_TURNS)
 def trainings(effort: Effort) -> list[Comparison]:
     found = []
     for model in effort.models:
-        mlp = model.name.startswith("MLP")
         steps: dict[str, Callable[[], object]] = {
             name: Trainer(model, effort.batch, variant).step for name, variant in FLOATING.items()
         }
-        ratios = [
-            *(Ratio(name, "autocast", 0.85 if mlp else 1.0) for name in (*OURS, "hmp.autocast")),
-            Ratio("hmp", "bf16", 1.35 if mlp else 1.1),
-        ]
+        ratios = [*(Ratio(name, "autocast") for name in (*OURS, "hmp.autocast")), Ratio("hmp", "bf16")]
         for threads in thread_counts(effort.threads):
             torch.set_num_threads(threads)
             taken = compare(effort.turns, steps)

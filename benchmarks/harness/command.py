@@ -50,7 +50,7 @@ def run(description: str | None, measure: Callable[[bool], pages.Report], device
     commit = commit_now()
     report = measure(arguments.quick)
     if arguments.json:
-        rows = [{**asdict(row), "reached": row.reached} for row in report.rows]
+        rows = [asdict(row) for row in report.rows]
         print(json.dumps({"machine": machine(), "commit": commit, "rows": rows}, indent=2))
     else:
         print(report.text)

@@ -55,6 +55,4 @@ def save(path: Path, results: Results) -> None:
 def _without_defaults(row: Row) -> dict[str, object]:
     """Figures have six digits: more of them are noise, and fewer could change on which side of its goal one lies."""
     kept = {name: value for name, value in asdict(row).items() if value or name in ("what", "measured", "unit")}
-    if row.goal is not None:
-        kept["goal"] = row.goal
     return kept | {"measured": float(f"{row.measured:.6g}")}

@@ -1,4 +1,4 @@
-"""What a benchmark measures, a row for each figure, and the tables that a user reads. Goals are shown by goals.py alone."""
+"""What a benchmark measures, a row for each figure, and the tables that a user reads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ class Row:
     what: str
     measured: float
     unit: str
-    goal: float | None = None
     beside: str = ""
-    at_least: bool = False
-
-    @property
-    def reached(self) -> bool:
-        return self.goal is None or (self.measured >= self.goal if self.at_least else self.measured <= self.goal)
 
     def shown(self) -> str:
         return f"{self.measured:.3g} {self.unit}".strip()
@@ -26,8 +20,6 @@ class Row:
 class Ratio:
     top: str
     bottom: str
-    goal: float | None = None
-    at_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,13 +33,7 @@ class Comparison:
 
     def ratio_rows(self) -> list[Row]:
         return [
-            Row(
-                f"{self.what}: {ratio.top} / {ratio.bottom}",
-                self.taken[ratio.top] / self.taken[ratio.bottom],
-                "x",
-                ratio.goal,
-                at_least=ratio.at_least,
-            )
+            Row(f"{self.what}: {ratio.top} / {ratio.bottom}", self.taken[ratio.top] / self.taken[ratio.bottom], "x")
             for ratio in self.ratios
         ]
 
@@ -61,7 +47,7 @@ class Comparison:
 def rows_of(groups: dict[str, list[Comparison]]) -> list[Row]:
     """Of comparisons by the name of their group, which begins the name of each row."""
     return [
-        Row(f"{group}, {row.what}", row.measured, row.unit, row.goal, row.beside, row.at_least)
+        Row(f"{group}, {row.what}", row.measured, row.unit, row.beside)
         for group, comparisons in groups.items()
         for one in comparisons
         for row in one.rows()

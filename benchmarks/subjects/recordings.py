@@ -16,9 +16,6 @@ from subjects.variants import VARIANTS, WARM_UP
 from habana_mp import hmp
 
 BATCH = 4
-MOST = 1.5  # of the time of a step
-MOST_MEGABYTES = 20
-MOST_SECONDS = 2
 
 
 def recordings(quick: bool) -> list[Row]:
@@ -27,17 +24,17 @@ def recordings(quick: bool) -> list[Row]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             if quick:
-                return [*cost(1, 64, 2, None, Path(folder)), *comparison(1, 64, 200, Path(folder))]
+                return [*cost(1, 64, 2, Path(folder)), *comparison(1, 64, 200, Path(folder))]
             return [
-                *cost(4, 256, 12, MOST, Path(folder)),
-                *cost(4, 128, 24, None, Path(folder)),
+                *cost(4, 256, 12, Path(folder)),
+                *cost(4, 128, 24, Path(folder)),
                 *comparison(4, 256, 5000, Path(folder)),
             ]
     finally:
         torch.set_num_threads(threads)
 
 
-def cost(layers: int, width: int, rounds: int, goal: float | None, folder: Path) -> list[Row]:
+def cost(layers: int, width: int, rounds: int, folder: Path) -> list[Row]:
     """Of a step with the block round it: from its beginning until the file is written."""
     model = gpt2(layers, width)
     trainer = Trainer(model, BATCH, VARIANTS["fp32"])
@@ -58,8 +55,8 @@ def cost(layers: int, width: int, rounds: int, goal: float | None, folder: Path)
     what = f"a training step of {model.name}, batch {BATCH}, 1 thread"
     beside = f"step {best['plain'] * 1e3:.0f} ms"
     return [
-        Row(f"{what}: recorded over plain", best["recorded"] / best["plain"], "x", goal, beside),
-        Row(f"{what}: file of the recording", file.stat().st_size / 1e6, "MB", MOST_MEGABYTES),
+        Row(f"{what}: recorded over plain", best["recorded"] / best["plain"], "x", beside),
+        Row(f"{what}: file of the recording", file.stat().st_size / 1e6, "MB"),
     ]
 
 
@@ -86,6 +83,6 @@ def comparison(layers: int, width: int, least: int, folder: Path) -> list[Row]:
     what = f"two recordings of {least:,} calls or more"
     taken = take_turns({"compared": visit}, 3)["compared"]
     return [
-        Row(f"{what}: loaded and compared", taken, "s", MOST_SECONDS),
-        Row(f"{what}: larger file", max(file.stat().st_size for file in (first, second)) / 1e6, "MB", MOST_MEGABYTES),
+        Row(f"{what}: loaded and compared", taken, "s"),
+        Row(f"{what}: larger file", max(file.stat().st_size for file in (first, second)) / 1e6, "MB"),
     ]

@@ -56,7 +56,7 @@ WIDE = {
         "a machine",
         [
             *(Row(f"peak memory, one, batch 8: {variant}", 50 - i, "MiB") for i, variant in enumerate(VARIANTS)),
-            Row("peak memory, one, batch 8: hmp / autocast", 1, "x", 1),
+            Row("peak memory, one, batch 8: hmp / autocast", 1, "x"),
         ],
     ),
 }

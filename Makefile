@@ -132,9 +132,10 @@ matrix:
 gpu:
 	@$(PYTHON) -m tools.gpu --jobs $(JOBS)
 
-# dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one.
+# dist/ gets the sdist, and a wheel for PYTHON with a core for each torch: ten minutes each on two cores. TORCHES="2.13" is one. TAG=v0.2.0 takes
+# what this tag has, and not the tree.
 wheel: $(DEVELOP)
-	@$(PYTHON) tools/wheel.py $(TORCHES)
+	@$(PYTHON) tools/wheel.py $(if $(TAG),--tag=$(TAG)) $(TORCHES)
 
 # The wheel, the sdist and a clone, each installed in a fresh environment: two builds. WAYS="wheel" is one.
 package-test: $(SETUP)

@@ -1,7 +1,8 @@
 """`make wheel`: dist/ gets the source distribution, and a wheel for the Python that runs this with a core for each torch named. Standard library alone.
 
-Of each torch the headers and the libraries to link against are taken from its wheel; torch is not installed. The wheel is built in pip's own
-environment, so any Python does. auditwheel, from .venv, gives it the tag of the oldest Linux that it runs on.
+With --tag both are made of a clone at this tag, so that nothing is in them that is not committed. Of each torch the headers and the libraries
+to link against are taken from its wheel; torch is not installed. The wheel is built in pip's own environment, so any Python does. auditwheel,
+from .venv, gives it the tag of the oldest Linux that it runs on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DIST = ROOT / "dist"
 MINORS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 _TORCHES = ROOT / "build/torches"
 _WHEELS = ROOT / "build/wheel"
+_TAGGED = ROOT / "build/tagged"
 _LINKED = {f"torch/lib/lib{name}.so" for name in ("torch", "torch_cpu", "torch_python", "c10")}
 # Headers of the system that the distribution is made on, so that no other system need have them.
 _THIRD_PARTY = ("spdlog", "fmt")
@@ -32,29 +34,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "minors", nargs="*", default=MINORS, metavar="TORCH", help=f"versions of torch; without any, {' '.join(MINORS)}"
     )
+    parser.add_argument("--tag", help="of which both are made; without it, of this tree")
     given = parser.parse_args(arguments)
+    source = tagged(given.tag) if given.tag else ROOT
     DIST.mkdir(exist_ok=True)
-    print(source_distribution().relative_to(ROOT), flush=True)
+    print(source_distribution(source).relative_to(ROOT), flush=True)
     folders = [folder for minor in given.minors if (folder := torch_folder(minor))]
     if not folders:
         raise SystemExit("There is no torch to build for.")
-    wheel = built(folders)
+    wheel = built(folders, source)
     print(
         f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB, torch {', '.join(folder.parent.name for folder in folders)}"
     )
 
 
-def source_distribution() -> Path:
-    with _third_party():
+def tagged(tag: str) -> Path:
+    """A clone at the tag of the version that it has."""
+    shutil.rmtree(_TAGGED, ignore_errors=True)
+    _run("git", "clone", "--quiet", "--depth=1", f"--branch={tag}", f"file://{ROOT}", _TAGGED)
+    if f'\nversion = "{tag.removeprefix("v")}"\n' not in (_TAGGED / "pyproject.toml").read_text(encoding="utf-8"):
+        raise SystemExit(f"{tag} is not the version of pyproject.toml at this tag.")
+    return _TAGGED
+
+
+def source_distribution(source: Path) -> Path:
+    with _third_party(source):
         program = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
-        name = _run(ROOT / ".venv/bin/python", "-c", program, DIST).splitlines()[-1]
+        name = _run(ROOT / ".venv/bin/python", "-c", program, DIST, folder=source).splitlines()[-1]
     return DIST / name
 
 
 @contextlib.contextmanager
-def _third_party() -> Iterator[None]:
+def _third_party(source: Path) -> Iterator[None]:
     """The folder for as long as the distribution is made. One that is there stays."""
-    folder = ROOT / "third_party"
+    folder = source / "third_party"
     if folder.exists():
         yield
         return
@@ -87,12 +100,15 @@ def torch_folder(minor: str) -> Path | None:
     return folder / "torch"
 
 
-def built(torches: list[Path]) -> Path:
+def built(torches: list[Path], source: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=_made(_WHEELS)) as made:
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made, ROOT]
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made, source]
         settings = [
             each
-            for text in (f"build-dir={_WHEELS}/{{wheel_tag}}", "cmake.define.HABANA_MP_WERROR=ON")
+            for text in (
+                f"build-dir={source / _WHEELS.relative_to(ROOT)}/{{wheel_tag}}",
+                "cmake.define.HABANA_MP_WERROR=ON",
+            )
             for each in ("--config-settings", text)
         ]
         _run(*pip, *settings, HABANA_MP_TORCH=os.pathsep.join(map(str, torches)))
@@ -118,9 +134,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _run(*command: str | Path, **environment: str) -> str:
+def _run(*command: str | Path, folder: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
-        [*map(str, command)], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        [*map(str, command)], cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command[:4]))} ... failed:\n{done.stdout}{done.stderr}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools import newcomer, torch_to_build_for
+from tools import newcomer, torch_to_build_for, wheel
 from tools.package_page import without_relative_links
 from tools.torch_to_build_for import VARIABLE, minor_version, requirement
 
@@ -169,6 +169,23 @@ class TestSourceDistribution:
         assert "Dynamic: Requires-Dist" in metadata
 
 
+def test_a_wheel_of_a_tag_is_of_its_commit_and_version(tmp_path, monkeypatch):
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    monkeypatch.setattr(wheel, "ROOT", origin)
+    monkeypatch.setattr(wheel, "_TAGGED", tmp_path / "tagged")
+    git = ["git", "-C", origin, "-c", "user.name=a", "-c", "user.email=a@b"]
+    project = origin / "pyproject.toml"
+    project.write_text('[project]\nversion = "0.2.0"\n')
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v0.2.0"], ["tag", "v0.3.0"]):
+        subprocess.run([*git, *command], check=True)
+    project.write_text('[project]\nversion = "0.4.0"\n')
+    (origin / "stray.py").touch()
+    assert sorted(path.name for path in wheel.tagged("v0.2.0").iterdir()) == [".git", "pyproject.toml"]
+    with pytest.raises(SystemExit, match=r"v0\.3\.0 is not the version of pyproject\.toml at this tag"):
+        wheel.tagged("v0.3.0")
+
+
 def test_newcomers_run_the_first_example_of_the_readme():
     example = newcomer.first_example()
     assert 'hmp.convert(policy="balanced")' in example
@@ -176,7 +193,7 @@ def test_newcomers_run_the_first_example_of_the_readme():
 
 
 def test_the_versions_named_are_those_of_the_matrix():
-    from tools import matrix, wheel
+    from tools import matrix
 
     assert sorted({cell.split("/")[0] for cell in matrix.CELLS}) == [*wheel.MINORS]
     assert (

@@ -20,7 +20,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 def keep_freed_memory() -> None:
     """malloc gives nothing back to the system from here on. Else calls wait for new pages, and for how many depends on what ran before in the
-    process, not on the variant: none to 30,000 in a training step of the MLP, none to 2,500 in inference of the CNN, a quarter of its time.
+    process, not on the variant: none to 40,000 in a training step of the MLP, none to 2,500 in inference of the CNN, a quarter of its time.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

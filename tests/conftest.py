@@ -41,6 +41,7 @@ convert/compile/test_weight_ops
 convert/test_convert_memory
 devices/test_late_device
 evidence/pages/test_compare_page
+evidence/recordings/test_cli_recordings
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
 gaudi/test_gaudi_scripts
@@ -56,6 +57,7 @@ project/test_stub
 project/test_what_stays
 ranks/test_ranks_policies
 ranks/test_ranks_reports
+ranks/test_ranks_trainers
 report/page/test_page
 report/page/test_page_errors
 report/page/test_page_head

@@ -36,6 +36,9 @@ struct Field {
   T Owner::* member;
   bool required = false;
 };
+// clang before 17, which make fuzz may have, deduces the arguments of no aggregate.
+template <typename Owner, typename T>
+Field(const char*, T Owner::*, bool = false) -> Field<Owner, T>;
 
 // What a list says of an op, and where.
 struct Entry {

@@ -40,6 +40,9 @@ struct Field {
   T Owner::* member;
   Adds adds = Adds::Sum;
 };
+// As in op_list.h.
+template <typename Owner, typename T>
+Field(const char*, T Owner::*, Adds = Adds::Sum) -> Field<Owner, T>;
 
 // The fields of a struct, where they are declared: a tuple of Field.
 template <typename T>

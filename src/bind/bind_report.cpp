@@ -292,8 +292,8 @@ py::dict values(const report::Report& report) {
       margins.append(py::dict("bin"_a = bin, "count"_a = count));
     losses[losses.size() - 1]["choice"] =
         py::dict("row"_a = row_of_site[loss.chose], "margins"_a = margins,
-                 "choices"_a = loss.choice.choices, "measured"_a = loss.choice.measured,
-                 "otherwise"_a = loss.choice.otherwise);
+                 "choices"_a = loss.choice.choices, "seen"_a = loss.choice.seen,
+                 "measured"_a = loss.choice.measured, "otherwise"_a = loss.choice.otherwise);
   }
   result["losses"] = losses;
   py::list worth;

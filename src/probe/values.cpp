@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -257,12 +258,14 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
 // What a call chooses is followed to the losses and outputs that it comes to.
 void begin_followed(const Thread& thread, const at::RecordFunction& call,
                     std::unique_ptr<MeasuredCall>& context) {
-  const Frame* frame = counted_with(thread);
   const evidence::Op* op = evidence::op_of(call);
-  if (frame == nullptr || frame->kind == Frame::Kind::Backward || op == nullptr) return;
+  if (op == nullptr || !may_concern_choices(*op) || !what_to_measure().errors) return;
+  const Frame* frame = counted_with(thread);
+  if (frame == nullptr || frame->kind == Frame::Kind::Backward) return;
   if (frame->call.site == report::kNone || !is_measured_thread()) return;
   const auto inputs = call.inputs();
   const auto tensors = tensors_in(inputs);
+  note_saved_tensor_hooks();
   if (evidence::begins_backward(*op, tensors)) reach_loss(tensors.front());
   const bool chooses = is_choice(*op, inputs);
   auto followed =
@@ -291,14 +294,19 @@ std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
                                                      const at::RecordFunction& call) {
   const bool inside = on_this_thread().measuring > 0;
   auto context = begin_measured(thread, call);
-  const bool measures = what_to_measure().errors;
-  if (!inside && measures) begin_followed(thread, call, context);
+  if (!inside) try {
+      begin_followed(thread, call, context);
+    } catch (const std::exception&) {  // it is measured all the same
+    }
   return context;
 }
 
 void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
   const auto& context = static_cast<const MeasuredCall&>(kept);
-  end_followed(context, call.outputs());
+  try {
+    end_followed(context, call.outputs());
+  } catch (const std::exception&) {  // what it counts must be right all the same
+  }
   if (context.aside) return;
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;

@@ -15,7 +15,8 @@ struct Choice {
   // How many choices have a margin between 2^(bin / 4) and 2^((bin + 1) / 4): the difference of the
   // last number that is chosen and the next one, of probabilities by the size of that number.
   std::map<int, std::uint64_t> margins{};
-  std::uint64_t choices = 0;
+  std::uint64_t choices = 0;    // that were followed to a loss or to outputs
+  std::uint64_t seen = 0;       // all
   std::uint64_t measured = 0;   // whose margins a backward pass has begun at, of all passes
   std::uint64_t otherwise = 0;  // that were made otherwise
 
@@ -30,6 +31,7 @@ struct Choice {
   void add(const Choice& other) {
     for (const auto& [bin, count] : other.margins) margins[bin] += count;
     choices += other.choices;
+    seen += other.seen;
     measured += other.measured;
     otherwise += other.otherwise;
   }

@@ -252,7 +252,8 @@ class Choice(Data, frozen=True):
     """An op that chooses by its numbers, such as experts by topk, with gradients on."""
 
     row: Annotated[Count, Adds.FIRST, "The number of its row."]
-    choices: Annotated[Count, "How many choices it made."]
+    choices: Annotated[Count, "How many choices it made that were followed to a loss or to outputs."]
+    seen: Annotated[Count, "How many choices it made."]
     margins: Annotated[
         list[Margins],
         "The margins of the choices: the differences of the last number that is chosen and the next one, by the size of that number if no number is negative.",

@@ -35,6 +35,7 @@ class _Margins:
             [0.0 if each == _ZERO else 2.0 ** ((each + 0.5) / _PER_OCTAVE) for each, _ in bins], dtype=torch.float64
         )
         self._counts = torch.tensor([float(count) for _, count in bins], dtype=torch.float64)
+        self._whole = max(1.0, choice.seen / max(1, choice.choices))  # those that were not followed are as these
         narrow = torch.cumsum(self._counts, 0) < _FEW
         # Numbers of a low dtype are often equal: their margins are not dense, and errors flip half of those that are 0.
         self._few = float(self._margins[narrow].max()) if narrow.any() and self._margins[0] else 0.0
@@ -59,7 +60,7 @@ class _Margins:
                 _beyond((margins - deviation * _POSITIVE) / spread)
                 - _beyond((margins + deviation * _POSITIVE) / spread)
             ) @ _HALF
-        return float(self._counts @ parts)
+        return float(self._counts @ parts) * self._whole
 
 
 def _beyond(deviations: torch.Tensor) -> torch.Tensor:

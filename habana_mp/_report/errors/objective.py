@@ -72,6 +72,13 @@ class _Read(NamedTuple):
     squares_of_all: float
 
 
+class _Choosing(NamedTuple):
+    """The number of a row that chooses, and those of the rows that make what it chooses by."""
+
+    row: int
+    makers: set[int]
+
+
 class Objective:
     """How far each loss is off, and the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
@@ -86,6 +93,11 @@ class Objective:
         self._scales: dict[str | None, float] = {each: passes.get(each, 0.0) for each in losses}
         if report.projected_squares or not losses:
             self._scales[None] = report.projected_squares or 0.0
+        chosen = {loss.loss: loss.choice.row for loss in report.losses or [] if loss.choice}
+        self._choosing: dict[str | None, _Choosing] = {
+            key: _Choosing(row, {edge.maker for edge in report.edges or [] if edge.row == row})
+            for key, row in chosen.items()
+        }
         self._passes_seen = passes | self._scales
         self._passes_of: dict[str | None, Passes] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
@@ -190,6 +202,8 @@ class Objective:
         """
         values = self._rows[number].measured
         whole = squares(self._rows[number], loss, "rounding")
+        if loss in self._choosing and number in self._choosing[loss].makers:  # others that read it do not choose
+            return rounded.part_of(self._choosing[loss].row) * whole
         read = self._read(number, loss, rounded) if values.ran.squares or values.low.squares else None
         if read is None:  # or it hands on what others have rounded
             return rounded.part() * whole

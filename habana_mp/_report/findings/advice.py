@@ -73,7 +73,10 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
 def _of_choices(report: Report) -> Iterator[Advice]:
     """Ops that take others of their numbers, because these are off."""
     if report.choices_worth:
-        counts = {loss.choice.row: loss.choice.choices for loss in report.losses or [] if loss.choice}
+        counts: dict[int, int] = {}
+        for choice in (loss.choice for loss in report.losses or []):
+            if choice:
+                counts[choice.row] = counts.get(choice.row, 0) + max(1, choice.seen)
         flips = sorted(Objective(report).flips.items(), key=lambda each: -each[1] / counts[each[0]])
         for number, count in flips[:_MOST_CHOICES]:
             if count >= _ONE_FLIP:

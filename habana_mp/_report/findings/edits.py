@@ -245,11 +245,16 @@ class _Sequence:
         """Those that no edit so far has anything of: an op is advised once."""
         return [entry for entry in self._groups if self._listed.keys().isdisjoint(self._numbers[entry])]
 
+    def _decides(self, entry: Entry) -> bool:
+        """Whether its errors change what other ops choose."""
+        losses = [each for row in self._groups[entry] for each in row.measured.losses]
+        return bool(self._objective.flips) and any(each.choice and each.squares for each in losses)
+
     def _wide(self) -> Iterator[Edit]:
         shares = {entry: self._share(self._groups[entry]) for entry in self._new()}
         # Each next one is tried with all that are left, so there may not be too many.
         largest = sorted(
-            (entry for entry, part in shares.items() if part > 0),
+            (entry for entry, part in shares.items() if part > 0 or self._decides(entry)),
             key=lambda entry: -max(self._worth(self._effect("fp32", entry)), _LARGE * shares[entry]),
         )
         waiting = largest[:_MOST_TRIED]

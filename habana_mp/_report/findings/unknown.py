@@ -177,7 +177,7 @@ def may_flip(report: Report) -> list[Row]:
     """Rows that choose by numbers that are off, where it is not known whether they choose as in float32."""
     if not any(row.measured.ran.squares for row in report.rows):
         return []
-    followed = {loss.choice.row for loss in report.losses or [] if loss.choice} if report.choices_worth else set()
+    followed = {loss.choice.row for loss in report.losses or [] if loss.choice and loss.choice.choices}
     computed = {edge.row for edge in report.edges or [] if edge.maker >= 0}  # what these were given
     chose = [row for number, row in enumerate(report.rows) if row.op in _CHOOSE and number in computed - followed]
     return [row for row in chose if not row.measured.choices]

@@ -3,9 +3,9 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/python_headers.h>
 
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <string_view>
 #include <typeinfo>
@@ -67,7 +67,11 @@ bool GraphPlace::run_backward(const at::Tensor& gradient) const {
     torch::autograd::Engine::get_default_engine().execute({edge_}, {gradient}, /*keep_graph=*/true,
                                                           /*create_graph=*/false,
                                                           /*accumulate_grad=*/false, *ends);
-  } catch (const std::exception&) {
+  } catch (...) {
+    // What Python has raised the engine leaves behind, too.
+    const PyGILState_STATE gil = PyGILState_Ensure();
+    PyErr_Clear();
+    PyGILState_Release(gil);
     return false;
   }
   return true;

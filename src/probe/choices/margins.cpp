@@ -40,6 +40,8 @@ constexpr std::int64_t kOtherwise = 32;  // of so many choices one is made other
 constexpr std::int64_t kMeasured = 8;    // of so many one is measured: errors flip the narrow ones
 constexpr std::int64_t kFewMeasured = 16;  // or all of these
 
+constexpr std::ptrdiff_t kMostOfSite = 8;  // choices of a site that wait for a loss
+
 // What an op chooses: the largest numbers of each row.
 struct Best {
   std::int64_t count = 1;
@@ -58,11 +60,12 @@ std::optional<Best> best_of(const evidence::Op& op, c10::ArrayRef<c10::IValue> a
     best.largest = arguments[3].toBool();
     return best;
   }
-  const bool least = name == "aten::argmin";
-  if ((least || name == "aten::argmax") && arguments.size() >= 3 && arguments[1].isInt()) {
+  const bool place = name == "aten::argmax" || name == "aten::argmin";
+  if ((place || name == "aten::max" || name == "aten::min") && arguments.size() >= 3 &&
+      arguments[1].isInt()) {
     best.dim = arguments[1].toInt();
-    best.largest = !least;
-    best.keeps_values = false;
+    best.largest = name.ends_with("max");
+    best.keeps_values = !place;
     best.keeps_dim = arguments[2].toBool();
     return best;
   }
@@ -125,16 +128,18 @@ struct Pending {
   at::Tensor last, next;  // places of the two beside the narrowest margins, in the numbers
   at::Tensor scales;      // of these margins
   report::Choice choice;
-  bool told = false;
 };
 
 struct ChoosingStep final : Step {
   std::vector<Pending> pending;  // they keep the graph before them, which the program may let go
+  std::uint64_t otherwise = 0;   // of those that were measured
   bool reached = false;          // what is chosen now is of another step
 };
 
 struct Choices {
   ForkSafeMutex mutex;
+  // Something before may run again in a backward pass, since the last loss: a checkpoint.
+  std::atomic<bool> saved_by_hooks{false};
   std::weak_ptr<ChoosingStep> step;
 };
 
@@ -168,34 +173,41 @@ void tell(const Tell& told) {
   watch::for_listeners(told);
 }
 
-// False where it may not run, or did not.
-bool measure(Pending& pending, std::int64_t passes, std::uint64_t seed) {
-  if (pending.told) return true;
-  pending.told = true;
+std::uint32_t number_of_choice(SiteId id) {
   std::string key;
   {
     const std::lock_guard guard(watch::all().mutex);
-    const report::Site& site = watch::all().sites[pending.site];
+    const report::Site& site = watch::all().sites[id];
     key = site.op + " in " + site.module + " at " + site.source;
   }
-  const std::uint32_t number = number_of(key);
+  return number_of(key);
+}
+
+void tell_chosen(SiteId site, const report::Choice& choice) {
+  const std::uint32_t number = number_of_choice(site);
+  tell([&](report::Listener& listener) { listener.chose(site, number, choice); });
+}
+
+// False where it may not run, or did not.
+bool measure(Pending& pending, std::int64_t passes, std::uint64_t seed) {
+  const std::uint32_t number = number_of_choice(pending.site);
   bool ran = true;
   for (std::int64_t pass = 0; pass < passes && ran; ++pass) {
     const at::Tensor gradient =
         gradient_of(pending, report::hash(seed) + static_cast<std::uint64_t>(pass));
-    pending.choice.measured += static_cast<std::uint64_t>(pending.last.numel());
     tell([&](report::Listener& listener) { listener.begin_choice(number); });
     ran = pending.numbers.run_backward(gradient);
     tell([&](report::Listener& listener) { listener.end_choice(); });
+    if (ran) pending.choice.measured += static_cast<std::uint64_t>(pending.last.numel());
   }
-  tell([&](report::Listener& listener) { listener.chose(pending.site, number, pending.choice); });
+  if (ran) tell_chosen(pending.site, pending.choice);
   return ran;
 }
 
 std::shared_ptr<ChoosingStep> step_here() {
   const std::lock_guard guard(choices().mutex);
   auto step = choices().step.lock();
-  if (step == nullptr || step->reached) {
+  if (step == nullptr || step->reached || step->lost) {
     step = std::make_shared<ChoosingStep>();
     choices().step = step;
   }
@@ -204,21 +216,41 @@ std::shared_ptr<ChoosingStep> step_here() {
 
 // `squares`: of what the twins differ by.
 void reach(std::uint32_t loss, double squares, Step& reached) {
-  if (!(squares > 0) || !std::isfinite(squares)) return;
+  if (!std::isfinite(squares)) return;
   auto& step = static_cast<ChoosingStep&>(reached);
   step.reached = true;
-  std::uint64_t otherwise = 0;
-  const auto count = static_cast<std::int64_t>(step.pending.size());
-  for (Pending& each : step.pending) {
-    otherwise += each.choice.otherwise;
-    if (step.lost || !measure(each, std::max<std::int64_t>(1, kPasses / count), loss + otherwise))
+  auto pending = std::exchange(step.pending, {});
+  const auto passes =
+      kPasses / std::max<std::int64_t>(1, static_cast<std::int64_t>(pending.size()));
+  for (Pending& each : pending) {
+    if (step.lost || !measure(each, std::max<std::int64_t>(1, passes), loss + step.otherwise))
       step.lost = true;
+    step.otherwise += each.choice.otherwise;
   }
-  if (step.lost) return;
-  tell([&](report::Listener& listener) { listener.decided_by_choices(loss, squares, otherwise); });
+  if (step.lost || step.otherwise == 0) return;
+  tell([&](report::Listener& listener) {
+    listener.decided_by_choices(loss, squares, step.otherwise);
+  });
+}
+
+// Forward passes without a backward one may not keep their graphs for long.
+void keep(const std::shared_ptr<ChoosingStep>& step, Pending pending) {
+  const auto of_site = std::ranges::count(step->pending, pending.site, &Pending::site);
+  if (of_site >= kMostOfSite) {
+    step->lost = true;
+    step->reached = true;
+  }
+  if (step->lost) return step->pending.clear();
+  step->pending.push_back(std::move(pending));
 }
 
 }  // namespace
+
+bool may_concern_choices(const evidence::Op& op) {
+  const std::string_view name = op.handle.schema().name();
+  return has_twins() || name == "aten::ones_like" || name == "aten::topk" ||
+         name.ends_with("max") || name.ends_with("min") || torch_private::has_saved_tensor_hooks();
+}
 
 bool is_choice(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (arguments.empty() || !arguments[0].isTensor() || !c10::GradMode::is_enabled()) return false;
@@ -239,7 +271,7 @@ void follow_choice(SiteId site, const evidence::Op& op, c10::ArrayRef<c10::IValu
   const at::Tensor& numbers = arguments[0].toTensor();
   sweep_twins();
   const std::shared_ptr<ChoosingStep> step = step_here();
-  if (torch_private::has_saved_tensor_hooks()) step->lost = true;  // a checkpoint runs again
+  if (choices().saved_by_hooks) step->lost = true;
   const OutOfSight out_of_sight;
   const at::Tensor full = evidence::in_float32(numbers);
   const auto twins = twins_of(numbers).value_or(Twins{full, full, step});
@@ -247,6 +279,12 @@ void follow_choice(SiteId site, const evidence::Op& op, c10::ArrayRef<c10::IValu
   const at::Tensor margins = ranked.margins();
   const std::int64_t rows = margins.numel();
   const std::int64_t otherwise = std::max<std::int64_t>(1, rows / kOtherwise);
+  tell_chosen(site, {.seen = static_cast<std::uint64_t>(rows)});
+  for (const at::Tensor* twin : {&twins.chosen, &twins.otherwise}) {
+    const bool alike = twin->dim() == full.dim() && twin->size(best.dim) > best.count;
+    if (!alike) step->lost = true;
+  }
+  if (step->lost) return step->pending.clear();
   const auto chosen = results_of(twins.chosen, best, 0);
   const auto others = results_of(twins.otherwise, best, otherwise);
   for (std::size_t i = 0; i < made.size(); ++i) keep_twins(made[i], {chosen[i], others[i], step});
@@ -267,10 +305,15 @@ void follow_choice(SiteId site, const evidence::Op& op, c10::ArrayRef<c10::IValu
                   .choice = {.margins = bins_of(margins),
                              .choices = static_cast<std::uint64_t>(rows),
                              .otherwise = static_cast<std::uint64_t>(otherwise)}};
-  step->pending.push_back(std::move(pending));
+  keep(step, std::move(pending));
+}
+
+void note_saved_tensor_hooks() {
+  if (torch_private::has_saved_tensor_hooks()) choices().saved_by_hooks = true;
 }
 
 void reach_loss(const at::Tensor& loss) {
+  choices().saved_by_hooks = false;
   const auto twins = twins_of(loss);
   if (!twins) return;
   const OutOfSight out_of_sight;
@@ -279,6 +322,7 @@ void reach_loss(const at::Tensor& loss) {
 }
 
 void reach_outputs(c10::ArrayRef<at::Tensor> outputs, int passes) {
+  choices().saved_by_hooks = false;
   const OutOfSight out_of_sight;
   double squares = 0;
   std::shared_ptr<Step> step;
@@ -296,6 +340,7 @@ void forget_choices() {
   forget_twins();
   const std::lock_guard guard(choices().mutex);
   choices().step.reset();
+  choices().saved_by_hooks = false;
 }
 
 }  // namespace habana_mp::probe

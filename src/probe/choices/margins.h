@@ -13,12 +13,19 @@
 
 namespace habana_mp::probe {
 
+// Quickly: most calls do not.
+bool may_concern_choices(const evidence::Op& op);
+
 // Whether the call chooses by numbers that require gradients, which are there once it has ended.
 bool is_choice(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments);
 
 // It has ended: from here on its twins are followed (probe/choices/twins.h).
 void follow_choice(report::SiteId site, const evidence::Op& op,
                    c10::ArrayRef<c10::IValue> arguments, const std::vector<c10::IValue>& results);
+
+// An op begins whose results autograd saves: with hooks, by which a checkpoint runs again, no pass
+// of ours may come to it.
+void note_saved_tensor_hooks();
 
 // A backward pass of a loss is about to begin, or `passes` of random sums of outputs. Where twins
 // have come to them, the listeners hear of the choices before: backward passes of ours say what the

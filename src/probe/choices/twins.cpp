@@ -141,6 +141,8 @@ void forget_twins() {
   store().some = false;
 }
 
+bool has_twins() { return store().some.load(std::memory_order_relaxed); }
+
 FollowedCall::FollowedCall(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments,
                            const watch::CastTensors& casts, std::shared_ptr<Step> step)
     : op_(op), step_(std::move(step)) {
@@ -163,10 +165,12 @@ FollowedCall::FollowedCall(const evidence::Op& op, c10::ArrayRef<c10::IValue> ar
       if (written) written_.push_back(argument);
       if (const auto pair = twins(argument, written)) {
         others.push_back(pair->otherwise);
+        memory_.push_back(
+            {memory_of(argument), memory_of(pair->chosen), memory_of(pair->otherwise)});
         return pair->chosen;
       }
       if (written) step_->lost = true;  // it would write to memory of the program
-      borrowed_.push_back(memory_of(argument));
+      memory_.push_back({nullptr, memory_of(argument), memory_of(argument)});
       return others.emplace_back(evidence::in_float32(argument));
     }));
     std::size_t next = 0;
@@ -194,16 +198,22 @@ void FollowedCall::ends(const std::vector<c10::IValue>& results) {
     step_->lost = true;
     return;
   }
-  // What a later call writes to must not be the program's.
-  const auto own = [&](const at::Tensor& twin) {
+  // What a later call writes to must be no memory of the program, nor of another twin where the
+  // program has two: what is in float32 already is no copy here.
+  const auto own = [&](const at::Tensor& twin, const at::Tensor& result) {
     const evidence::OutOfSight out_of_sight;
-    return std::ranges::find(borrowed_, memory_of(twin)) == borrowed_.end() ? twin : twin.clone();
+    const bool shared = std::ranges::any_of(memory_, [&](const Memory& each) {
+      const auto* memory = memory_of(twin);
+      return (memory == each.chosen || memory == each.otherwise) &&
+             (each.program == nullptr || each.program != memory_of(result));
+    });
+    return shared ? twin.clone() : twin;
   };
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const bool known = std::ranges::any_of(
         written_, [&](const at::Tensor& each) { return each.is_same(tensors[i]); });
     if (tensors[i].defined() && !known)
-      keep_twins(tensors[i], {own(chosen[i]), own(otherwise[i]), step_});
+      keep_twins(tensors[i], {own(chosen[i], tensors[i]), own(otherwise[i], tensors[i]), step_});
   }
 }
 

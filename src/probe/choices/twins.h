@@ -39,6 +39,7 @@ void keep_twins(const at::Tensor& tensor, const Twins& twins);
 // Those of tensors that are gone.
 void sweep_twins();
 void forget_twins();
+bool has_twins();  // any tensor
 
 // A call that is made again in the two runs when it ends.
 class FollowedCall {
@@ -56,7 +57,11 @@ class FollowedCall {
   torch::jit::Stack chosen_, otherwise_;
   std::shared_ptr<Step> step_;
   c10::SmallVector<at::Tensor, 2> written_;
-  c10::SmallVector<const c10::StorageImpl*, 4> borrowed_;  // of the program
+  // Of each argument the memory in the program and in the two runs.
+  struct Memory {
+    const c10::StorageImpl *program, *chosen, *otherwise;
+  };
+  c10::SmallVector<Memory, 4> memory_;
 };
 
 // A call begins; null where nothing that it is given has twins, and inside of a call that is

@@ -5,7 +5,9 @@ Measured is the error of the same model in many batches; foretold is that of a r
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -253,6 +255,116 @@ def test_code_of_the_user_runs_once_and_the_head_names_the_op(forward):
     assert "without what topk may choose otherwise" in str(report)
 
 
+def test_a_checkpoint_before_a_choice_runs_again_in_the_backward_pass_of_the_user_alone():
+    """A pass of ours through it raised an error inside of ``backward``."""
+    below, router, values = nn.Linear(16, 32), nn.Linear(32, 8), nn.Parameter(torch.randn(8, 32))
+    with hmp.report(values=True) as report, hmp.autocast("cpu", policy=LOW):
+        h = checkpoint(below, torch.randn(64, 16), use_reentrant=False)
+        scores, chosen = router(h).topk(2, -1)
+        (values[chosen] * scores[..., None]).square().mean().backward()
+    assert below.weight.grad is not None
+    assert "without what topk may choose otherwise" in str(report)
+
+
+class Keys(nn.Module):
+    """A hard choice: nothing but places of rows comes from the product with the keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 8)
+        self.keys, self.table = torch.randn(64, WIDTH), torch.randn(64, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.body(x))
+        return self.head(h + self.table[torch.matmul(h, self.keys.t()).topk(2, -1).indices].mean(1))
+
+
+def test_an_edit_of_what_decides_alone_is_advised():
+    """It has no share of the error: no gradient comes to it."""
+    model, policy = Keys(), hmp.Policy.from_ops(lower=["linear", "matmul"])
+    report = outputs_report(model, policy, 8)
+    first = report.edits()[0]
+    assert first.text == "+matmul:fp32"
+    assert first.error_after == pytest.approx(measured(model, policy.with_edits(first.text), of_loss=False), rel=0.35)
+    assert "and more by what is chosen" in str(first)
+
+
+class Balanced(Experts):
+    """Something else reads the scores, too, in the low dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x).softmax(-1)
+        scores.mean(0)
+        return self.head(x + self.mix(self, x, scores))
+
+
+@pytest.mark.parametrize("kind", [Experts, Balanced])
+def test_others_that_round_the_scores_do_not_choose(kind):
+    policy = hmp.Policy.from_ops(lower=["linear", "softmax", "mean"])
+    report = outputs_report(kind(by_weights), policy)
+    wide = report.forecast(policy.with_edits("+softmax:fp32", "+linear:fp32"))
+    assert wide < 0.02 * report.errors()["outputs"]
+
+
+def by_max(self: Experts, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    weight, best = scores.max(-1, keepdim=True)
+    return torch.bmm(x.unsqueeze(1), self.experts[best.squeeze(-1)]).squeeze(1) * weight
+
+
+def test_the_largest_of_a_row_is_a_choice():
+    model = Experts(by_max)
+    assert outputs_report(model, LOW).errors()["outputs"] == pytest.approx(
+        measured(model, LOW, of_loss=False), rel=0.35
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda y: y * 100, lambda y: y.mul_(100), lambda y: y.detach().mul_(100), lambda y: y.contiguous().mul_(100)],
+    ids=["another tensor", "in place", "in place, detached", "in place, contiguous"],
+)
+def test_a_cast_is_a_copy_in_the_runs_beside(change):
+    """In float32 it would be none, and what is written to it would come to the loss."""
+    scores = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    weight = torch.ones(8, 8).triu().requires_grad_()
+    with hmp.report(values=True) as report, hmp.autocast("cpu", policy=hmp.Policy.from_ops(lower=["mm"])):
+        values, _ = torch.mm(scores, weight).topk(2)
+        assert values.dtype == torch.bfloat16
+        changed = change(values.float())
+        (values.float().square().mean() + 0 * changed.sum()).backward()
+    (worth,) = report.to_dict()["choices_worth"]
+    assert worth["squares"] < 1e-3
+
+
+def test_choices_that_were_not_followed_count_as_those_that_were():
+    model = Experts(by_loop)
+    with hmp.report(values=True) as report:
+        for number in range(4):
+            outputs = run(model, LOW, number)
+            if number % 2:
+                outputs = functional.dropout(outputs, 0.1)  # nothing is followed through it
+            report.project(outputs, k=16, seed=number)
+    (choice,) = (each["choice"] for each in report.to_dict()["losses"])
+    assert (choice["choices"], choice["seen"]) == (2 * TOKENS, 4 * TOKENS)
+    assert "of 1,024 choices differ" in " ".join(str(report).split())
+
+
+def test_forward_passes_without_a_backward_one_keep_few_graphs():
+    """What they keep is gone with the report at the latest."""
+    model, kept, weight = Experts(by_loop), [], nn.Parameter(torch.ones(WIDTH))
+    with hmp.report(values=True):
+        for number in range(24):
+            x = batch(number % 4)
+            kept.append(weakref.ref(x))
+            with hmp.autocast("cpu", policy=LOW):
+                outputs = model(x * weight)  # it saves x
+        del outputs, x
+        assert sum(each() is not None for each in kept) <= 16
+    gc.collect()
+    assert sum(each() is not None for each in kept) == 0
+
+
 def test_what_dropout_makes_of_choices_is_not_known():
     model = Experts(by_loop)
     with hmp.report(values=True) as report, hmp.autocast("cpu", policy=LOW):
@@ -270,7 +382,7 @@ def test_an_accuracy_costs_no_backward_pass():
             functional.cross_entropy(logits, target(number)).backward()
     assert 0 <= float(accuracy) <= 1
     data = report.to_dict()
-    assert [("choice" in each) for each in data["losses"]] == [False]
+    assert [each["passes"] for each in data["losses"] if "choice" in each] == [0]
     assert data["choices_worth"] == []
 
 

@@ -6,6 +6,7 @@ Measured is the error of the same model in many batches; foretold is that of a r
 from __future__ import annotations
 
 import gc
+import json
 import math
 import weakref
 
@@ -173,6 +174,18 @@ def test_choices_are_in_files_and_add_up(tmp_path):
     assert [each["choice"]["choices"] for each in data["losses"]] == [512]
     assert [each["choice"]["choices"] for each in both["losses"]] == [1024]
     assert sum(each["count"] for each in data["losses"][0]["choice"]["margins"]) == 512
+
+
+@pytest.mark.parametrize("field", ["choices", "seen", "measured", "otherwise", "margins", "passes"])
+def test_a_file_with_choices_of_nothing_is_read(field, tmp_path):
+    data = outputs_report(Experts(by_loop), LOW, 1).to_dict()
+    (loss,) = data["losses"]
+    (loss if field == "passes" else loss["choice"])[field] = [] if field == "margins" else 0
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    report = hmp.CastReport.load(path)
+    assert math.isfinite(report.errors()["outputs"])
+    assert "topk" in str(report)
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -188,6 +188,15 @@ def test_a_file_with_choices_of_nothing_is_read(field, tmp_path):
     assert "topk" in str(report)
 
 
+@pytest.fixture
+def deterministic():
+    """Two threads add up the gradients of x[places] in another order each time."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("mix", MIXES)
 def test_looking_at_choices_changes_nothing(mix):
     """Gradients, random numbers, and how often hooks of modules run."""

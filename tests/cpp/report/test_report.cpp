@@ -283,6 +283,26 @@ TEST_CASE("of what several sites read, the changes of each pair are multiplied i
   CHECK(without.reads().empty());
 }
 
+TEST_CASE(
+    "what a pass from margins of a choice changes is of the choice, and counts nothing else") {
+  Report report(0, true);
+  report.begin_choice(7);
+  report.changed(1, {.pass = 2, .loss = 5, .ran = 3});
+  report.read(1, 2, {.pass = 2, .loss = 5, .rounding = 3});
+  report.measured(1, {.calls = 1});
+  report.end_choice();
+  report.chose(4, 7, {.margins = {{-8, 2}}, .choices = 2});
+  report.changed(1, {.pass = 3, .loss = 5, .ran = 4});
+  REQUIRE(report.losses().size() == 2);
+  CHECK(report.losses()[0].line == 7);
+  CHECK(report.losses()[0].chose == 4);
+  CHECK(report.losses()[0].choice.margins.at(-8) == 2);
+  CHECK(report.losses()[1].chose == kNone);
+  CHECK(report.changes(1)[1].changes.ran == 4);
+  CHECK(report.reads().contains({1, 7}));
+  CHECK(report.values(1).calls == 0);
+}
+
 TEST_CASE("each random sum of outputs is a pass of its own for those that read") {
   Report report(0, true);
   for (const double change : {3.0, -4.0}) {
@@ -290,5 +310,5 @@ TEST_CASE("each random sum of outputs is a pass of its own for those that read")
     report.read(1, 2, {.pass = 2, .loss = 5, .rounding = change});
     report.end_projection();
   }
-  CHECK(report.reads().at({1, Report::kOutputs}).products.begin()->second == 25);
+  CHECK(report.reads().at({1, kOutputs}).products.begin()->second == 25);
 }

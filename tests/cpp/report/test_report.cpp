@@ -289,7 +289,9 @@ TEST_CASE(
   report.begin_choice(7);
   report.changed(1, {.pass = 2, .loss = 5, .ran = 3});
   report.read(1, 2, {.pass = 2, .loss = 5, .rounding = 3});
-  report.measured(1, {.calls = 1});
+  Values measured;
+  measured.calls = 1;
+  report.measured(1, measured);
   report.end_choice();
   report.chose(4, 7, {.margins = {{-8, 2}}, .choices = 2});
   report.changed(1, {.pass = 3, .loss = 5, .ran = 4});

@@ -13,7 +13,7 @@ import transformers
 from harness.command import run
 from harness.pages import Report
 from harness.rows import Row, table, table_of
-from subjects.carried import Subject, subjects
+from subjects.carried import LOSSES, Subject, subjects
 
 from habana_mp import hmp
 
@@ -178,7 +178,7 @@ def measure(quick: bool) -> Report:
         *("after three, foretold", "measured", "balanced, foretold", "measured"),
     ]
     text = (
-        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is measured on 200 batches, reports are made on {BATCHES['loss']} of them: the root of the mean of its squared changes. Both are 64 for CREPE, where one batch in forty makes most of the error. Losses of MiniLM and CREPE tiny are not measured in float16, which is slow here, and of CREPE full its outputs in bfloat16 alone. Outputs of the experts are measured on 64 batches, as errors flip few of their choices in each. "
+        f"The edits of reports with values, followed on {len(names)} models ({', '.join(names)}). A loss is measured on {LOSSES} batches, reports are made on {BATCHES['loss']} of them: the root of the mean of its squared changes. Both are 64 for CREPE, where one batch in forty makes most of the error. Losses of MiniLM and CREPE tiny are not measured in float16, which is slow here, and of CREPE full its outputs in bfloat16 alone. Outputs of the experts are measured on 64 batches, as errors flip few of their choices in each. "
         f"The best edit is the best of all single ones that move an op to float32, each run.\n\n{table_of(rows)}\n\n{table(head, [line_of(case) for case in cases])}"
     )
     return Report("Advice", rows, text)

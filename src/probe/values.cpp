@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -17,6 +16,7 @@
 #include "evidence/rerun.h"
 #include "evidence/shadows.h"
 #include "policy/op_traits.h"
+#include "probe/choices/following.h"
 #include "probe/choices/margins.h"
 #include "probe/inherited_errors.h"
 #include "probe/measured_call.h"
@@ -255,59 +255,7 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   return context;
 }
 
-// What a call chooses is followed to the losses and outputs that it comes to.
-void begin_followed(const Thread& thread, const at::RecordFunction& call,
-                    std::unique_ptr<MeasuredCall>& context) {
-  const evidence::Op* op = evidence::op_of(call);
-  if (op == nullptr || !may_concern_choices(*op) || !what_to_measure().errors) return;
-  const Frame* frame = counted_with(thread);
-  if (frame == nullptr || frame->kind == Frame::Kind::Backward) return;
-  if (frame->call.site == report::kNone || !is_measured_thread()) return;
-  const auto inputs = call.inputs();
-  const auto tensors = tensors_in(inputs);
-  note_saved_tensor_hooks();
-  if (evidence::begins_backward(*op, tensors)) reach_loss(tensors.front());
-  const bool chooses = is_choice(*op, inputs);
-  auto followed =
-      chooses ? nullptr
-              : follow(*op, inputs,
-                       frame->kind == Frame::Kind::Decided ? frame->cast_tensors : CastTensors());
-  if (!chooses && followed == nullptr) return;
-  if (context == nullptr) {
-    context = std::make_unique<MeasuredCall>();
-    context->op = op;
-    context->arguments.assign(inputs.begin(), inputs.end());
-    context->site = frame->call.site;
-    context->aside = true;
-  }
-  context->chooses = chooses;
-  context->followed = std::move(followed);
-}
-
-void end_followed(const MeasuredCall& context, const std::vector<c10::IValue>& results) {
-  if (results.empty()) return;
-  if (context.chooses) follow_choice(context.site, *context.op, context.arguments, results);
-  if (context.followed != nullptr) context.followed->ends(results);
-}
-
-std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
-                                                     const at::RecordFunction& call) {
-  const bool inside = on_this_thread().measuring > 0;
-  auto context = begin_measured(thread, call);
-  if (!inside) try {
-      begin_followed(thread, call, context);
-    } catch (const std::exception&) {  // it is measured all the same
-    }
-  return context;
-}
-
-void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
-  const auto& context = static_cast<const MeasuredCall&>(kept);
-  try {
-    end_followed(context, call.outputs());
-  } catch (const std::exception&) {  // what it counts must be right all the same
-  }
-  if (context.aside) return;
+void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   if (unsigned& measuring = on_this_thread().measuring; measuring > 0 && hides(context))
     --measuring;
   watch_readers(context, call.outputs());
@@ -353,6 +301,23 @@ void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::Probe
   ++on_this_thread().looked_at;
   watch::leave_out(now_ns() - start);
   notify(context, values);
+}
+
+std::unique_ptr<watch::ProbedCall> Measuring::begins(const Thread& thread,
+                                                     const at::RecordFunction& call) {
+  const bool inside = on_this_thread().measuring > 0;
+  auto context = begin_measured(thread, call);
+  if (inside || !may_be_followed(call) || !what_to_measure().errors || !is_measured_thread())
+    return context;
+  begin_followed(thread, call, context);
+  if (context != nullptr) context->start = now_ns();
+  return context;
+}
+
+void Measuring::ends(const Thread&, const at::RecordFunction& call, watch::ProbedCall& kept) {
+  const auto& context = static_cast<const MeasuredCall&>(kept);
+  if (!context.aside) end_measured(context, call);
+  end_followed(context, call.outputs());
 }
 
 void start(const report::Report& report, const report::Measure& measure, std::uint64_t step) {

@@ -130,7 +130,7 @@ def test_each_goal_has_its_reason_and_each_missed_row_a_sentence():
     )
     assert [goal.rows for goal in goals.load() if not goal.why] == []
     silent = [row.what for goal, rows in found.items() for row in rows if not goal.is_met(row) and not goal.missed]
-    assert silent == [], "say in benchmarks/goals.toml why they miss their goal, or mend it"
+    assert silent == [], "these rows miss their goal: give the reason as `missed` in benchmarks/goals.toml"
 
 
 def test_tables_of_users_have_no_goals():

@@ -2,16 +2,14 @@
 
 from habana_mp._report.data.base import Adds, CastFrom, CastTo, Data, Format, ListName, Why
 from habana_mp._report.data.compiled import CompiledCast, CompiledGraph
+from habana_mp._report.data.losses import Choice, ChoicesWorth, Loss
 from habana_mp._report.data.report import (
     FORMAT,
     VERSION,
     Advice,
     Cast,
-    Choice,
-    ChoicesWorth,
     Edge,
     InForce,
-    Loss,
     Missed,
     NeverSeen,
     PingPong,

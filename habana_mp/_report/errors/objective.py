@@ -83,7 +83,8 @@ class Objective:
     """How far each loss is off, and the outputs in relation to their size, to first order: as the step ran, and as it would run.
 
     The root of the sum of squares over rows, and the mean over backward passes. What cancels by chance in one pass adds up in the next, so the
-    products of two rows count as far as they are larger than chance makes them in so many passes (``Passes``).
+    products of two rows count as far as they are larger than chance makes them in so many passes (``Passes``). What follows from choices comes on top
+    (``Choices``).
     """
 
     def __init__(self, report: Report) -> None:
@@ -98,7 +99,7 @@ class Objective:
             key: _Choosing(row, {edge.maker for edge in report.edges or [] if edge.row == row})
             for key, row in chosen.items()
         }
-        self._passes_seen = passes | self._scales
+        self._divisors = passes | self._scales  # of squares: also of choices
         self._passes_of: dict[str | None, Passes] = {}
         self._reads: dict[tuple[int, str | None], list[Read]] = {}
         for read in report.reads or []:
@@ -183,7 +184,7 @@ class Objective:
             total += kept
         both = total + self._passes(loss).together(weights)
         # Few passes cannot tell that all of it cancels: 0 is of what is not rounded.
-        return math.sqrt(max(0.0, _LEAST * total, both) / self._passes_seen[loss])
+        return math.sqrt(max(0.0, _LEAST * total, both) / self._divisors[loss])
 
     def _part_of(self, number: int, loss: str | None, rounding: float) -> float:
         whole = squares(self._rows[number], loss, "rounding")

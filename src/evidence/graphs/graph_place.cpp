@@ -6,38 +6,40 @@
 #include <torch/csrc/python_headers.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_set>
 #include <vector>
 
+#include "base/torch_private.h"
+
 namespace habana_mp::evidence {
 namespace {
 
 using torch::autograd::Node;
 
-// Ours, or a function of C++ that was registered on a tensor, as ours are.
 template <typename Hook>
-bool is_harmless(const std::unique_ptr<Hook>& hook) {
+bool is_of_cpp(const std::unique_ptr<Hook>& hook) {
   const Hook& seen = *hook;
   const std::string_view type = typeid(seen).name();
-  return type.find("habana_mp") != type.npos || type.find("CppFunction") != type.npos;
+  return type.find("habana_mp") != type.npos || torch_private::is_hook_of_cpp(type);
 }
 
-bool is_ours(Node& node) {
-  const std::string_view type = typeid(node).name();
+// Whether a pass of ours may run it: no Python, and no hook that is not of C++.
+bool may_run(Node& node) {
   const bool leaf = node.num_outputs() == 0;
-  return type.find("PyNode") == type.npos && node.retains_grad_hooks().empty() &&
+  return !torch_private::is_python_node(typeid(node).name()) && node.retains_grad_hooks().empty() &&
          std::ranges::all_of(node.tensor_pre_hooks(),
-                             is_harmless<torch::autograd::FunctionPreHook>) &&
+                             is_of_cpp<torch::autograd::FunctionPreHook>) &&
          // Those of a leaf see sums of gradients, of which there are none.
          (leaf ||
-          (std::ranges::all_of(node.pre_hooks(), is_harmless<torch::autograd::FunctionPreHook>) &&
-           std::ranges::all_of(node.post_hooks(), is_harmless<torch::autograd::FunctionPostHook>)));
+          (std::ranges::all_of(node.pre_hooks(), is_of_cpp<torch::autograd::FunctionPreHook>) &&
+           std::ranges::all_of(node.post_hooks(), is_of_cpp<torch::autograd::FunctionPostHook>)));
 }
 
-// Where the graph ends; nothing where a part of it is somebody else's.
+// Where the graph ends; nothing where a part of it may not run.
 std::optional<torch::autograd::edge_list> ends_of(Node* root) {
   torch::autograd::edge_list ends;
   std::vector<Node*> waiting{root};
@@ -45,7 +47,7 @@ std::optional<torch::autograd::edge_list> ends_of(Node* root) {
   while (!waiting.empty()) {
     Node* node = waiting.back();
     waiting.pop_back();
-    if (!is_ours(*node)) return std::nullopt;
+    if (!may_run(*node)) return std::nullopt;
     for (const torch::autograd::Edge& edge : node->next_edges()) {
       if (!edge.is_valid() || !seen.insert(edge.function.get()).second) continue;
       waiting.push_back(edge.function.get());

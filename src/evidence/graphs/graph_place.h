@@ -12,7 +12,7 @@ class GraphPlace {
   explicit GraphPlace(const at::Tensor& tensor);
 
   // A pass that adds no gradient to any tensor and leaves the graph as it is. False, and nothing
-  // has run, where the graph has been freed, or would run Python or hooks of others.
+  // has run, where the graph has been freed, or would run Python.
   bool run_backward(const at::Tensor& gradient) const;
 
  private:

@@ -6,12 +6,15 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstddef>
-#include <exception>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +45,9 @@ constexpr std::int64_t kFewMeasured = 16;  // or all of these
 
 constexpr std::ptrdiff_t kMostOfSite = 8;  // choices of a site that wait for a loss
 
+constexpr std::array<std::string_view, 5> kChoosing = {"aten::topk", "aten::argmax", "aten::argmin",
+                                                       "aten::max", "aten::min"};
+
 // What an op chooses: the largest numbers of each row.
 struct Best {
   std::int64_t count = 1;
@@ -53,23 +59,20 @@ struct Best {
 
 std::optional<Best> best_of(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments) {
   const std::string_view name = op.handle.schema().name();
+  if (!may_choose(name) || arguments.size() < 3 || !arguments[1].isInt()) return std::nullopt;
   Best best;
-  if (name == "aten::topk" && arguments.size() >= 4 && arguments[1].isInt()) {
+  if (name == "aten::topk") {
+    if (arguments.size() < 4) return std::nullopt;
     best.count = arguments[1].toInt();
     best.dim = arguments[2].toInt();
     best.largest = arguments[3].toBool();
     return best;
   }
-  const bool place = name == "aten::argmax" || name == "aten::argmin";
-  if ((place || name == "aten::max" || name == "aten::min") && arguments.size() >= 3 &&
-      arguments[1].isInt()) {
-    best.dim = arguments[1].toInt();
-    best.largest = name.ends_with("max");
-    best.keeps_values = !place;
-    best.keeps_dim = arguments[2].toBool();
-    return best;
-  }
-  return std::nullopt;
+  best.dim = arguments[1].toInt();
+  best.largest = name.ends_with("max");
+  best.keeps_values = name == "aten::max" || name == "aten::min";
+  best.keeps_dim = arguments[2].toBool();
+  return best;
 }
 
 // The best numbers of each row and one more, the rows last, and their places there.
@@ -205,8 +208,9 @@ bool measure(Pending& pending, std::int64_t passes, std::uint64_t seed) {
 }
 
 std::shared_ptr<ChoosingStep> step_here() {
+  std::shared_ptr<ChoosingStep> last;  // the graphs that it keeps are freed behind the lock
   const std::lock_guard guard(choices().mutex);
-  auto step = choices().step.lock();
+  auto step = last = choices().step.lock();
   if (step == nullptr || step->reached || step->lost) {
     step = std::make_shared<ChoosingStep>();
     choices().step = step;
@@ -246,11 +250,7 @@ void keep(const std::shared_ptr<ChoosingStep>& step, Pending pending) {
 
 }  // namespace
 
-bool may_concern_choices(const evidence::Op& op) {
-  const std::string_view name = op.handle.schema().name();
-  return has_twins() || name == "aten::ones_like" || name == "aten::topk" ||
-         name.ends_with("max") || name.ends_with("min") || torch_private::has_saved_tensor_hooks();
-}
+bool may_choose(std::string_view op) { return std::ranges::find(kChoosing, op) != kChoosing.end(); }
 
 bool is_choice(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (arguments.empty() || !arguments[0].isTensor() || !c10::GradMode::is_enabled()) return false;

@@ -5,7 +5,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "evidence/rerun.h"
@@ -13,8 +13,8 @@
 
 namespace habana_mp::probe {
 
-// Quickly: most calls do not.
-bool may_concern_choices(const evidence::Op& op);
+// By the name of an op in the dispatcher.
+bool may_choose(std::string_view op);
 
 // Whether the call chooses by numbers that require gradients, which are there once it has ended.
 bool is_choice(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments);

@@ -87,8 +87,10 @@ std::optional<Twins> made_for(const at::Tensor& tensor, const std::shared_ptr<St
 
 }  // namespace
 
+bool has_twins() { return store().some.load(std::memory_order_relaxed); }
+
 std::optional<Twins> twins_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !store().some.load(std::memory_order_relaxed)) return std::nullopt;
+  if (!tensor.defined() || !has_twins()) return std::nullopt;
   if (auto own = find(tensor)) return own;
   if (!tensor.is_view()) return std::nullopt;
   const at::Tensor base(tensor._base());
@@ -140,8 +142,6 @@ void forget_twins() {
   store().sweep_at = 0;
   store().some = false;
 }
-
-bool has_twins() { return store().some.load(std::memory_order_relaxed); }
 
 FollowedCall::FollowedCall(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments,
                            const watch::CastTensors& casts, std::shared_ptr<Step> step)
@@ -219,7 +219,7 @@ void FollowedCall::ends(const std::vector<c10::IValue>& results) {
 
 std::unique_ptr<FollowedCall> follow(const evidence::Op& op, c10::ArrayRef<c10::IValue> arguments,
                                      const watch::CastTensors& casts) {
-  if (inside || !store().some.load(std::memory_order_relaxed)) return nullptr;
+  if (inside || !has_twins()) return nullptr;
   std::shared_ptr<Step> step;
   const auto look = [&](const at::Tensor& tensor) {
     if (const auto twins = twins_of(tensor)) step = twins->step;

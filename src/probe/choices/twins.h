@@ -39,7 +39,7 @@ void keep_twins(const at::Tensor& tensor, const Twins& twins);
 // Those of tensors that are gone.
 void sweep_twins();
 void forget_twins();
-bool has_twins();  // any tensor
+bool has_twins();  // any tensor; some may be gone
 
 // A call that is made again in the two runs when it ends.
 class FollowedCall {

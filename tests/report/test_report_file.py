@@ -58,6 +58,7 @@ WRONG = {
     "dtypes that are a string": (changed("rows", 0, "dtypes", to="float32"), r"Expected `array`, got `str` at `\$\.rows\[0\]\.dtypes`"),
     "values without an error": (changed("rows", 0, "values", to={key: value for key, value in fake_reports.values().items() if key != "ran"}), r"Object missing required field `ran` at `\$\.rows\[0\]\.values`"),
     "an event of seven": (changed("timeline", "events", to=[[0.1, 0.1, 0, "float32", "bfloat16", "cast", 1]]), r"`array` of at most length 6, got 7 at `\$\.timeline\.events\[0\]`"),
+    "more choices that differ than choices": (changed("rows", 0, "values", to=fake_reports.values(choices=1, flipped=2)), r"flipped must be at most choices \(1\), not 2 at `\$\.rows\[0\]\.values`"),
     "values without edges": ({**fake_reports.small(), "low_dtype": "bfloat16", "projected_squares": 0.0}, "a report with low_dtype must have projected_squares and edges"),
     "no title": (changed("title", to=7), r"Expected `str`, got `int` at `\$\.title`"),
     "no torch": (changed("torch", to=KeyError), "not a report: Object missing required field `torch`"),

@@ -111,6 +111,10 @@ class Values(Data, frozen=True):
 
     passes: Annotated[Passes, _SUMS] = field(default_factory=Passes)
 
+    def __post_init__(self) -> None:
+        if self.flipped > self.choices:
+            raise ValueError(f"flipped must be at most choices ({self.choices}), not {self.flipped}")
+
     def in_format(self, name: str) -> FormatValues | None:
         return next((each for each in self.formats if each.format == name), None)
 

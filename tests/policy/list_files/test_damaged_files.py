@@ -9,6 +9,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,19 @@ def projected() -> hmp.CastReport:
     return report
 
 
+def choosing() -> hmp.CastReport:
+    """With the margins of what topk chooses, and what other choices are worth."""
+    torch.manual_seed(0)
+    router, experts = nn.Linear(8, 16), nn.Linear(8, 16)
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        for _ in range(2):
+            x = torch.randn(64, 8)
+            weights, chosen = torch.topk(router(x).float().softmax(-1), 2)
+            (experts(x).float().gather(-1, chosen) * weights).sum().backward()
+    assert report.to_dict()["choices_worth"]
+    return report
+
+
 class Scalars:
     def add_scalar(self, name: str, value: float, step: object) -> None:
         assert isinstance(value, float), name
@@ -169,8 +183,10 @@ def uses(report: hmp.CastReport, other: hmp.CastReport) -> None:
     for one, two in ((report, other), (other, report)):
         assert str(one.diff(two))
     assert report.diff(other).to_html()
-    asks = [report.error_shares, lambda: report.edits("op"), lambda: report.edits("module")]
-    for ask in (report.local_error, report.error_share, report.loss_change):
+    asks = [report.error_shares, report.errors, report.presets, report.edits, lambda: report.edits("module")]
+    losses = [each["loss"] for each in report.to_dict().get("losses", []) if "choice" not in each]
+    loss = losses[0] if losses else None  # it is asked which one, if there are several
+    for ask in (report.local_error, report.error_share, partial(report.loss_change, loss=loss)):
         asks += [ask, lambda ask=ask: ask(what_if=True), lambda ask=ask: ask("linear")]
     for ask in (*asks, lambda: report.local_error(backward=True)):
         with contextlib.suppress(RuntimeError):  # what was not measured
@@ -179,8 +195,8 @@ def uses(report: hmp.CastReport, other: hmp.CastReport) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [measured, projected, lambda: hmp.CastReport.merged([measured(), projected()]), fake_reports.small],
-    ids=["values", "projected", "merged", "plain"],
+    [measured, projected, choosing, lambda: hmp.CastReport.merged([measured(), projected()]), fake_reports.small],
+    ids=["values", "projected", "choices", "merged", "plain"],
 )
 def test_reports(made, tmp_path):
     path, original = tmp_path / "report.json", made()

@@ -71,6 +71,17 @@ def test_edges_are_kept_in_files_and_merged(tmp_path):
     assert effect(both, "gelu", "float32").casts == 2 * effect(report, "gelu", "float32").casts
 
 
+def test_an_op_whose_name_no_list_can_have(tmp_path):
+    """A file may have any text, also half of a surrogate pair."""
+    values = recorded("hmp").to_dict()
+    for row in values["rows"]:
+        row["op"] += "\ud800"
+    (tmp_path / "r.json").write_text(json.dumps(values))
+    report = hmp.CastReport.load(tmp_path / "r.json")
+    assert report.presets()
+    assert report.to_html()
+
+
 def test_an_edge_to_no_row_is_refused(tmp_path):
     values = recorded("hmp").to_dict()
     values["edges"][3][1] = 9999

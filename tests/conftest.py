@@ -29,6 +29,7 @@ cast/test_memory
 cli/test_cli_compare
 cli/test_cli_gaudi
 cli/test_cli_tune
+compiled/test_rounding
 convert/compile/test_ahead_of_time
 convert/compile/test_compile
 convert/compile/test_compiled_casts
@@ -42,6 +43,7 @@ convert/test_convert_memory
 devices/test_late_device
 evidence/pages/test_compare_page
 evidence/recordings/test_cli_recordings
+evidence/recordings/test_fixture
 evidence/tune/test_tuned_page
 gaudi/test_gaudi
 gaudi/test_gaudi_scripts

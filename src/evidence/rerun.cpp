@@ -102,7 +102,7 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->overwrites = aten && overwrites(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
   op->moves = !op->computing && op->why_not == Unmeasured::None && !op->composite &&
-              op->written.empty() && !is_view(schema);
+              op->written.empty() && !is_view(schema) && !is_bare(own);
   return op;
 }
 

@@ -181,6 +181,30 @@ def test_an_error_that_no_gradient_comes_to_counts_for_the_op_that_made_it(front
     assert abs(better - exact) < abs(loss.item() - exact) / 4
 
 
+RANDOM = {
+    "randn_like": (torch.randn_like, lambda t: torch.empty_like(t).normal_()),
+    "rand_like": (torch.rand_like, lambda t: torch.empty_like(t).uniform_()),
+    "randint_like": (lambda t: torch.randint_like(t, 0, 5), lambda t: torch.empty_like(t).random_(0, 5)),
+    "bernoulli": (lambda t: torch.bernoulli(t / 4), lambda t: torch.empty_like(t / 4).bernoulli_(t / 4)),
+}
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("draws", RANDOM)
+def test_random_numbers_like_those_with_an_error_have_none(draws) -> None:
+    """Memory that was made for them has what was there before: here NaNs."""
+    found = []
+    for like in RANDOM[draws]:
+        torch.manual_seed(0)
+        layer = nn.Linear(8, 8)
+        with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+            x = torch.rand(16, 8) * 2
+            noise = like(x)
+            nn.functional.mse_loss(layer(x + noise), noise).backward()
+        found.append([*report.errors().values(), *report.presets().values()])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_is_measured_where_it_draws_no_random_numbers(dropout) -> None:
     q = torch.randn(1, 2, 8, 16, requires_grad=True)

@@ -24,14 +24,6 @@ from tests.evidence.choices.experts import (
 )
 
 
-@pytest.fixture
-def deterministic():
-    """Two threads add up the gradients of x[places] in another order each time."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("mix", MIXES)
 def test_looking_at_choices_changes_nothing(mix):

@@ -101,8 +101,9 @@ std::unique_ptr<const Op> describe(const char* name, const char* overload) {
   op->adds = op->repeatable && is_addition(own);
   op->overwrites = aten && overwrites(own);
   op->hands_on = is_bare(own) || (is_view(schema) && only_reads(schema));
+  const bool in_place = op->written.size() == 1 && op->written.front() == 0;
   op->moves = !op->computing && op->why_not == Unmeasured::None && !op->composite &&
-              op->written.empty() && !is_view(schema) && !is_bare(own);
+              (in_place || (op->written.empty() && !is_view(schema))) && !is_bare(own);
   return op;
 }
 

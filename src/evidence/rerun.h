@@ -42,7 +42,7 @@ struct Op {
   bool computing = false;   // as policies mean it, or a part of what does
   bool repeatable = false;  // it computes, and may be run again
   bool composite = false;   // it is made of other ops
-  bool moves = false;       // it only moves numbers about, into memory of its own
+  bool moves = false;       // it only moves numbers about, into its first argument or a new one
   bool adds = false;        // it adds something to its first argument
   bool overwrites = false;  // it writes to its first argument, whose numbers it does not read
   bool hands_on = false;    // its result is a view, or memory that nothing has been written to

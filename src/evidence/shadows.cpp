@@ -1,5 +1,6 @@
 #include "evidence/shadows.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 
 #include <array>
@@ -36,11 +37,11 @@ struct Shadows {
 
 Shadows& shadows() { return process_wide<Shadows>(); }
 
+}  // namespace
+
 std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
 }
-
-}  // namespace
 
 at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin) {
   // What a function of autograd makes has no gradients inside and requires one outside: a
@@ -62,15 +63,29 @@ at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId*
 }
 
 void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,
-                 report::SiteId origin) {
-  const bool whole =
-      tensor.has_storage() && tensor.is_non_overlapping_and_dense() &&
-      tensor.storage_offset() == 0 &&
-      tensor.storage().nbytes() == static_cast<std::size_t>(tensor.numel()) * tensor.itemsize();
-  if (!whole) return;
-  Shadow made{version_of(tensor), tensor.scalar_type(),
-              at::empty({tensor.numel()}, numbers.options().dtype(at::kFloat)), origin};
-  made.numbers.as_strided(tensor.sizes(), tensor.strides()).copy_(numbers);
+                 report::SiteId origin, std::optional<std::int64_t> before) {
+  if (!is_readable(tensor) || at::has_internal_overlap(tensor) == at::MemOverlap::Yes) return;
+  const auto size = static_cast<std::int64_t>(tensor.storage().nbytes() / tensor.itemsize());
+  const bool whole = tensor.numel() == size && tensor.is_non_overlapping_and_dense();
+  Shadow made{version_of(tensor), tensor.scalar_type(), {}, origin};
+  if (!whole) {
+    const std::lock_guard guard(shadows().mutex);
+    const Shadow* had = shadows().of(dtype).find(tensor);
+    if (had != nullptr && had->dtype == made.dtype && had->version == before.value_or(made.version))
+      made.numbers = had->numbers;
+  }
+  if (whole || size <= kMostShadowNumbers) {
+    const OutOfSight out_of_sight;
+    if (whole) {
+      made.numbers = at::empty({size}, numbers.options().dtype(at::kFloat));
+    } else if (made.numbers.defined()) {
+      made.numbers = made.numbers.clone();
+    } else {
+      made.numbers = tensor.detach().as_strided({size}, {1}, 0).to(at::kFloat, false, true);
+    }
+    made.numbers.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset())
+        .copy_(numbers);
+  }
   ByMemory<Shadow>::Gone gone;  // freed behind the lock, as is what `made` takes the place of
   const std::lock_guard guard(shadows().mutex);
   Shadows& kept = shadows();
@@ -81,6 +96,14 @@ void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& n
   kept.numbers -= made.size();
   if (kept.numbers + place.size() > kMostShadowNumbers) std::swap(place.numbers, made.numbers);
   kept.numbers += place.size();
+}
+
+void copy_shadows(const at::Tensor& tensor, const at::Tensor& copy) {
+  for (const Throughout dtype : {Throughout::Float32, Throughout::Low}) {
+    report::SiteId origin = report::kNone;
+    const at::Tensor numbers = shadow_of(tensor, dtype, &origin);
+    if (numbers.defined()) keep_shadow(copy, dtype, numbers, origin);
+  }
 }
 
 void forget_shadows() {

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "report/site.h"
 
@@ -17,8 +18,15 @@ enum class Throughout : std::uint8_t { Float32, Low };
 // site that has made most of what the tensor is off by.
 at::Tensor shadow_of(const at::Tensor& tensor, Throughout dtype, report::SiteId* origin = nullptr);
 
+// `before`: the version of the tensor before it was written to, where it was. What else lies in its
+// memory keeps the shadow that it had then.
 void keep_shadow(const at::Tensor& tensor, Throughout dtype, const at::Tensor& numbers,
-                 report::SiteId origin);
+                 report::SiteId origin, std::optional<std::int64_t> before = {});
+
+// The copy of a tensor that is about to be written to has its shadows.
+void copy_shadows(const at::Tensor& tensor, const at::Tensor& copy);
+
+std::int64_t version_of(const at::Tensor& tensor);  // 0 of an inference tensor, which has none
 
 void forget_shadows();
 

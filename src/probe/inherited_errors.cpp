@@ -63,8 +63,8 @@ std::optional<torch::jit::Stack> move(const MeasuredCall& context,
   }
   if (!moved || origin == report::kNone) return std::nullopt;
   for (const auto& [result, numbers] : evidence::compared(results, *moved)) {
-    if (!evidence::shadow_of(result, dtype).defined())
-      evidence::keep_shadow(result, dtype, evidence::in_float32(numbers), origin);
+    if (context.before || !evidence::shadow_of(result, dtype).defined())
+      evidence::keep_shadow(result, dtype, evidence::in_float32(numbers), origin, context.before);
   }
   return moved;
 }
@@ -93,7 +93,8 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
     // Here the first error is made.
     if (!constant) return {};
     for (const auto& [result, full] : given)
-      evidence::keep_shadow(result, Throughout::Float32, evidence::in_float32(full), context.site);
+      evidence::keep_shadow(result, Throughout::Float32, evidence::in_float32(full), context.site,
+                            context.before);
     return {};
   }
   SiteId origin = report::kNone;
@@ -115,7 +116,7 @@ evidence::Flips follow_shadows(const MeasuredCall& context, const std::vector<c1
     }
     const double here = evidence::error_of(result, own, nullptr).squares;
     evidence::keep_shadow(pairs[i].result, Throughout::Float32, full,
-                          here > before ? context.site : origin);
+                          here > before ? context.site : origin, context.before);
   }
   return flips_of(context, results, *right);
 }
@@ -128,7 +129,8 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
   if (!any_shadow(context.arguments, context.casts, Throughout::Low)) {
     if (!constant) return;
     for (const auto& [result, low] : lowered)
-      evidence::keep_shadow(result, Throughout::Low, evidence::in_float32(low), context.site);
+      evidence::keep_shadow(result, Throughout::Low, evidence::in_float32(low), context.site,
+                            context.before);
     return;
   }
   SiteId origin = report::kNone;
@@ -171,7 +173,7 @@ void follow_low_shadows(const MeasuredCall& context, const std::vector<c10::IVal
         own ? evidence::error_of(lowered[i].other, lowered[i].result.detach(), nullptr).squares : 0;
     const at::Tensor low = own ? numbers.to(lowered[i].other.scalar_type()) : numbers;
     evidence::keep_shadow(pairs[i].result, Throughout::Low, evidence::in_float32(low),
-                          here > before ? context.site : origin);
+                          here > before ? context.site : origin, context.before);
   }
 }
 

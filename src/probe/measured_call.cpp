@@ -4,6 +4,7 @@
 
 #include "base/op_schema.h"
 #include "cast/tensors.h"
+#include "evidence/shadows.h"
 #include "policy/op_traits.h"
 #include "scope/regions.h"
 
@@ -41,6 +42,17 @@ bool is_transparent(const Frame& frame, const evidence::Op& op, c10::ArrayRef<c1
     const c10::DispatchKeySet keys = tensor.key_set() & on;
     return !keys.empty() && !op.handle.hasKernelForDispatchKey(keys.highestPriorityTypeId());
   });
+}
+
+void MeasuredCall::keep(c10::ArrayRef<c10::IValue> given) {
+  arguments = evidence::kept(*op, given);
+  const auto originals = tensors_in(given), copies = tensors_in(arguments);
+  for (std::size_t i = 0; i < originals.size() && i < copies.size(); ++i) {
+    if (!originals[i].is_same(copies[i])) evidence::copy_shadows(originals[i], copies[i]);
+  }
+  const bool writes = op->written.size() == 1 && op->written.front() == 0;
+  if (writes && given.front().isTensor() && given.front().toTensor().defined())
+    before = evidence::version_of(given.front().toTensor());
 }
 
 }  // namespace habana_mp::probe

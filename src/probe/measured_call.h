@@ -23,6 +23,7 @@ struct MeasuredCall : watch::ProbedCall {
   report::Unmeasured why = report::Unmeasured::None;  // it is not run again
   std::uint64_t looked_at = 0;                        // of the thread, when it began
   std::vector<c10::IValue> arguments;
+  std::optional<std::int64_t> before{};  // the version of the argument that is written to
   std::uint64_t epoch = 0;
   std::uint64_t start = 0;
   // The sequence number of the first node of autograd that it may make.
@@ -37,6 +38,9 @@ struct MeasuredCall : watch::ProbedCall {
   virtual at::Tensor reference(const at::Tensor& /*argument*/, const at::Tensor& numbers) const {
     return evidence::in_float32(numbers);
   }
+
+  // The arguments as they are now. What the op writes to is copied, with its shadows.
+  void keep(c10::ArrayRef<c10::IValue> given);
 
   // What an argument of the op was before its cast, or itself.
   const at::Tensor& given(const at::Tensor& argument) const {

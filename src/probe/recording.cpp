@@ -233,8 +233,8 @@ std::unique_ptr<watch::ProbedCall> Recorder::begins(const Thread& thread,
   if (frame->kind == Frame::Kind::Decided) running->casts = frame->cast_tensors;
   try {
     note_arguments(*running, call);
-    if (!records_insides() && op->repeatable) {
-      running->arguments = evidence::kept(*op, call.inputs());
+    if (!records_insides() && (op->repeatable || op->moves)) {
+      running->keep(call.inputs());
     } else {
       running->arguments.assign(call.inputs().begin(), call.inputs().end());
     }
@@ -277,7 +277,7 @@ void Recorder::record(const at::RecordFunction& call, RunningCall& running) {
   noted.site = running.site;
   noted.inner = running.op->handle.schema().name();
   noted.backward = running.backward;
-  noted.moves = running.op->moves;
+  noted.moves = running.op->moves && running.op->written.empty();
   const auto given = tensors_of(running.arguments);
   if (!running.called_itself) {
     for (std::size_t i = 0; i < std::min(given.size(), noted.arguments.size()); ++i) {

@@ -215,10 +215,11 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
     return given_tensors(given);
   };
   const bool reads = measured && !backward && evidence::any_waits(given());
-  if (measured && !backward && op->moves && (reads || has_any_shadow(inputs))) {
+  if (measured && !backward && op->moves &&
+      ((reads && op->written.empty()) || has_any_shadow(inputs))) {
     auto moving = std::make_unique<MeasuredCall>();
     moving->op = op;
-    moving->arguments.assign(inputs.begin(), inputs.end());
+    moving->keep(inputs);
     moving->site = frame->call.site;
     moving->epoch = thread.epoch;
     ++measuring;
@@ -242,7 +243,7 @@ std::unique_ptr<MeasuredCall> begin_measured(const Thread& thread, const at::Rec
   context->why = why;
   context->looked_at = on_this_thread().looked_at;
   if (why == Unmeasured::None) {
-    context->arguments = evidence::kept(*op, inputs);
+    context->keep(inputs);
   } else {
     context->arguments.assign(inputs.begin(), inputs.end());
   }
@@ -267,7 +268,7 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   if (context.op->moves) {
     add(values, move_shadow(context, call.outputs()));
     if (values.choices != 0) notify(context, values);
-    pass_on(context, call.outputs(), waiting);
+    if (context.op->written.empty()) pass_on(context, call.outputs(), waiting);
     for (Off& off : waiting) wait(off);
     return;
   }

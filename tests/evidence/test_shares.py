@@ -181,6 +181,52 @@ def test_an_error_that_no_gradient_comes_to_counts_for_the_op_that_made_it(front
     assert abs(better - exact) < abs(loss.item() - exact) / 4
 
 
+def into_a_slice(x):
+    padded = torch.zeros(x.shape[0], x.shape[1] + 2)
+    padded[:, 1:-1] = x
+    return padded
+
+
+WRITTEN = {
+    "nothing": lambda x: x,
+    "relu_": lambda x: F.relu(x, inplace=True),
+    "add_, div_": lambda x: x.add_(1).div_(3.0),
+    "by itself": lambda x: x.mul_(x),
+    "copy_": lambda x: torch.zeros(x.shape).copy_(x),
+    "a slice": into_a_slice,
+    "a slice of it": lambda x: (x[:, 3:].neg_(), x)[1],
+    "masked_fill_": lambda x: x.masked_fill_(x < 0, 0.5),
+    "circular padding": lambda x: F.pad(x[None], (2, 2), mode="circular")[0],
+    "a mean": lambda x: F.mse_loss(x, torch.zeros_like(x))[None, None],
+}
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+def test_what_no_gradient_comes_to_is_followed_where_it_is_written_to(write) -> None:
+    """As by nn.ReLU(inplace=True) in a frozen encoder, whose errors before it counted as none."""
+    policy = hmp.Policy.from_ops(lower=["mul"], rest="fp32")
+
+    def outputs(x, weight):
+        with torch.no_grad():
+            written = WRITTEN[write]((x * 1.5).float())
+        return written + weight
+
+    torch.manual_seed(0)
+    data = [torch.rand(32, 16) - 0.3 for _ in range(8)]
+    weight = torch.zeros(outputs(data[0], 0).shape, requires_grad=True)
+    exact, others = [], []
+    with hmp.autocast("cpu", policy=policy), hmp.report(values=True) as report:
+        for x in data:
+            others.append(outputs(x, weight))
+            report.project(others[-1], k=32)
+    with torch.no_grad():
+        exact = [outputs(x, weight) for x in data]
+    squares = sum((a - b).square().sum() for a, b in zip(exact, others, strict=True))
+    measured = (squares / sum(b.square().sum() for b in exact)).sqrt().item()
+    assert report.errors()["outputs"] == pytest.approx(measured, rel=0.35)
+    assert report.edits()[0].text == "+mul:fp32"
+
+
 RANDOM = {
     "randn_like": (torch.randn_like, lambda t: torch.empty_like(t).normal_()),
     "rand_like": (torch.rand_like, lambda t: torch.empty_like(t).uniform_()),

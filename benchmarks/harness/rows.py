@@ -77,7 +77,7 @@ def table_of_comparisons(comparisons: list[Comparison]) -> str:
     """Comparisons of the same variants and ratios."""
     first = comparisons[0]
     header = [
-        *(f"{name}, {first.unit}" for name in first.taken),
+        *(f"{name}, {first.unit}" if first.unit else name for name in first.taken),
         *(f"{one.top} / {one.bottom}" for one in first.ratios),
     ]
     lines = [

@@ -54,9 +54,13 @@ def as_autocast() -> AbstractContextManager[Any]:
     return converted(hmp.Policy.load(f"torch-{DEVICE}").with_low_dtype(torch.bfloat16))
 
 
-def in_8_bits(title: str) -> Scope:
+def of_8_bits(title: str) -> hmp.Policy:
     """Linear layers and convolutions in a list for 8 bits, all else as in hmp."""
-    policy = hmp.Policy.load("hmp").with_edits(*(f"+{op}:{title}" for op in ("linear", "addmm", "conv2d")))
+    return hmp.Policy.load("hmp").with_edits(*(f"+{op}:{title}" for op in ("linear", "addmm", "conv2d")))
+
+
+def in_8_bits(title: str) -> Scope:
+    policy = of_8_bits(title)
     return lambda: converted(policy)
 
 

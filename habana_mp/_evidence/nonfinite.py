@@ -55,7 +55,8 @@ class Nonfinite(Short):
         kind: "nan" or "inf".
         dtype: the dtype of the result.
         given: the first floating tensors among its arguments.
-        edit: the edit that keeps the op in float32 and so fixes it; None if float32 is not finite either.
+        edit: the edit that keeps the op in float32 and so fixes it; None if float32 is not finite either, or if the op writes into what it is
+            given, whose dtype no edit of the op changes.
 
     Example:
         >>> with hmp.autocast("cpu", dtype=torch.float16, policy="hmp"):
@@ -80,6 +81,10 @@ class Nonfinite(Short):
         made = "NaN" if self.kind == "nan" else "infinities"
         return f"{self.op} makes {made} in {self.dtype}, in the {self.phase} pass"
 
+    def _why_none(self) -> str:
+        in_place = self.inner.endswith("_") and self.dtype in ("float16", "bfloat16")
+        return f"it writes into what it is given, in {self.dtype}" if in_place else "it is not finite in float32 either"
+
     def __str__(self) -> str:
         inside = "" if self.inner == f"aten::{self.op}" else self.inner
         lines = [self._line()]
@@ -91,7 +96,7 @@ class Nonfinite(Short):
                 ("rule", self.rule and f"{self.rule} ({self.policy})"),
                 ("inside", "the cast of what it is given" if inside == "cast" else inside),
                 *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
-                ("edit", self.edit or "none: it is not finite in float32 either"),
+                ("edit", self.edit or f"none: {self._why_none()}"),
             )
             if text
         ]

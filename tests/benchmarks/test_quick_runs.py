@@ -130,6 +130,8 @@ CASES = [
             "decoding, llama 1x128, batch 1, 1 thread: hmp / bf16",
             "decoding, llama 1x128, batch 1, 1 thread: hmp / autocast",
             "decoding, GPT-2 1x128, batch 1, 1 thread: hmp.autocast",
+            "decoding, llama 1x128, batch 1, 1 thread: int8, compiled",
+            "error of the logits, llama 1x128, batch 1: weight_int8",
         ],
         id="decode",
     ),

@@ -179,6 +179,14 @@ def test_inference(how) -> None:
     assert "none: it is not finite in float32 either" in str(found)
 
 
+def test_no_edit_helps_an_op_that_writes_into_what_it_is_given() -> None:
+    with torch.no_grad():
+        found = hmp.find_nonfinite(lambda: torch.full((3,), 3e4, dtype=torch.float16).mul_(3))
+    assert found is not None
+    assert (found.op, found.kind, found.edit) == ("mul_", "inf", None)
+    assert "none: it writes into what it is given, in float16" in str(found)
+
+
 def test_a_step_that_leaves_nothing_is_judged_by_what_is_in_memory() -> None:
     kept = []
     assert hmp.find_nonfinite(lambda: kept.append(torch.exp(torch.full((3,), 100.0)))).op == "exp"

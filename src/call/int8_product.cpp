@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
@@ -28,7 +30,8 @@ std::int64_t grain_of(const Int8Weight& weight, std::int64_t rows) {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(5e-6 / seconds));
 }
 
-// Runs `share(first_row, rows, first_panel, last_panel)` for all of a product.
+// Runs `share(first_row, rows, first_panel, last_panel)` for all of a product. Blocks of rows are
+// as equal as they can be: each reads all of the weight.
 template <typename Share>
 void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& share) {
   const auto panels = static_cast<std::int64_t>(weight.panels());
@@ -37,18 +40,19 @@ void for_each_task(const Int8Weight& weight, std::int64_t rows, const Share& sha
     while (at < end) {  // panels of one block of rows after the other
       const std::int64_t block = at / panels, panel = at % panels;
       const std::int64_t last = std::min(panels, panel + end - at);
-      const std::int64_t row = block * kRowsOfTask;
-      share(row, std::min(rows - row, kRowsOfTask), panel, last);
+      const std::int64_t row = block * rows / blocks;
+      share(row, (block + 1) * rows / blocks - row, panel, last);
       at += last - panel;
     }
   });
 }
 
 // Activations as a kernel reads them: numbers in float32 or bfloat16, rows x inputs, or in 8 bits,
-// rows x filled inputs, with a scale for each row.
+// rows x filled inputs, with a scale for each row. Or those in 8 bits are windows.
 struct Int8Rows {
   at::Tensor numbers;
-  at::Tensor scales;  // of 8 bits alone
+  at::Tensor scales{};                                // of 8 bits alone
+  std::optional<WindowParts> windows = std::nullopt;  // none: rows at one stride
 };
 
 // Of rows that lie one after the other.
@@ -86,22 +90,31 @@ void multiply_as(const Int8Rows& x, const Int8Weight& weight, const float* bias,
                  const at::Tensor& result) {
   const auto* numbers = static_cast<const Number*>(x.numbers.const_data_ptr());
   const float* scales = numbers_of(x.scales);
+  const bool in_windows = x.windows.has_value();
+  const std::int64_t stride = in_windows ? 0 : x.numbers.stride(0);
   const auto share = [&](std::int64_t row, std::int64_t rows, std::int64_t panel,
                          std::int64_t last) {
-    kernels::int8_product(
-        kernels::Int8Task<Number>{.x = numbers + row * x.numbers.stride(0),
-                                  .x_row_stride = x.numbers.stride(0),
-                                  .rows = static_cast<std::size_t>(rows),
-                                  .weight = weight,
-                                  .bias = bias,
-                                  .to = number_dtype(result),
-                                  .out = row_of_result(result, row),
-                                  .out_row_stride = result.stride(0),
-                                  .first_panel = static_cast<std::size_t>(panel),
-                                  .last_panel = static_cast<std::size_t>(last),
-                                  .x_scales = scales == nullptr ? nullptr : scales + row});
+    std::array<std::ptrdiff_t, kRowsOfTask> places;
+    if (in_windows)
+      find_windows(x.numbers, x.windows->dims, row,
+                   {places.data(), static_cast<std::size_t>(rows)});
+    kernels::int8_product(kernels::Int8Task<Number>{
+        .x = numbers + row * stride,
+        .x_row_stride = stride,
+        .rows = static_cast<std::size_t>(rows),
+        .weight = weight,
+        .bias = bias,
+        .to = number_dtype(result),
+        .out = row_of_result(result, row),
+        .out_row_stride = result.stride(0),
+        .first_panel = static_cast<std::size_t>(panel),
+        .last_panel = static_cast<std::size_t>(last),
+        .x_scales = scales == nullptr ? nullptr : scales + row,
+        .x_rows = in_windows ? places.data() : nullptr,
+        .x_parts = in_windows ? x.windows->from.data() : nullptr,
+        .x_part = in_windows ? static_cast<std::size_t>(x.windows->length) : 0});
   };
-  for_each_task(weight, x.numbers.size(0), share);
+  for_each_task(weight, result.size(0), share);
 }
 
 // `result` has rows of outputs, whose numbers lie one after the other.
@@ -234,19 +247,23 @@ at::Tensor int8_windows(const at::Tensor& images, const Int8Weight& weight,
     const bool own = from == first;
     const float* bias_of_part = numbers_of(added);
     if (bias_of_part != nullptr) bias_of_part += from;
+    const WindowParts parts = parts_of_windows(view, kernel.size() + 1);
+    // Read as they lie, without a copy; whole windows at one stride are rows.
+    const bool in_rows = parts.length == inputs && parts.stride;
+    const bool in_parts = activations && parts.length % kFill == 0 && !in_rows;
     const auto multiply_block = [&](const at::Tensor& block, std::int64_t row) {
       const std::int64_t rows = block.numel() / inputs;
       const at::Tensor target = made.narrow(0, row, rows).narrow(1, first, each);
       const at::Tensor out =
           own ? target : at::empty({rows, first + each - from}, at::TensorOptions(result));
-      const Int8Rows x{
-          rows_of_windows(block, static_cast<std::size_t>(block.dim()) - kernel.size() - 1, inputs,
-                          filled),
-          activations ? scales.narrow(0, row, rows) : at::Tensor()};
+      const std::size_t dims = static_cast<std::size_t>(block.dim()) - kernel.size() - 1;
+      Int8Rows x{.numbers = in_parts ? block : rows_of_windows(block, dims, inputs, filled)};
+      if (activations) x.scales = scales.narrow(0, row, rows);
+      if (in_parts) x.windows = parts;
       multiply(x, part, bias_of_part, out);
       if (!own) target.copy_(out.narrow(1, first - from, each));
     };
-    for_each_block(view, kernel.size() + 1, most, multiply_block);
+    for_each_block(view, kernel.size() + 1, in_parts ? count * places : most, multiply_block);
   }
   const at::Tensor channels_first = made.view(sizes).movedim(-1, 1);
   return channels_first.contiguous(images.suggest_memory_format());

@@ -76,33 +76,53 @@ at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel,
   return all.as_strided(sizes, strides, all.storage_offset());
 }
 
+WindowParts parts_of_windows(const at::Tensor& windows, std::size_t dims) {
+  const at::IntArrayRef sizes = windows.sizes(), strides = windows.strides();
+  WindowParts parts{dims, stride_of_all(sizes.slice(0, dims), strides.slice(0, dims)), 1, {}};
+  std::size_t end = sizes.size();
+  for (; end > dims && (sizes[end - 1] == 1 || strides[end - 1] == parts.length); --end)
+    parts.length *= sizes[end - 1];
+  Places place(sizes.slice(dims, end - dims), strides.slice(dims, end - dims), 0);
+  std::int64_t count = 1;
+  for (const std::int64_t size : sizes.slice(dims, end - dims)) count *= size;
+  for (; count > 0; --count, place.advance()) parts.from.push_back(place.offset());
+  return parts;
+}
+
+void find_windows(const at::Tensor& windows, std::size_t dims, std::int64_t first,
+                  std::span<std::ptrdiff_t> rows) {
+  const std::int64_t length = windows.sizes()[dims - 1], step = windows.strides()[dims - 1];
+  Places line(windows.sizes().slice(0, dims - 1), windows.strides().slice(0, dims - 1),
+              first / length);
+  std::int64_t place = first % length;
+  for (std::ptrdiff_t& row : rows) {
+    row = line.offset() + place * step;
+    if (++place < length) continue;
+    place = 0;
+    line.advance();
+  }
+}
+
 at::Tensor rows_of_windows(const at::Tensor& windows, std::size_t dims, std::int64_t inputs,
                            std::int64_t filled) {
   const std::int64_t rows = windows.numel() / inputs;
-  const at::IntArrayRef sizes = windows.sizes(), strides = windows.strides();
-  // A window lies in parts of `run` numbers.
-  std::int64_t run = 1;
-  std::size_t end = sizes.size();
-  for (; end > dims && (sizes[end - 1] == 1 || strides[end - 1] == run); --end)
-    run *= sizes[end - 1];
-  const auto stride = stride_of_all(sizes.slice(0, dims), strides.slice(0, dims));
-  if (filled == inputs && run == inputs && stride)
-    return windows.as_strided({rows, inputs}, {*stride, 1}, windows.storage_offset());
+  const WindowParts parts = parts_of_windows(windows, dims);
+  if (filled == inputs && parts.length == inputs && parts.stride)
+    return windows.as_strided({rows, inputs}, {*parts.stride, 1}, windows.storage_offset());
   const at::Tensor made = at::empty({rows, filled}, windows.options());
   const auto size = static_cast<std::int64_t>(windows.itemsize());
   const auto* source = static_cast<const std::byte*>(windows.const_data_ptr());
   auto* target = static_cast<std::byte*>(made.mutable_data_ptr());
-  const at::IntArrayRef part_sizes = sizes.slice(dims, end - dims),
-                        part_strides = strides.slice(dims, end - dims);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / filled);
   in_parallel(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
-    Places place(sizes.slice(0, dims), strides.slice(0, dims), first);
-    const auto bytes = static_cast<std::size_t>(run * size);
+    Places place(windows.sizes().slice(0, dims), windows.strides().slice(0, dims), first);
+    const auto bytes = static_cast<std::size_t>(parts.length * size);
     for (std::int64_t row = first; row < last; ++row, place.advance()) {
       std::byte* to = target + row * filled * size;
-      Places part(part_sizes, part_strides, 0);
-      for (std::int64_t done = 0; done < inputs; done += run, part.advance(), to += bytes)
-        std::memcpy(to, source + (place.offset() + part.offset()) * size, bytes);
+      for (const std::ptrdiff_t from : parts.from) {
+        std::memcpy(to, source + (place.offset() + from) * size, bytes);
+        to += bytes;
+      }
       std::memset(to, 0, static_cast<std::size_t>((filled - inputs) * size));
     }
   });

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 
 namespace habana_mp {
 
@@ -18,6 +21,19 @@ struct Int8Windows {
 // Images (count x sizes x channels) with their padding, as windows: count x places x kernel x
 // channels.
 at::Tensor windows_in(const at::Tensor& images, at::IntArrayRef kernel, const Int8Windows& windows);
+
+// How windows lie, whose places are the first `dims` dimensions.
+struct WindowParts {
+  std::size_t dims;
+  std::optional<std::int64_t> stride;        // at which all windows follow each other
+  std::int64_t length;                       // numbers that follow each other
+  c10::SmallVector<std::ptrdiff_t, 9> from;  // where each such part begins, from that of its window
+};
+WindowParts parts_of_windows(const at::Tensor& windows, std::size_t dims);
+
+// Where windows begin, from the row `first` on, as many as `rows` has numbers.
+void find_windows(const at::Tensor& windows, std::size_t dims, std::int64_t first,
+                  std::span<std::ptrdiff_t> rows);
 
 // Windows as rows for a kernel, which may overlap, with zeros from `inputs` to before `filled`.
 // Copied only where they do not lie so. Their places are the first `dims` dimensions.

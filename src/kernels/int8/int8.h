@@ -87,7 +87,12 @@ struct Int8Task {
   void* out;
   std::ptrdiff_t out_row_stride;
   std::size_t first_panel, last_panel;
-  const float* x_scales = nullptr;  // of int8 numbers, one for each row
+  // Of int8 numbers alone: a scale for each row, and rows that are not one after the other, as
+  // windows of an image.
+  const float* x_scales = nullptr;
+  const std::ptrdiff_t* x_rows = nullptr;   // where each begins, in place of the stride
+  const std::ptrdiff_t* x_parts = nullptr;  // where its parts begin, from there; null: it has one
+  std::size_t x_part = 0;                   // the inputs of a part, a multiple of kInputs
 };
 
 // Whether these bfloat16 numbers are multiplied as they are: by an instruction that takes

@@ -30,8 +30,8 @@ constexpr std::size_t kIntSum = 65536;
 // from those of the next.
 template <class Product>
 struct Walk {
-  const typename Product::X* x;
-  std::ptrdiff_t x_row_stride;
+  const typename Product::X* const* x;  // of each row
+  std::ptrdiff_t first;                 // where the inputs begin in it
   const typename Product::Weight* weight;
   std::size_t steps;
   std::size_t left;          // so many more inputs than the steps have
@@ -47,14 +47,14 @@ void add_products(const Walk<Product>& walk) {
   using Lanes = typename Product::Lanes;
   constexpr std::size_t kSums = Product::sums(kRows), kGroup = kSums * Lanes::kWidth;
   static_assert(kPanel % kGroup == 0);
+  const typename Product::X* rows[kRows];
+  times<kRows>([&](auto i) __attribute__((always_inline)) { rows[i] = walk.x[i] + walk.first; });
   // The inputs left, filled up with zeros. Copied before there are sums, as a call would take them
   // out of their registers.
   typename Product::X rest[kRows * kInputs] = {};
   if (!Product::kFilled && walk.left != 0) {
-    for (std::size_t i = 0; i < kRows; ++i) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(i) * walk.x_row_stride;
-      std::memcpy(rest + i * kInputs, walk.x + at + walk.steps * kInputs, walk.left * sizeof *rest);
-    }
+    for (std::size_t i = 0; i < kRows; ++i)
+      std::memcpy(rest + i * kInputs, rows[i] + walk.steps * kInputs, walk.left * sizeof *rest);
   }
   for (std::size_t group = 0; group < kPanel; group += kGroup) {
     typename Lanes::Sum sum[kRows][kSums];
@@ -71,8 +71,9 @@ void add_products(const Walk<Product>& walk) {
     } else {
       each_sum([](auto& one, auto* at) __attribute__((always_inline)) { one = Lanes::load(at); });
     }
-    const typename Product::X* x = walk.x;
-    std::ptrdiff_t x_row_stride = walk.x_row_stride;
+    const typename Product::X* x[kRows];
+    times<kRows>([&](auto i) __attribute__((always_inline)) { x[i] = rows[i]; });
+    std::size_t k = 0;
     const typename Product::Weight* weight = Product::at(walk.weight, group);
     const std::int8_t* ahead = walk.ahead + group / kGroup * walk.ahead_step;
     for (std::size_t steps = walk.steps, left = walk.left;; steps = 1, left = 0) {
@@ -80,13 +81,13 @@ void add_products(const Walk<Product>& walk) {
         times<kFetch>(
             [&](auto i) __attribute__((always_inline)) { __builtin_prefetch(ahead + i * kLine); });
         ahead += kFetch * kLine;
-        Product::step(sum, weight, x, x_row_stride);
-        x += kInputs;
+        Product::step(sum, weight, x, k);
+        k += kInputs;
         weight += kStep;
       }
       if (Product::kFilled || left == 0) break;
-      x = rest;
-      x_row_stride = kInputs;
+      times<kRows>([&](auto i) __attribute__((always_inline)) { x[i] = rest + i * kInputs; });
+      k = 0;
     }
     each_sum([](const auto& one, auto* at)
                  __attribute__((always_inline)) { Lanes::store(at, one); });
@@ -125,10 +126,10 @@ constexpr Walks<Product> walks_of(std::index_sequence<kBefore...>) {
 }
 
 // The products of the inputs from begin to before end of some rows and a panel, in chunks for which
-// the blocks of rows take turns.
+// the blocks of rows take turns. Rows have the input k at k + shift. `begins`: the sums are zero.
 template <class Product>
-void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::size_t rows,
-                const std::int8_t* panel, std::size_t begin, std::size_t end,
+void add_inputs(const typename Product::X* const* x, std::ptrdiff_t shift, std::size_t rows,
+                const std::int8_t* panel, std::size_t begin, std::size_t end, bool begins,
                 typename Product::Element* sums) {
   static constexpr auto kWalks = walks_of<Product>(std::make_index_sequence<Product::kRows>());
   const std::size_t blocks = (rows + Product::kRows - 1) / Product::kRows;
@@ -152,15 +153,15 @@ void add_inputs(const typename Product::X* x, std::ptrdiff_t x_row_stride, std::
                               : blocks < 4 ? kWalks.of_two_or_three
                                            : kWalks.of_more;
       add_block[block_rows - 1](
-          {.x = x + static_cast<std::ptrdiff_t>(row) * x_row_stride + k,
-           .x_row_stride = x_row_stride,
+          {.x = x + row,
+           .first = static_cast<std::ptrdiff_t>(k) + shift,
            .weight = weight,
            .steps = count / kInputs,
            .left = count % kInputs,
            .ahead = ahead,
            .ahead_step = count * kPanel / walks_over_chunk<Product>(block_rows, blocks),
            .sums = sums + row * kPanel,
-           .begins = k == begin});
+           .begins = begins && k == begin});
       ahead += count * kPanel / blocks;
       row = end_row;
     }
@@ -245,6 +246,16 @@ void finish_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
   }
 }
 
+// Where each of some rows of x begins.
+template <class Number>
+void find_rows(const Int8Task<Number>& task, std::size_t first_row, std::size_t rows,
+               const Number** x) {
+  for (std::size_t row = first_row; row < first_row + rows; ++row) {
+    *x++ = task.x + (task.x_rows == nullptr ? static_cast<std::ptrdiff_t>(row) * task.x_row_stride
+                                            : task.x_rows[row]);
+  }
+}
+
 template <class Lanes, class Number>
 void multiply_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
                    std::size_t first_row, std::size_t rows) {
@@ -253,54 +264,85 @@ void multiply_rows(const Int8Task<Number>& task, Kernel cast, std::size_t panel,
   std::memset(totals, 0, rows * kPanel * sizeof *totals);
   const std::size_t inputs = task.weight.inputs;
   const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const Number* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
+  const Number* x[kMostRows];
+  find_rows(task, first_row, rows, x);
   for (std::size_t begin = 0; begin < inputs; begin += kFloatSum) {
     const std::size_t end = inputs - begin < kFloatSum ? inputs : begin + kFloatSum;
     if (rows <= Lanes::kFusedRows) {
-      add_inputs<Fused<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+      add_inputs<Fused<Lanes>>(x, 0, rows, weight, begin, end, true, sums);
     } else {
-      add_inputs<Converted<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+      add_inputs<Converted<Lanes>>(x, 0, rows, weight, begin, end, true, sums);
     }
     for (std::size_t i = 0; i < rows * kPanel; ++i) totals[i] += sums[i];
   }
   finish_rows(task, cast, panel, first_row, rows, totals);
 }
 
+// Calls act(first row, rows) for shares of at most kMost rows, as equal as they can be: a few rows
+// take almost as long as all of them.
+template <std::size_t kMost, class Act>
+void each_share(std::size_t first, std::size_t rows, const Act& act) {
+  const std::size_t shares = (rows + kMost - 1) / kMost;
+  for (std::size_t i = 0; i < shares; ++i) {
+    const std::size_t begin = i * rows / shares;
+    act(first + begin, (i + 1) * rows / shares - begin);
+  }
+}
+
 template <class Lanes, class Number>
 void product_with(const Int8Task<Number>& task, Kernel cast) {
   for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
-    for (std::size_t row = 0; row < task.rows; row += kMostRows) {
-      const std::size_t left = task.rows - row;
-      multiply_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows);
-    }
+    each_share<kMostRows>(0, task.rows, [&](std::size_t row, std::size_t rows) {
+      multiply_rows<Lanes>(task, cast, panel, row, rows);
+    });
+  }
+}
+
+// Calls act(shift, begin, end) for some inputs, part by part: those from begin to before end lie at
+// their index and a shift.
+template <class Act>
+void each_part(const Int8Task<std::int8_t>& task, std::size_t begin, std::size_t end,
+               const Act& act) {
+  if (task.x_parts == nullptr) return act(0, begin, end);
+  while (begin < end) {
+    const std::size_t part = begin / task.x_part, first = part * task.x_part;
+    const std::size_t last = end - first < task.x_part ? end : first + task.x_part;
+    act(task.x_parts[part] - static_cast<std::ptrdiff_t>(first), begin, last);
+    begin = last;
   }
 }
 
 // What the sums of these inputs have too much, for each of some rows.
 template <class Lanes>
-void find_excess(const Int8Task<std::int8_t>& task, std::size_t first_row, std::size_t rows,
+void find_excess(const Int8Task<std::int8_t>& task, const std::int8_t* const* x, std::size_t rows,
                  std::size_t begin, std::size_t end, std::int32_t* excess) {
   if constexpr (Lanes::kHasExcess) {
-    const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
-    for (std::size_t row = 0; row < rows; ++row) {
-      const std::int8_t* own = x + static_cast<std::ptrdiff_t>(row) * task.x_row_stride;
-      excess[row] = Lanes::excess(own + begin, end - begin);
-    }
+    each_part(task, begin, end, [&](std::ptrdiff_t shift, std::size_t first, std::size_t last) {
+      for (std::size_t row = 0; row < rows; ++row) {
+        excess[row] +=
+            Lanes::excess(x[row] + shift + static_cast<std::ptrdiff_t>(first), last - first);
+      }
+    });
   }
 }
 
-// `excess` is that of all inputs, if they fit in one sum.
+// `x`: where each row begins. `excess` is that of all inputs, if they fit in one sum.
 template <class Lanes>
 void multiply_whole_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::size_t panel,
-                         std::size_t first_row, std::size_t rows, const std::int32_t* excess) {
+                         std::size_t first_row, std::size_t rows, const std::int8_t* const* x,
+                         const std::int32_t* excess) {
   alignas(64) std::int32_t sums[kMostRows * kPanel];
   const std::size_t inputs = task.weight.filled_inputs();
   const std::int8_t* weight = task.weight.data + panel * task.weight.panel_size();
-  const std::int8_t* x = task.x + static_cast<std::ptrdiff_t>(first_row) * task.x_row_stride;
   fetch_results(task, panel, first_row, rows);
+  const auto add_all = [&](std::size_t begin, std::size_t end) {
+    each_part(task, begin, end, [&](std::ptrdiff_t shift, std::size_t first, std::size_t last) {
+      add_inputs<Whole<Lanes>>(x, shift, rows, weight, first, last, first == begin, sums);
+    });
+  };
   if (inputs == 0) std::memset(sums, 0, rows * kPanel * sizeof *sums);
   if (inputs <= kIntSum) {
-    if (inputs != 0) add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, 0, inputs, sums);
+    if (inputs != 0) add_all(0, inputs);
     finish_rows(task, cast, panel, first_row, rows, sums, excess);
     return;
   }
@@ -308,8 +350,8 @@ void multiply_whole_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::si
   for (std::size_t begin = 0; begin < inputs; begin += kIntSum) {
     const std::size_t end = inputs - begin < kIntSum ? inputs : begin + kIntSum;
     std::int32_t own_excess[kMostRows] = {};
-    find_excess<Lanes>(task, first_row, rows, begin, end, own_excess);
-    add_inputs<Whole<Lanes>>(x, task.x_row_stride, rows, weight, begin, end, sums);
+    find_excess<Lanes>(task, x, rows, begin, end, own_excess);
+    add_all(begin, end);
     for (std::size_t row = 0; row < rows; ++row) {
       for (std::size_t i = row * kPanel; i < (row + 1) * kPanel; ++i)
         totals[i] += sums[i] - own_excess[row];
@@ -321,19 +363,19 @@ void multiply_whole_rows(const Int8Task<std::int8_t>& task, Kernel cast, std::si
 template <class Lanes>
 void whole_product_with(const Int8Task<std::int8_t>& task, Kernel cast) {
   constexpr std::size_t kRowsOfExcess = 4 * kMostRows;  // for all panels at once
-  for (std::size_t first = 0; first < task.rows; first += kRowsOfExcess) {
-    const std::size_t end = task.rows - first < kRowsOfExcess ? task.rows : first + kRowsOfExcess;
+  each_share<kRowsOfExcess>(0, task.rows, [&](std::size_t first, std::size_t count) {
+    const std::int8_t* x[kRowsOfExcess];
     std::int32_t excess[kRowsOfExcess] = {};
+    find_rows(task, first, count, x);
     if (task.weight.filled_inputs() <= kIntSum)
-      find_excess<Lanes>(task, first, end - first, 0, task.weight.filled_inputs(), excess);
+      find_excess<Lanes>(task, x, count, 0, task.weight.filled_inputs(), excess);
     for (std::size_t panel = task.first_panel; panel < task.last_panel; ++panel) {
-      for (std::size_t row = first; row < end; row += kMostRows) {
-        const std::size_t left = end - row;
-        multiply_whole_rows<Lanes>(task, cast, panel, row, left < kMostRows ? left : kMostRows,
+      each_share<kMostRows>(first, count, [&](std::size_t row, std::size_t rows) {
+        multiply_whole_rows<Lanes>(task, cast, panel, row, rows, x + (row - first),
                                    excess + (row - first));
-      }
+      });
     }
-  }
+  });
 }
 
 }  // namespace

@@ -62,12 +62,12 @@ struct Fused {
 
   template <std::size_t kRowCount, std::size_t kSums>
   [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
+                                          const Weight* weight, const X* const (&x)[kRowCount],
+                                          std::size_t k) {
     if constexpr (kRowCount == 1) {
       typename Lanes::Term number[kTerms<Lanes>];
       times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
-        number[t] = Lanes::spread(x + kInputOfTerm<Lanes, t>);
+        number[t] = Lanes::spread(x[0] + k + kInputOfTerm<Lanes, t>);
       });
       times<kSums>([&](auto j) __attribute__((always_inline)) {
         const typename Lanes::Weights weights = Lanes::weights(at(weight, j * Lanes::kWidth));
@@ -84,8 +84,7 @@ struct Fused {
           q[j] = Lanes::template widen<kInput>(Lanes::weights(at(weight, j * Lanes::kWidth)));
         });
         times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-          const typename Lanes::Term number =
-              Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + kInput);
+          const typename Lanes::Term number = Lanes::spread(x[i] + k + kInput);
           times<kSums>([&](auto j) __attribute__((always_inline)) {
             sum[i][j] = Lanes::add(sum[i][j], number, q[j]);
           });
@@ -129,13 +128,12 @@ struct Converted {
 
   template <std::size_t kRowCount, std::size_t kSums>
   [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
+                                          const Weight* weight, const X* const (&x)[kRowCount],
+                                          std::size_t k) {
     times<kTerms<Lanes>>([&](auto t) __attribute__((always_inline)) {
       constexpr std::size_t kInput = kInputOfTerm<Lanes, t>;
       times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-        const typename Lanes::Term number =
-            Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride + kInput);
+        const typename Lanes::Term number = Lanes::spread(x[i] + k + kInput);
         times<kSums>([&](auto j) __attribute__((always_inline)) {
           sum[i][j] =
               Lanes::add(sum[i][j], number,
@@ -163,10 +161,10 @@ struct Whole {
 
   template <std::size_t kRowCount, std::size_t kSums>
   [[gnu::always_inline]] static void step(typename Lanes::Sum (&sum)[kRowCount][kSums],
-                                          const Weight* weight, const X* x,
-                                          std::ptrdiff_t x_row_stride) {
+                                          const Weight* weight, const X* const (&x)[kRowCount],
+                                          std::size_t k) {
     times<kRowCount>([&](auto i) __attribute__((always_inline)) {
-      const auto four = Lanes::spread(x + static_cast<std::ptrdiff_t>(i) * x_row_stride);
+      const auto four = Lanes::spread(x[i] + k);
       times<kSums>([&](auto j) __attribute__((always_inline)) {
         sum[i][j] = Lanes::add(sum[i][j], Lanes::weights(at(weight, j * Lanes::kWidth)), four);
       });

@@ -324,6 +324,51 @@ TEST_CASE("x may be read from the last row to the first, or the same row each ti
   }
 }
 
+TEST_CASE("rows of int8 anywhere, in parts") {
+  const struct {
+    std::size_t rows, inputs, part;
+  } kCases[] = {{1, 46, 16}, {5, 64, 64}, {37, 48, 4}, {131, 900, 300}, {3, 66000, 33000}};
+  for (const auto& [rows, inputs, part] : kCases) {
+    const Layer layer({.rows = rows, .inputs = inputs, .outputs = 70});
+    const std::size_t filled = layer.view().filled_inputs(), parts = (filled + part - 1) / part;
+    // The first parts of all rows, from the last row to the first, then all second parts ...
+    const std::size_t gap = part + 3, apart = rows * gap + 5;
+    Bytes x(parts * apart);
+    std::vector<std::ptrdiff_t> places, parts_from;
+    for (std::size_t row = 0; row < rows; ++row) {
+      places.push_back(static_cast<std::ptrdiff_t>((rows - 1 - row) * gap));
+      for (std::size_t k = 0; k < filled; ++k) {
+        x[static_cast<std::size_t>(places.back()) + k / part * apart + k % part] =
+            layer.x_q[row * layer.x_q_row_stride + k];
+      }
+    }
+    for (std::size_t i = 0; i < parts; ++i)
+      parts_from.push_back(static_cast<std::ptrdiff_t>(i * apart));
+    const Bits expected = layer.expected(Product::Int8);
+    for (const Variant variant : kernels::available()) {
+      Floats out(rows * 70);
+      kernels::force(variant);
+      kernels::int8_product(kernels::Int8Task<std::int8_t>{.x = x.data(),
+                                                           .x_row_stride = 0,
+                                                           .rows = rows,
+                                                           .weight = layer.view(),
+                                                           .bias = layer.bias.data(),
+                                                           .to = DType::Float32,
+                                                           .out = out.data(),
+                                                           .out_row_stride = 70,
+                                                           .first_panel = 0,
+                                                           .last_panel = 2,
+                                                           .x_scales = layer.x_scales.data(),
+                                                           .x_rows = places.data(),
+                                                           .x_parts = parts_from.data(),
+                                                           .x_part = part});
+      kernels::reset();
+      CHECK_MESSAGE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
+                    kernels::variant_name(variant) << ": " << rows << " x " << inputs);
+    }
+  }
+}
+
 TEST_CASE("bits depend neither on the split of the panels nor on the other rows") {
   const Layer layer({.rows = 37, .inputs = 600, .outputs = 64 * 5 - 7});
   for (const Product product : kProducts) {

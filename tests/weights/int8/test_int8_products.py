@@ -72,6 +72,15 @@ CONVOLUTIONS = {
     "groups": (lambda: nn.Conv2d(8, 12, 3, groups=4), (2, 8, 6, 6)),
     "depthwise": (lambda: nn.Conv2d(70, 70, 3, groups=70, padding=1), (1, 70, 5, 5)),
     "3d": (lambda: nn.Conv3d(3, 5, 2), (1, 3, 4, 5, 6)),
+    # Windows whose parts have whole fours of numbers, which are read as they lie; and others, with many numbers
+    "1d, fours, dilated": (lambda: nn.Conv1d(64, 70, 3, stride=2, padding=2, dilation=2), (2, 64, 17)),
+    "2d, fours, channels last": (lambda: nn.Conv2d(64, 10, 3, padding=1), (3, 64, 9, 8)),
+    "2d, fours, stride and dilation": (lambda: nn.Conv2d(68, 70, (3, 2), 2, (2, 1), (1, 2)), (2, 68, 7, 8)),
+    "2d, many, no fours": (lambda: nn.Conv2d(33, 10, 2), (2, 33, 5, 4)),
+    "2d, fours, one image, same": (lambda: nn.Conv2d(64, 10, (3, 4), padding="same"), (64, 7, 9)),
+    "2d, fours, one part": (lambda: nn.Conv2d(64, 10, 1, stride=2), (2, 64, 5, 6)),
+    "2d, fours, groups": (lambda: nn.Conv2d(128, 140, 3, groups=2, padding=1), (2, 128, 4, 5)),
+    "3d, fours": (lambda: nn.Conv3d(64, 5, 2, padding=1), (1, 64, 3, 2, 4)),
 }
 
 

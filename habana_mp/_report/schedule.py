@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+import habana_mp._core as _core
 from habana_mp._show.units import whole
 
 
@@ -37,11 +36,11 @@ class Schedule:
 
     def begin(self) -> None:
         """A step begins."""
-        self._began = time.perf_counter()
+        self._began = _core.seconds_of_steps()
 
     def step(self) -> None:
         if self.phase == "active":
-            self.seconds.append(time.perf_counter() - self._began)
+            self.seconds.append(_core.seconds_of_steps() - self._began)
         self._done += 1
 
     @property

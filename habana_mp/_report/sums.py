@@ -141,6 +141,12 @@ def seconds_of_steps(report: Report) -> float:
     return sum(report.steps or []) or report.op_seconds + report.backward_seconds
 
 
+def with_backward(report: Report) -> float:
+    """What a call takes together with its backward pass, over what it takes alone. Steps of optimizers have no backward pass."""
+    forward = report.op_seconds - report.optimizer_seconds
+    return 1 + report.backward_seconds / forward if forward > 0 else 1.0
+
+
 def made_bytes(report: Report) -> dict[str, int]:
     """Memory of the results of ops by dtype, the largest first."""
     return dict(Counter(added_counts(row.made_bytes for row in report.rows)).most_common())

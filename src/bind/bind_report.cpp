@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/name_numbers.h"
 #include "bind/module.h"
 #include "bind/named.h"
@@ -351,6 +352,9 @@ void bind_report(py::module_& module) {
       },
       py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16",
       py::arg("own_thread") = false, py::arg("formats") = std::vector<std::string>());
+  module.def(
+      "seconds_of_steps", [] { return seconds(now_ns() - aside_ns()); },
+      "A clock that stands while an instrument works");
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
   module.def(

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/clock.h"
 #include "cast/numbers.h"
 #include "cast/storage_check.h"
 #include "report/values.h"
@@ -111,6 +112,7 @@ class OutOfSight {
   OutOfSight();
 
  private:
+  Aside aside_;
   at::RecordFunctionGuard no_listener_;
   c10::WarningUtils::WarningHandlerGuard no_warning_;
   at::NoGradGuard no_grad_;

@@ -134,7 +134,7 @@ void measure_low_run(const MeasuredCall& context, const std::vector<c10::IValue>
   const auto reference = evidence::rerun(
       *context.op, context.arguments,
       [&](const at::Tensor& argument) { return evidence::in_float32(context.given(argument)); },
-      context.backward ? nullptr : &values.other_ns);
+      context.backward ? &values.backward_other_ns : &values.other_ns);
   if (!reference) return leave_out(values, Unmeasured::Kernel, context.backward);
   const auto pairs = evidence::compared(results, *reference);
   if (!context.backward) add(values, follow_shadows(context, results, pairs, waiting));

@@ -282,6 +282,7 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   {
     const evidence::OutOfSight out_of_sight;
     if (low) {
+      if (context.backward) values.backward_ran_ns = start - context.start;
       measure_low_run(context, call.outputs(), measure, values, waiting);
       // Not of one that computes from float32 too, and would round in the low dtype.
       const bool exact = values.ran.squares == 0 && values.low.squares == 0;
@@ -300,7 +301,6 @@ void end_measured(const MeasuredCall& context, const at::RecordFunction& call) {
   for (Off& off : waiting) room = wait(off) && room;
   if (!room) values.leave_out(Unmeasured::Memory);
   ++on_this_thread().looked_at;
-  watch::leave_out(now_ns() - start);
   notify(context, values);
 }
 
@@ -352,9 +352,12 @@ void stop(const report::Report& report) {
   forget_choices();
 }
 
+thread_local std::optional<Aside> projecting;
+
 }  // namespace
 
 void begin_projection() {
+  projecting.emplace();
   const std::lock_guard guard(all().mutex);
   for_listeners([](report::Listener& listener) { listener.begin_projection(); });
 }
@@ -362,6 +365,7 @@ void begin_projection() {
 void end_projection() {
   const std::lock_guard guard(all().mutex);
   for_listeners([](report::Listener& listener) { listener.end_projection(); });
+  projecting.reset();
 }
 
 std::shared_ptr<report::Report> open_report(const report::Measure& measure, bool own_thread) {

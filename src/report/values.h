@@ -236,6 +236,9 @@ struct Values {
   std::uint64_t other_ns = 0;  // of the runs in the other dtype: in float32, or in the low one
   std::uint64_t backward_calls = 0;
   Error backward;  // of the ops of its backward
+  // The same times of these, where they ran low.
+  std::uint64_t backward_ran_ns = 0;
+  std::uint64_t backward_other_ns = 0;
   // Of random sums of the outputs, in place of a loss: the squares of their changes.
   std::uint64_t projections = 0;
   double projected_ran = 0;
@@ -263,6 +266,8 @@ inline constexpr auto kFields<Values> =
                Field{"other_seconds", &Values::other_ns, Adds::Seconds},
                Field{"backward_calls", &Values::backward_calls},
                Field{"backward", &Values::backward},
+               Field{"backward_ran_seconds", &Values::backward_ran_ns, Adds::Seconds},
+               Field{"backward_other_seconds", &Values::backward_other_ns, Adds::Seconds},
                Field{"projections", &Values::projections},
                Field{"projected", &Values::projected_ran},
                Field{"projected_low", &Values::projected_low},

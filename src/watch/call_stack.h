@@ -29,6 +29,7 @@ struct Frame {
   DType runs_in = DType::Other;  // as a rule says
   std::uint64_t start = 0;
   std::uint64_t inside_ns = 0;          // of rows of their own
+  std::uint64_t aside_ns = 0;           // of instruments, before it began
   report::PathId path = report::kNone;  // for the results
   std::uint64_t path_ns = 0;
   bool begins = false;  // the path is this call's own
@@ -67,6 +68,18 @@ void show(Frame& frame, Tensors inputs);
 void finish(const Thread& thread, const Frame& frame, Tensors results);
 // So much of the time of the innermost row that this thread is in is not its own.
 void leave_out(std::uint64_t ns);
+// While one lives, a probe works: that is no time of the row, nor of the step.
+class LeftOut {
+ public:
+  LeftOut() = default;
+  ~LeftOut() { leave_out(now_ns() - start_); }
+  LeftOut(const LeftOut&) = delete;
+  LeftOut& operator=(const LeftOut&) = delete;
+
+ private:
+  Aside aside_;
+  std::uint64_t start_ = now_ns();
+};
 // The call has made a cast.
 void notify_cast(Frame& frame, const at::Tensor& source, const report::Cast& cast);
 

@@ -139,7 +139,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   Thread& thread = this_thread();
   if (thread.epoch == 0) return nullptr;
   if (is_backward(call)) {
-    push(thread, {.kind = Frame::Kind::Backward, .start = now_ns()});
+    push(thread, {.kind = Frame::Kind::Backward, .start = now_ns(), .aside_ns = aside_ns()});
   } else if (const std::string graph = compiled_graph(call); !graph.empty()) {
     // Also inside of another one, which calls the code behind a graph break.
     push(thread, {.kind = Frame::Kind::Dispatched, .hides = true});
@@ -154,6 +154,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   }
   Probe* looking = probe_here();
   if (looking == nullptr || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
+  const LeftOut left_out;
   try {
     auto probed = looking->begins(thread, call);
     if (probed == nullptr) return nullptr;
@@ -170,17 +171,22 @@ void op_ends(const at::RecordFunction& call, at::ObserverContext* kept) {
   if (at::in_parallel_region()) return;
   Thread& thread = this_thread();
   auto* probed = static_cast<ProbedCall*>(kept);
-  if (probed != nullptr && probed->by == probe()) try {
+  if (probed != nullptr && probed->by == probe()) {
+    const LeftOut left_out;
+    try {
       probed->by->ends(thread, call, *probed);
     } catch (const std::exception&) {  // its frame is to go in any case
     }
+  }
   // A report may have been opened or closed in the middle of it.
   if (thread.frames.empty() || thread.frames.back().kind == Frame::Kind::Decided) return;
   const Frame frame = pop(thread);
   if (frame.kind == Frame::Kind::Backward && thread.hidden == 0) {
-    const std::uint64_t lasted = now_ns() - frame.start;
+    const std::uint64_t lasted = now_ns() - frame.start, aside = aside_ns() - frame.aside_ns;
     const std::lock_guard guard(all().mutex);
-    for_listeners([&](report::Listener& listener) { listener.backward_ended(lasted); });
+    for_listeners([&](report::Listener& listener) {
+      listener.backward_ended(lasted > aside ? lasted - aside : 0);
+    });
   }
   if (frame.shown) finish(thread, frame, tensors_in(call.outputs()));
 }

@@ -10,6 +10,7 @@ import torch
 
 from habana_mp._evidence.tune.parts import Parts
 from habana_mp._report.data import Report
+from habana_mp._report.sums import with_backward
 
 _ROUNDS = 5
 _NUMBERS = 1 << 20
@@ -78,15 +79,14 @@ class Costs:
 
 def _seconds(parts: Parts, report: Report) -> list[float]:
     """Of each part, its backward pass and the casts of what no part has made with it."""
-    ops = report.op_seconds
-    with_backward = 1 + report.backward_seconds / ops if ops else 1.0
+    ways = with_backward(report)
     found = [0.0] * len(parts)
     for row in report.rows:
         part = parts.of(row)
         if part is not None:
             casts = sum(cast.seconds for cast in row.casts)
             inside = row.front_end == "autocast"  # its time has its casts in it
-            found[part] += with_backward * (row.seconds + (0.0 if inside else casts))
+            found[part] += ways * (row.seconds + (0.0 if inside else casts))
     return found
 
 

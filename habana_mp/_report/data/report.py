@@ -245,7 +245,7 @@ class InForce(Data, frozen=True):
 class Totals(Data, frozen=True, kw_only=True):
     """Of all rows, or of those of one rank."""
 
-    seconds: Annotated[Seconds, "The time of the block."]
+    seconds: Annotated[Seconds, "The time of the block, without that of measuring values."]
     op_seconds: Annotated[Seconds, "The time of all calls of ops, with their casts: the sum over the rows."]
     backward_seconds: Annotated[Seconds, "The time of the backward passes."] = 0.0
     optimizer_seconds: Annotated[Seconds, "The time of the steps of optimizers."] = 0.0
@@ -317,7 +317,7 @@ class Report(Totals, frozen=True, kw_only=True):
     steps: Annotated[
         list[Seconds] | UnsetType,
         Adds.FIRST,
-        "The time of each counted step. Only if r.step() was called. In a merged report: of the first rank.",
+        "The time of each counted step, without that of measuring values. Only if r.step() was called. In a merged report: of the first rank.",
     ] = UNSET
     advice: Annotated[list[Advice], Meta(max_length=5), Adds.FIRST, "At most five lines of advice."]
     to_take: Annotated[

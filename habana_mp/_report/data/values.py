@@ -110,6 +110,8 @@ class Values(Data, frozen=True):
     ] = field(default_factory=list)
 
     passes: Annotated[Passes, _SUMS] = field(default_factory=Passes)
+    backward_ran_seconds: Annotated[Seconds, "The time of the measured ops of the backward pass."] = 0.0
+    backward_other_seconds: Annotated[Seconds, "The time of their second runs, in float32."] = 0.0
 
     def __post_init__(self) -> None:
         if self.flipped > self.choices:

@@ -90,8 +90,6 @@ class Simulation:
         self._in_place = frozenset(number for number, row in rows if is_in_place(row.op))
         self._by_first_now = self._in_place.union(number for number, row in rows if row.decision == "first input")
         self._inside = dict(self._looked_into())
-        ops = report.op_seconds
-        self._with_backward = 1 + report.backward_seconds / ops if ops else 1.0
 
     def effect(
         self, listed: Mapping[int, str], following: Collection[int] = (), by_first: Collection[int] | None = None
@@ -127,7 +125,7 @@ class Simulation:
         return Effect(
             casts,
             # Of inference alone: where weights require gradients no call is in 8 bits.
-            size * self._seconds_of_byte + ops * self._with_backward + in_formats,
+            size * self._seconds_of_byte + ops + in_formats,
             {row: self._left(row, moved, listed, following) for row in wide if not self._stays_low_inside(row, moved)}
             | dict(self._left_inside(moved)),
             {

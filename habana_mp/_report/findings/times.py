@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from habana_mp._report.data import Report, Row, Values
+from habana_mp._report.sums import with_backward
 
 
 class Times:
-    """Of the rows of a report with values. What every call takes is left out."""
+    """Of the rows of a report with values, with their backward passes. What every call takes is left out."""
 
     def __init__(self, report: Report) -> None:
         self._ran_overhead = _overhead(report, lambda values: values.ran_seconds)
         self._other_overhead = _overhead(report, lambda values: values.other_seconds)
+        self._with_backward = with_backward(report)
 
     def other(self, row: Row) -> float:
         """By how much the calls of a row take longer in the other dtype."""
         values = row.measured
         if not values.other_seconds:
             return 0.0
-        return max(0.0, values.other_seconds - values.calls * self._other_overhead) - self._ran(row)
+        forward = max(0.0, values.other_seconds - values.calls * self._other_overhead) - self._ran(row)
+        if not values.backward_other_seconds:  # it ran in float32: how its backward pass would run low is not measured
+            return forward * self._with_backward
+        other = max(0.0, values.backward_other_seconds - values.backward_calls * self._other_overhead)
+        return forward + other - max(0.0, values.backward_ran_seconds - values.backward_calls * self._ran_overhead)
 
     def in_format(self, row: Row, name: str) -> float:
         """By how much those take longer that can run in 8 bits. These runs are made without the dispatcher: nothing is left out of them."""

@@ -193,6 +193,7 @@ void tell_chosen(SiteId site, const report::Choice& choice) {
 
 // False where it may not run, or did not.
 bool measure(Pending& pending, std::int64_t passes, std::uint64_t seed) {
+  const Aside aside;
   const std::uint32_t number = number_of_choice(pending.site);
   bool ran = true;
   for (std::int64_t pass = 0; pass < passes && ran; ++pass) {

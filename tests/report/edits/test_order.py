@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from habana_mp import hmp
 from habana_mp._report.errors.objective import Objective
 from habana_mp._report.findings.edits import edits
 from habana_mp._report.findings.simulated import Simulation
+from habana_mp._report.findings.times import Times
 from habana_mp._report.form import report_of
 from tests.report.edits.net import recorded
 from tests.shared.fake_reports import loss, with_losses
@@ -71,6 +74,52 @@ def test_time_decides_between_edits_that_help_nearly_alike(slower, first) -> Non
         row["values"]["losses"] = [loss(left.pop(row["op"], 0.0))]
         row["values"] |= {"ran_seconds": 1e-3, "other_seconds": 1.0 if row["op"] == "add" else 1e-3}
     assert edits(report_of(with_losses(values)))[0].text == first
+
+
+TIMES = {
+    # forward ran, other, backward ran, other, of the optimizer; by how much longer the other dtype takes
+    "the backward pass by its own times": ((1.0, 2.0, 5.0, 3.0, 0.0), -1.0),
+    "where it was not measured, as the forward pass": ((1.0, 2.0, 0.0, 0.0, 0.0), 1.0 * (1 + 8 / 4)),
+    "an optimizer has no backward pass": ((1.0, 2.0, 0.0, 0.0, 2.0), 1.0 * (1 + 8 / 2)),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_the_time_of_an_edit_has_the_backward_pass(case) -> None:
+    (ran, other, backward_ran, backward_other, optimizer), longer = TIMES[case]
+    values = recorded("hmp").to_dict()
+    values |= {"op_seconds": 4.0, "backward_seconds": 8.0, "optimizer_seconds": optimizer}
+    for row in values["rows"]:
+        row["casts"] = []
+        if "values" in row:
+            row["values"] |= {"ran_seconds": 0.0, "other_seconds": 1e-9}  # what every call takes is next to nothing
+        if row["op"] == "linear":
+            row["values"] |= {"ran_seconds": ran, "other_seconds": other}
+            row["values"] |= {"backward_ran_seconds": backward_ran, "backward_other_seconds": backward_other}
+    data = report_of(values)
+    row = next(each for each in data.rows if each.op == "linear")
+    assert Times(data).other(row) == pytest.approx(longer)
+
+
+def test_the_time_of_measuring_is_no_time_of_a_step() -> None:
+    net, x = Between(), torch.randn(256, 64)
+    began = time.perf_counter()
+    with hmp.autocast("cpu", policy="hmp"), hmp.report(values=True) as report:
+        for _ in range(4):
+            net(x).backward()
+            report.step()
+    whole = time.perf_counter() - began
+    counted = report.to_dict()
+    steps = sum(counted["steps"])
+    second_runs = sum(
+        row["values"]["other_seconds"] + row["values"]["backward_other_seconds"]
+        for row in counted["rows"]
+        if "values" in row
+    )
+    assert 0 < steps <= counted["seconds"] < whole - second_runs
+    linear = next(row for row in counted["rows"] if row["op"] == "linear")["values"]
+    assert 0 < linear["ran_seconds"] + linear["backward_ran_seconds"] < steps
+    assert linear["backward_other_seconds"] > 0
 
 
 class Between(nn.Module):

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import habana_mp._core as _core
@@ -30,13 +31,14 @@ _GAIN = 0.1  # of the error that is left, which each edit takes away on average 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Edits to take together. ``step`` is the time that ``seconds`` is a part of."""
+    """Edits to take together. ``step`` is the time that ``seconds`` is a part of, ``rounding`` are ops in the low dtype that they do not move."""
 
     edits: tuple[Edit, ...]
     errors: tuple[
         tuple[str, float, float], ...
     ]  # of each loss: what it is called, now, and with the edits; none where it is not known
     step: float
+    rounding: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -48,12 +50,15 @@ class Beginning:
         if not effects:
             return f"no edit takes away {share(_GAIN, 1.0)} of the error"
         names = self.edits[0].text if len(self.edits) == 1 else f"these {len(self.edits)} edits"
-        exact = (
-            "; then nothing is rounded, as without a policy"
-            if self.errors and not any(left for *_, left in self.errors)
-            else ""
-        )
-        return f"{names} {' and '.join(effects)}; {self._time()}{exact}"
+        return f"{names} {' and '.join(effects)}; {self._time()}{self._exact()}"
+
+    def _exact(self) -> str:
+        if not self.errors or any(left for *_, left in self.errors):
+            return ""
+        if not self.rounding:
+            return "; then nothing is rounded, as without a policy"
+        more = f" and {counted(len(self.rounding) - 1, 'other op')}" if len(self.rounding) > 1 else ""
+        return f"; {self.rounding[0]}{more} still round{'' if more else 's'}, which no error here has"
 
     def _effects(self) -> Iterator[str]:
         one = len(self.edits) == 1
@@ -88,7 +93,17 @@ def beginning(report: Report, found: Sequence[Edit]) -> Beginning | None:
             left, taken = after, number
     after_all = _errors_after(wide[taken - 1], now) if taken else {}
     errors = tuple((objective.full_name(loss), now[loss], error) for loss, error in after_all.items())
-    return Beginning((*lost, *wide[:taken]), errors, seconds_of_steps(report))
+    taken_edits = (*lost, *wide[:taken])
+    return Beginning(taken_edits, errors, seconds_of_steps(report), tuple(_still_rounding(report, taken_edits)))
+
+
+def _still_rounding(report: Report, taken: Iterable[Edit]) -> Iterator[str]:
+    """Ops of the lower list that are in no edit: an op without a share of the error may hide behind one that has a larger one."""
+    moved = {edit.op for edit in taken}
+    for op, rows in groupby(sorted(report.rows, key=lambda row: row.op), lambda row: row.op):
+        lowered = [row for row in rows if row.decision == "lower"]
+        if op not in moved and any(row.casts or row.measured.ran.squares for row in lowered):
+            yield op
 
 
 def _errors_after(edit: Edit, losses: Iterable[str]) -> dict[str, float]:

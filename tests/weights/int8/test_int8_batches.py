@@ -69,7 +69,8 @@ def test_embedding_bag(name, front_end):
 
 
 def test_places_of_the_largest():
-    weight, indices = nn.Parameter(torch.randn(100, 40)), torch.tensor([3, 99, 0, 3, 5])
+    columns = [torch.randperm(100).float() - 50 for _ in range(40)]  # no two are alike when they are rounded
+    weight, indices = nn.Parameter(torch.stack(columns, 1)), torch.tensor([3, 99, 0, 3, 5])
     call = (indices, torch.tensor([0, 2]), False, 2)
     with torch.no_grad(), hmp.autocast("cpu", policy=policy_of("weight_int8", "embedding_bag")):
         found = torch.embedding_bag(weight, *call)

@@ -23,6 +23,7 @@ from habana_mp._policy.names import names_of
 from habana_mp._report.cast_report import CastReport, report
 from habana_mp._report.findings.asked import dtype_name
 from habana_mp._report.findings.unknown import no_op
+from habana_mp._show.short import brief
 from habana_mp._show.units import counted, whole
 
 Expected = Mapping[str, Mapping[torch.dtype | str, int]]
@@ -80,7 +81,9 @@ def _shown(path: Path) -> Path:
 def assert_casts(function: Callable[[], object], expected: Expected) -> CastReport:
     __tracebackhide__ = True
     if not callable(function):
-        raise TypeError(f"assert_casts takes a function without arguments, such as lambda: model(x), not {function!r}")
+        raise TypeError(
+            f"assert_casts takes a function without arguments, such as lambda: model(x), not {brief(function)}"
+        )
     wanted = _checked(expected)
     with report() as seen:
         result = function()
@@ -100,7 +103,7 @@ def _checked(expected: Expected) -> dict[tuple[str, str], int]:
     wanted = {}
     if not isinstance(expected, Mapping):
         raise TypeError(
-            f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {expected!r}'
+            f'the expected casts must be a mapping such as {{"linear": {{"bfloat16": 2}}}}, not {brief(expected)}'
         )
     taken: dict[str, str] = {}
     for op, by_dtype in expected.items():

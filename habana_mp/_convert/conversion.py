@@ -23,6 +23,7 @@ from habana_mp._scope import in_force, torch_autocast
 from habana_mp._scope.fork_lock import fork_lock
 from habana_mp._scope.placed import warn_if_nowhere
 from habana_mp._show.did_you_mean import knows_arguments
+from habana_mp._show.short import brief
 from habana_mp._watch import log
 
 _lock = fork_lock()
@@ -77,7 +78,7 @@ def convert(
     """  # (D7, F105 to F112; those of the arguments are in request.py)
     for name, value in (("isVerbose", isVerbose), ("strict", strict)):
         if value not in (True, False):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
+            raise TypeError(f"{name} must be True or False, not {brief(value)}")
     asked = policy_for_convert(
         opt_level, bf16_file_path, fp32_file_path, fp16_file_path, low_precision_type, policy, strict
     )

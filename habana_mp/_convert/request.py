@@ -11,6 +11,7 @@ from habana_mp._policy.folder import presets
 from habana_mp._policy.list_file import ListPath, read_argument
 from habana_mp._policy.policy import ALIASES, Policy, with_files
 from habana_mp._show.did_you_mean import near
+from habana_mp._show.short import brief
 from habana_mp._show.warning import warn
 
 
@@ -32,7 +33,7 @@ def policy_for_convert(  # noqa: PLR0917 - in the order of convert
         if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
             raise TypeError(f"{name} must be the path of a list file, not {path!r}")
     if policy is not None and not isinstance(policy, (Policy, str, os.PathLike)):
-        raise TypeError(f"policy must be a Policy, the name of a preset or the path of a folder, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, the name of a preset or the path of a folder, not {brief(policy)}")
     low = low_name(low_precision_type, "low_precision_type")
     if fp16_file_path and low == "bfloat16":
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from habana_mp._report.cast_report import CastReport
+from habana_mp._show.short import brief
 from habana_mp._show.units import whole
 from habana_mp._torch_private import DRAW
 
@@ -56,9 +57,9 @@ def draw(
     from habana_mp._draw.picture import picture
 
     if depth is not None and ((whole(depth) or 0) < 0 or whole(depth) is None):
-        raise ValueError(f"depth must be a number of levels of modules, 0 or more, not {depth!r}")
+        raise ValueError(f"depth must be a number of levels of modules, 0 or more, not {brief(depth)}")
     if report is not None and not isinstance(report, CastReport):
-        raise TypeError(f"report must be an hmp.CastReport with values, not {report!r}")
+        raise TypeError(f"report must be an hmp.CastReport with values, not {brief(report)}")
     DRAW.need()
     if isinstance(what, torch.nn.Module):
         calls = run(what, args, kwargs)

@@ -25,6 +25,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.projections import project
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import disable_casts
+from habana_mp._show.short import brief
 
 _PROJECTIONS = 8
 _Found = TypeVar("_Found")
@@ -79,11 +80,11 @@ def compare(
     if is_recording(step):
         if not is_recording(a) or b is not None:
             raise TypeError(
-                f"beside a recording, compare takes the path of a second one, which ends in {SUFFIX}, not {a!r}"
+                f"beside a recording, compare takes the path of a second one, which ends in {SUFFIX}, not {brief(a)}"
             )
         return _files(load(step), load(a), terms)
     if not callable(step):
-        raise TypeError(f"step must be a function without arguments or a recording, not {step!r}")
+        raise TypeError(f"step must be a function without arguments or a recording, not {brief(step)}")
     if is_recording(a):
         if b is not None:
             raise TypeError(
@@ -128,7 +129,7 @@ def assert_same(
     if not is_recording(recording):
         raise ValueError(f"{recording!r}: the name of a recording ends in {SUFFIX}")
     if not callable(step):
-        raise TypeError(f"step must be a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {brief(step)}")
     compare(step, recording, modules=modules, rtol=rtol).assert_same()
 
 
@@ -242,7 +243,9 @@ def _policy(named: object) -> Policy | None:
         return named
     if isinstance(named, (str, os.PathLike)):
         return Policy.load(named)
-    raise TypeError(f"a policy must be a Policy, the name of a preset, the path of a folder or None, not {named!r}")
+    raise TypeError(
+        f"a policy must be a Policy, the name of a preset, the path of a folder or None, not {brief(named)}"
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._compiled.rounding import uncompiled
 from habana_mp._report.cast_report import CastReport
+from habana_mp._show.short import brief
 from habana_mp._torch_private import DRAW
 
 _PROBABILITIES = "log_probabilities"
@@ -52,5 +53,5 @@ def log_probabilities_of(returned: Any) -> torch.Tensor | None:
     if found is None:
         return None
     if not isinstance(found, torch.Tensor) or not found.is_floating_point():
-        raise TypeError(f"{_PROBABILITIES} must be a floating tensor with a number for each token, not {found!r:.80}")
+        raise TypeError(f"{_PROBABILITIES} must be a floating tensor with a number for each token, not {brief(found)}")
     return found

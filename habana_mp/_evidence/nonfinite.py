@@ -14,7 +14,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.findings.groups import OWN_FILES
-from habana_mp._show.short import Short
+from habana_mp._show.short import Short, brief
 from habana_mp._torch_private import DRAW
 
 
@@ -127,7 +127,7 @@ def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
         report
     """
     if not callable(step):
-        raise TypeError(f"step must be a function without arguments, not {step!r}")
+        raise TypeError(f"step must be a function without arguments, not {brief(step)}")
     with CastReport(own_thread=True):
         returned: list[torch.Tensor] = []
         _core.start_finding()

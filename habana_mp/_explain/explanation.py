@@ -22,7 +22,7 @@ from habana_mp._policy.policy import OpRule, Policy
 from habana_mp._scope import in_force
 from habana_mp._scope.disable_casts import casts_off, convert_off
 from habana_mp._show.html import render
-from habana_mp._show.short import Short
+from habana_mp._show.short import Short, brief
 from habana_mp._torch_private import CPU
 
 
@@ -156,10 +156,10 @@ def explain(
     for each in ops:
         if not isinstance(each, str) and not (isinstance(each, type) and issubclass(each, torch.nn.Module)):
             raise TypeError(
-                f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {each!r}"
+                f"explain takes the name of an op, such as 'layer_norm', or a class of torch.nn, not {brief(each)}"
             )
     if module is not None and not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, not {module!r}")
+        raise TypeError(f"module must be a torch.nn.Module, not {brief(module)}")
     if policy is not None and not isinstance(policy, Policy):
         policy = Policy.load(policy)
     asked = _asked(policy, module)

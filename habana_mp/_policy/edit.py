@@ -14,6 +14,7 @@ import habana_mp._core as core
 from habana_mp._core import Entry
 from habana_mp._policy.read_file import read_text
 from habana_mp._show.did_you_mean import did_you_mean, near
+from habana_mp._show.short import brief
 from habana_mp._show.units import encodable
 
 ALL_LISTS = core.LISTS
@@ -69,7 +70,7 @@ def read_edit(edit: object) -> Edit:
     text = getattr(edit, "text", edit)
     if not isinstance(text, str):
         several = ": several are given one by one, with_edits(*edits)" if isinstance(edit, (tuple, list)) else ""
-        raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {edit!r}{several}")
+        raise TypeError(f"an edit of a policy must be a string such as '+layer_norm:lower', not {brief(edit)}{several}")
     written, colon, title = text[1:].partition(":")
     entry = read_entry(written)
     is_edit = title in ALL_LISTS if text[:1] == "+" else text[:1] == "-" and not colon

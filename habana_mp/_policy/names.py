@@ -12,6 +12,7 @@ import habana_mp._core as _core
 from habana_mp._core import Entry
 from habana_mp._policy.homes import OPERATORS, aten_tensor_arguments, homes, is_in_place
 from habana_mp._show.did_you_mean import did_you_mean
+from habana_mp._show.short import brief
 from habana_mp._show.warning import warn
 
 registered: set[str] = set()  # names of users' own functions, which hmp.register_op adds
@@ -60,7 +61,7 @@ def plain_name(op: str) -> str:
 def names_of(op: object) -> set[str]:
     """The names that a call of an op may have in the report and in the log. Raises TypeError or ValueError for what is no op."""
     if not isinstance(op, str):
-        raise TypeError(f"op must be the name of an op, such as 'linear', not {op!r}")
+        raise TypeError(f"op must be the name of an op, such as 'linear', not {brief(op)}")
     name = plain_name(op).partition(".")[0]
     # A list names add_ by add as well, and so covers both; here they are two ops.
     return {each for each in {name}.union(*_core.candidates(name)) if is_in_place(each) == is_in_place(name)}

@@ -21,6 +21,7 @@ from habana_mp._policy.gaudi_config import gaudi_config_at, read_gaudi_config
 from habana_mp._policy.list_file import ListFile, ListPath, after_edits, after_files, read_argument
 from habana_mp._policy.names import check_known, plain_name
 from habana_mp._show.html import render
+from habana_mp._show.short import brief
 from habana_mp._show.units import encodable
 
 ALIASES = {"cuda": "torch-cuda", "cpu": "torch-cpu"}  # D32
@@ -242,7 +243,7 @@ class Policy:
         low = low_name(low_dtype, "low_dtype")
         for key, text in (("rest", rest), ("compiled", compiled), ("name", name)):
             if not isinstance(text, str):
-                raise TypeError(f"{key} must be a string, not {text!r}")
+                raise TypeError(f"{key} must be a string, not {brief(text)}")
         entries = [entry for each in named.values() for entry in each]
         rest, compiled = encodable(rest), encodable(compiled)
         made = core.Policy(name=encodable(name), low_dtype=low, rest=rest, compiled=compiled, entries=entries)
@@ -337,7 +338,7 @@ class Policy:
             ValueError: torch has no such op. The message has the nearest names.
         """
         if not isinstance(op, str):
-            raise TypeError(f"rule takes the name of an op, such as 'mm', not {op!r}")
+            raise TypeError(f"rule takes the name of an op, such as 'mm', not {brief(op)}")
         return self._rule(plain_name(op))
 
     def _rule(self, op: str) -> OpRule:

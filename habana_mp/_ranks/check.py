@@ -29,6 +29,7 @@ from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.rank import is_joined
 from habana_mp._scope import in_force
+from habana_mp._show.short import brief
 from habana_mp._show.warning import warn
 from habana_mp._torch_private import DDP, MESH, STORE
 
@@ -62,7 +63,7 @@ def check_ranks(policy: Policy | None = None, *, group: dist.ProcessGroup | None
         convert, Policy
     """
     if policy is not None and not isinstance(policy, Policy):
-        raise TypeError(f"policy must be a Policy, as Policy.load makes it, not {policy!r}")
+        raise TypeError(f"policy must be a Policy, as Policy.load makes it, not {brief(policy)}")
     if not _has_store():
         return
     STORE.need()

@@ -32,7 +32,7 @@ from habana_mp._report.schedule import Schedule
 from habana_mp._report.shown.exports import chrome_trace, scalars
 from habana_mp._report.shown.op_calls import OpCalls, op_calls
 from habana_mp._scope import in_force
-from habana_mp._show.short import Short
+from habana_mp._show.short import Short, brief
 from habana_mp._show.units import counted
 from habana_mp._show.writing import Document, written
 from habana_mp._watch.modules import unwatch_modules, watch_modules
@@ -65,10 +65,10 @@ class CastReport(Short, Document, MeasuredReport):
         formats: Iterable[str] = (),
     ) -> None:
         if values not in (False, True, "errors"):
-            raise ValueError(f'values must be True, False or "errors", not {values!r}')
+            raise ValueError(f'values must be True, False or "errors", not {brief(values)}')
         self._formats = checked_formats(formats)
         if self._formats and values is not True:
-            raise ValueError(f"formats needs values=True, not {values!r}")
+            raise ValueError(f"formats needs values=True, not {brief(values)}")
         self._measures = values
         self._own_thread = own_thread  # it counts what this thread and its backward passes run, and nothing else
         self._schedule = Schedule(wait, warmup, active)
@@ -248,7 +248,7 @@ class CastReport(Short, Document, MeasuredReport):
         """
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(
-                f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {writer!r}"
+                f"writer must have add_scalar, as torch.utils.tensorboard.SummaryWriter has, not {brief(writer)}"
             )
         for name, value in scalars(self._data()).items():
             writer.add_scalar(f"habana_mp/{name}", value, step)
@@ -324,7 +324,7 @@ class CastReport(Short, Document, MeasuredReport):
             RuntimeError: one of the two reports was never entered.
         """
         if not isinstance(other, CastReport):
-            raise TypeError(f"diff takes another report, not {other!r}")
+            raise TypeError(f"diff takes another report, not {brief(other)}")
         return ReportDiff.between(self._data(), other._data())
 
     def __rich__(self) -> Any:

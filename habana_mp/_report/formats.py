@@ -8,6 +8,7 @@ from typing import cast
 import habana_mp._core as _core
 from habana_mp._report.data import Format
 from habana_mp._show.did_you_mean import near
+from habana_mp._show.short import brief
 
 FORMATS = cast("tuple[Format, ...]", _core.OPTIONAL_LISTS)
 
@@ -20,7 +21,7 @@ def checked_formats(formats: Iterable[str], accepted: Sequence[str] = FORMATS) -
         ValueError: one of them is not accepted.
     """
     if isinstance(formats, str) or not isinstance(formats, Iterable):
-        raise TypeError(f"formats must be names, such as ({accepted[-1]!r},), not {formats!r}")
+        raise TypeError(f"formats must be names, such as ({accepted[-1]!r},), not {brief(formats)}")
     names = [*formats]
     if wrong := [each for each in names if each not in accepted]:
         close = near(wrong[0], accepted) if isinstance(wrong[0], str) else ""

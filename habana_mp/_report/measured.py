@@ -28,6 +28,7 @@ from habana_mp._report.findings.unknown import (
 from habana_mp._report.formats import FORMATS, checked_formats
 from habana_mp._report.numbers import OUTPUTS, LocalError, Run, change_of, local_error, losses_of, share, with_values
 from habana_mp._report.projections import project
+from habana_mp._show.short import brief
 from habana_mp._show.units import whole
 
 _NEXT_SEED = 1_000_003  # away from those that a user may give
@@ -341,7 +342,7 @@ def _asked_loss(loss: str | None, known: Iterable[str]) -> str:
     if not [each for each in known if each != OUTPUTS] and loss != OUTPUTS:
         raise ValueError(f"the report has the error of projected outputs and no loss: leave out loss={loss!r}")
     if len(found) != 1:
-        raise ValueError(f"loss must be one of {', '.join(map(repr, known))}, not {loss!r}")
+        raise ValueError(f"loss must be one of {', '.join(map(repr, known))}, not {brief(loss)}")
     return found[0]
 
 

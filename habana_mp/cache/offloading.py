@@ -14,6 +14,8 @@ import torch
 
 import habana_mp._core as _core
 
+_MOST_NAMES = 3
+
 
 class Offloaded(NamedTuple):
     """The result of ``offload``.
@@ -34,6 +36,15 @@ class Offloaded(NamedTuple):
     because every use casts and so reads them; ``mapped`` (they are in a file already, as after ``torch.load(mmap=True)``); ``device``
     (they are not in the memory of the CPU).
     """
+
+    def __repr__(self) -> str:
+        left = ", ".join(self._left_for(reason) for reason in dict.fromkeys(self.left.values()))
+        return f"Offloaded(weights={self.weights}, bytes={self.bytes}, left={{{left}}})"
+
+    def _left_for(self, reason: str) -> str:
+        names = [name for name, why in self.left.items() if why == reason]
+        weights = f"{len(names)} weights, such as " if len(names) > _MOST_NAMES else ""
+        return f"{reason}: {weights}{', '.join(names[:_MOST_NAMES])}"
 
 
 def offload(model: torch.nn.Module, folder: str | os.PathLike[str] | None = None) -> Offloaded:

@@ -20,6 +20,12 @@ from typing import NamedTuple, TypeVar
 from habana_mp.cli.console import Problem
 
 _T = TypeVar("_T")
+# Files of other commands and options, by their ends: as Python they would end with a NameError or a SyntaxError.
+_NO_SCRIPTS = {
+    ".json": "JSON, such as a report: habana-mp diff compares two of them",
+    ".rec": "a recording: habana-mp compare takes two of them, or one as --with",
+    ".txt": "a text, such as a list file: --lower, --fp32 and --edit take it",
+}
 # The frames between Python and the script: this package, and what finds and compiles modules.
 _NOT_OF_SCRIPT = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # noqa: PTH120
@@ -103,6 +109,8 @@ def _file(path: str) -> Script:
             location = file.name
     except OSError as error:
         raise Problem(f"{path}: {error.strerror}") from None
+    if (what := _NO_SCRIPTS.get(os.path.splitext(path)[1])) is not None:  # noqa: PTH122
+        raise Problem(f"{path} is not a script but {what}")
     code = compile(source, location, "exec", dont_inherit=True)
     module = _main_module(location, None, SourceFileLoader("__main__", location))
     return Script(os.path.basename(path), code, module)  # noqa: PTH119

@@ -18,6 +18,7 @@ from habana_mp._policy.policy import Policy
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.cast_report import report as new_report
 from habana_mp._scope import in_force
+from habana_mp._show.short import brief
 
 
 @contextmanager
@@ -45,7 +46,7 @@ class Run:
 
     def __init__(self, policy: Policy | str | os.PathLike[str], report: bool) -> None:
         if not isinstance(report, bool):
-            raise TypeError(f"report must be True or False, not {report!r}")
+            raise TypeError(f"report must be True or False, not {brief(report)}")
         self.state = PolicyState(policy)
         self.counted: CastReport | None = None
         self.report = report

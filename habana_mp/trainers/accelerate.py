@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from habana_mp._policy.policy import Policy
 from habana_mp._ranks.check import check_ranks
+from habana_mp._show.short import brief
 from habana_mp._show.writing import written
 from habana_mp.trainers._run import HasRun, Run, needs, refuse
 
@@ -52,7 +53,7 @@ class HMPHook(HasRun):
         report: bool = False,
     ) -> None:
         if not isinstance(accelerator, Accelerator):
-            raise TypeError(f"the first argument must be an Accelerator, not {accelerator!r}")
+            raise TypeError(f"the first argument must be an Accelerator, not {brief(accelerator)}")
         if accelerator.mixed_precision != "no":
             refuse("HMPHook", f"Accelerator(mixed_precision={accelerator.mixed_precision!r})")
         if "end_training" in vars(accelerator):

@@ -1,6 +1,7 @@
 #include "evidence/digest.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <bit>
@@ -23,8 +24,10 @@ at::Tensor readable(const at::Tensor& tensor) {
   at::Tensor plain = tensor.detach();
   if (plain.layout() == at::kSparse) {
     const at::Tensor whole = plain.coalesce();
-    return at::cat({whole._indices().reshape({-1}).to(at::kDouble),
-                    whole._values().reshape({-1}).to(at::kDouble)});
+    at::Tensor values = whole._values().resolve_conj().resolve_neg();
+    if (values.is_complex()) values = at::view_as_real(values);
+    return at::cat(
+        {whole._indices().reshape({-1}).to(at::kDouble), values.reshape({-1}).to(at::kDouble)});
   }
   if (plain.layout() != at::kStrided) return {};
   if (plain.is_conj() || plain.is_neg()) plain = plain.resolve_conj().resolve_neg();
@@ -132,7 +135,7 @@ bool same_bits(const std::vector<Digest>& a, const std::vector<Digest>& b) {
 }
 
 std::int64_t numel_of(const Digest& digest) {
-  std::int64_t numbers = 1;
+  std::int64_t numbers = at::isComplexType(digest.dtype) ? 2 : 1;
   for (const std::int64_t size : digest.sizes) numbers *= size;
   return numbers;
 }

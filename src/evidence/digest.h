@@ -23,6 +23,7 @@ struct Digest {
   std::vector<float> sample{};  // samples have numbers in common
 };
 
+// A complex number is two.
 std::int64_t numel_of(const Digest& digest);
 
 // Of a dense or sparse tensor of any dtype, which has memory; of another one the hash is 0, and

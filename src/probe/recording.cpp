@@ -193,7 +193,8 @@ void Recorder::note_arguments(RunningCall& running, const at::RecordFunction& ca
     one.maker = maker_of(given);
     one.weight = weight_of(given);
     one.sizes = given.sizes().vec();
-    if (one.maker != kNoCall || !one.seen || overwritten) continue;
+    const bool sparse = given.layout() != at::kStrided;  // it has no number of bytes
+    if (one.maker != kNoCall || !one.seen || overwritten || sparse) continue;
     // A weight lives on anyway; of what the step takes from elsewhere some is kept.
     const std::uint64_t size = one.weight != kNoCall ? 0 : given.nbytes();
     if (kept_bytes_.load() + bytes + size > kMostKeptBytes) continue;

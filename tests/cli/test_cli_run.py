@@ -201,6 +201,9 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
     [
         (["none.py"], "Error: none.py: No such file or directory"),
         (["folder"], "Error: 'folder' is not a script, and has no __main__.py in it"),
+        (["a.json"], "Error: a.json is not a script but JSON, such as a report: habana-mp diff compares two of them"),
+        (["a.rec"], "Error: a.rec is not a script but a recording: habana-mp compare takes two"),
+        (["a.txt"], "Error: a.txt is not a script but a text, such as a list file: --lower, --fp32 and --edit take it"),
         (["-m", "no_module"], "Error: no module named 'no_module'"),
         (["-m", "no_module.inner"], "Error: no module named 'no_module.inner'"),
         (["-m", "json.none"], "Error: no module named 'json.none'"),
@@ -241,7 +244,7 @@ def test_an_error_in_a_package_round_a_module_is_the_script_s(here):
 def test_wrong_input_is_reported_in_one_line(here, arguments, printed):
     Path("folder").mkdir()
     Path("bad.txt").write_text("mm mm\n")
-    for name in ("a.txt", "b.txt"):
+    for name in ("a.json", "a.rec", "a.txt", "b.txt"):
         Path(name).write_text("mm\n")
     Path("script.py").write_text("print('ran')")
     done = run(*arguments)

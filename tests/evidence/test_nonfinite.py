@@ -230,7 +230,20 @@ def test_from_another_thread() -> None:
     assert found[0].op == "div"
 
 
-@pytest.mark.parametrize("step", [3, None, "train"])
-def test_wrong_steps(step) -> None:
-    with pytest.raises(TypeError, match="a function without arguments"):
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        (3, "3"),
+        (None, "None"),
+        ("train", "'train'"),
+        (torch.ones(64, 64), "a Tensor of shape [64, 64] and dtype torch.float32"),
+        ([torch.ones(64, 64)], "[tensor([[1., 1., 1.,  ..., 1., 1., 1.],..."),
+        (range(10**6), "range(0, 1000000)"),
+        ([*range(10**4)], f"{str([*range(10**4)])[:80]}..."),
+    ],
+    ids=["number", "None", "name", "tensor", "list of tensors", "range", "long list"],
+)
+def test_wrong_steps(step, shown) -> None:
+    with pytest.raises(TypeError) as raised:
         hmp.find_nonfinite(step)
+    assert str(raised.value) == f"step must be a function without arguments, not {shown}"

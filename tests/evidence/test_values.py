@@ -251,6 +251,7 @@ def test_other_threads_are_counted_and_not_measured(net, also_here) -> None:
             thread.join()
     assert report.casts() == (3 + also_here) * alone.casts()
     assert "another thread than the report's called it" in str(report)
+    assert sum("open the report on the thread that runs the step" in each.text for each in report.advice) == 1
     if also_here:
         assert float(report.local_error("linear")) == pytest.approx(float(alone.local_error("linear")), rel=1e-6)
         assert report.loss_change("linear") == pytest.approx(alone.loss_change("linear"), rel=1e-3)

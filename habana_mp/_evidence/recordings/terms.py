@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import habana_mp._core as _core
 from habana_mp._show.module_path import ModulePath
+from habana_mp._show.short import brief
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Terms:
     @classmethod
     def of(cls, modules: Mapping[str, str] | None, rtol: float) -> Terms:
         if not isinstance(rtol, (int, float)) or not 0 <= rtol < math.inf:
-            raise ValueError(f"rtol must be a number, 0 or more, not {rtol!r}")
+            raise ValueError(f"rtol must be a number, 0 or more, not {brief(rtol)}")
         modules = {} if modules is None else modules
         if not isinstance(modules, Mapping):
-            raise TypeError(f'modules must be a mapping such as {{"blocks": "model.layers"}}, not {modules!r}')
+            raise TypeError(f'modules must be a mapping such as {{"blocks": "model.layers"}}, not {brief(modules)}')
         for old, new in modules.items():
             if not isinstance(old, str) or not isinstance(new, str):
                 raise TypeError(f"modules must have paths of modules as keys and values, not {old!r}: {new!r}")

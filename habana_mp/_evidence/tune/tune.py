@@ -21,6 +21,7 @@ from habana_mp._evidence.tune.tuned import Tuned
 from habana_mp._policy.policy import Policy
 from habana_mp._report.formats import FORMATS, checked_formats
 from habana_mp._show.progress import Bar
+from habana_mp._show.short import brief
 from habana_mp._show.units import counted, whole
 
 CHOSEN = ("float32", "lower")  # that an op may run in, without others
@@ -143,9 +144,8 @@ def _checked_formats(formats: Iterable[str], others: str, cost: str) -> tuple[st
 def _check_steps(step: object, check: object) -> None:
     for name, each in (("step", step), ("check", check)):
         if not callable(each) and (name == "step" or each is not None):
-            is_result = isinstance(each, torch.Tensor)
-            what = f"a {type(each).__name__}. Pass the function itself, not its result" if is_result else repr(each)
-            raise TypeError(f"{name} must be a function without arguments, not {what}")
+            cure = ". Pass the function itself, not its result" if isinstance(each, torch.Tensor) else ""
+            raise TypeError(f"{name} must be a function without arguments, not {brief(each)}{cure}")
         if each is not None and (needed := needed_arguments(each)):
             raise TypeError(
                 f"{name} must be a function without arguments, but this one takes {needed}. Wrap it, as in lambda: model(x)"

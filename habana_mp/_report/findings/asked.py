@@ -13,13 +13,14 @@ from habana_mp._policy.names import names_of
 from habana_mp._report.data import Cast, Report, Row
 from habana_mp._show.did_you_mean import did_you_mean, near
 from habana_mp._show.module_path import ModulePath
+from habana_mp._show.short import brief
 
 
 def asked_rows(report: Report, op: str | None, module: str | None) -> list[Row]:
     """Those of an op in a module and inside of it, None for all. There may be none, of an op and a module that are in the report apart."""
     names = None if op is None else names_of(op)
     if module is not None and not isinstance(module, str):
-        raise TypeError(f"module must be a path such as 'encoder.layers.0', not {module!r}")
+        raise TypeError(f"module must be a path such as 'encoder.layers.0', not {brief(module)}")
     if op is not None and names is not None:
         _check_op(op, names, report.rows)
     if module:

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 import habana_mp._core as _core
+from habana_mp._cast import dtype_name
 from habana_mp._policy.diff import PolicyDiff
 from habana_mp._policy.edit import ALL_LISTS
 from habana_mp._policy.folder import presets
@@ -26,6 +27,7 @@ _TITLES = {
     "lower": "for speed",
 }
 _IN_FORMATS = "in 8 bits, first what adds least error for the time that it saves"
+_MOST_OPTIONS = 20  # edits of a command line; a list file may be hundreds
 _GAIN = 0.1  # of the error that is left, which each edit takes away on average that is worth a line in a list
 
 
@@ -112,31 +114,39 @@ def _errors_after(edit: Edit, losses: Iterable[str]) -> dict[str, float]:
 
 
 def how_to_try(report: Report, edits: Sequence[Edit]) -> str:
-    """A command line if the report is of a script whose policy it can name, else a line of Python."""
+    """A command line if the report is of a script whose policy it can name, else what to add to the one that ran, or a line of Python."""
     policies = {(each.name, each.text): each for each in report.policies}
     (name, text), own = next(iter(policies.items()), (("", ""), None))
-    made = _edits_between(name, text) if len(policies) == 1 and name in presets() else None
-    is_script = report.title.endswith(".py") and own is not None and own.front_end == "convert"
-    if made is not None and is_script:
-        options = [option for edit in (*made, *(edit.text for edit in edits)) for option in ("--edit", edit)]
-        # They are no part of a report: only those of the script that runs here are known.
-        runs_here = [Path(each).name for each in sys.argv[:1]] == [Path(report.title).name]
-        arguments = sys.argv[1:] if runs_here else []
-        return shlex.join(["habana-mp", "report", "--values", "--policy", name, *options, report.title, *arguments])
+    preset, _, changed = name.partition("+")  # "balanced+edits"
+    made = _options_between(preset, text) if len(policies) == 1 and preset in presets() else None
+    if report.title.endswith(".py") and own is not None and own.front_end == "convert" and len(policies) == 1:
+        options = [option for edit in edits for option in ("--edit", edit.text)]
+        if made is None and changed:
+            return f"the same command with {shlex.join(options)} before {report.title}"
+        if made is not None:
+            # They are no part of a report: only those of the script that runs here are known.
+            runs_here = [Path(each).name for each in sys.argv[:1]] == [Path(report.title).name]
+            arguments = sys.argv[1:] if runs_here else []
+            before = ["habana-mp", "report", "--values", "--policy", preset]
+            return shlex.join([*before, *made, *options, report.title, *arguments])
     policy = f"hmp.Policy.load({name!r})" if made == [] else "policy"
     return f"policy = {policy}.with_edits({', '.join(repr(edit.text) for edit in edits)})"
 
 
-def _edits_between(preset: str, policy: str) -> list[str] | None:
-    """What makes the policy of this text of a preset, as a command line with ``--edit`` does. None where edits do not."""
+def _options_between(preset: str, policy: str) -> list[str] | None:
+    """What makes the policy of this text of a preset on a command line. None where a line has no room for it."""
     begin = Policy.load(preset)
     try:
         wanted = Policy(_core.Policy.parse(encodable(policy)))
     except ValueError:  # of a damaged report
         return None
+    options = [] if begin.low_dtype == wanted.low_dtype else ["--low-dtype", dtype_name(wanted.low_dtype)]
+    begin = begin.with_low_dtype(wanted.low_dtype)
     found = PolicyDiff.between(begin, wanted).ops.items()
     edits = [f"-{op}" if to == "rest" else f"+{op}:{to}" for op, (_, to) in found if to in (*ALL_LISTS, "rest")]
-    return edits if begin.with_edits(*edits) == wanted else None
+    if len(edits) > _MOST_OPTIONS or begin.with_edits(*edits) != wanted:
+        return None
+    return options + [option for edit in edits for option in ("--edit", edit)]
 
 
 def edits_text(report: Report, per: str = "op", formats: Sequence[str] = ()) -> str:

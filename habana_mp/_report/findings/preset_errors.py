@@ -14,7 +14,7 @@ from habana_mp._report.findings.simulated import Simulation
 from habana_mp._report.findings.unknown import may_flip, why_no_shares
 from habana_mp._report.formats import FORMATS
 
-COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu")  # that a head has room for
+COMPARED = ("balanced", "hmp", "hpu-autocast", "torch-cpu", "torch-cuda")  # in a head; the last one is float16's
 _OF_METRICS = "argmax"  # mostly of an accuracy, on which nothing depends; the advice has it
 _GUIDES = "hmp"  # the lists of hmp.convert() without arguments
 

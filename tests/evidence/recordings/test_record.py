@@ -140,6 +140,51 @@ def test_a_hash_is_of_the_numbers_in_their_order_wherever_they_lie(dtype, view):
         assert hashed != _core.hash_of_numbers(x.flip(0))
 
 
+COMPLEX = torch.complex(torch.linspace(-3, 3, 132), torch.linspace(5, 1, 132)).view(4, 33)
+INDICES = torch.tensor([[0, 1, 2, 2], [1, 0, 2, 0]])
+FULL = torch.ones(3, 3, 3).to_sparse()
+KINDS = {
+    "complex": lambda: torch.fft.rfft(COMPLEX.real),
+    "complex, more than are sampled": lambda: COMPLEX.repeat(64, 4) * 2,
+    "one complex number": lambda: COMPLEX[0, 0] * 2,
+    "no complex number": lambda: COMPLEX[:0] * 2,
+    "a complex argument": COMPLEX.abs,
+    "complex half": lambda: COMPLEX.to(torch.complex32) * 2,
+    "complex double": lambda: COMPLEX.to(torch.complex128) * 2,
+    "as real": lambda: torch.view_as_real(COMPLEX) * 2,
+    "as complex": lambda: torch.view_as_complex(torch.ones(3, 2)) * 2,
+    "conjugate": lambda: torch.conj(COMPLEX * 2),
+    "negative": lambda: (COMPLEX * 2).conj().imag,
+    "complex and real": lambda: torch.linalg.svd(COMPLEX[:, :4]),
+    "sparse": lambda: torch.sparse_coo_tensor(INDICES, torch.ones(4), (3, 3)) * 2,
+    "sparse with all numbers": lambda: FULL * 2,
+    "sparse, complex": lambda: FULL.to(torch.complex64) * 2,
+    "sparse without numbers": lambda: torch.sparse_coo_tensor(INDICES[:1, :3], torch.ones(3, 0), (4, 0)) * 2,
+    "sparse to dense": lambda: FULL.to_dense() * 2,
+    "a sparse gradient": lambda: nn.Embedding.from_pretrained(X, False, sparse=True)(INDICES).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("step", KINDS.values(), ids=KINDS)
+def test_complex_and_sparse_numbers_are_the_same_in_a_file_and_in_memory(step, here):
+    record("a.rec", step)
+    for found in (hmp.compare("a.rec", "a.rec"), hmp.compare(step, "a.rec"), hmp.compare(step, None)):
+        assert found.same, str(found)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.to_sparse, torch.Tensor.clone], ids=["sparse", "dense"])
+def test_imaginary_parts_are_compared(kind, here):
+    record("a.rec", lambda: kind(COMPLEX) * 2)
+    found = hmp.compare(lambda: kind(COMPLEX + 1j) * 2, "a.rec")
+    assert (found.same, found.result_error > 0) == (False, True)
+
+
+def test_a_complex_number_counts_as_two_beside_real_ones():
+    a, b = torch.ones(8, dtype=torch.complex64), torch.ones(8)
+    found = hmp.compare(lambda: (a * 1, b * 1), lambda: (a * 1.01, b * 1))
+    assert found.result_error == pytest.approx(0.01 * (8 / 16) ** 0.5, rel=1e-4)
+
+
 def test_what_a_kernel_writes_is_seen_where_no_version_counts_it(here):
     """The backward pass of an embedding makes zeros, and then writes some rows of them."""
 

@@ -107,6 +107,14 @@ def test_the_head_of_the_table_has_a_line_for_each_loss(critic):
     assert all("; foretold: balanced " in line for line in head)
 
 
+def test_the_head_has_a_preset_in_float16():
+    net = torch.nn.Linear(16, 4)
+    policy = hmp.Policy.load("balanced").with_low_dtype("fp16")
+    with hmp.autocast("cpu", torch.float16, policy=policy), hmp.report(values=True) as report:
+        net(torch.randn(8, 16)).float().square().mean().backward()
+    assert f"; foretold: torch-cuda {report.presets()['torch-cuda']:.2g}\n" in str(report)
+
+
 def test_losses_count_alike_whatever_their_sizes_are():
     rows = [
         row_of("linear", values=values(losses=[loss(81.0, line="gan.py:1")])),

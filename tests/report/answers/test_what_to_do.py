@@ -73,6 +73,13 @@ def test_the_head_in_words(edits, errors, rounding, said):
 LOST = {**fake_reports.ERROR, "lost": 3}
 HMP = {"name": "hmp", "text": str(hmp.Policy.load("hmp")), "front_end": "convert"}
 EDITED = HMP | {"text": str(hmp.Policy.load("hmp").with_edits("+linear:fp32", "-softmax", "+mul in b.*:fp32"))}
+BALANCED = hmp.Policy.load("balanced")
+IN_FP16 = HMP | {
+    "name": "balanced+edits",
+    "text": str(BALANCED.with_low_dtype("fp16").with_edits("+linear:fp32", "+mul in c:fp32")),
+}
+FROM_FILE = HMP | {"name": "balanced+files", "text": str(BALANCED.with_edits("+gelu:lower"))}
+FROM_LISTS = HMP | {"name": "balanced+files", "text": "name=balanced+files lower=mm"}
 DAMAGED = HMP | {"text": "name=hmp lower"}
 OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
 
@@ -82,6 +89,9 @@ OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
     [
         ({"title": "a b.py", "policies": [HMP]}, "habana-mp report --values --policy hmp --edit +mul:fp32 --edit '+mul in a.*:fp32' 'a b.py'"),
         ({"title": "t.py", "policies": [EDITED]}, "habana-mp report --values --policy hmp --edit +linear:fp32 --edit -softmax --edit '+mul in b.*:fp32' --edit +mul:fp32 --edit '+mul in a.*:fp32' t.py"),
+        ({"title": "t.py", "policies": [IN_FP16]}, "habana-mp report --values --policy balanced --low-dtype float16 --edit +linear:fp32 --edit '+mul in c:fp32' --edit +mul:fp32 --edit '+mul in a.*:fp32' t.py"),
+        ({"title": "t.py", "policies": [FROM_FILE]}, "habana-mp report --values --policy balanced --edit +gelu:lower --edit +mul:fp32 --edit '+mul in a.*:fp32' t.py"),
+        ({"title": "t.py", "policies": [FROM_LISTS]}, "the same command with --edit +mul:fp32 --edit '+mul in a.*:fp32' before t.py"),
         ({"title": "t.py", "policies": [DAMAGED]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "pack.train", "policies": [HMP]}, "policy = hmp.Policy.load('hmp').with_edits('+mul:fp32', '+mul in a.*:fp32')"),
@@ -89,7 +99,7 @@ OWN = {"name": "custom", "text": "name=custom lower=mm", "front_end": "convert"}
         ({"title": "t.py", "policies": [OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
         ({"title": "t.py", "policies": [HMP, OWN]}, "policy = policy.with_edits('+mul:fp32', '+mul in a.*:fp32')"),
     ],
-    ids=["script", "edited before", "damaged", "python", "module", "region", "own policy", "two policies"],
+    ids=["script", "edited before", "edited in float16", "from an edit of a list", "from another list", "damaged", "python", "module", "region", "own policy", "two policies"],
 )  # fmt: skip
 def test_how_to_try_edits(changes, line):
     assert how_to_try(off(**changes), [edit("mul", 0.5), edit("mul in a.*", 0.4)]) == line

@@ -296,6 +296,7 @@ class TestOtherHolders:
         moved = hmp.cache.offload(model)
         assert moved.left == {"0.weight": "shared", "1.weight": "shared", "2.weight": "shared", "3.weight": "shared"}
         assert moved.weights == 1
+        assert repr(moved).endswith("left={shared: 4 weights, such as 0.weight, 1.weight, 2.weight})")
         assert all_in_file(model) == [False] * 4 + [True]
         del array, capsule
 

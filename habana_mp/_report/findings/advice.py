@@ -34,7 +34,7 @@ def with_advice(report: Report) -> Report:
 
 
 def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[Advice]:
-    """At most five lines: that code is compiled, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
+    """At most five lines: what no row has, of compiled code and of forked processes; ops that lose numbers; ops that a conversion missed, and ranks that cast
     otherwise than others, which are mistakes; edits for accuracy, all of those to take together if they fit; then what costs most. How many casts
     an op has is no advice: the tables have it.
 
@@ -51,7 +51,7 @@ def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[A
     taken = len(mistakes) + len(head.edits) - len(lost) if head else 0  # its first edits are those of ``lost``
     room = _MOST - min(_MOST_COSTS, len(worth))
     first = [*mistakes, *_of_errors(report, found)][: max(room, taken if taken <= _MOST else 0)]
-    return [*_of_compiled(report), *first, *worth][:_MOST]
+    return [*_of_compiled(report), *_of_forked(report), *first, *worth][:_MOST]
 
 
 _ONE_FLIP = 0.5
@@ -67,6 +67,14 @@ def _of_compiled(report: Report) -> Iterator[Advice]:
         yield Advice(
             'compiled code ran, and its ops are no rows here: to see them, run the step under torch.compiler.set_stance("force_eager")',
             f"{counted(len(report.compiled), 'graph')} of torch.compile with {counted(casts, 'cast')} ran {counted(calls, 'time')}",
+        )
+
+
+def _of_forked(report: Report) -> Iterator[Advice]:
+    if report.forked_casts:
+        yield Advice(
+            "forked processes cast, too, and their ops are no rows here: to see them, use a DataLoader with num_workers=0",
+            f"{counted(report.forked_casts, 'cast')} in workers; hmp.disable_casts() in the data set leaves its ops without casts",
         )
 
 

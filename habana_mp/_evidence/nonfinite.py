@@ -15,7 +15,10 @@ import habana_mp._core as _core
 from habana_mp._report.cast_report import CastReport
 from habana_mp._report.findings.groups import OWN_FILES
 from habana_mp._show.short import Short, brief
+from habana_mp._show.units import counted
 from habana_mp._torch_private import DRAW
+
+_OUTSIDE = "no op here has made them: they come from data, a constant, a worker process, another thread, compiled code, or before the step"
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Nonfinite(Short):
     """The result of ``find_nonfinite``. ``print`` shows it.
 
     Attributes:
-        op: the op, as lists name it.
+        op: the op, as lists name it; "" if no op that the search saw made the value.
         module: the module that called it.
         phase: "forward", or "backward" if the backward pass of the op made the value.
         source: the line that called it.
@@ -57,6 +60,8 @@ class Nonfinite(Short):
         given: the first floating tensors among its arguments.
         edit: the edit that keeps the op in float32 and so fixes it; None if float32 is not finite either, or if the op writes into what it is
             given, whose dtype no edit of the op changes.
+        from_outside: whether the op was given numbers that are not finite and that no op of the step made from finite ones.
+        forked_casts: how many tensors forked processes have cast so far, such as the workers of a DataLoader, which the search does not see.
 
     Example:
         >>> with hmp.autocast("cpu", dtype=torch.float16, policy="hmp"):
@@ -76,12 +81,23 @@ class Nonfinite(Short):
     dtype: str
     given: tuple[GivenTensor, ...]
     edit: str | None
+    from_outside: bool = False
+    forked_casts: int = 0
 
     def _line(self) -> str:
         made = "NaN" if self.kind == "nan" else "infinities"
+        if not self.op:
+            return f"the result has {made} in {self.dtype}, which no op here has made"
+        if self.from_outside:
+            return f"{self.op} was given numbers that are not finite, and returns {made} in {self.dtype}, in the {self.phase} pass"
         return f"{self.op} makes {made} in {self.dtype}, in the {self.phase} pass"
 
+    def _workers(self) -> str:
+        return f"forked processes, such as workers of a DataLoader, have cast {counted(self.forked_casts, 'tensor')} unseen: search with num_workers=0"
+
     def _why_none(self) -> str:
+        if self.from_outside:
+            return "what it was given is not finite"
         in_place = self.inner.endswith("_") and self.dtype in ("float16", "bfloat16")
         return f"it writes into what it is given, in {self.dtype}" if in_place else "it is not finite in float32 either"
 
@@ -96,6 +112,8 @@ class Nonfinite(Short):
                 ("rule", self.rule and f"{self.rule} ({self.policy})"),
                 ("inside", "the cast of what it is given" if inside == "cast" else inside),
                 *(("given" if number == 0 else "", str(tensor)) for number, tensor in enumerate(self.given)),
+                ("from", _OUTSIDE if self.from_outside else ""),
+                ("", self._workers() if self.from_outside and self.forked_casts else ""),
                 ("edit", self.edit or f"none: {self._why_none()}"),
             )
             if text
@@ -105,6 +123,9 @@ class Nonfinite(Short):
 
 def find_nonfinite(step: Callable[[], Any]) -> Nonfinite | None:
     """Run a step and return the op that first made a NaN or an infinity from finite numbers, or None.
+
+    If no op made it, it comes from outside: from data, a constant, a worker process, another thread, compiled code or code before the step.
+    The result is then the op that was given such numbers, with ``from_outside``.
 
     The search follows the values that are not finite from op to op. They count only if they reach a gradient of a weight, a weight, a
     number that leaves torch (``loss.item()``), or the result of the step. Masks of -inf, and logs of zeros that are masked later, do not
@@ -158,6 +179,8 @@ def _named(found: _core.Nonfinite) -> Nonfinite:
             GivenTensor(_dtype(each.dtype), tuple(each.sizes), each.smallest, each.largest) for each in found.given
         ),
         edit=f"+{own}:fp32" if found.finite_in_float32 and found.dtype in ("Half", "BFloat16") else None,
+        from_outside=found.from_outside,
+        forked_casts=_core.casts_of_children(),
     )
 
 

@@ -95,6 +95,7 @@ class CastReport(Short, Document, MeasuredReport):
             policy = region_policy()[0] or in_force.policy
             self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
             self._projected_squares = 0.0
+            self._children_before = _core.casts_of_children()
             self._open = _core.open_report(
                 bool(self._measures), self._measures is True, self._low, self._own_thread, self._formats
             )
@@ -353,6 +354,8 @@ class CastReport(Short, Document, MeasuredReport):
             steps=[*self._schedule.seconds],
             low_dtype=self._low if self._measures else "",
             projected_squares=self._projected_squares,
+            # In a child that was forked in the block the count began anew.
+            forked_casts=max(0, _core.casts_of_children() - self._children_before),
             formats=self._formats,
         )
 

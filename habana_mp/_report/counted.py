@@ -39,6 +39,7 @@ def report_of_counts(
     steps: list[float],
     low_dtype: Any,
     projected_squares: float,
+    forked_casts: int,
     formats: tuple[str, ...] = (),
 ) -> Report:
     """``low_dtype``: of calls outside of any policy; "" where no numbers were measured."""
@@ -74,6 +75,7 @@ def report_of_counts(
         never_seen=never_seen(rows, [policy for policy, _ in policies]),
         missed=_missed(rows),
         compiled=[_compiled(number, calls) for number, calls in counted["compiled"].items()],
+        forked_casts=forked_casts,
         timeline=convert(counted["timeline"], Timeline),
         steps=steps or UNSET,
         low_dtype=low_dtype or UNSET,

@@ -290,6 +290,7 @@ void bind_nonfinite(py::module_& module) {
       .def_readonly("nan", &Nonfinite::nan)
       .def_readonly("dtype", &Nonfinite::dtype)
       .def_readonly("finite_in_float32", &Nonfinite::finite_in_float32)
+      .def_readonly("from_outside", &Nonfinite::from_outside)
       .def_readonly("given", &Nonfinite::given);
 }
 

@@ -22,6 +22,7 @@
 #include "bind/named.h"
 #include "convert/patched_op.h"
 #include "evidence/numbers.h"
+#include "listen/child_casts.h"
 #include "probe/choices/margins.h"
 #include "probe/values.h"
 #include "report/report.h"
@@ -366,6 +367,7 @@ void bind_report(py::module_& module) {
   module.def("sum_of_squares", &evidence::sum_of_squares, py::arg("numbers"));
   module.def("close_report", &close, py::arg("report"));
   module.def("report_values", &values, py::arg("report"));
+  module.def("casts_of_children", &listen::casts_of_children);
   listen::observer = &watch::observer();
   set_module_watch({watch::enter_module, watch::leave_module});
   module.def("set_in_optimizer", &watch::set_in_optimizer, py::arg("inside"));

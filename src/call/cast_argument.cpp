@@ -18,6 +18,7 @@
 #include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "cast/tensors.h"
+#include "listen/child_casts.h"
 #include "listen/watched_call.h"
 #include "weights/weight_cache.h"
 
@@ -132,11 +133,13 @@ bool copied_when_traced(const at::Tensor& tensor) {
 }
 
 at::Tensor cast_argument(const at::Tensor& source, DType to, How how) {
+  listen::count_in_parent();
   return listen::anyone_hears(listen::Hears::Calls) ? cast_watched(source, to, how)
                                                     : cast_one(source, to, how, nullptr);
 }
 
 PyObject* cast_argument(PyObject* tensor, DType to, How how) {
+  listen::count_in_parent();
   return listen::anyone_hears(listen::Hears::Calls) ? cast_watched(tensor, to, how)
                                                     : cast_one(tensor, to, how, nullptr);
 }

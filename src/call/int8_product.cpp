@@ -12,6 +12,7 @@
 #include "cast/numbers.h"
 #include "cast/parallel.h"
 #include "kernels/cast_kernels.h"
+#include "listen/child_casts.h"
 #include "listen/watched_call.h"
 
 namespace habana_mp {
@@ -175,6 +176,7 @@ at::Tensor int8_copy(const at::Tensor& weight, Layout layout,
   if (caller && WeightCache::accepts(weight, DType::Int8))
     copy = weight_cache().packed(weight, DType::Int8, {layout}, *caller, was_cached).copy;
   if (!copy.defined()) copy = rounded_to_int8(weight, layout);
+  listen::count_in_parent();
   if (observer != nullptr) {
     observer->casts(
         weight, copy,

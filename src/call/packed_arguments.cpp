@@ -10,6 +10,7 @@
 #include "cast/node.h"
 #include "cast/numbers.h"
 #include "cast/tensors.h"
+#include "listen/child_casts.h"
 #include "listen/watched_call.h"
 
 namespace habana_mp {
@@ -56,6 +57,7 @@ PackedArguments packed_arguments(const PackedOperands& call, const Form& form, b
   result.weight =
       weight_cache().packed(call.weight, call.to, form, call.caller, was_cached, images);
   if (!result) return result;
+  listen::count_in_parent();
   const std::uint64_t ns = observer == nullptr ? 0 : now_ns() - start;
   result.input = low(call.input, call.to, contiguous);
   if (observer != nullptr) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -31,18 +32,23 @@ using watch::Thread;
 constexpr std::size_t kMostCandidates = 1 << 12;
 constexpr std::size_t kMostGiven = 4;
 
-// Whether numbers in memory are not finite, and which candidate they come from, 0 where they are
-// meant.
+// Where numbers in memory that are not finite come from: the number of the candidate that made
+// them, or else of the one that took them in from outside. 0: no such one is known.
 struct Taint {
-  bool tainted = false;
-  std::size_t candidate = 0;
+  std::size_t maker = 0;
+  std::size_t taker = 0;
+
+  bool any() const { return maker != 0 || taker != 0; }
 };
 
+// The number of a candidate is its place + 1.
+using Candidates = std::vector<Nonfinite>;
+
 struct Search {
-  std::vector<Nonfinite> candidates;  // the number of one is its place + 1
-  std::set<std::size_t> reached;
-  bool looked = false;   // something was there to be reached: a gradient, a weight, a number
-  bool spoiled = false;  // and it was not finite, by nobody knows what
+  Candidates makers, takers;
+  std::set<std::size_t> reached_makers, reached_takers;
+  bool looked = false;  // something was there to be reached: a gradient, a weight, a number
+  std::optional<Nonfinite> spoiled;  // and it was not finite, by nobody knows what
   ByMemory<Taint> taints;
 };
 
@@ -73,7 +79,7 @@ struct CheckedCall final : watch::ProbedCall {
   const evidence::Op* op = nullptr;
   std::vector<c10::IValue> arguments;
   // Of what the op writes to, as it was before, or of a cast that a kernel of autocast made for it.
-  std::size_t candidate = 0;
+  Taint known;
   evidence::NotFinite before;
   CheckedCall* outer;
 };
@@ -89,42 +95,31 @@ Taint taint_of(const at::Tensor& tensor) {
   return known == nullptr ? Taint{} : *known;
 }
 
-std::size_t first_candidate(c10::ArrayRef<at::Tensor> tensors) {
-  const std::lock_guard guard(finder().mutex);
-  std::size_t first = 0;
-  for (const at::Tensor& tensor : tensors) {
-    const std::size_t one = taint_of(tensor).candidate;
+// The first maker, and the first taker.
+Taint taint_of(c10::ArrayRef<at::Tensor> tensors) {
+  const auto earlier = [](std::size_t& first, std::size_t one) {
     if (one != 0 && (first == 0 || one < first)) first = one;
+  };
+  const std::lock_guard guard(finder().mutex);
+  Taint first;
+  for (const at::Tensor& tensor : tensors) {
+    const Taint one = taint_of(tensor);
+    earlier(first.maker, one.maker);
+    earlier(first.taker, one.taker);
   }
   return first;
 }
 
-void taint(const at::Tensor& tensor, std::size_t candidate) {
+void taint(const at::Tensor& tensor, const Taint& from) {
   ByMemory<Taint>::Gone gone;
   const std::lock_guard guard(finder().mutex);
-  if (Taint* made = finder().search.taints.get(tensor)) *made = {true, candidate};
+  if (Taint* made = finder().search.taints.get(tensor)) *made = from;
   gone = finder().search.taints.take_expired();
 }
 
 void clean(const at::Tensor& tensor) {
   const std::lock_guard guard(finder().mutex);
   if (Taint* known = finder().search.taints.find(tensor)) *known = {};
-}
-
-// Numbers that the step is about. Where it is not known what they come from, it is the first one
-// that there is at the end, unless it is known of others.
-void reach_by(c10::ArrayRef<at::Tensor> tensors) {
-  const bool spoiled = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return evidence::not_finite(tensor).any();
-  });
-  const std::size_t candidate = spoiled ? first_candidate(tensors) : 0;
-  const std::lock_guard guard(finder().mutex);
-  finder().search.looked = true;
-  if (candidate != 0) {
-    finder().search.reached.insert(candidate);
-  } else if (spoiled) {
-    finder().search.spoiled = true;
-  }
 }
 
 GivenTensor given(const at::Tensor& tensor) {
@@ -136,6 +131,40 @@ GivenTensor given(const at::Tensor& tensor) {
   seen.smallest = at::amin(wide).item<double>();
   seen.largest = at::amax(wide).item<double>();
   return seen;
+}
+
+// What the step is about.
+enum class Goal {
+  Trains,  // a loss or a gradient: no infinity is meant there
+  Leaves,  // a result, a weight or a number of Python: infinities that no op has made may be meant
+};
+
+// Where it is not known what the numbers come from, it is the first maker that there is at the
+// end, unless it is known of others.
+void reach_by(c10::ArrayRef<at::Tensor> tensors, Goal goal) {
+  evidence::NotFinite found;
+  const at::Tensor* spoiled = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    const evidence::NotFinite one = evidence::not_finite(tensor);
+    if (one.any()) spoiled = &tensor;
+    found.add(one);
+  }
+  const Taint from = spoiled == nullptr ? Taint{} : taint_of(tensors);
+  const std::lock_guard guard(finder().mutex);
+  Search& search = finder().search;
+  search.looked = true;
+  if (spoiled == nullptr) return;
+  if (from.maker != 0) {
+    search.reached_makers.insert(from.maker);
+  } else if (from.taker != 0) {
+    const bool may_mean_it = search.takers[from.taker - 1].from_constants || !found.above;
+    if (goal == Goal::Trains || found.nan || !may_mean_it) search.reached_takers.insert(from.taker);
+  } else if (!search.spoiled && (goal == Goal::Trains || found.nan)) {
+    search.spoiled.emplace();
+    search.spoiled->nan = found.nan;
+    search.spoiled->dtype = c10::toString(spoiled->scalar_type());
+    search.spoiled->from_outside = true;
+  }
 }
 
 // The row that the numbers of a call belong to.
@@ -154,49 +183,71 @@ const Frame* row_of(const Thread& thread, bool& backward) {
   return nullptr;
 }
 
-bool is_finite_in_float32(const CheckedCall& call) {
+// Or not finite as what it is given.
+bool is_finite_in_float32(const CheckedCall& call, const evidence::NotFinite& given) {
   if (!evidence::may_rerun(*call.op, call.arguments)) return false;
   const auto results = evidence::rerun(*call.op, call.arguments, evidence::in_float32);
-  return results && std::none_of(results->begin(), results->end(), [](const c10::IValue& value) {
-           return evidence::not_finite(value).any();
+  return results && std::none_of(results->begin(), results->end(), [&](const c10::IValue& value) {
+           return evidence::not_finite(value).beyond(given);
          });
 }
 
 // Its number.
-std::size_t add_candidate(const Thread& thread, Nonfinite made) {
+std::size_t add_candidate(const Thread& thread, Candidates Search::* kind, Nonfinite made) {
   if (const Frame* row = row_of(thread, made.backward)) {
     const std::lock_guard guard(all().mutex);
     if (row->call.site < all().sites.size()) made.site = all().sites[row->call.site];
   }
   const std::lock_guard guard(finder().mutex);
-  auto& candidates = finder().search.candidates;
+  Candidates& candidates = finder().search.*kind;
   if (candidates.size() < kMostCandidates) candidates.push_back(std::move(made));
   return candidates.size();
 }
 
-std::size_t new_candidate(const Thread& thread, const CheckedCall& call, const at::Tensor& result,
-                          const evidence::NotFinite& found) {
+// Of a call that makes numbers which are not finite, or, where its result has none but those that
+// it is given, takes them in, unless another one has (`known`).
+Taint taken_or_made(const Thread& thread, const CheckedCall& call, const at::Tensor& result,
+                    const evidence::NotFinite& found, const Taint& known) {
   Nonfinite made;
+  evidence::NotFinite numbers, before = call.before;
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    const c10::IValue& argument = call.arguments[i];
+    if (argument.isDouble()) {
+      const evidence::NotFinite number = evidence::not_finite(argument);
+      numbers.add(number);
+      if (number.any())
+        made.given.push_back({"number", {}, argument.toDouble(), argument.toDouble()});
+    } else if (std::ranges::find(call.op->written, i) == call.op->written.end()) {
+      before.add(evidence::not_finite(argument));
+    }
+  }
+  made.from_constants = !before.any();
+  before.add(numbers);
+  const bool makes = found.beyond(before);
+  if (!makes && known.taker != 0) return known;
   made.inner = call.op->handle.schema().name();
   made.nan = found.nan;
   made.dtype = c10::toString(result.scalar_type());
   {
     const evidence::OutOfSight out_of_sight;
-    if (call.op->written.empty()) {
-      made.finite_in_float32 = is_finite_in_float32(call);
+    const bool writes = !call.op->written.empty();
+    if (makes && !writes) made.finite_in_float32 = is_finite_in_float32(call, before);
+    made.from_outside = before.any() && !made.finite_in_float32;
+    if (!writes) {
       for (const at::Tensor& tensor : tensors_in(call.arguments)) {
         if (tensor.defined() && tensor.is_floating_point() && made.given.size() < kMostGiven)
           made.given.push_back(given(tensor));
       }
     }
   }
-  return add_candidate(thread, std::move(made));
+  if (makes) return {.maker = add_candidate(thread, &Search::makers, std::move(made))};
+  return {.taker = add_candidate(thread, &Search::takers, std::move(made))};
 }
 
 // A gradient that arrives at a weight is what the step is about.
 void Finder::node_begins(const at::RecordFunction& node) {
   if (std::string_view(node.name()).find("AccumulateGrad") != std::string_view::npos)
-    reach_by(tensors_in(node.inputs()));
+    reach_by(tensors_in(node.inputs()), Goal::Trains);
 }
 
 std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::RecordFunction& call) {
@@ -206,18 +257,13 @@ std::unique_ptr<watch::ProbedCall> Finder::begins(const Thread&, const at::Recor
   checked->op = op;
   const auto inputs = call.inputs();
   checked->arguments.assign(inputs.begin(), inputs.end());
+  // What `out` was given may hold anything before.
+  const bool reads = op->handle.schema().name().ends_with('_') && !op->overwrites;
   for (const std::size_t i : op->written) {
     if (i >= inputs.size()) continue;
-    const auto written = tensors_in(inputs.slice(i, 1));
-    const std::size_t candidate = first_candidate(written);
-    if (candidate != 0) checked->candidate = candidate;
-    bool known = false;
-    {
-      const std::lock_guard guard(finder().mutex);
-      known = std::any_of(written.begin(), written.end(),
-                          [](const at::Tensor& tensor) { return taint_of(tensor).tainted; });
-    }
-    if (known) checked->before.add(evidence::not_finite(inputs[i]));
+    const Taint known = taint_of(tensors_in(inputs.slice(i, 1)));
+    if (known.any()) checked->known = known;
+    if (known.any() || reads) checked->before.add(evidence::not_finite(inputs[i]));
   }
   return checked;
 }
@@ -229,7 +275,8 @@ void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::P
   // A number that leaves torch, and the loss.
   const bool leaves =
       name == "aten::_local_scalar_dense" && !inputs.empty() && inputs.front().is_floating_point();
-  if (leaves || evidence::begins_backward(*checked.op, inputs)) return reach_by(inputs);
+  if (leaves || evidence::begins_backward(*checked.op, inputs))
+    return reach_by(inputs, leaves ? Goal::Leaves : Goal::Trains);
   auto results = tensors_in(call.outputs());
   if (results.empty()) {  // a fused step of an optimizer returns nothing
     for (const std::size_t i : checked.op->written) {
@@ -248,25 +295,16 @@ void Finder::ends(const Thread& thread, const at::RecordFunction& call, watch::P
         clean(result);
       continue;
     }
-    std::size_t candidate = first_candidate(inputs);
-    if (checked.candidate != 0) candidate = checked.candidate;
-    if (candidate == 0) {
-      evidence::NotFinite given = checked.before;
-      for (std::size_t i = 0; i < checked.arguments.size(); ++i) {
-        const bool written = std::find(checked.op->written.begin(), checked.op->written.end(), i) !=
-                             checked.op->written.end();
-        if (!written) given.add(evidence::not_finite(checked.arguments[i]));
-      }
-      if (found.beyond(given)) candidate = new_candidate(thread, checked, result, found);
-    }
-    taint(result, candidate);
-    if (result.is_leaf() && result.requires_grad()) reach_by({result});
+    Taint from = checked.known.maker != 0 ? checked.known : taint_of(inputs);
+    if (from.maker == 0) from = taken_or_made(thread, checked, result, found, from);
+    taint(result, from);
+    if (result.is_leaf() && result.requires_grad()) reach_by({result}, Goal::Leaves);
   }
 }
 
 void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
-  std::size_t candidate = first_candidate({source});
-  if (candidate == 0 && evidence::not_finite(result).beyond(evidence::not_finite(source))) {
+  Taint from = taint_of({source});
+  if (from.maker == 0 && evidence::not_finite(result).beyond(evidence::not_finite(source))) {
     Nonfinite made;
     made.inner = "cast";
     made.dtype = c10::toString(result.scalar_type());
@@ -275,11 +313,11 @@ void Finder::casts(const at::Tensor& source, const at::Tensor& result) {
       const evidence::OutOfSight out_of_sight;
       made.given.push_back(given(source));
     }
-    candidate = add_candidate(watch::this_thread(), std::move(made));
+    from.maker = add_candidate(watch::this_thread(), &Search::makers, std::move(made));
   }
-  if (candidate == 0) return;
-  taint(result, candidate);
-  if (innermost != nullptr && innermost->candidate == 0) innermost->candidate = candidate;
+  if (!from.any()) return;
+  taint(result, from);
+  if (innermost != nullptr && innermost->known.maker == 0) innermost->known = from;
 }
 
 }  // namespace
@@ -293,7 +331,7 @@ void start_finding() {
 std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned) {
   for (const at::Tensor& tensor : returned) {
     try {
-      reach_by({tensor});
+      reach_by({tensor}, Goal::Leaves);
     } catch (const std::exception&) {  // numbers that torch cannot look at are no NaN that we know
     }
   }
@@ -306,12 +344,18 @@ std::unique_ptr<Nonfinite> stop_finding(const std::vector<at::Tensor>& returned)
   }
   if (!search.looked) {  // nothing came out of the step: what is still there counts
     search.taints.for_each_living([&](const Taint& taint) {
-      if (taint.candidate != 0) search.reached.insert(taint.candidate);
+      if (taint.maker != 0) search.reached_makers.insert(taint.maker);
     });
   }
-  if (search.reached.empty() && search.spoiled) search.reached.insert(1);
-  if (search.reached.empty() || *search.reached.begin() > search.candidates.size()) return nullptr;
-  return std::make_unique<Nonfinite>(search.candidates[*search.reached.begin() - 1]);
+  if (search.reached_makers.empty() && search.reached_takers.empty() && search.spoiled) {
+    if (search.makers.empty()) return std::make_unique<Nonfinite>(*search.spoiled);
+    search.reached_makers.insert(1);
+  }
+  const bool made = !search.reached_makers.empty();
+  const auto& reached = made ? search.reached_makers : search.reached_takers;
+  if (reached.empty()) return nullptr;
+  return std::make_unique<Nonfinite>(
+      (made ? search.makers : search.takers).at(*reached.begin() - 1));
 }
 
 }  // namespace habana_mp::probe

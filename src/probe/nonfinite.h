@@ -1,7 +1,8 @@
 // The first op of a step whose result is not finite while what it was given is, looked for while a
 // finder is open. Numbers that are not finite are followed from op to op, so that one which is
 // meant (a mask of -inf, the log of a zero that is masked later) is told from one that spoils the
-// step: that one reaches a gradient, a weight or what the step returns.
+// step: that one reaches a gradient, a weight or what the step returns. Those that no op has made
+// of finite ones come from outside: from data, a constant, another thread or process.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@
 
 namespace habana_mp::probe {
 
-// A float tensor that an op was given: finite all, or it would not be looked at.
+// A float tensor that an op was given.
 struct GivenTensor {
   std::string dtype;
   std::vector<std::int64_t> sizes;
@@ -25,11 +26,13 @@ struct GivenTensor {
 
 struct Nonfinite {
   report::Site site;  // the row of the report that it belongs to
-  std::string inner;  // the op of the dispatcher: "aten::exp"
+  std::string inner;  // the op of the dispatcher: "aten::exp"; "" where no op is known
   bool backward = false;
   bool nan = false;                // or infinite
   std::string dtype;               // of the result
-  bool finite_in_float32 = false;  // from the same inputs
+  bool finite_in_float32 = false;  // from the same inputs, or as these are
+  bool from_outside = false;       // it was given such numbers, which no op has made of finite ones
+  bool from_constants = false;     // and they are numbers of Python
   std::vector<GivenTensor> given;
 };
 

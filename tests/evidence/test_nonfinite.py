@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import habana_mp._core as _core
 from habana_mp import hmp
@@ -140,6 +145,8 @@ def test_a_mask_that_the_low_dtype_does_not_hold(front_end) -> None:
     assert "the cast of what it is given" in str(found)
 
 
+MASK = torch.full((8, 8), -torch.inf).triu(1)
+
 MEANT = {
     "a mask of -inf": lambda x: torch.softmax(x + torch.full((8, 8), -torch.inf).triu(1), -1),
     "masked_fill": lambda x: torch.softmax(x.masked_fill(torch.eye(8) > 0, -torch.inf), -1),
@@ -147,6 +154,10 @@ MEANT = {
     "a log that is masked": lambda x: torch.log(torch.relu(x.detach())).masked_fill(x <= 0, 0.0) + x,
     "a maximum that begins at -inf": lambda x: torch.maximum(torch.full((8, 8), -torch.inf), x),
     "memory that is not yet written": lambda x: torch.empty(8, 8).copy_(x) + x,
+    "a mask of before": lambda x: torch.softmax(x + MASK, -1),
+    "a mask in place": lambda x: torch.softmax((x * 1).add_(MASK), -1),
+    "a mask that is printed": lambda x: x if (MASK * 2).min().item() < 0 else -x,
+    "a best loss that begins at inf": lambda x: x if torch.full((), torch.inf).item() > 0 else -x,
     "a quotient that is not used": lambda x: (x.detach() / 0).isfinite().float() + x,
 }
 
@@ -161,6 +172,93 @@ def test_what_is_meant_does_not_count(case) -> None:
         return loss.item()
 
     assert hmp.find_nonfinite(step) is None
+
+
+ONES = torch.ones(4, 4)
+
+
+def written(x):
+    """By NumPy, which torch does not see."""
+    made = x * 1
+    made.numpy()[0] = np.inf
+    return made
+
+
+def on_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.full((4,), 300.0) @ (torch.eye(4) * 300) * torch.tensor([1.0, 1, -1, -1])
+
+
+def trained(x):
+    weight = torch.ones(4, 4, requires_grad=True)
+    (x @ weight).sum().backward()
+
+
+def restored():
+    weights = {"weight": torch.full((4, 4), math.inf), "bias": torch.zeros(4)}
+    saved = io.BytesIO()
+    on_a_thread(lambda: torch.save(weights, saved))
+    saved.seek(0)
+    return torch.load(saved)
+
+
+def given(*values):
+    return torch.tensor(values).repeat(4, 4 // len(values))
+
+
+INF, BELOW, BOTH, NAN = given(math.inf), given(-math.inf), given(math.inf, -math.inf), given(math.nan)
+
+# What is done, and the op that is given what nobody here has made.
+OUTSIDE = {
+    "a tensor of the caller": (lambda: INF.mean().item(), "mean"),
+    "a mean of relu": (lambda: torch.relu(INF).mean().item(), "relu"),
+    "both infinities": (lambda: trained(BOTH), "matmul"),
+    "-inf in a loss": (lambda: trained(BELOW), "matmul"),
+    "NaN": (lambda: NAN * 2, "mul"),
+    "an array": (lambda: torch.from_numpy(np.full((4, 4), np.inf)).sum().item(), "sum"),
+    "a factory": (lambda: trained(torch.full((4, 4), math.inf)), "full"),
+    "a checkpoint": (lambda: nn.Linear(4, 4).load_state_dict(restored()), "copy_"),
+    "a write by NumPy": (lambda: written(ONES).sum().item(), "sum"),
+    "an op in place": (lambda: INF.mul_(2), "mul_"),
+    "another thread": (lambda: on_a_thread(lambda: ONES / 0).sum().item(), "sum"),
+    "a worker": (lambda: trained(next(iter(DataLoader(Data(), 4, num_workers=1)))), "matmul"),
+    "nothing that is done": (lambda: NAN, ""),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_what_comes_from_outside(case) -> None:
+    step, op = OUTSIDE[case]
+    with hmp.autocast("cpu", torch.float16, policy=LOW_LISTS):
+        found = hmp.find_nonfinite(step)
+    assert found is not None
+    assert (found.op, found.from_outside, found.edit) == (op, True, None)
+    assert "no op here has made" in str(found)
+    assert ("workers of a DataLoader" in str(found)) == bool(found.forked_casts)
+    assert case != "a worker" or found.forked_casts
+
+
+def test_an_overflow_beside_a_mask_is_made_here() -> None:
+    mask = torch.zeros(1, 4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf)
+    with hmp.autocast("cpu", torch.float16, policy=LOW_LISTS):
+        found = hmp.find_nonfinite(
+            lambda: torch.baddbmm(mask, torch.full((1, 4, 4), 200.0), torch.full((1, 4, 4), 200.0))
+        )
+    assert found is not None
+    assert (found.op, found.from_outside, found.edit) == ("baddbmm", False, "+baddbmm:fp32")
+
+
+def test_masks_that_a_step_returns_do_not_count() -> None:
+    assert hmp.find_nonfinite(lambda: (MASK, MASK * 2, ONES.masked_fill(ONES > 0, -math.inf))) is None
+    assert hmp.find_nonfinite(lambda: (torch.zeros(2).log().isinf(), MASK * 2)) is None
 
 
 RESULTS = {

@@ -257,6 +257,7 @@ def made_up():
         "backward_seconds": 0.0,
         "optimizer_seconds": 0.0,
         "compiled": [],
+        "forked_casts": 0,
     }
     for row in values["rows"]:
         row["made_bytes"] = {"float32": 8}

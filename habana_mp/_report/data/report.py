@@ -285,6 +285,10 @@ class Report(Totals, frozen=True, kw_only=True):
     compiled: Annotated[
         list[CompiledGraph], "The graphs of torch.compile that ran. Their ops and casts are no rows."
     ] = field(default_factory=list)
+    forked_casts: Annotated[
+        Count,
+        "How many tensors forked processes cast in the time of the block, such as the workers of a DataLoader. They are in no other count.",
+    ] = 0
     low_dtype: Annotated[
         Literal["bfloat16", "float16"] | UnsetType,
         Adds.FIRST,

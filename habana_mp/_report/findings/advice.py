@@ -34,7 +34,7 @@ def with_advice(report: Report) -> Report:
 
 
 def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[Advice]:
-    """At most five lines: that code is compiled or runs on other threads, which is not measured; ops that lose numbers; ops that a conversion missed, and ranks that cast
+    """At most five lines: what no row has, of compiled code and of forked processes, or has no values, of other threads; ops that lose numbers; ops that a conversion missed, and ranks that cast
     otherwise than others, which are mistakes; edits for accuracy, all of those to take together if they fit; then what costs most. How many casts
     an op has is no advice: the tables have it.
 
@@ -51,7 +51,7 @@ def _advice(report: Report, found: list[Edit], head: Beginning | None) -> list[A
     taken = len(mistakes) + len(head.edits) - len(lost) if head else 0  # its first edits are those of ``lost``
     room = _MOST - min(_MOST_COSTS, len(worth))
     first = [*mistakes, *_of_errors(report, found)][: max(room, taken if taken <= _MOST else 0)]
-    return [*_of_compiled(report), *_of_threads(report), *first, *worth][:_MOST]
+    return [*_of_compiled(report), *_of_forked(report), *_of_threads(report), *first, *worth][:_MOST]
 
 
 _ONE_FLIP = 0.5
@@ -77,6 +77,14 @@ def _of_threads(report: Report) -> Iterator[Advice]:
         yield Advice(
             "most errors are not measured: open the report on the thread that runs the step, inside the function that the thread calls",
             f"{counted(calls, 'call')} ran on other threads than the one that opened the report",
+        )
+
+
+def _of_forked(report: Report) -> Iterator[Advice]:
+    if report.forked_casts:
+        yield Advice(
+            "forked processes cast, too, and their ops are no rows here: to see them, use a DataLoader with num_workers=0",
+            f"{counted(report.forked_casts, 'cast')} in workers; hmp.disable_casts() in the data set leaves its ops without casts",
         )
 
 

@@ -41,6 +41,7 @@ class Beginning:
     ]  # of each loss: what it is called, now, and with the edits; none where it is not known
     step: float
     rounding: tuple[str, ...] = ()
+    all_seen: bool = True  # no code ran whose rounding the report does not have
 
     @property
     def seconds(self) -> float:
@@ -58,7 +59,7 @@ class Beginning:
         if not self.errors or any(left for *_, left in self.errors):
             return ""
         if not self.rounding:
-            return "; then nothing is rounded, as without a policy"
+            return "; then nothing is rounded, as without a policy" if self.all_seen else ""
         more = f" and {counted(len(self.rounding) - 1, 'other op')}" if len(self.rounding) > 1 else ""
         return f"; {self.rounding[0]}{more} still round{'' if more else 's'}, which no error here has"
 
@@ -96,7 +97,8 @@ def beginning(report: Report, found: Sequence[Edit]) -> Beginning | None:
     after_all = _errors_after(wide[taken - 1], now) if taken else {}
     errors = tuple((objective.full_name(loss), now[loss], error) for loss, error in after_all.items())
     taken_edits = (*lost, *wide[:taken])
-    return Beginning(taken_edits, errors, seconds_of_steps(report), tuple(_still_rounding(report, taken_edits)))
+    rounding, all_seen = tuple(_still_rounding(report, taken_edits)), not (report.compiled or report.forked_casts)
+    return Beginning(taken_edits, errors, seconds_of_steps(report), rounding, all_seen)
 
 
 def _still_rounding(report: Report, taken: Iterable[Edit]) -> Iterator[str]:

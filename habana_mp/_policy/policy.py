@@ -343,7 +343,7 @@ class Policy:
 
     def _rule(self, op: str) -> OpRule:
         """Of a name that a list may have and torch does not."""
-        entry = self._core.resolve(op.encode(errors="replace").decode()).entry  # a file may have lone surrogates
+        entry = self._core.resolve(encodable(op)).entry
         if entry is None:
             return OpRule(op, "rest", self.low_dtype, self.rest, None, None, None, "")
         place = entry.file or None, entry.line or None

@@ -91,7 +91,7 @@ class CastReport(Short, Document, MeasuredReport):
     def _start(self) -> None:
         watch_modules()
         try:
-            self._began = _core.seconds_of_steps()
+            self._began = _core.step_clock()
             policy = region_policy()[0] or in_force.policy
             self._low = "bfloat16" if policy is None else dtype_name(policy.low_dtype)
             self._projected_squares = 0.0
@@ -104,7 +104,7 @@ class CastReport(Short, Document, MeasuredReport):
             raise
 
     def _stop(self) -> Report:
-        seconds = _core.seconds_of_steps() - self._began
+        seconds = _core.step_clock() - self._began
         opened, self._open = self._open, None
         assert opened is not None  # noqa: S101 - who calls has asked
         try:
@@ -217,7 +217,7 @@ class CastReport(Short, Document, MeasuredReport):
             raise RuntimeError(self._schedule.missing)
         if self._open is None:
             raise RuntimeError("nothing has been counted yet: enter the report with `with`")
-        return self._report_of(_core.report_values(self._open), _core.seconds_of_steps() - self._began)
+        return self._report_of(_core.report_values(self._open), _core.step_clock() - self._began)
 
     def _page(self) -> str:
         from habana_mp._report.shown.page import page

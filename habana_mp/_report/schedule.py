@@ -36,11 +36,11 @@ class Schedule:
 
     def begin(self) -> None:
         """A step begins."""
-        self._began = _core.seconds_of_steps()
+        self._began = _core.step_clock()
 
     def step(self) -> None:
         if self.phase == "active":
-            self.seconds.append(_core.seconds_of_steps() - self._began)
+            self.seconds.append(_core.step_clock() - self._began)
         self._done += 1
 
     @property

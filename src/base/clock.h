@@ -19,7 +19,7 @@ inline std::uint64_t now_ns() {
 // keep.
 struct AsideTime {
   std::atomic<std::uint64_t> ns{0};  // in which at least one thread was aside
-  std::atomic<unsigned> threads{0};
+  std::atomic<unsigned> alive{0};    // how many Asides
   std::atomic<std::uint64_t> began{0};
 };
 
@@ -30,12 +30,12 @@ class Aside {
  public:
   Aside() {
     auto& time = process_wide<AsideTime>();
-    if (time.threads++ == 0) time.began = now_ns();
+    if (time.alive++ == 0) time.began = now_ns();
   }
   ~Aside() {
     auto& time = process_wide<AsideTime>();
     const std::uint64_t began = time.began;
-    if (--time.threads == 0) time.ns += now_ns() - began;
+    if (--time.alive == 0) time.ns += now_ns() - began;
   }
   Aside(const Aside&) = delete;
   Aside& operator=(const Aside&) = delete;

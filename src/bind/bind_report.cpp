@@ -354,8 +354,8 @@ void bind_report(py::module_& module) {
       py::arg("errors") = false, py::arg("what_if") = false, py::arg("low") = "bfloat16",
       py::arg("own_thread") = false, py::arg("formats") = std::vector<std::string>());
   module.def(
-      "seconds_of_steps", [] { return seconds(now_ns() - aside_ns()); },
-      "A clock that stands while an instrument works");
+      "step_clock", [] { return seconds(now_ns() - aside_ns()); },
+      "Seconds of a clock that stands while an instrument works");
   module.def("begin_projection", &probe::begin_projection);
   module.def("end_projection", &probe::end_projection);
   module.def(

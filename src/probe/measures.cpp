@@ -42,6 +42,7 @@ bool made_by(const at::Tensor& tensor, SiteId site) {
 // A call that could not be measured after all.
 void leave_out(Values& values, Unmeasured why, bool backward) {
   (backward ? values.backward_calls : values.calls) = 0;
+  (backward ? values.backward_ran_ns : values.ran_ns) = 0;
   values.leave_out(why, backward);
 }
 

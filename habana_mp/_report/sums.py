@@ -141,6 +141,16 @@ def seconds_of_steps(report: Report) -> float:
     return sum(report.steps or []) or report.op_seconds + report.backward_seconds
 
 
+def seconds_of_inference(report: Report) -> float:
+    """The same without backward passes and optimizers, and with the weights cast before, of those ops that were measured in 8 bits."""
+    step = seconds_of_steps(report) - report.backward_seconds - report.optimizer_seconds
+    prepared = [
+        (row, each.lower_seconds) for row in report.rows for each in row.measured.formats[:1] if each.lower_seconds
+    ]
+    ran = sum(row.own_seconds + row.all_cast_seconds for row, _ in prepared)
+    return max(0.0, step - ran) + sum(seconds for _, seconds in prepared)
+
+
 def with_backward(report: Report) -> float:
     """What a call takes together with its backward pass, over what it takes alone. Steps of optimizers have no backward pass."""
     forward = report.op_seconds - report.optimizer_seconds

@@ -28,10 +28,10 @@ bool is_for_onednn(std::int64_t rows, std::int64_t inputs, std::int64_t outputs)
   return outputs > 1 && rows * inputs > kMostOfTorch / outputs;
 }
 
-// The shape of a product that a packed weight may serve.
+// The shape of a product that a packed weight may serve, as far as sizes and strides say.
 std::optional<Shape> shape_of(Layout layout, const PackedOperands& call) {
   const auto& [input, weight, bias, to, caller] = call;
-  if (!may_be_packed(call) || weight.dim() != 2 || !weight.is_contiguous()) return std::nullopt;
+  if (weight.dim() != 2 || !weight.is_contiguous()) return std::nullopt;
   const bool turned = layout == Layout::Addmm;
   const std::int64_t outputs = weight.size(turned ? 1 : 0);
   const std::int64_t inputs = weight.size(turned ? 0 : 1);
@@ -81,12 +81,12 @@ bool computed_channels_last(const at::Tensor& images, const at::Tensor& weight) 
          (images.suggest_memory_format() == last || weight.suggest_memory_format() == last);
 }
 
-// The shape of a convolution that a packed weight may serve. What torch refuses has none.
+// The same of a convolution. What torch refuses has none.
 std::optional<ConvolutionShape> shape_of(const PackedOperands& call,
                                          const torch_private::ConvolutionNumbers& numbers) {
   const auto& [input, weight, bias, to, caller] = call;
   const std::int64_t dims = weight.dim();
-  if (!may_be_packed(call) || (dims != 4 && dims != 5) || input.dim() != dims) return std::nullopt;
+  if ((dims != 4 && dims != 5) || input.dim() != dims) return std::nullopt;
   const auto inner = static_cast<std::size_t>(dims - 2);
   const auto stride = spatial(numbers.stride, inner, 1);
   const auto padding = spatial(numbers.padding, inner, 0);
@@ -146,6 +146,7 @@ Layout packed_layout(std::string_view op) {
 }
 
 at::Tensor packed_product(Layout layout, const PackedOperands& call) {
+  if (!may_be_packed(call)) return {};
   const auto shape = shape_of(layout, call);
   if (!shape) return {};
   const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);
@@ -159,6 +160,7 @@ at::Tensor packed_product(Layout layout, const PackedOperands& call) {
 
 at::Tensor packed_convolution(const PackedOperands& call,
                               const torch_private::ConvolutionNumbers& numbers) {
+  if (!may_be_packed(call)) return {};
   const auto shape = shape_of(call, numbers);
   if (!shape) return {};
   const c10::impl::ExcludeDispatchKeyGuard no_casts(autocast::kAllKeys);
@@ -168,6 +170,25 @@ at::Tensor packed_convolution(const PackedOperands& call,
   if (!given) return {};
   RECORD_FUNCTION(kConvolution, c10::ArrayRef<const c10::IValue>{});
   return onednn_convolution(given.input, given.weight.copy, given.bias, shape->form.convolution);
+}
+
+Prepared prepared_product(Layout layout, const PackedOperands& low) {
+  const auto shape = shape_of(layout, low);
+  const By way = shape ? chosen(*shape) : By::PlainCopy;
+  if (way == By::PlainCopy) return {};
+  WeightCache::Packed packed{pack(low.weight, {layout})};
+  packed.data = torch_private::packed_data(packed.copy);
+  return [=, input = low.input, bias = low.bias] { return product(way, input, packed, bias); };
+}
+
+Prepared prepared_convolution(const PackedOperands& low,
+                              const torch_private::ConvolutionNumbers& numbers) {
+  const auto shape = shape_of(low, numbers);
+  if (!shape || chosen(*shape) == By::PlainCopy) return {};
+  const at::Tensor packed = pack(low.weight, shape->form, low.input.sizes());
+  return [=, input = low.input, bias = low.bias] {
+    return onednn_convolution(input, packed, bias, shape->form.convolution);
+  };
 }
 
 }  // namespace habana_mp

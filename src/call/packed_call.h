@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string_view>
 
 #include "base/torch_private.h"
@@ -38,6 +39,13 @@ at::Tensor packed_product(Layout layout, const PackedOperands& call);
 // The same of a convolution, whose numbers are given for as many dimensions as the images have;
 // where there is only one, it is that of all.
 at::Tensor packed_convolution(const PackedOperands& call,
+                              const torch_private::ConvolutionNumbers& numbers);
+
+// The same call of low tensors with a weight that is packed now, without the cache: to measure what
+// inference takes. Empty where inference would call the op with a plain copy.
+using Prepared = std::function<at::Tensor()>;
+Prepared prepared_product(Layout layout, const PackedOperands& low);
+Prepared prepared_convolution(const PackedOperands& low,
                               const torch_private::ConvolutionNumbers& numbers);
 
 }  // namespace habana_mp

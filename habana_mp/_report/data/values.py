@@ -82,6 +82,9 @@ class FormatValues(Data, frozen=True):
     losses: Annotated[list[FormatChange], "What the errors change each loss by."]
     projected: Annotated[Size, "The sum of the squared changes of the random sums of outputs."]
     passes: Annotated[list[Number], Adds.PASSES, _SUMS] = field(default_factory=list)
+    lower_seconds: Annotated[
+        Seconds, "The time of the same runs in the low dtype, with such a copy. 0 where the calls did not run low."
+    ] = 0.0
 
 
 class Values(Data, frozen=True):

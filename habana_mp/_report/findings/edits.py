@@ -15,7 +15,7 @@ from habana_mp._report.findings.simulated import Effect, Simulation
 from habana_mp._report.findings.unknown import why_no_edit
 from habana_mp._report.formats import FORMATS
 from habana_mp._report.numbers import change_of, with_values
-from habana_mp._report.sums import NOISE, seconds_of_steps
+from habana_mp._report.sums import NOISE, seconds_of_inference, seconds_of_steps
 from habana_mp._show.module_path import common
 from habana_mp._show.short import Short
 from habana_mp._show.units import apart, counted, encodable, share
@@ -178,14 +178,14 @@ class _Sequence:
         groups: Mapping[Entry, list[Row]],
         numbers: Mapping[Entry, list[int]],
     ) -> None:
-        self._simulation, self._groups, self._numbers = simulation, groups, numbers
+        self._report, self._simulation, self._groups, self._numbers = report, simulation, groups, numbers
         self._objective = Objective(report)
         self._change = {"fp32": change_of(rows), "lower": change_of(rows, "low")} | {
             name: change_of(rows, name) for name in FORMATS
         }
         self._dtype = {"fp32": _WIDE, "lower": report.low_dtype or ""} | {name: name for name in FORMATS}
         self._whole = sum(map(self._change["fp32"], rows))
-        self._step = seconds_of_steps(report) or 1.0
+        self._step, self._of = seconds_of_steps(report) or 1.0, "a step"
         self._listed: dict[int, str] = {}  # by the edits so far
         self._so_far = Effect()
 
@@ -203,6 +203,7 @@ class _Sequence:
         """One at most for an op: these add error, so each has the list that adds less for the time that it saves."""
         if self._whole <= 0 or not self._objective.known:
             return []
+        self._step, self._of = seconds_of_inference(self._report) or 1.0, "a step of inference"
         self._now = self._after = self._error(Effect())
         found: dict[Entry, tuple[float, str]] = {}
         for entry, name in itertools.product(self._groups, formats):
@@ -307,7 +308,7 @@ class _Sequence:
         first = not self._listed
         self._after, self._so_far = self._error(effect), effect
         self._listed |= dict.fromkeys(self._numbers[entry], self._dtype[title])
-        made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step)
+        made, what, cost = self._share(rows, title), self._objective.what, _cost(more, self._step, self._of)
         if title != "fp32":
             where = common(row.module for row in rows)
             why = f"{cost}, {self._added(*errors[1:3])}"
@@ -377,7 +378,7 @@ def _by_module(rows: list[Row]) -> Iterator[tuple[Entry, list[Row]]]:
             yield entry.replaced(modules=path), [row for row in group if f"{paths[id(row)]}.".startswith(f"{path}.")]
 
 
-def _cost(effect: Effect, step: float) -> str:
+def _cost(effect: Effect, step: float, of: str = "a step") -> str:
     """``costs about 4 % of a step, 12 casts more``."""
     verb = "costs" if effect.seconds > 0 else "saves"
     casts = (
@@ -387,4 +388,4 @@ def _cost(effect: Effect, step: float) -> str:
     )
     if abs(effect.seconds) < NOISE * step:
         return f"costs no time{' that can be measured' if effect.seconds else ''}, {casts}"
-    return f"{verb} about {share(abs(effect.seconds), step)} of a step, {casts}"
+    return f"{verb} about {share(abs(effect.seconds), step)} of {of}, {casts}"

@@ -28,11 +28,12 @@ class Times:
         return forward + other - max(0.0, values.backward_ran_seconds - values.backward_calls * self._ran_overhead)
 
     def in_format(self, row: Row, name: str) -> float:
-        """By how much those take longer that can run in 8 bits. These runs are made without the dispatcher: nothing is left out of them."""
+        """By how much those take longer that can run in 8 bits: than in the low dtype with weights that were cast before, where they ran low."""
         found = row.measured.in_format(name)
         if found is None:
             return 0.0
-        return found.seconds - self._ran(row) * min(1.0, found.calls / max(1, row.measured.calls))
+        part = min(1.0, found.calls / max(1, row.measured.calls))
+        return found.seconds - (found.lower_seconds or self._ran(row) * part)
 
     def _ran(self, row: Row) -> float:
         values = row.measured

@@ -29,6 +29,7 @@ _MOST_TRIED = 32
 _MOST_PAIRED = 8
 _WHY_NO_EDIT = "no op makes 5 % of the error of a loss or of projected outputs, and none saves time in the low dtype for less than 1 % of it"
 _WORTH = 0.01  # of a step: what takes less is not worth the low dtype
+_WORTH_IN_FORMAT = 0.1  # of the op's own time: 8 bits that save less may as well take more
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,22 @@ def run_while_traced(function: _F) -> _F:
     return function
 
 
+_frames: Any = torch._C._dynamo.eval_frame
+
+
+def never_compiled(function: _F, *, inside: bool = False) -> _F:
+    """Keeps Dynamo from compiling a function that runs while it is on, as those do that C calls, and, unless ``inside``, what it calls.
+
+    torch.compiler.disable does the same, and would import Dynamo.
+    """
+    actions = _frames._FrameAction
+    _frames.set_code_exec_strategy(
+        function.__code__,  # type: ignore[attr-defined]
+        _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT if inside else actions.SKIP),
+    )
+    return function
+
+
 def calling_frame() -> FrameType | None:
     """The frame that called the function that asks; None outside of CPython, and on top.
 
@@ -341,11 +357,7 @@ def _set_autocast_enabled(device_type: str, on: bool) -> None:
 
 if VERSION < (2, 12):
     # Where Dynamo has given up a frame, it would compile this one by itself, and finds the switch changed after its trace.
-    _frames: Any = torch._C._dynamo.eval_frame
-    _frames.set_code_exec_strategy(
-        _set_autocast_enabled.__code__,
-        _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT),
-    )
+    never_compiled(_set_autocast_enabled, inside=True)
 
 # From 2.12 on Dynamo traces that of torch.
 set_autocast_enabled: Callable[[str, bool], None] = (

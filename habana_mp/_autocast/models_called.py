@@ -19,7 +19,7 @@ from habana_mp._autocast.set_policies import PoliciesHandle, PolicyHook, chosen_
 from habana_mp._policy.policy import Policy
 from habana_mp._scope.placed import placed
 from habana_mp._show.warning import warn
-from habana_mp._torch_private import SET_POLICIES
+from habana_mp._torch_private import SET_POLICIES, never_compiled
 
 
 @contextmanager
@@ -81,6 +81,7 @@ class ModelsCalled:
 _active: list[ModelsCalled] = []  # the innermost is the last, and rules alone
 
 
+@never_compiled  # C calls it where compiled code begins
 def _hook_of(module: torch.nn.Module) -> PolicyHook | None:
     """Called by src/scope/module_calls.cpp as a call of a module begins."""
     models = next((each for each in reversed(_active) if each._thread in (None, threading.get_ident())), None)
@@ -92,8 +93,7 @@ def _found() -> Iterator[None]:
     if any(models._lines for models in _active):
         yield
         return
-    # Dynamo would trace it: C calls it where compiled code begins.
-    _core.set_policy_finder(torch.compiler.disable(_hook_of))  # type: ignore[no-untyped-call]
+    _core.set_policy_finder(_hook_of)
     _core.surround_module_calls(SET_POLICIES.call, "found", on=True)
     try:
         yield

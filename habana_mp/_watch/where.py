@@ -15,7 +15,7 @@ import torch
 import habana_mp._core as _core
 from habana_mp._ranks.rank import rank, world_size
 from habana_mp._show.units import encodable
-from habana_mp._torch_private import calling_frame
+from habana_mp._torch_private import calling_frame, never_compiled
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -30,6 +30,7 @@ _NOT_OF_USER = (
 )
 
 
+@never_compiled
 def where() -> tuple[str, str]:
     """(module, source) of the caller, such as ("Net: encoder.layers.0.linear1", "/home/me/train.py:31").
 
@@ -50,6 +51,7 @@ def where() -> tuple[str, str]:
     return _path(modules[::-1]), " | ".join(filter(None, parts))
 
 
+@never_compiled
 def source() -> str:
     """The source alone. It reads no locals, which would keep the tensors of a user's frame alive until the frame ends."""
     frame = calling_frame()
@@ -74,6 +76,7 @@ def _module_of(frame: FrameType) -> torch.nn.Module | None:
     return module if isinstance(module, torch.nn.Module) else None
 
 
+@never_compiled
 def _path(modules: list[torch.nn.Module]) -> str:
     """The path from the first to the last; each is called within the one before."""
     if not modules:

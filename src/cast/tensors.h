@@ -32,6 +32,11 @@ unsigned dtypes_of(Tensors tensors);
 // That the numbers of the tensor take in an eligible dtype.
 std::uint64_t bytes_of(const at::Tensor& tensor, DType in);
 
+// Not of a tensor of a compiler's trace whose sizes are symbols.
+inline bool has_known_sizes(const at::Tensor& tensor) {
+  return !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
 // Whether a tracer or a compiler may see the tensor instead of computing with it: a subclass that
 // holds other tensors, or one that is functionalized.
 bool may_be_traced(const at::Tensor& tensor);

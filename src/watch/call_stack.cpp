@@ -144,7 +144,7 @@ void finish(const Thread& thread, const Frame& frame, Tensors results) {
     return std::find(frame.memory.begin(), frame.memory.end(), memory) != frame.memory.end();
   };
   for (const at::Tensor& result : results) {
-    if (!result.defined() || !result.has_storage()) continue;
+    if (!result.defined() || !result.has_storage() || !has_known_sizes(result)) continue;
     const DType dtype = dtype_of(result);
     if (!is_input(result)) call.made[static_cast<std::size_t>(dtype)] += bytes_of(result, dtype);
   }

@@ -133,6 +133,14 @@ void begin_shown(Thread& thread, const at::RecordFunction& call) {
   push(thread, std::move(frame));
 }
 
+// Whether a compiler traces the call: it runs ops of its tensors between its modes, too.
+bool is_traced(const at::RecordFunction& call) {
+  return torch_private::in_fake_mode() ||
+         std::ranges::any_of(tensors_in(call.inputs()), [](const at::Tensor& tensor) {
+           return tensor.defined() && !has_known_sizes(tensor);
+         });
+}
+
 std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
   // The threads of a loop run parts of an op.
   if (at::in_parallel_region()) return nullptr;
@@ -145,7 +153,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
     push(thread, {.kind = Frame::Kind::Dispatched, .hides = true});
     const std::lock_guard guard(all().mutex);
     for_listeners([&](report::Listener& listener) { listener.compiled_ran(graph); });
-  } else if (thread.hidden > 0 || torch_private::in_fake_mode()) {
+  } else if (thread.hidden > 0 || is_traced(call)) {
     push(thread, {.kind = Frame::Kind::Dispatched});
   } else if (!is_op(call)) {
     push(thread, {.kind = Frame::Kind::Dispatched, .hides = false});
@@ -153,7 +161,7 @@ std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& call) {
     begin_shown(thread, call);
   }
   Probe* looking = probe_here();
-  if (looking == nullptr || !is_op(call) || torch_private::in_fake_mode()) return nullptr;
+  if (looking == nullptr || !is_op(call) || is_traced(call)) return nullptr;
   const LeftOut left_out;
   try {
     auto probed = looking->begins(thread, call);

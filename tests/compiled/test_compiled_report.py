@@ -147,3 +147,51 @@ def test_compare_runs_a_compiled_step_op_by_op(backend: str) -> None:
     found = hmp.compare(lambda: compiled(x, y), EXACT, None)
     assert [(row.op, row.made) for row in found.rows] == [(row.op, row.made) for row in plain.rows]
     assert [row.op for row in found.rows] == ["mul", "softmax"]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)).sum()
+
+
+def wrapped(model: torch.nn.Module) -> torch.nn.Module:
+    return torch.compile(model, backend="aot_eager")
+
+
+def compiled_inside(model: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(wrapped(model))
+
+
+def compiled_in_place(model: torch.nn.Module) -> torch.nn.Module:
+    model.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize("compiled", [wrapped, compiled_inside, compiled_in_place])
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "recompiled"])
+@pytest.mark.parametrize("instrument", ["report", "values", "find_nonfinite"])
+def test_a_module_compiles_inside_an_instrument(compiled, warm, instrument, capfd) -> None:
+    """Dynamo compiled the functions that C calls for the names of modules, and raised AssertionError; recompiled for other sizes, torch printed
+    errors of the report's callback.
+    """
+    torch._dynamo.reset()
+    hmp.convert(policy="balanced")
+    model = compiled(Net())
+    if warm:
+        model(torch.randn(4, 8)).backward()
+
+    def step() -> None:
+        for rows in (5, 6):
+            model(torch.randn(rows, 8)).backward()
+
+    if instrument == "find_nonfinite":
+        assert not hmp.find_nonfinite(step)
+    else:
+        with hmp.report(values=instrument == "values") as report:
+            step()
+        assert report.to_dict()["compiled"]
+    assert "Exception" not in capfd.readouterr().err
